@@ -1,0 +1,59 @@
+# Copyright the Relume authors. SPDX-License-Identifier: Apache-2.0
+# Every target is explained by `make help`; ARGS="..." is passed on, e.g. make demo ARGS=--help
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+UNIT := not engine and not serve and not etcd and not slow and not live
+# The one etcd every process of a target uses; get-etcd.sh says why it took or refused one.
+WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
+
+.PHONY: help env models demo up test check lint wheel bench lock clean
+
+help: ## show this list
+	@echo "Relume keeps a fleet of vLLM workers answering through failures."
+	@echo "On a fresh Linux machine with Python 3.11 or later, start with: make demo"
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+
+env: ## make or update .venv (vLLM's CPU build, our dependencies, relume itself)
+	@deploy/dev/setup-env.sh
+
+models: env ## make the tiny seeded model in .relume/models
+	@$(BIN)/python deploy/dev/make_model.py
+
+demo: models ## start a fleet, kill a worker under load, show that no stream broke
+	@$(WITH_ETCD); exec $(BIN)/relume demo $(ARGS)
+
+up: models ## start a fleet of three workers and leave it running until Ctrl-C
+	@$(WITH_ETCD); exec $(BIN)/relume up $(ARGS)
+
+test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM
+	@$(WITH_ETCD); $(BIN)/pytest $(ARGS) || { \
+	  echo "once more, only what failed: on a busy machine a test of real processes may fail once"; \
+	  exec $(BIN)/pytest --last-failed --last-failed-no-failures none $(ARGS); }
+
+check: lint ## the quick part, without engines or etcd: linters and unit tests (under 2 minutes)
+	@exec $(BIN)/pytest -q -m "$(UNIT)" $(ARGS)
+
+lint: env ## ruff and the arrows between packages
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports --no-logo
+
+wheel: env ## build the wheel and try it with the checkout off the path
+	@deploy/dev/check_wheel.sh
+
+bench: models ## run one bench: make bench ARGS=NAME (without a name: list them)
+	@$(WITH_ETCD); exec $(BIN)/python -m chaos.bench $(ARGS)
+
+lock: env ## write deploy/dev/lock.txt anew from what is installed
+	@$(BIN)/python deploy/dev/requirements.py lock >deploy/dev/lock.txt.new
+	@mv deploy/dev/lock.txt.new deploy/dev/lock.txt
+
+clean: ## remove caches, build products, models and run files; keeps .venv
+	@! $(BIN)/relume status >/dev/null 2>&1 || { echo "a fleet runs from here: end it first (Ctrl-C in its terminal)"; exit 1; }
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis .relume
+	@find . -path ./.venv -prune -o -path ./.git -prune -o -name __pycache__ -type d -print0 | xargs -0 -r rm -rf

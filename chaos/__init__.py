@@ -1,0 +1,1 @@
+"""Faults, traffic and judgement: the demo, the benches and the validators."""

@@ -1,0 +1,1 @@
+"""Benches: one module each, `python -m chaos.bench NAME`."""

@@ -1,0 +1,144 @@
+"""The gap a client sees when its engine is killed, and where the time goes.
+
+Three workers, eight streams on each; one engine is killed with SIGKILL in the middle, as
+often as asked. The gateway notes when it noticed the loss, when the next worker was
+decided, when the request was sent to it and when the first new token came (on the clock
+that also timed the kill); clients note their longest gap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from chaos.demo import Watch, find_victim, run_all
+from chaos.traffic import Stream, prompts
+from controlplane.local_fleet import FleetOptions, LocalFleet
+from events.etcd.config import EtcdConfig
+from events.etcd.factory import EtcdLog
+
+DESCRIPTION = "the client's longest gap after a kill -9, split into its parts"
+PARTS = ("noticing", "deciding", "resubmitting", "recomputing")
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Nearest-rank percentile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+async def one_kill(
+    fleet: LocalFleet, watch: Watch, tag: str, streams: int, tokens: int
+) -> tuple[float, list[Stream]]:
+    """Run the streams, kill one engine: when (monotonic), and the streams it held."""
+    hit: dict[str, Stream] = {}
+    running = asyncio.create_task(run_all(fleet.gateways[0], tag, prompts(streams), tokens, hit))
+    victim = ""
+    while not victim and not running.done():
+        await asyncio.sleep(0.005)
+        victim = find_victim(watch, hit, tokens)
+    if not victim:
+        await running
+        raise RuntimeError("no worker was ripe for the kill: the machine is too slow or too busy")
+    worker = watch.fleet.workers[victim]
+    incarnation = worker.incarnation
+    held = [s for s in hit.values() if watch.route[s.request][-1] == victim and not s.done]
+    killed_at = time.monotonic()
+    os.kill(worker.engine_pid, signal.SIGKILL)
+    await running
+    deadline = time.monotonic() + 60
+    while (victim, incarnation + 1) not in watch.ready_at and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return killed_at, held
+
+
+def failovers(log_path: Path) -> list[dict[str, Any]]:
+    """The gateway's own account of its failovers, in order."""
+    found = []
+    for line in log_path.read_text(errors="replace").splitlines():
+        if '"failover"' in line:
+            found.append(json.loads(line))
+    return found
+
+
+async def measure(kills: int, streams: int, tokens: int, model: str) -> dict[str, Any]:
+    """The bench; see the module's text."""
+    parts: dict[str, list[float]] = {name: [] for name in PARTS}
+    gaps: list[float] = []
+    calm_gaps: list[float] = []
+    broken = 0
+    with tempfile.TemporaryDirectory() as folder:
+        options = FleetOptions(state_dir=folder, port=0, admin_port=0, model=model)
+        async with LocalFleet(options) as fleet:
+            async with EtcdLog(EtcdConfig(endpoints=(fleet.etcd_endpoint,))) as etcd:
+                watch = Watch(etcd.reader())
+                following = asyncio.create_task(watch.run())
+                calm: dict[str, Stream] = {}
+                await run_all(fleet.gateways[0], "warm", prompts(streams), 16, {})
+                await run_all(fleet.gateways[0], "calm", prompts(streams), tokens, calm)
+                calm_gaps = [s.longest_gap_s for s in calm.values()]
+                log_path = fleet.children["r0"].log_path
+                for number in range(kills):
+                    seen = len(failovers(log_path))
+                    killed_at, held = await one_kill(fleet, watch, f"k{number}", streams, tokens)
+                    broken += sum(not s.whole for s in held)
+                    gaps += [s.longest_gap_s for s in held]
+                    for found in failovers(log_path)[seen:]:
+                        parts["noticing"].append(found["noticed"] - killed_at)
+                        parts["deciding"].append(found["decided"] - found["noticed"])
+                        parts["resubmitting"].append(found["sent"] - found["decided"])
+                        parts["recomputing"].append(found["resumed"] - found["sent"])
+                    print(
+                        f"kill {number + 1}/{kills}: {len(held)} streams, "
+                        f"longest gap {max(s.longest_gap_s for s in held) * 1e3:.0f} ms",
+                        flush=True,
+                    )
+                following.cancel()
+    return _result(parts, gaps, calm_gaps, broken)
+
+
+def _result(
+    parts: dict[str, list[float]], gaps: list[float], calm_gaps: list[float], broken: int
+) -> dict[str, Any]:
+    figures: dict[str, Any] = {"broken": {"value": broken, "goal": 0, "unit": "streams"}}
+    for name in PARTS:
+        for label, share in (("p50", 0.5), ("p99", 0.99)):
+            value = round(percentile(parts[name], share) * 1e3, 2)
+            figures[f"{name}_{label}"] = {"value": value, "goal": None, "unit": "ms"}
+    figures["noticing_p99"]["goal"] = 50
+    figures["deciding_p99"]["goal"] = 2
+    figures["gap_p99"] = _ms(percentile(gaps, 0.99))
+    figures["gap_p50"] = _ms(percentile(gaps, 0.5))
+    figures["undisturbed_gap_p99"] = _ms(percentile(calm_gaps, 0.99))
+    beyond = percentile(gaps, 0.99) - percentile(parts["recomputing"], 0.99)
+    figures["gap_p99_beyond_recompute"] = {**_ms(beyond), "goal": 500}
+    met = (
+        broken == 0
+        and figures["noticing_p99"]["value"] < 50
+        and figures["deciding_p99"]["value"] < 2
+        and beyond < 0.5
+    )
+    return {"bench": "failover-gap", "met": met, "figures": figures}
+
+
+def _ms(seconds: float) -> dict[str, Any]:
+    return {"value": round(seconds * 1e3, 1), "goal": None, "unit": "ms"}
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Entry of the bench runner."""
+    parser = argparse.ArgumentParser(prog="chaos.bench failover-gap", description=DESCRIPTION)
+    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--streams", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--model", default=".relume/models/tiny")
+    args = parser.parse_args(argv)
+    model = str(Path(args.model).absolute())
+    return asyncio.run(measure(args.kills, args.streams, args.tokens, model))

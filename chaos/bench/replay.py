@@ -1,0 +1,134 @@
+"""Replay bench: how fast a log is read, checked and decided anew, on one core.
+
+The log is made by `chaos.bench.replay_log` (not part of the time): three engines that
+step, a replica that places and ends requests, deaths, state hashes. Per repetition two
+things are timed in CPU seconds of this process:
+
+`replay`  unpacking (crc, hash), hash chain, decoding, folding, state hashes;
+`verify`  the same and every decision taken again (`relume replay --verify`).
+
+Figures are medians. State changes (those inside engine steps) are reported beside records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from chaos.bench.replay_log import make_log
+from controlplane.replay.verify import verify
+from events import vocabulary as v
+from events.codec import decode_all
+from events.log import RevisionGroup
+from events.segment import Chain, unpack
+from policies.fleet import apply_group
+from policies.state import Fleet, state_hash
+
+GOAL = 200_000
+
+Packed = list[tuple[int, list[bytes], tuple[tuple[str, int], ...]]]
+
+
+class BenchFailed(RuntimeError):
+    """The log did not replay as it must: no figure counts."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments of the bench."""
+    made = argparse.ArgumentParser(prog="python -m chaos.bench replay", description=__doc__)
+    made.add_argument("--records", type=int, default=300_000, help="records in the log")
+    made.add_argument("--repeat", type=int, default=5)
+    made.add_argument("--seed", type=int, default=1)
+    made.add_argument("--quick", action="store_true", help="100,000 records, 3 repetitions")
+    return made
+
+
+def read(packed: Packed) -> list[RevisionGroup]:
+    """The groups, each segment checked against its crc and hashed."""
+    return [
+        RevisionGroup(revision, tuple(map(unpack, segments)), owners)
+        for revision, segments, owners in packed
+    ]
+
+
+def replay(groups: list[RevisionGroup]) -> Fleet:
+    """Fold the log, with its hash chain and the recorded state hashes checked."""
+    fleet, chain = Fleet(), Chain()
+    hashes: dict[int, bytes] = {}
+    for group in groups:
+        for segment in group.segments:
+            if segment.stream == "fleet":
+                for event in decode_all(segment.records):
+                    if type(event) is v.StateHashed:
+                        hashes[event.revision] = event.hash
+    for group in groups:
+        for segment in group.segments:
+            chain.check(segment)
+        apply_group(fleet, group)
+        if group.revision in hashes and state_hash(fleet) != hashes[group.revision]:
+            raise BenchFailed(f"another state at revision {group.revision}")
+    return fleet
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """(CPU seconds, result), without the collector walking what the log is made of."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        begun = time.process_time()
+        result = work()
+        return time.process_time() - begun, result
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Run the bench; see `--help`. Raises `BenchFailed` when the log does not verify."""
+    args = parser().parse_args(argv)
+    records, repeat = (100_000, 3) if args.quick else (args.records, args.repeat)
+    packed = make_log(records, args.seed)
+    folds, verifications = [], []
+    for _ in range(repeat):
+        seconds, fleet = timed(lambda: replay(read(packed)))
+        folds.append(seconds)
+        seconds, verdict = timed(lambda: verify(read(packed)))
+        verifications.append(seconds)
+        if not verdict.ok:
+            raise BenchFailed(f"divergences: {verdict.divergences[:3]}")
+    fold_s, verify_s = statistics.median(folds), statistics.median(verifications)
+    rate = verdict.events / fold_s
+    figures = {
+        "records_per_s": _figure(rate, GOAL, "records/s"),
+        "changes_per_s": _figure(fleet.changes / fold_s, None, "changes/s"),
+        "verified_records_per_s": _figure(verdict.events / verify_s, None, "records/s"),
+        "decisions_per_s": _figure(verdict.decisions / verify_s, None, "decisions/s"),
+        "records": _figure(verdict.events, None, "records"),
+        "segments": _figure(verdict.segments, None, "segments"),
+    }
+    return {"bench": "replay", "met": rate >= GOAL, "figures": figures}
+
+
+def _figure(value: float, goal: float | None, unit: str) -> dict[str, Any]:
+    return {"value": round(value), "goal": goal, "unit": unit}
+
+
+def main() -> int:
+    """Print the figures, one a line, then the whole result as JSON."""
+    result = run(sys.argv[1:])
+    for name, figure in result["figures"].items():
+        goal = "" if figure["goal"] is None else f"   (goal >= {figure['goal']})"
+        print(f"{name:36} {figure['value']:10} {figure['unit']}{goal}")
+    print(json.dumps(result))
+    return 0 if result["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

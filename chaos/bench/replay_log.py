@@ -1,0 +1,265 @@
+"""A log as a busy fleet writes it, made without one: input of the `replay` bench.
+
+Engines step and report, requests come, are placed by the real policy on the real view,
+run and end; now and then an engine dies and its requests go on elsewhere. The leader
+ticks and records the state hash. What comes out verifies, contested decisions included.
+"""
+
+from __future__ import annotations
+
+import random
+
+from msgspec import Struct
+
+from events import vocabulary as v
+from events.codec import encode
+from events.log import RevisionGroup
+from events.segment import GENESIS, Segment, pack, unpack
+from policies import routing
+from policies.fleet import apply_group
+from policies.state import SHAPE, Fleet, state_hash
+from policies.view import View
+
+MODEL = "m"
+BLOCK = 16
+
+
+class Running(Struct):
+    """One attempt in an engine: prompt tokens left to compute, tokens left to make."""
+
+    request: str
+    attempt: int
+    prompt: int
+    left: int
+    tokens: int
+    computed: int = 0
+    admitted: bool = False
+
+
+class Engine(Struct):
+    """A scripted engine: continuous batching with a prefill budget a step."""
+
+    name: str
+    incarnation: int = 1
+    step: int = 0
+    running: dict[str, Running] = {}
+
+    def record(self, rng: random.Random) -> v.EngineStep:
+        """One step: everything admitted decodes a token, one prefill goes on."""
+        self.step += 1
+        changes: list[v.AnyChange] = []
+        prefill = batch = context = 0
+        for key, r in list(self.running.items()):
+            if not r.admitted:
+                r.admitted = True
+                cached = min(r.prompt - 1, BLOCK * rng.randrange(3))
+                r.left -= cached
+                r.computed = cached
+                changes.append(v.RequestAdmitted(r.request, r.attempt, cached, r.left // BLOCK + 1))
+            if r.left > 0:
+                chunk = min(r.left, 512 - prefill)
+                if chunk > 0:
+                    prefill += chunk
+                    r.left -= chunk
+                    r.computed += chunk
+                    done = v.PrefillChunkDone(r.request, r.attempt, chunk, r.computed)
+                    changes.append(done)
+                    if r.left == 0:
+                        changes.append(v.FirstToken(r.request, r.attempt))
+                continue
+            batch += 1
+            r.computed += 1
+            context += r.computed
+            r.tokens -= 1
+            if r.computed % BLOCK == 0:
+                changes.append(v.KvBlocksFilled(r.request, r.attempt, r.computed // BLOCK))
+            if r.tokens <= 0:
+                del self.running[key]
+                changes.append(v.EngineFinished(r.request, r.attempt, "length", r.computed))
+        blocks = sum(r.computed // BLOCK + 1 for r in self.running.values())
+        us = 900 + 40 * batch + 6 * prefill + rng.randrange(300)
+        waiting = sum(not r.admitted for r in self.running.values())
+        return v.EngineStep(
+            self.incarnation,
+            self.step,
+            us,
+            batch,
+            context,
+            prefill,
+            waiting,
+            blocks,
+            tuple(changes),
+        )
+
+
+class FleetLog:
+    """Writes the log. `data` holds (revision, packed segments, owners) as etcd would."""
+
+    def __init__(self, seed: int, workers: int, steps_a_segment: int, concurrent: int) -> None:
+        self.rng = random.Random(seed)
+        self.data: list[tuple[int, list[bytes], tuple[tuple[str, int], ...]]] = []
+        self.records = 0
+        self._revision = 0
+        self._fleet = Fleet()
+        self._heads: dict[str, tuple[int, bytes, int]] = {}
+        self._epochs: dict[str, int] = {}
+        self._view = View("r.r0", self._fleet)
+        self._engines = [Engine(f"w{n}", running={}) for n in range(workers)]
+        self._steps = steps_a_segment
+        self._concurrent = concurrent
+        self._open: dict[str, v.RouteDecided] = {}
+        self._made = 0
+        self._unsent: list[v.Event] = []
+        self._tick = 0
+
+    def write(self, records: int) -> None:
+        """Go on until the log holds at least `records` records."""
+        if not self._epochs:
+            self._begin()
+        while self.records < records:
+            self._round()
+
+    def _begin(self) -> None:
+        for engine in self._engines:
+            name = engine.name
+            self._own(f"w.{name}")
+            self._tell(
+                f"w.{name}",
+                v.WorkerRegistered(name, f"host-{name}", 1),
+                v.EngineStarted(name, 1, 2, 3),
+                self._ready(engine),
+            )
+        self._own("r.r0")
+        self._tell("r.r0", v.ReplicaStarted("r0", "b", "127.0.0.1", 8000, 1))
+        self._own("fleet")
+        self._tell("fleet", v.LeaderElected("r0", "b"))
+
+    def _round(self) -> None:
+        """One segment of each worker, and what the replica decided meanwhile."""
+        for engine in self._engines:
+            if engine.running:
+                steps = [engine.record(self.rng) for _ in range(self._steps)]
+                self._tell(f"w.{engine.name}", *steps)
+        held = {key for engine in self._engines for key in engine.running}
+        for request, event in list(self._open.items()):
+            if f"{request}/{event.attempt}" not in held:
+                del self._open[request]
+                self._emit(
+                    v.RequestEnded(request, "completed", 200, 64, "length", event.attempt, "exact")
+                )
+        while len(self._open) < self._concurrent:
+            self._arrive()
+        if self.rng.random() < 0.002:
+            self._kill(self.rng.choice(self._engines))
+        self._flush()
+        if self.rng.random() < 0.05:
+            self._tick += 1
+            fleet = self._fleet
+            hashed = v.StateHashed(fleet.revision, state_hash(fleet), fleet.order, SHAPE)
+            self._tell("fleet", v.Tick(self._tick, 1000 * self._tick), hashed)
+
+    def _arrive(self) -> None:
+        self._made += 1
+        request = f"req-{self._made:08x}"
+        prompt = self.rng.randrange(16, 1500)
+        self._emit(v.RequestArrived(request, MODEL, "completions", True, prompt, 64, "exact", ""))
+        self._place(request, 1, "arrival", prompt, 0)
+
+    def _place(self, request: str, attempt: int, cause: str, prompt: int, delivered: int) -> None:
+        view = self._view
+        basis = view.basis
+        choice = routing.least_load(view, routing.Query(request, MODEL, prompt, delivered))
+        event = v.RouteDecided(
+            f"r0.b.{request}.{attempt}",
+            basis,
+            request,
+            attempt,
+            cause,
+            "continue" if delivered else "new",
+            delivered,
+            prompt,
+            choice.worker,
+            choice.incarnation,
+            "least_load",
+            MODEL,
+            (),
+            choice.candidates,
+        )
+        self._emit(event)
+        self._open[request] = event
+        engine = next(e for e in self._engines if e.name == choice.worker)
+        tokens = self.rng.randrange(8, 160)
+        whole = prompt + delivered
+        engine.running[f"{request}/{attempt}"] = Running(request, attempt, whole, whole, tokens)
+        queued = v.RequestQueued(request, attempt, whole, encode(event))
+        self._flush()
+        waiting = sum(not r.admitted for r in engine.running.values())
+        self._tell(
+            f"w.{engine.name}",
+            v.EngineStep(engine.incarnation, engine.step, 0, 0, 0, 0, waiting, 0, (queued,)),
+        )
+
+    def _kill(self, engine: Engine) -> None:
+        moved, engine.running = engine.running, {}
+        name = engine.name
+        self._tell(f"w.{name}", v.EngineDied(name, engine.incarnation, "killed"))
+        for run in moved.values():
+            if run.request not in self._open:
+                continue
+            seen = v.TransportObserved(
+                run.request, run.attempt, name, engine.incarnation, "reset", 8
+            )
+            self._emit(seen)
+            self._place(run.request, run.attempt + 1, "reset", run.prompt, 8)
+        engine.incarnation += 1
+        engine.step = 0
+        self._tell(
+            f"w.{name}",
+            v.EngineStarted(name, engine.incarnation, 2, 3),
+            self._ready(engine),
+        )
+
+    def _ready(self, engine: Engine) -> v.EngineReady:
+        return v.EngineReady(
+            engine.name, engine.incarnation, "127.0.0.1", 9000, MODEL, 4096, BLOCK, 8192
+        )
+
+    def _emit(self, event: v.Event) -> None:
+        self._view.own(self._view.position + 1, event)
+        self._unsent.append(event)
+
+    def _flush(self) -> None:
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._tell("r.r0", *unsent)
+
+    def _own(self, stream: str) -> None:
+        epoch = self._epochs[stream] = self._revision + 1
+        self._commit([], ((stream, epoch),))
+
+    def _tell(self, stream: str, *events: v.Event) -> None:
+        seq, previous, first = self._heads.get(stream, (0, GENESIS, 1))
+        records = [encode(e) for e in events]
+        data = pack(stream, self._epochs[stream], seq + 1, first, previous, records)
+        segment = self._commit([data], ())[0]
+        self._heads[stream] = (segment.seq, segment.hash, segment.last + 1)
+        self.records += len(records)
+
+    def _commit(
+        self, packed: list[bytes], owners: tuple[tuple[str, int], ...]
+    ) -> tuple[Segment, ...]:
+        self._revision += 1
+        self.data.append((self._revision, packed, owners))
+        segments = tuple(unpack(p) for p in packed)
+        apply_group(self._fleet, RevisionGroup(self._revision, segments, owners))
+        self._view.landed()
+        return segments
+
+
+def make_log(
+    records: int, seed: int = 1, workers: int = 3, steps_a_segment: int = 16, concurrent: int = 48
+) -> list[tuple[int, list[bytes], tuple[tuple[str, int], ...]]]:
+    """A log of at least `records` records: (revision, packed segments, owner changes)."""
+    log = FleetLog(seed, workers, steps_a_segment, concurrent)
+    log.write(records)
+    return log.data

@@ -1,0 +1,37 @@
+"""`relume-chaos`: faults and measurements against real processes.
+
+Each command becomes the module that does the work, with its own flags and help.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+_COMMANDS = {
+    "demo": ("chaos.demo", "kill a worker under load, see that no client notices"),
+    "bench": ("chaos.bench", "measure one thing: relume-chaos bench NAME"),
+}
+
+_HELP = "usage: relume-chaos COMMAND ...\n\ncommands:\n" + "".join(
+    f"  {name:<7} {text} (relume-chaos {name} --help)\n" for name, (_, text) in _COMMANDS.items()
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command of `argv`. Does not return when there is such a command."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given and given[0] in ("-h", "--help"):
+        sys.stdout.write(_HELP)
+        return 0
+    if not given or given[0] not in _COMMANDS:
+        sys.stderr.write(_HELP)
+        return 2
+    module, _ = _COMMANDS[given[0]]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *given[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

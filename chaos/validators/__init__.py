@@ -1,0 +1,54 @@
+"""The promises, checked by program from the log and the clients' own records.
+
+One module a promise, named after it; each has
+`check(groups, clients, ...) -> list[Violation]`. `check_all` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from chaos.validators import (
+    i1_one_terminal_event,
+    i2_identical_stream,
+    i3_indices,
+    i4_one_live_epoch,
+    i5_fencing_no_gap,
+    i6_hash_chain,
+    i7_replay,
+    i10_recovery_bound,
+    i12_drained,
+    i13_durable,
+    i15_effects_once,
+    i16_admin_logged,
+)
+from chaos.validators.records import ClientRecord, Violation
+from events.log import RevisionGroup
+
+Check = Callable[[Sequence[RevisionGroup], Sequence[ClientRecord]], list[Violation]]
+
+CHECKS: dict[str, Check] = {
+    "I1": i1_one_terminal_event.check,
+    "I2": i2_identical_stream.check,
+    "I3": i3_indices.check,
+    "I4": i4_one_live_epoch.check,
+    "I5": i5_fencing_no_gap.check,
+    "I6": i6_hash_chain.check,
+    "I7": i7_replay.check,
+    "I10": i10_recovery_bound.check,
+    "I12": i12_drained.check,
+    "I13": i13_durable.check,
+    "I15": i15_effects_once.check,
+    "I16": i16_admin_logged.check,
+}
+
+__all__ = ["CHECKS", "ClientRecord", "Violation", "check_all"]
+
+
+def check_all(
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    promises: Sequence[str] = tuple(CHECKS),
+) -> list[Violation]:
+    """All violations of `promises`. The log must be whole and the fleet drained (I12)."""
+    return [found for name in promises for found in CHECKS[name](groups, clients)]

@@ -1,0 +1,31 @@
+"""From the traffic's streams to the records validators read."""
+
+from __future__ import annotations
+
+from chaos.traffic import Stream
+from chaos.validators.records import ClientRecord
+
+
+def record_of(stream: Stream, asked: str = "", undisturbed: bool = False) -> ClientRecord:
+    """What `stream` saw. `asked` defaults to its prompt; name it where parameters differ."""
+    return ClientRecord(
+        request=stream.request,
+        status=stream.status,
+        outcome=_outcome(stream),
+        text=stream.text,
+        token_count=len(stream.tokens),
+        finish=stream.finish,
+        tokens=list(stream.tokens),
+        gaps_ms=[1000 * stream.longest_gap_s] if stream.tokens else [],
+        asked=asked or stream.prompt,
+        undisturbed=undisturbed,
+    )
+
+
+def _outcome(stream: Stream) -> str:
+    if stream.whole:
+        return "completed"
+    if stream.status >= 400:
+        return "rejected" if stream.status < 500 else "failed"
+    # An error event is the server's word (a mapping); anything else is a broken connection.
+    return "failed" if stream.status and stream.error.startswith("{") else "cut"

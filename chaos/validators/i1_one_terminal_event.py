@@ -1,0 +1,119 @@
+"""I1: every accepted request has one terminal event, matching what its client saw.
+
+The first terminal event in the total order ends a request; the fold does not count a
+later one. One kind of second event is no violation: when a gateway is cut from etcd long enough,
+the leader takes it for dead and ends its requests; the gateway, back again, lands its own
+word, and that is what its client saw, so clients are compared with it. So a leader's end
+may be followed by the owner's, never by another of the leader's, and the owner never
+says it twice. A request that arrived and is not ended is a violation: ask when drained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chaos.validators.records import ClientRecord, Course, Violation, courses, events_of, of_clients
+from events import vocabulary as v
+from events.log import RevisionGroup
+
+PROMISE = "I1"
+_UNTOLD = ("", "-", "multi")
+"""Finish reasons that say nothing."""
+
+
+def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+    """Violations in the log itself, then between log and clients."""
+    found = courses(groups)
+    out = [Violation(PROMISE, c.request, text) for c in found.values() for text in _ends(c)]
+    broken = {at.stream for at in events_of(groups, "r.") if type(at.event) is v.ReplicaStarted}
+    broken = {s for s in broken if _lives(groups, s) > 1} | _lost(groups)
+    for client, course in of_clients(found, clients):
+        for text in _agreement(client, course, broken):
+            out.append(Violation(PROMISE, client.request, text))
+    return out
+
+
+def _ends(course: Course) -> list[str]:
+    by_leader = [at for at in course.ends if at.stream == "fleet"]
+    by_owner = [at for at in course.ends if at.stream != "fleet"]
+    texts = []
+    if course.arrived is not None and not course.ends:
+        texts.append("has no terminal event")
+    if course.arrived is None and course.ends:
+        texts.append("ended without having arrived")
+    if len(by_owner) > 1:
+        texts.append(f"has {len(by_owner)} terminal events of its gateway")
+    if len(by_leader) > 1:
+        texts.append(f"has {len(by_leader)} terminal events of the leader")
+    if course.arrived is not None:
+        for at in by_owner:
+            if at.stream != course.arrived.stream:
+                texts.append(f"arrived at {course.arrived.stream} and was ended by {at.stream}")
+    if by_owner and by_leader and by_owner[0].revision < by_leader[0].revision:
+        texts.append("was ended by the leader after its gateway had ended it")
+    return texts
+
+
+def _agreement(client: ClientRecord, course: Course | None, broken: set[str]) -> list[str]:
+    if course is None:
+        refused = client.status == 0 or client.status >= 400
+        unheard = client.outcome == "cut" and bool(broken)  # killed before it could write
+        return (
+            []
+            if refused or unheard
+            else [f"was answered {client.status}, the log does not know it"]
+        )
+    end = course.end
+    if end is None:
+        return []  # told already
+    owner = course.arrived.stream if course.arrived is not None else ""
+    return _OUTCOMES[client.outcome](client, end, owner in broken)
+
+
+def _completed(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    if end.outcome != "completed":
+        return [f"its client has the whole answer, the log says {end.outcome}: {end.detail}"]
+    texts = []
+    if client.token_count and end.tokens > 0 and client.token_count != end.tokens:
+        texts.append(f"its client counted {client.token_count} tokens, the log {end.tokens}")
+    if client.finish and end.finish not in _UNTOLD and client.finish != end.finish:
+        texts.append(f"its client was told {client.finish}, the log says {end.finish}")
+    return texts
+
+
+def _cancelled(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    """A client that leaves may just have missed the end."""
+    fine = end.outcome in ("cancelled", "completed") or (broken and end.outcome == "failed")
+    return [] if fine else [f"its client left, the log says {end.outcome}: {end.detail}"]
+
+
+def _refused(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    if end.outcome not in ("failed", "rejected"):
+        return [f"its client was told of a failure, the log says {end.outcome}"]
+    if client.status >= 400 and end.status != client.status:
+        return [f"its client was answered {client.status}, the log says {end.status}"]
+    return []
+
+
+def _cut(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    if not broken:
+        return [f"its connection broke though its gateway lived; the log says {end.outcome}"]
+    return []
+
+
+_OUTCOMES = {
+    "completed": _completed,
+    "cancelled": _cancelled,
+    "failed": _refused,
+    "rejected": _refused,
+    "cut": _cut,
+}
+
+
+def _lives(groups: Sequence[RevisionGroup], stream: str) -> int:
+    return sum(type(at.event) is v.ReplicaStarted for at in events_of(groups, stream))
+
+
+def _lost(groups: Sequence[RevisionGroup]) -> set[str]:
+    events = (at.event for at in events_of(groups, "fleet"))
+    return {f"r.{e.replica}" for e in events if type(e) is v.ReplicaLost}

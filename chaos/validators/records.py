@@ -1,0 +1,138 @@
+"""What validators look at: the log, flat, and what clients wrote down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+
+from events import vocabulary as v
+from events.codec import decode_all
+from events.log import RevisionGroup
+
+OUTCOMES = ("completed", "cancelled", "failed", "rejected", "cut")
+
+
+class Violation(Struct, frozen=True):
+    """A broken promise: which, by whom or what, and how it shows."""
+
+    promise: str
+    about: str
+    detail: str
+    revision: int = 0
+
+    def __str__(self) -> str:
+        at = f" (revision {self.revision})" if self.revision else ""
+        return f"{self.promise} {self.about}: {self.detail}{at}"
+
+
+class ClientRecord(Struct):
+    """One request as its client saw it.
+
+    `request` is the x-request-id it sent, unique in the run. `asked` names what it asked
+    for: equal for requests that must get equal answers. `undisturbed` marks those that ran
+    while nothing was broken. `outcome`: completed, cancelled (it left), failed or rejected
+    (it was told), cut (the connection broke without an end). `status` 0: no answer came.
+    `tokens` are ids, where it asked for them; `token_count` counts them in any case.
+    `starts`: index of the first token of each chunk, where it is told. `gaps_ms` lie
+    between chunks.
+    """
+
+    request: str
+    status: int = 0
+    outcome: str = "completed"
+    text: str = ""
+    token_count: int = 0
+    finish: str = ""
+    tokens: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    gaps_ms: list[float] = field(default_factory=list)
+    asked: str = ""
+    undisturbed: bool = False
+
+
+class At(Struct, frozen=True):
+    """An event and its place in the log."""
+
+    revision: int
+    stream: str
+    epoch: int
+    position: int
+    at_ms: int
+    event: Any
+
+
+class Course(Struct):
+    """All that replicas and the leader wrote of one request, in order, and which engine
+    said that it queued which attempt."""
+
+    request: str
+    arrived: At | None = None
+    events: list[At] = field(default_factory=list)
+    ends: list[At] = field(default_factory=list)
+    queued: list[tuple[At, int]] = field(default_factory=list)
+
+    @property
+    def decisions(self) -> list[v.RouteDecided]:
+        """Its dispatches, in order; decisions that found nobody are left out."""
+        events = (at.event for at in self.events)
+        return [e for e in events if type(e) is v.RouteDecided and e.worker]
+
+    @property
+    def end(self) -> v.RequestEnded | None:
+        """The terminal event that tells what the client saw: the owner's, if it wrote one."""
+        own = [at for at in self.ends if at.stream != "fleet"]
+        chosen = own or self.ends
+        return chosen[0].event if chosen else None
+
+
+def events_of(groups: Iterable[RevisionGroup], stream: str = "") -> Iterator[At]:
+    """Every event (of one stream, or kind of stream when it ends in a dot), in order."""
+    for group in groups:
+        for segment in group.segments:
+            if stream.endswith("."):
+                if not segment.stream.startswith(stream):
+                    continue
+            elif stream and segment.stream != stream:
+                continue
+            for position, event in enumerate(decode_all(segment.records), segment.first):
+                yield At(
+                    group.revision,
+                    segment.stream,
+                    segment.epoch,
+                    position,
+                    segment.at_ms,
+                    event,
+                )
+
+
+def courses(groups: Iterable[RevisionGroup]) -> dict[str, Course]:
+    """The course of every request in the log, by our id of it."""
+    found: dict[str, Course] = {}
+    for at in events_of(groups):
+        event = at.event
+        kind = type(event)
+        if kind is v.EngineStep:
+            for change in event.changes:
+                if type(change) is v.RequestQueued and change.request in found:
+                    found[change.request].queued.append((at, change.attempt))
+        elif kind in (v.RequestArrived, v.RouteDecided, v.TransportObserved, v.RequestEnded):
+            course = found.setdefault(event.request, Course(event.request))
+            course.events.append(at)
+            if kind is v.RequestArrived:
+                course.arrived = at
+            elif kind is v.RequestEnded:
+                course.ends.append(at)
+    return found
+
+
+def of_clients(
+    found: dict[str, Course], clients: Sequence[ClientRecord]
+) -> list[tuple[ClientRecord, Course | None]]:
+    """Each client's record with its request's course; None: the log does not know it."""
+    by_client: dict[str, Course] = {}
+    for course in found.values():
+        if course.arrived is not None and course.arrived.event.client_id:
+            by_client[course.arrived.event.client_id] = course
+    return [(c, by_client.get(c.request) or found.get(c.request)) for c in clients]

@@ -1,0 +1,174 @@
+"""Operators' changes: each goes into the log with its principal, once (I16).
+
+A command's id is its principal and its idempotency key, so the fold itself knows a
+resent one, whichever replica it reaches. The answer waits, within a bound, for what the
+leader decided; past it the command is `accepted` and can be asked for by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+
+from controlplane.admin.auth import Principal
+from controlplane.admin.errors import BadRequest, Conflict, NotFound
+from controlplane.admin.history import Cursor, Entry, History
+from controlplane.admin.models import CommandDetail, CommandInfo, EffectInfo
+from controlplane.history.errors import HistoryGap
+from controlplane.replica import Replica
+from events import vocabulary as v
+from events.errors import Compacted
+
+WORKER_COMMANDS = ("drain", "undrain", "restart", "hold", "release")
+COMMANDS_KEPT = 2048
+_KEY = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Command:
+    """What is known of one command; `answered` is set with the leader's answer."""
+
+    __slots__ = ("answer", "answered", "commanded", "landed", "outcomes", "revision")
+
+    def __init__(self, commanded: v.AdminCommanded) -> None:
+        self.commanded = commanded
+        self.answer: v.EffectsDecided | v.ConfigChanged | None = None
+        self.answered = asyncio.Event()
+        self.landed = False
+        self.revision = 0
+        self.outcomes: dict[int, str] = {}
+
+    def take(self, revision: int, answer: v.EffectsDecided | v.ConfigChanged) -> None:
+        """The leader answered; the first answer is the one that counts."""
+        if self.answer is None:
+            self.answer = answer
+            self.revision = revision
+            self.answered.set()
+
+    def info(self) -> CommandInfo:
+        """The command for HTTP. It depends on the leader's answer alone, so that a resent
+        command is answered as it was the first time."""
+        c, answer = self.commanded, self.answer
+        refused = type(answer) is v.ConfigChanged and not answer.key
+        state = "accepted" if answer is None else "refused" if refused else "decided"
+        return CommandInfo(
+            c.command_id,
+            c.principal,
+            c.command,
+            c.target,
+            c.value,
+            state,
+            self.revision,
+            answer.value if refused else "",
+        )
+
+
+class CommandBook:
+    """Commands by id, oldest first; feeds on the history's entries.
+
+    `wait_s`: how long an answer waits for the leader.
+    """
+
+    def __init__(self, replica: Replica, history: History, wait_s: float = 5.0) -> None:
+        self._replica = replica
+        self._history = history
+        self._wait_s = wait_s
+        self._commands: dict[str, Command] = {}
+
+    def note(self, entry: Entry) -> None:
+        """Take one event of the log."""
+        event = entry.event
+        kind = type(event)
+        if kind is v.AdminCommanded:
+            command = self._add(event)
+            if not command.landed:  # two replicas may race: the first in the log is the one
+                command.landed, command.commanded = True, event
+        elif kind is v.EffectsDecided or kind is v.ConfigChanged:
+            command = self._commands.get(event.decision)
+            if command is not None:
+                command.take(entry.revision, event)
+        elif kind is v.EffectApplied:
+            command = self._commands.get(event.decision)
+            if command is not None:
+                command.outcomes.setdefault(event.index, event.outcome)
+
+    def _add(self, commanded: v.AdminCommanded) -> Command:
+        command = self._commands.get(commanded.command_id)
+        if command is None:
+            command = self._commands[commanded.command_id] = Command(commanded)
+            if len(self._commands) > COMMANDS_KEPT:
+                del self._commands[next(iter(self._commands))]
+        return command
+
+    async def submit(
+        self, principal: Principal, key: str, command: str, target: str, value: str = ""
+    ) -> CommandInfo:
+        """Have a command carried out; a known key gives the known answer.
+
+        Raises BadRequest (key), Conflict (key used for another command, or the leader
+        refused), Fenced, LogFull.
+        """
+        if key and not _KEY.fullmatch(key):
+            raise BadRequest("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 _ . : -", "Idempotency-Key")
+        command_id = f"{principal.name}:{key or uuid.uuid4().hex}"
+        asked = v.AdminCommanded(command_id, principal.name, command, target, value)
+        known = await self._known(command_id)
+        if known is None:
+            self._replica.scheduler.emit(asked)
+            known = self._add(asked)
+        _same(known, asked)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await known.answered.wait()
+        except TimeoutError:
+            pass  # accepted: it is in the log, and the next leader carries it out
+        _same(known, asked)
+        info = known.info()
+        if info.state == "refused":
+            raise Conflict(info.message)
+        return info
+
+    async def detail(self, command_id: str) -> CommandDetail:
+        """A command and its effects. Raises NotFound, LogUnavailable."""
+        command = await self._known(command_id)
+        if command is None:
+            raise NotFound(f"no command {command_id!r} in the log", "command_id")
+        effects = command.answer.effects if type(command.answer) is v.EffectsDecided else ()
+        return CommandDetail(
+            command.info(),
+            [
+                EffectInfo(e.kind, e.worker, e.incarnation, command.outcomes.get(i, "pending"))
+                for i, e in enumerate(effects)
+            ],
+        )
+
+    async def _known(self, command_id: str) -> Command | None:
+        """The command, from memory, else (it precedes this replica) from the log."""
+        known = self._commands.get(command_id)
+        if known is None and command_id in self._replica.fleet.commands:
+            await self._read_log()
+            known = self._commands.get(command_id)
+            if known is None:
+                raise Conflict("this Idempotency-Key was used before what the log still holds")
+        return known
+
+    async def _read_log(self) -> None:
+        cursor: Cursor = (0, 1 << 62)
+        end = self._history.end
+        while cursor < end:
+            try:
+                entries, cursor = await self._history.after(cursor)
+            except (Compacted, HistoryGap):
+                return
+            for entry in entries:
+                self.note(entry)
+
+
+def _same(known: Command, asked: v.AdminCommanded) -> None:
+    """Raise Conflict when the key was used for something else."""
+    before = known.commanded
+    if before != asked:
+        raise Conflict(
+            f"this Idempotency-Key was used for {before.command} {before.target} {before.value}",
+            "Idempotency-Key",
+        )

@@ -1,0 +1,82 @@
+"""Errors of the admin API, and the one table that maps them to HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from controlplane.history.errors import HistoryGap
+from events.errors import Compacted, Fenced, LogError, LogFull, LogUnavailable, RelumeError
+
+
+class AdminError(RelumeError):
+    """Root of what a caller of the admin API can be told. `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(AdminError):
+    """The call does not make sense; the caller's to repair."""
+
+
+class Unauthenticated(AdminError):
+    """No bearer token, or one nobody knows."""
+
+
+class Forbidden(AdminError):
+    """The token's role may not do this."""
+
+
+class NotFound(AdminError):
+    """There is no such thing in the fold or the log."""
+
+
+class Conflict(AdminError):
+    """The leader refused, or the idempotency key was used for another command."""
+
+
+class TooManyFollowers(AdminError):
+    """The bound on open event streams is reached."""
+
+
+class Answer(Struct, frozen=True):
+    """How an error is told: HTTP status, OpenAI's `type`, and our `code`."""
+
+    status: int
+    type: str
+    code: str
+
+
+TABLE: dict[type[RelumeError], Answer] = {
+    BadRequest: Answer(400, "invalid_request_error", "bad_request"),
+    Unauthenticated: Answer(401, "authentication_error", "unauthenticated"),
+    Forbidden: Answer(403, "permission_error", "forbidden"),
+    NotFound: Answer(404, "not_found_error", "not_found"),
+    Conflict: Answer(409, "conflict_error", "conflict"),
+    Compacted: Answer(410, "not_found_error", "trimmed"),
+    HistoryGap: Answer(410, "not_found_error", "trimmed"),
+    TooManyFollowers: Answer(429, "rate_limit_error", "too_many_followers"),
+    Fenced: Answer(503, "service_unavailable_error", "fenced"),
+    LogFull: Answer(503, "service_unavailable_error", "log_full"),
+    LogUnavailable: Answer(503, "service_unavailable_error", "log_unavailable"),
+    LogError: Answer(500, "server_error", "log_error"),
+}
+RETRY_AFTER_S = {429: "5", 503: "2"}
+"""Every answer with such a status says when to try again."""
+
+
+def answer_for(error: RelumeError) -> Answer:
+    """The row of the nearest base class of `error`."""
+    for base in type(error).__mro__:
+        if base in TABLE:
+            return TABLE[base]
+    return Answer(500, "server_error", "internal")
+
+
+def body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
+    """An error body in OpenAI's shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,225 @@
+"""Handlers that show the fold: fleet, workers, requests, leader, streams, settings, health."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from aiohttp import web
+
+from controlplane.admin import models as m
+from controlplane.admin.errors import NotFound
+from controlplane.admin.events_api import shown
+from controlplane.admin.history import Cursor, Entry, History
+from controlplane.admin.request_book import (
+    RESPONSE_PREFIXES,
+    Course,
+    RequestBook,
+    decisions_of,
+    request_info,
+    requests_of,
+)
+from controlplane.admin.settings import settings_of
+from controlplane.config import ServeConfig, masked
+from controlplane.replica import Replica
+from events import vocabulary as v
+from policies.state import state_hash
+
+SEARCH_BUDGET_S = 5.0
+"""A request that is not in memory is looked for in the log this long."""
+
+
+class FleetApi:
+    """Read-only handlers over one replica."""
+
+    def __init__(
+        self, replica: Replica, config: ServeConfig, history: History, book: RequestBook
+    ) -> None:
+        self._replica = replica
+        self._config = config
+        self._history = history
+        self._book = book
+
+    # --- the fleet -----------------------------------------------------------------
+
+    async def fleet(self, request: web.Request) -> m.FleetInfo:
+        """GET fleet."""
+        fleet = self._replica.fleet
+        scheduler = self._replica.scheduler
+        return m.FleetInfo(
+            replica=self._replica.config.name,
+            revision=fleet.revision,
+            models=scheduler.models(),
+            serving=scheduler.ready(),
+            leader=await self.leader(request),
+            log=self._log(),
+            workers=self._workers(),
+            replicas=[
+                m.ReplicaInfo(
+                    r.name,
+                    r.alive,
+                    r.name == fleet.leader,
+                    r.boot,
+                    r.host,
+                    r.port,
+                    r.pid,
+                    r.policy,
+                    dict(r.suspects),
+                )
+                for r in fleet.replicas.values()
+            ],
+            live_requests=len(fleet.requests),
+            arrived=fleet.arrived,
+            ended=fleet.ended,
+            decisions=fleet.decisions,
+            open_commands=len(fleet.open_commands),
+            pending_effects=len(fleet.pending_effects),
+        )
+
+    def _log(self) -> m.LogInfo:
+        replica = self._replica
+        writer = replica.writer
+        return m.LogInfo(
+            revision=replica.fleet.revision,
+            position=writer.position,
+            durable=writer.durable,
+            pending=writer.position - writer.durable,
+            healthy=writer.healthy,
+            silent_ms=int((time.monotonic() - replica.last_group_at) * 1000),
+            spool_bytes=spool_bytes(self._config),
+        )
+
+    def _workers(self) -> list[m.WorkerInfo]:
+        view = self._replica.view
+        return [m.worker_info(view, worker) for worker in view.fleet.workers.values()]
+
+    async def workers(self, request: web.Request) -> m.WorkerList:
+        """GET workers."""
+        return m.WorkerList(self._replica.fleet.revision, self._workers())
+
+    async def worker(self, request: web.Request) -> m.WorkerInfo:
+        """GET workers/{name}."""
+        name = request.match_info["name"]
+        worker = self._replica.fleet.workers.get(name)
+        if worker is None:
+            raise NotFound(f"no worker {name!r}; see /admin/v1/workers", "name")
+        return m.worker_info(self._replica.view, worker)
+
+    async def leader(self, request: web.Request) -> m.LeaderInfo:
+        """GET leader."""
+        fleet = self._replica.fleet
+        return m.LeaderInfo(
+            fleet.leader,
+            fleet.owners.get("fleet", 0),
+            fleet.tick,
+            fleet.tick_unix_ms,
+            fleet.healthy_since_tick,
+            self._replica.config.name,
+            self._replica.leadership.leading,
+        )
+
+    async def streams(self, request: web.Request) -> m.StreamList:
+        """GET streams."""
+        fleet = self._replica.fleet
+        return m.streams_of(fleet, state_hash(fleet))
+
+    async def config(self, request: web.Request) -> m.SettingList:
+        """GET config."""
+        return m.SettingList(settings_of(self._replica.view), masked(self._config))
+
+    async def health(self, request: web.Request) -> m.Health:
+        """GET /health: 200 while a request could be taken, else 503."""
+        health = self._health()
+        if not health.serving:
+            raise Unserving(health)
+        return health
+
+    async def live(self, request: web.Request) -> m.Health:
+        """GET /live: 200 while the process answers, also while it drains."""
+        return self._health()
+
+    def _health(self) -> m.Health:
+        replica = self._replica
+        serving = replica.scheduler.ready()
+        healthy = replica.writer.healthy
+        status = "ok" if serving and healthy else "log away" if serving else "no worker"
+        return m.Health(status, replica.fleet.revision, serving, healthy)
+
+    # --- requests --------------------------------------------------------------------
+
+    async def requests(self, request: web.Request) -> m.RequestList:
+        """GET requests; `state`, `worker`, `limit` narrow it."""
+        query = request.query
+        found = requests_of(self._book, self._replica.fleet)
+        if query.get("state"):
+            found = [r for r in found if r.state == query["state"]]
+        if query.get("worker"):
+            found = [r for r in found if query["worker"] in r.workers]
+        limit = query.get("limit", "")
+        kept = int(limit) if limit.isdigit() and int(limit) else 100
+        return m.RequestList(self._replica.fleet.revision, found[-kept:])
+
+    async def request(self, request: web.Request) -> m.RequestDetail:
+        """GET requests/{id}."""
+        name, course = await self._course(request.match_info["id"])
+        live = self._replica.fleet.requests.get(name)
+        return m.RequestDetail(
+            request_info(name, course, live), [shown(entry) for entry in course.entries]
+        )
+
+    async def decisions(self, request: web.Request) -> m.DecisionList:
+        """GET requests/{id}/decisions."""
+        name, course = await self._course(request.match_info["id"])
+        return m.DecisionList(name, decisions_of(course))
+
+    async def _course(self, asked: str) -> tuple[str, Course]:
+        """The request called `asked`, and its course. Raises NotFound."""
+        name = self._book.find(asked)
+        if name and self._book.courses[name].arrived is not None:
+            return name, self._book.courses[name]
+        name, found = await self._search(name or asked)
+        if found is None:
+            raise NotFound(f"no request {asked!r} in memory or in the log searched", "id")
+        self._book.keep(name, found)
+        return name, found
+
+    async def _search(self, asked: str) -> tuple[str, Course | None]:
+        """Look for a request in the whole log, within the budget."""
+        book = RequestBook()
+        names = {asked, *(asked.removeprefix(prefix) for prefix in RESPONSE_PREFIXES)}
+        cursor: Cursor = (0, 1 << 62)
+        deadline = time.monotonic() + SEARCH_BUDGET_S
+        while cursor < self._history.end and time.monotonic() < deadline:
+            entries, cursor = await self._history.after(cursor)
+            for entry in entries:
+                event = entry.event
+                if type(event) is v.RequestArrived and event.client_id in names:
+                    names.add(event.request)
+                if _of(entry, names):
+                    book.note(entry)
+        name = book.find(asked)
+        return name, book.courses.get(name)
+
+
+class Unserving(Exception):
+    """Not an error: /health answers 503 with its usual body."""
+
+    def __init__(self, health: m.Health) -> None:
+        super().__init__(health.status)
+        self.health = health
+
+
+def _of(entry: Entry, names: set[str]) -> bool:
+    event = entry.event
+    if type(event) is v.EngineStep:
+        return any(change.request in names for change in event.changes)
+    return getattr(event, "request", None) in names
+
+
+def spool_bytes(config: ServeConfig) -> int:
+    """Bytes of this replica's events that wait on disk for etcd."""
+    folder = Path(config.spool_dir) / config.name
+    try:
+        return sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
+    except OSError:
+        return 0

@@ -1,0 +1,369 @@
+"""What the admin API answers, as structs: the JSON and the OpenAPI schemas come from here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from events import codec
+from policies.state import Fleet, Worker
+from policies.view import View
+
+
+class WorkerInfo(Struct, frozen=True):
+    """One worker. `state` sums up: serving, starting, suspected, draining, drained, dead,
+    held, lost, none. Load counts come from the replica's view, its own dispatches included."""
+
+    name: str
+    state: str
+    engine: str
+    present: bool
+    draining: bool
+    held: bool
+    suspected: bool
+    agent_pid: int
+    engine_pid: int
+    incarnation: int
+    epoch: int
+    domain: str
+    host: str
+    port: int
+    model: str
+    build: str
+    exact: tuple[str, ...]
+    max_model_len: int
+    requests: int
+    prefill_tokens: int
+    batch: int
+    waiting: int
+    kv_used: int
+    kv_blocks: int
+    steps: int
+    step_us_high: int
+    deaths: int
+    died_of: str
+    restart_delay_ms: int
+    preemptions: int
+    lost_records: int
+
+
+class WorkerList(Struct, frozen=True):
+    """All workers in the order the log met them, as of `revision`."""
+
+    revision: int
+    workers: list[WorkerInfo]
+
+
+class ReplicaInfo(Struct, frozen=True):
+    """One control plane replica."""
+
+    name: str
+    alive: bool
+    leader: bool
+    boot: str
+    host: str
+    port: int
+    pid: int
+    policy: str
+    suspects: dict[str, int]
+
+
+class LeaderInfo(Struct, frozen=True):
+    """Who leads. `epoch` is that of stream `fleet`; 0 with `leader` empty: nobody."""
+
+    leader: str
+    epoch: int
+    tick: int
+    tick_unix_ms: int
+    healthy_since_tick: int
+    answered_by: str
+    answered_by_leads: bool
+
+
+class LogInfo(Struct, frozen=True):
+    """This replica's footing in the log. `pending` of its own events are not durable yet;
+    the newest group was folded `silent_ms` ago."""
+
+    revision: int
+    position: int
+    durable: int
+    pending: int
+    healthy: bool
+    silent_ms: int
+    spool_bytes: int
+
+
+class FleetInfo(Struct, frozen=True):
+    """The fleet in one answer."""
+
+    replica: str
+    revision: int
+    models: list[str]
+    serving: bool
+    leader: LeaderInfo
+    log: LogInfo
+    workers: list[WorkerInfo]
+    replicas: list[ReplicaInfo]
+    live_requests: int
+    arrived: int
+    ended: int
+    decisions: int
+    open_commands: int
+    pending_effects: int
+
+
+class RequestInfo(Struct, frozen=True):
+    """One request. `state`: live, completed, cancelled, failed, rejected; the counts of an
+    ended one are what its client saw. `client_id`: its x-request-id. `workers`: where its
+    attempts went, in order."""
+
+    request: str
+    client_id: str
+    state: str
+    model: str
+    route: str
+    stream: bool
+    owner: str
+    verdict: str
+    reason: str
+    prompt_tokens: int
+    max_tokens: int
+    attempts: int
+    workers: list[str]
+    status: int = 0
+    tokens: int = -1
+    finish: str = ""
+    ttft_us: int = -1
+    longest_gap_us: int = -1
+    detail: str = ""
+
+
+class RequestList(Struct, frozen=True):
+    """Live requests and those that ended most recently, newest last."""
+
+    revision: int
+    requests: list[RequestInfo]
+
+
+class EventInfo(Struct, frozen=True):
+    """One event and its place: `id` is `revision.index`, the total order; `position` its
+    number in `stream`. `event` holds `type` and the fields by name."""
+
+    id: str
+    revision: int
+    stream: str
+    position: int
+    at_ms: int
+    event: dict[str, Any]
+
+
+class EventPage(Struct, frozen=True):
+    """Events in order. `next` is the cursor to go on from (pass it as `after`); `complete`
+    says that nothing newer is left."""
+
+    events: list[EventInfo]
+    next: str
+    complete: bool
+
+
+class RequestDetail(Struct, frozen=True):
+    """A request with everything the log says of its course, except engine steps."""
+
+    request: RequestInfo
+    events: list[EventInfo]
+
+
+class DecisionInfo(Struct, frozen=True):
+    """One decision, its basis (revision, position) in `decision`. `source`: `log`, or
+    `admission` when only the worker's journal still holds it (the gateway died first)."""
+
+    id: str
+    revision: int
+    stream: str
+    position: int
+    source: str
+    decision: dict[str, Any]
+
+
+class DecisionList(Struct, frozen=True):
+    """The decisions about one request, in order."""
+
+    request: str
+    decisions: list[DecisionInfo]
+
+
+class EffectInfo(Struct, frozen=True):
+    """One effect of a command. `outcome`: pending, applied, or why the agent refused."""
+
+    kind: str
+    worker: str
+    incarnation: int
+    outcome: str
+
+
+class CommandInfo(Struct, frozen=True):
+    """An operator's command. `state`: accepted (in the log, the leader has not answered),
+    decided, refused. `revision` is where the leader's answer stands."""
+
+    command_id: str
+    principal: str
+    command: str
+    target: str
+    value: str
+    state: str
+    revision: int = 0
+    message: str = ""
+
+
+class CommandDetail(Struct, frozen=True):
+    """A command and what became of its effects."""
+
+    command: CommandInfo
+    effects: list[EffectInfo]
+
+
+class Setting(Struct, frozen=True):
+    """One setting decisions depend on. `changed`: an operator set it, else it is what the
+    replica was started with."""
+
+    key: str
+    value: str
+    default: str
+    changed: bool
+    description: str
+
+
+class SettingList(Struct, frozen=True):
+    """The settings of the fleet, and those of this process (secrets masked)."""
+
+    settings: list[Setting]
+    serve: dict[str, Any]
+
+
+class SettingChange(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of PUT config."""
+
+    key: str
+    value: str | int | float
+
+
+class StreamInfo(Struct, frozen=True):
+    """One stream of the log: its end in the fold, and its owner's epoch (0: none)."""
+
+    stream: str
+    epoch: int
+    owner_epoch: int
+    seq: int
+    position: int
+    hash: str
+
+
+class StreamList(Struct, frozen=True):
+    """All streams with the hash of the whole fold at `revision` (I7)."""
+
+    revision: int
+    state_hash: str
+    streams: list[StreamInfo]
+
+
+class Health(Struct, frozen=True):
+    """Whether the replica can do its work."""
+
+    status: str
+    revision: int
+    serving: bool
+    log_healthy: bool
+
+
+class ErrorBody(Struct, frozen=True):
+    """What went wrong, in OpenAI's shape."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """Every answer that is not 2xx."""
+
+    error: ErrorBody
+
+
+def worker_info(view: View, worker: Worker) -> WorkerInfo:
+    """The worker as the replica's view has it."""
+    prefill, requests = view.load(worker)
+    suspected = worker.incarnation > 0 and view.suspect(worker.name) == worker.incarnation
+    return WorkerInfo(
+        name=worker.name,
+        state=worker_state(worker, suspected, requests),
+        engine=worker.engine,
+        present=worker.present,
+        draining=worker.draining,
+        held=worker.held,
+        suspected=suspected,
+        agent_pid=worker.agent_pid,
+        engine_pid=worker.engine_pid,
+        incarnation=worker.incarnation,
+        epoch=worker.epoch,
+        domain=worker.domain,
+        host=worker.host,
+        port=worker.port,
+        model=worker.model,
+        build=worker.build,
+        exact=worker.exact,
+        max_model_len=worker.max_model_len,
+        requests=requests,
+        prefill_tokens=prefill,
+        batch=worker.batch,
+        waiting=worker.waiting,
+        kv_used=worker.kv_used,
+        kv_blocks=worker.kv_blocks,
+        steps=worker.step,
+        step_us_high=worker.step_us_high,
+        deaths=worker.deaths,
+        died_of=worker.died_of,
+        restart_delay_ms=worker.restart_delay_ms,
+        preemptions=worker.preemptions,
+        lost_records=worker.lost_records,
+    )
+
+
+def worker_state(worker: Worker, suspected: bool, requests: int) -> str:
+    """One word for the worker; the first that holds."""
+    if not worker.present:
+        return "lost" if worker.epoch else "none"
+    if worker.held and worker.engine != "ready":
+        return "held"
+    if worker.engine != "ready":
+        return worker.engine
+    if suspected:
+        return "suspected"
+    if worker.draining:
+        return "draining" if requests else "drained"
+    return "serving"
+
+
+def streams_of(fleet: Fleet, digest: bytes) -> StreamList:
+    """Heads and owners of all streams; `digest` is the state hash."""
+    streams = [
+        StreamInfo(
+            name, head.epoch, fleet.owners.get(name, 0), head.seq, head.position, head.hash.hex()
+        )
+        for name, head in sorted(fleet.streams.items())
+    ]
+    streams += [
+        StreamInfo(name, 0, epoch, 0, 0, "")
+        for name, epoch in sorted(fleet.owners.items())
+        if name not in fleet.streams
+    ]
+    return StreamList(fleet.revision, digest.hex(), streams)
+
+
+def event_info(
+    revision: int, index: int, stream: str, position: int, at_ms: int, event: Any
+) -> EventInfo:
+    """An event of the log for people."""
+    shown = codec.to_json(event)
+    return EventInfo(f"{revision}.{index}", revision, stream, position, at_ms, shown)

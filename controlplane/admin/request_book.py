@@ -1,0 +1,183 @@
+"""What became of recent requests: live ones, and the last few thousand that ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controlplane.admin.history import Entry
+from controlplane.admin.models import DecisionInfo, RequestInfo, event_info
+from events import codec
+from events import vocabulary as v
+from events.errors import LogError
+from policies.state import Fleet, Request
+
+ENDED_KEPT = 4096
+RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")
+"""vLLM puts these before the request's id in its responses."""
+COURSE = (v.RequestArrived, v.RouteDecided, v.TransportObserved, v.RequestEnded)
+"""Events that tell the course of one request."""
+
+
+class Course:
+    """One request's events, in order; `journalled` holds dispatches that came with an
+    admission and whose `RouteDecided` has not been seen."""
+
+    __slots__ = ("arrived", "ended", "entries", "journalled")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.arrived: v.RequestArrived | None = None
+        self.ended: v.RequestEnded | None = None
+        self.journalled: dict[int, tuple[Entry, bytes]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Note the next event of this request."""
+        event = entry.event
+        self.entries.append(entry)
+        if type(event) is v.RequestArrived:
+            self.arrived = event
+        elif type(event) is v.RequestEnded:
+            self.ended = event
+        elif type(event) is v.RouteDecided:
+            self.journalled.pop(event.attempt, None)
+
+    def decided(self, attempt: int) -> bool:
+        """Whether the decision for `attempt` is among the entries."""
+        return any(
+            type(e.event) is v.RouteDecided and e.event.attempt == attempt for e in self.entries
+        )
+
+
+class RequestBook:
+    """Courses by request id, oldest first; at most `kept` ended ones, twice that in all."""
+
+    def __init__(self, kept: int = ENDED_KEPT) -> None:
+        self.courses: dict[str, Course] = {}
+        self._of_client: dict[str, str] = {}
+        self._ended: dict[str, bool] = {}
+        self._kept = kept
+
+    def note(self, entry: Entry) -> None:
+        """Take one event of the log; most are none of our business."""
+        event = entry.event
+        kind = type(event)
+        if kind is v.EngineStep:
+            for change in event.changes:
+                if type(change) is v.RequestQueued and change.dispatch:
+                    self._journal(entry, change)
+        elif kind in COURSE:
+            course = self._course(event.request)
+            course.add(entry)
+            if kind is v.RequestArrived and event.client_id:
+                self._of_client[event.client_id] = event.request
+            if kind is v.RequestEnded:
+                self._forget_old(event.request)
+
+    def find(self, name: str) -> str:
+        """The request called `name`: its id, the id in its response, or (the newest with)
+        what its client calls it. Empty when it is not here."""
+        for bare in (name, *(name.removeprefix(p) for p in RESPONSE_PREFIXES)):
+            if bare in self.courses:
+                return bare
+            request = self._of_client.get(bare, "")
+            if request in self.courses:
+                return request
+        return ""
+
+    def keep(self, request: str, course: Course) -> None:
+        """Hold `course`; the oldest goes when there are too many (some never end here)."""
+        self.courses[request] = course
+        if len(self.courses) > 2 * self._kept:
+            self._forget(next(iter(self.courses)))
+
+    def _course(self, request: str) -> Course:
+        course = self.courses.get(request)
+        if course is None:
+            course = Course()
+            self.keep(request, course)
+        return course
+
+    def _journal(self, entry: Entry, change: v.RequestQueued) -> None:
+        course = self._course(change.request)
+        if not course.decided(change.attempt):
+            course.journalled[change.attempt] = (entry, change.dispatch)
+
+    def _forget_old(self, request: str) -> None:
+        self._ended[request] = True
+        while len(self._ended) > self._kept:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self._forget(oldest)
+
+    def _forget(self, request: str) -> None:
+        course = self.courses.pop(request, None)
+        client_id = course.arrived.client_id if course and course.arrived else ""
+        if self._of_client.get(client_id) == request:
+            del self._of_client[client_id]
+
+
+def request_info(request: str, course: Course | None, live: Request | None) -> RequestInfo:
+    """The request from its course, or, when it arrived before this replica, from the fold."""
+    arrived = course.arrived if course else None
+    ended = course.ended if course else None
+    decisions = (
+        [e.event for e in course.entries if type(e.event) is v.RouteDecided] if course else []
+    )
+    owner = live.owner if live else ""
+    if course and course.entries and not owner:
+        owner = course.entries[0].stream
+    return RequestInfo(
+        request=request,
+        state=ended.outcome if ended else "live",
+        model=arrived.model if arrived else (live.model if live else ""),
+        route=arrived.route if arrived else "",
+        stream=arrived.stream if arrived else bool(live and live.stream),
+        owner=owner.removeprefix("r."),
+        client_id=arrived.client_id if arrived else "",
+        verdict=arrived.verdict if arrived else (live.verdict if live else ""),
+        reason=arrived.reason if arrived else "",
+        prompt_tokens=arrived.prompt_tokens if arrived else (live.prompt_tokens if live else 0),
+        max_tokens=arrived.max_tokens if arrived else 0,
+        attempts=ended.attempts
+        if ended
+        else max([live.attempt if live else 0, *(d.attempt for d in decisions)]),
+        workers=[d.worker for d in decisions if d.worker]
+        or [worker for worker, _ in (live.places if live else [])],
+        status=ended.status if ended else 0,
+        tokens=ended.tokens if ended else -1,
+        finish=ended.finish if ended else "",
+        ttft_us=ended.ttft_us if ended else -1,
+        longest_gap_us=ended.longest_gap_us if ended else -1,
+        detail=ended.detail if ended else "",
+    )
+
+
+def requests_of(book: RequestBook, fleet: Fleet) -> list[RequestInfo]:
+    """Every request known: the fold's live ones that precede this replica, then the book's."""
+    older = [r for r in fleet.requests if r not in book.courses]
+    known = [(r, c) for r, c in book.courses.items() if c.entries or r in fleet.requests]
+    return [request_info(r, None, fleet.requests[r]) for r in older] + [
+        request_info(r, c, fleet.requests.get(r)) for r, c in known
+    ]
+
+
+def decisions_of(course: Course) -> list[DecisionInfo]:
+    """The decisions of a course, with those that only a worker's journal holds."""
+    found = [
+        _decision(e, e.event, "log") for e in course.entries if type(e.event) is v.RouteDecided
+    ]
+    for entry, dispatch in course.journalled.values():
+        try:
+            event = codec.decode(dispatch)
+        except LogError:
+            continue  # a worker may be handed any bytes; they are no fact of the log
+        if type(event) is v.RouteDecided:
+            found.append(_decision(entry, event, "admission"))
+    return sorted(found, key=lambda d: (d.decision["attempt"], d.revision))
+
+
+def _decision(entry: Entry, event: Any, source: str) -> DecisionInfo:
+    shown = event_info(
+        entry.revision, entry.index, entry.stream, entry.position, entry.at_ms, event
+    )
+    return DecisionInfo(shown.id, entry.revision, entry.stream, entry.position, source, shown.event)

@@ -1,0 +1,188 @@
+"""The one table of routes: the server, the roles and the OpenAPI document come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from controlplane.admin import models as m
+from controlplane.admin.changes import ChangesApi
+from controlplane.admin.commands import WORKER_COMMANDS
+from controlplane.admin.events_api import EventsApi
+from controlplane.admin.fleet_api import FleetApi
+
+PREFIX = "/admin/v1"
+PUBLIC = "public"
+"""The role of routes that need no token: probes only."""
+
+Handler = Callable[..., Awaitable[Any]]
+"""Takes the request, and the principal when the route changes something."""
+
+
+class Param(Struct, frozen=True):
+    """A parameter. `where`: path, query, header."""
+
+    name: str
+    where: str
+    description: str
+    kind: str = "string"
+
+
+class Route(Struct, frozen=True):
+    """One operation. `answer` is the 200 body; `text` instead says its media type. `statuses`
+    are the others it may give, beside 401 and 403."""
+
+    method: str
+    path: str
+    handler: Handler
+    role: str
+    summary: str
+    answer: type | None = None
+    text: str = ""
+    params: tuple[Param, ...] = ()
+    body: type | None = None
+    statuses: tuple[int, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes the fleet: then its handler is given the principal."""
+        return self.method != "GET"
+
+    @property
+    def operation(self) -> str:
+        """The operation's id, unique in the table."""
+        words = self.path.removeprefix(PREFIX).replace("{", "").replace("}", "").split("/")
+        return "_".join([self.method.lower(), *(w.replace(".", "_") for w in words if w)])
+
+
+_NAME = Param("name", "path", "worker's name")
+_ID = Param("id", "path", "request id, the id in its response, or its x-request-id")
+_KEY = Param("Idempotency-Key", "header", "resent with the same key, a change happens once")
+_FILTERS = (
+    Param("type", "query", "types of event, comma-separated"),
+    Param("exclude", "query", "types to leave out, comma-separated"),
+    Param("request", "query", "only events about this request"),
+    Param("worker", "query", "only events of or about this worker"),
+    Param("stream", "query", "only events of this stream, e.g. r.r0"),
+    Param("from", "query", "begin with this revision, in the log if need be", "integer"),
+    Param("after", "query", "begin after this cursor (REVISION.INDEX)"),
+    Param("limit", "query", "at most so many, up to 1000 (default 100)", "integer"),
+)
+_FOLLOW = (
+    Param("follow", "query", "1: server-sent events, for ever"),
+    Param("tail", "query", "with follow: begin with the newest so many", "integer"),
+    Param("Last-Event-ID", "header", "with follow: go on after this event's id"),
+)
+
+
+def routes(
+    fleet: FleetApi, events: EventsApi, changes: ChangesApi, openapi: Handler, metrics: Handler
+) -> tuple[Route, ...]:
+    """Every route of the admin port."""
+
+    def get(path: str, handler: Handler, answer: type, summary: str, *params: Param) -> Route:
+        missing = (404,) if "{" in path else ()
+        return Route(
+            "GET",
+            PREFIX + path,
+            handler,
+            "viewer",
+            summary,
+            answer,
+            params=params,
+            statuses=missing,
+        )
+
+    table = [
+        get("/fleet", fleet.fleet, m.FleetInfo, "The fleet in one answer"),
+        get("/workers", fleet.workers, m.WorkerList, "All workers with pids and load"),
+        get("/workers/{name}", fleet.worker, m.WorkerInfo, "One worker", _NAME),
+        get(
+            "/requests",
+            fleet.requests,
+            m.RequestList,
+            "Live requests and the last that ended",
+            Param("state", "query", "live, completed, cancelled, failed, rejected"),
+            Param("worker", "query", "only those with an attempt on this worker"),
+            Param("limit", "query", "the newest so many (default 100)", "integer"),
+        ),
+        get("/requests/{id}", fleet.request, m.RequestDetail, "The course of one request", _ID),
+        get(
+            "/requests/{id}/decisions",
+            fleet.decisions,
+            m.DecisionList,
+            "Every decision about one request, with its basis",
+            _ID,
+        ),
+        Route(
+            "GET",
+            f"{PREFIX}/events",
+            events.events,
+            "viewer",
+            "Events of the log: a page, or a stream with follow=1",
+            m.EventPage,
+            params=_FILTERS + _FOLLOW,
+            statuses=(400, 410, 429, 503),
+        ),
+        Route(
+            "GET",
+            f"{PREFIX}/decisions",
+            events.decisions,
+            "viewer",
+            "Events that record a choice, with their basis",
+            m.EventPage,
+            params=_FILTERS,
+            statuses=(400, 410, 503),
+        ),
+        get("/leader", fleet.leader, m.LeaderInfo, "Who leads"),
+        get("/streams", fleet.streams, m.StreamList, "Streams of the log and the state hash"),
+        get("/config", fleet.config, m.SettingList, "Settings of the fleet and of this process"),
+        Route(
+            "PUT",
+            f"{PREFIX}/config",
+            changes.set_config,
+            "admin",
+            "Change one setting of the fleet",
+            m.CommandInfo,
+            params=(_KEY,),
+            body=m.SettingChange,
+            statuses=(202, 400, 409, 503),
+        ),
+        get(
+            "/commands/{id}",
+            changes.command,
+            m.CommandDetail,
+            "A change and what became of it",
+            Param("id", "path", "command_id of the change's answer"),
+        ),
+        get("/openapi.json", openapi, dict, "This document"),
+        Route("GET", "/metrics", metrics, "viewer", "Prometheus metrics", text="text/plain"),
+        Route("GET", "/health", fleet.health, PUBLIC, "Whether requests are taken", m.Health,
+              statuses=(503,)),
+        Route("GET", "/live", fleet.live, PUBLIC, "Whether the process answers", m.Health),
+    ]  # fmt: skip
+    for command in WORKER_COMMANDS:
+        table.append(
+            Route(
+                "POST",
+                f"{PREFIX}/workers/{{name}}/{command}",
+                changes.worker_command(command),
+                "operator",
+                SUMMARIES[command],
+                m.CommandInfo,
+                params=(_NAME, _KEY),
+                statuses=(202, 400, 404, 409, 503),
+            )
+        )
+    return tuple(table)
+
+
+SUMMARIES = {
+    "drain": "Give the worker nothing new; what runs there ends there",
+    "undrain": "Give the worker requests again",
+    "restart": "Have the worker's agent restart its engine now",
+    "hold": "Do not restart the worker's engine when it ends",
+    "release": "Let the worker's engine be restarted again",
+}

@@ -1,0 +1,56 @@
+"""Settings that decisions depend on: kept in the log, so that a replay has them too."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from controlplane.admin.errors import BadRequest
+from controlplane.admin.models import Setting
+from policies.stall import StallConfig
+from policies.view import View
+
+
+class Known(Struct, frozen=True):
+    """A setting: its default, limits and meaning."""
+
+    default: int
+    least: int
+    most: int
+    description: str
+
+
+_STALL = StallConfig()
+KNOWN: dict[str, Known] = {
+    "stall.floor_us": Known(
+        _STALL.floor_us, 10_000, 600_000_000, "silence below this is never judged, microseconds"
+    ),
+    "stall.cap_us": Known(
+        _STALL.cap_us, 10_000, 600_000_000, "silence beyond this is always judged, microseconds"
+    ),
+    "stall.factor": Known(_STALL.factor, 1, 10_000, "silence allowed, in slowest recent steps"),
+}
+
+
+def checked(key: str, value: str | int | float) -> str:
+    """The value as it goes into the log. Raises BadRequest."""
+    known = KNOWN.get(key)
+    if known is None:
+        raise BadRequest(f"{key!r} is no setting; known: {', '.join(KNOWN)}", "key")
+    text = str(value)
+    if not text.isdigit() or not known.least <= int(text) <= known.most:
+        raise BadRequest(
+            f"{key}={text!r}: expected a whole number from {known.least} to {known.most}", "value"
+        )
+    return str(int(text))
+
+
+def settings_of(view: View) -> list[Setting]:
+    """All settings with the values in force for this replica's decisions."""
+    config = view.fleet.config
+    found = []
+    for key in [*KNOWN, *(key for key in config if key not in KNOWN)]:
+        known = KNOWN.get(key)
+        default = str(known.default) if known else ""
+        text = known.description if known else "written by another version"
+        found.append(Setting(key, view.setting(key, default), default, key in config, text))
+    return found

@@ -1,0 +1,305 @@
+"""`relume`: the command line. Each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+EPILOG = """
+examples:
+  relume up                          a fleet on this machine: etcd, control plane, 3 workers
+  relume demo                        kill a worker under load, see that no client notices
+  relume status                      what runs, who leads, whether requests are taken
+  relume events --follow             what the log says, as it happens
+  relume COMMAND --help              each command explains itself, with examples
+
+The fleet asked is the one `relume up` started from this folder (.relume/), or the one
+whose admin API is named by --admin or RELUME_ADMIN, with the token in RELUME_ADMIN_TOKEN.
+
+exit codes: 0 done; 1 the answer is no (a check failed, nobody leads, a replay diverged);
+2 wrong usage or configuration; 3 nothing answers (or, from serve: fenced); 4 the admin API
+refused; 130 interrupted
+"""
+
+
+class Command(NamedTuple):
+    """A subcommand. `arguments` and `run` are `module:function`, imported on use."""
+
+    help: str
+    arguments: str
+    run: str
+    examples: str
+
+
+COMMANDS: dict[str, Command] = {
+    "up": Command(
+        "run a whole fleet on this machine until Ctrl-C",
+        "controlplane.up:add_arguments",
+        "controlplane.up:main",
+        """
+  relume up                          3 workers on the tiny model, OpenAI endpoint on 8000
+  relume up --workers 2 --replicas 2 two control plane replicas: kill one, clients reconnect
+  relume up --keep-log               go on with the log of the last run
+
+It prints what to try next. Everything it writes is under .relume/.""",
+    ),
+    "demo": Command(
+        "kill a worker under load and show that no client notices",
+        "",
+        "controlplane.cli:demo",
+        """
+  relume demo                        needs nothing but this machine; about a minute""",
+    ),
+    "status": Command(
+        "what runs, who leads, whether requests are taken",
+        "controlplane.cli_arguments:listing",
+        "controlplane.cli_fleet:status",
+        """
+  relume status
+  relume status --json | jq .log
+  relume status --admin http://10.0.0.5:8001""",
+    ),
+    "workers": Command(
+        "workers with their state, load and pids",
+        "controlplane.cli_arguments:listing",
+        "controlplane.cli_fleet:workers",
+        """
+  relume workers
+  kill -9 $(relume workers --json | jq '.workers[0].engine_pid')   see it come back""",
+    ),
+    "requests": Command(
+        "live requests and the last that ended",
+        "controlplane.cli_arguments:requests",
+        "controlplane.cli_fleet:requests",
+        """
+  relume requests                    the newest 100
+  relume requests --state live       only those being served
+  relume requests cmpl-4f2a          everything about one, as JSON""",
+    ),
+    "events": Command(
+        "what the log says, from the past or as it happens",
+        "controlplane.cli_arguments:events",
+        "controlplane.cli_events:events",
+        """
+  relume events                      the newest, without the noise of engine steps
+  relume events --follow             as they happen
+  relume events --type engine_died,engine_ready --since 1
+  relume events --request cmpl-4f2a  the course of one request
+  relume events --worker w0 --all    engine steps and ticks too""",
+    ),
+    "why": Command(
+        "why a request went where it went",
+        "controlplane.replay.cli:add_why_arguments",
+        "controlplane.replay.cli:run_why",
+        """
+  relume why cmpl-4f2a               each decision, its basis, and what the others would cost""",
+    ),
+    "replay": Command(
+        "take every decision of a log again and compare",
+        "controlplane.replay.cli:add_arguments",
+        "controlplane.replay.cli:run",
+        """
+  relume replay --verify             exit 1 when anything comes out differently""",
+    ),
+    "drain": Command(
+        "give a worker nothing new; what runs there ends there",
+        "controlplane.cli_arguments:one_worker",
+        "controlplane.cli_fleet:change",
+        """
+  relume drain w0                    then `relume workers` until it says drained""",
+    ),
+    "undrain": Command(
+        "give a drained worker requests again",
+        "controlplane.cli_arguments:one_worker",
+        "controlplane.cli_fleet:change",
+        """
+  relume undrain w0""",
+    ),
+    "restart": Command(
+        "restart a worker's engine; its streams go on elsewhere",
+        "controlplane.cli_arguments:one_worker",
+        "controlplane.cli_fleet:change",
+        """
+  relume drain w0 && relume restart w0 && relume undrain w0   without moving a stream""",
+    ),
+    "hold": Command(
+        "do not restart a worker's engine when it ends",
+        "controlplane.cli_arguments:one_worker",
+        "controlplane.cli_fleet:change",
+        """
+  relume hold w0                     to look at a crashing engine in peace""",
+    ),
+    "release": Command(
+        "let a held worker's engine be restarted again",
+        "controlplane.cli_arguments:one_worker",
+        "controlplane.cli_fleet:change",
+        """
+  relume release w0""",
+    ),
+    "config": Command(
+        "settings of the fleet that decisions depend on",
+        "controlplane.cli_arguments:config",
+        "controlplane.cli_fleet:config",
+        """
+  relume config get
+  relume config set stall.cap_us 5000000   allow engines five seconds of silence""",
+    ),
+    "leader": Command(
+        "which replica leads",
+        "controlplane.cli_arguments:listing",
+        "controlplane.cli_fleet:leader",
+        """
+  relume leader                      exit 1 when nobody does""",
+    ),
+    "doctor": Command(
+        "check this machine, the configuration and etcd",
+        "controlplane.cli_doctor:add_arguments",
+        "controlplane.cli_doctor:doctor",
+        """
+  relume doctor                      each line ok, warn or fail, with the remedy
+  relume doctor --repair             first the way out of etcd's NOSPACE
+  relume doctor --etcd 10.0.0.5:2379 exit 1 when something fails""",
+    ),
+    "serve": Command(
+        "run one control plane replica",
+        "controlplane.config:add_arguments",
+        "controlplane.cli:serve",
+        """
+  relume serve --etcd 10.0.0.5:2379 --name r0
+  relume serve --config relume.yaml --port 9000
+  RELUME_API_KEYS=@keys.txt RELUME_ADMIN_TOKENS=@tokens.txt relume serve --host 0.0.0.0
+
+precedence: flag > environment > file > default
+exit codes: 0 stopped; 1 no log; 2 configuration; 3 fenced by another with its name""",
+    ),
+    "worker": Command(
+        "run the agent of one worker (its own flags: relume worker --help)",
+        "",
+        "controlplane.cli:worker",
+        """
+  relume worker --worker w0 --etcd 10.0.0.5:2379 --model /models/qwen""",
+    ),
+}
+_PASSED_ON = ("worker", "demo")
+"""Commands that hand all their arguments to another program."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given and given[0] in _PASSED_ON:
+        return _resolve(COMMANDS[given[0]].run)(given[1:])
+    parser = _parser(given[0] if given else "")
+    args = parser.parse_args(given)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from controlplane.cli_client import EXIT_NO, CliError
+    from events.errors import RelumeError
+
+    try:
+        return _resolve(COMMANDS[args.command].run)(args)
+    except CliError as error:
+        print(f"relume {args.command}: {error}", file=sys.stderr)
+        return error.code
+    except RelumeError as error:
+        print(f"relume {args.command}: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", EXIT_NO)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `relume events | head`: not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """The parser; only the chosen command's arguments are imported and added."""
+    parser = argparse.ArgumentParser(
+        prog="relume",
+        description="Keeps a fleet of vLLM workers answering through failures.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=command.help,
+            description=command.help[0].upper() + command.help[1:] + ".",
+            epilog=f"examples:\n{command.examples.strip(chr(10))}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if name == chosen and command.arguments:
+            _resolve(command.arguments)(sub)
+    return parser
+
+
+def _resolve(place: str) -> Callable[..., int]:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """`relume serve`."""
+    from controlplane import config
+    from controlplane.cli_client import EXIT_USAGE, CliError
+
+    settings = config.load(vars(args), os.environ, args.config)
+    _refuse_foreign_names()
+    from controlplane.telemetry.logs import setup_logging
+
+    setup_logging(settings.log_level, settings.log_format)
+    from controlplane.serve import main as serve_main
+
+    try:
+        return serve_main(settings)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            raise
+        raise CliError(
+            f"{error.strerror}: choose other ports (--port, --admin-port); "
+            "`relume doctor` tells which are taken",
+            EXIT_USAGE,
+        ) from None
+
+
+def _refuse_foreign_names() -> None:
+    from controlplane.cli_client import EXIT_USAGE, CliError
+    from controlplane.cli_owners import conflicts
+
+    for found in conflicts():
+        raise CliError(
+            f"{found.name!r} has two owners: {', '.join(map(str, found.places))}; "
+            "uninstall the other, or give Relume an environment of its own",
+            EXIT_USAGE,
+        )
+
+
+def worker(rest: list[str]) -> int:
+    """`relume worker`: becomes the agent; the control plane never imports it."""
+    return _become("engine_shim.agent", rest)
+
+
+def demo(rest: list[str]) -> int:
+    """`relume demo`: becomes the demo, which stands above us and is not imported either."""
+    return _become("chaos.demo", rest)
+
+
+def _become(module: str, rest: list[str]) -> int:
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *rest])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

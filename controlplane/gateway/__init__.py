@@ -1,0 +1,1 @@
+"""The OpenAI endpoint: the token path, on bare protocols and bytes."""

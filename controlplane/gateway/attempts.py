@@ -1,0 +1,451 @@
+"""The attempts of one request: assign, connect, and again elsewhere after a failure.
+
+`Attempts` talks with the scheduler and owns the connection to the engine of the attempt
+under way; its subclasses know what is sent and what comes back (`relay.Exchange` for
+protected routes, `passthrough.Passthrough` for the others). Everything happens in
+callbacks of the loop; only connecting and waiting for capacity are tasks.
+
+One rule keeps the log honest: after `arrived` there is exactly one `ended`, whichever of
+client, engine and scheduler goes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from controlplane.gateway.config import GatewayConfig
+from controlplane.gateway.errors import UpstreamError
+from controlplane.gateway.gaps import Failover
+from controlplane.gateway.ports import Arrival, Assignment, Hopeless, SchedulerPort
+from controlplane.gateway.replies import Reply, error_reply
+from controlplane.gateway.upstream import Upstream, UpstreamPool
+from events.errors import LogError
+
+log = logging.getLogger("relume.gateway")
+
+# What an observed failure is called when it causes the next assignment.
+CAUSES = {"eof": "reset", "timeout": "stall"}
+KINDS = frozenset(
+    "reset eof refused unreachable stale engine_dead engine_error declined stall timeout".split()
+)
+DEATHS = frozenset({"reset", "eof", "engine_dead"})
+OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue
+
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before asking again where asking failed; doubled
+
+
+class Counters(Struct):
+    """What the gateway counts since start; read by telemetry."""
+
+    clients: int = 0
+    requests: int = 0
+    in_flight: int = 0
+    failovers: int = 0
+    waits: int = 0
+    tokens: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    rejected: int = 0
+    refused: int = 0
+
+
+class Context(Struct, frozen=True):
+    """What every exchange of one gateway shares."""
+
+    scheduler: SchedulerPort
+    pool: UpstreamPool
+    config: GatewayConfig
+    clock: Callable[[], float]
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    counters: Counters
+    attempts: dict[tuple[str, int], set[Attempts]]
+
+
+class ClientPort(Protocol):
+    """The client's side of one exchange, offered by `server.ClientConnection`. `chunked`:
+    whether the body begun is sent in HTTP chunks."""
+
+    chunked: bool
+
+    def reply(self, reply: Reply) -> None:
+        """Send a whole response; the exchange is over."""
+        ...
+
+    def begin(self, head: bytes, first: bytes, last: bool = False) -> None:
+        """Send a head (without the blank line) and the first bytes of the body; `last`: they
+        are all of it, and the exchange is over."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send more of the body."""
+        ...
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Send more of a chunked body, given as one whole HTTP chunk."""
+        ...
+
+    def finish(self, data: bytes = b"", close: bool = False) -> None:
+        """Send the last bytes of the body; the exchange is over."""
+        ...
+
+    def break_off(self) -> None:
+        """Cut the response where it is: its framing cannot say that it failed."""
+        ...
+
+
+class Attempts:
+    """Base of an exchange. Subclasses implement the hooks at the end."""
+
+    __slots__ = (
+        "_answers",
+        "_arrived_at",
+        "_deaths",
+        "_delivered_at_death",
+        "_engine_errors",
+        "_failed_on",
+        "_failover",
+        "_pause_s",
+        "_rejoin",
+        "_task",
+        "_tries",
+        "arrival",
+        "assignment",
+        "body",
+        "client",
+        "ctx",
+        "over",
+        "path",
+        "paused",
+        "response_id",
+        "upstream",
+    )
+
+    def __init__(
+        self,
+        ctx: Context,
+        client: ClientPort,
+        arrival: Arrival,
+        path: str,
+        response_id: str,
+        body: bytes,
+    ) -> None:
+        self.ctx = ctx
+        self.client = client
+        self.arrival = arrival
+        self.path = path
+        self.response_id = response_id
+        self.body = body
+        self.assignment: Assignment | None = None
+        self.upstream: Upstream | None = None
+        self.over = False
+        self.paused = False
+        self._task: asyncio.Task[None] | None = None
+        self._arrived_at = ctx.clock()
+        self._tries = 0
+        self._engine_errors = 0
+        self._answers: set[int] = set()  # statuses of the engine errors; 0 for what had none
+        self._deaths = 0  # in a row, with nothing delivered between them
+        self._delivered_at_death = 0
+        self._failover: Failover | None = None
+        self._failed_on: set[tuple[str, int]] = set()
+        self._pause_s = PAUSE_S
+        self._rejoin = ""  # how a reused connection died before it answered
+
+    # --- towards the scheduler
+
+    def start(self) -> None:
+        """The request is accepted: tell the scheduler and make the first attempt."""
+        self.arrival = self.ctx.scheduler.arrived(self.arrival)
+        self.ctx.counters.requests += 1
+        self.ctx.counters.in_flight += 1
+        self._assign("arrival")
+
+    def _assign(self, cause: str) -> None:
+        declined = cause == "declined"
+        if self._tries >= self.ctx.config.max_attempts:
+            if declined:
+                self.declined_by_all()
+            else:
+                self.fail(502, f"gave up after {self._tries} attempts")
+            return
+        decided = self._ask(cause)
+        if isinstance(decided, Hopeless):
+            self.fail(decided.status, decided.message)
+        elif decided is None and not declined:
+            self.ctx.counters.waits += 1
+            self._spawn(self._wait)
+        elif decided is None:
+            self.declined_by_all()
+        elif (decided.worker, decided.incarnation) in self._failed_on:
+            if declined:
+                self.declined_by_all()
+            else:
+                self._spawn(self._dispatch_later, decided)
+        else:
+            self._dispatch(decided)
+
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        self._task = self.ctx.spawn(self._guarded(work, *args))
+
+    async def _guarded(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Run a task of this exchange; what breaks in it is this request's failure alone."""
+        try:
+            await work(*args)
+        except Exception:  # the edge of one request: all others share the task group
+            log.exception("request %s broke", self.arrival.request)
+            try:
+                self.fail(500, "the gateway failed on this request")
+            except Exception:
+                log.exception("request %s could not be ended", self.arrival.request)
+                self.client.break_off()
+
+    def _ask(self, cause: str) -> Assignment | Hopeless | None:
+        try:
+            return self.ctx.scheduler.assign(self.arrival.request, cause, self.delivered)
+        except LogError as error:
+            log.error("no decision could be written: %s", error)
+            return Hopeless(503, "the control plane cannot take decisions at present")
+
+    async def _dispatch_later(self, to: Assignment) -> None:
+        """It failed there before and nobody else is left: give its death time to be known."""
+        await asyncio.sleep(self._next_pause())
+        if not self.over:
+            self._dispatch(to)
+
+    def _next_pause(self) -> float:
+        pause, self._pause_s = self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
+        return pause
+
+    def _dispatch(self, to: Assignment) -> None:
+        self._tries += 1
+        if self._failover is not None:
+            self._failover.decided = self.ctx.clock()
+        self.assignment = to
+        self.ctx.attempts.setdefault((to.worker, to.incarnation), set()).add(self)
+        upstream = self.ctx.pool.take(to)
+        if upstream is None:
+            self._spawn(self._connect, to)
+        else:
+            self._begin(to, upstream)
+
+    async def _wait(self) -> None:
+        """No worker can take it: wait for one, within the bound, then answer honestly."""
+        clock, config = self.ctx.clock, self.ctx.config
+        until = clock() + config.wait_timeout_s
+        request = self.arrival.request
+        while (left := until - clock()) > 0:
+            try:
+                async with asyncio.timeout(left + 1):
+                    found = await self.ctx.scheduler.capacity(request, left)
+            except TimeoutError:
+                break
+            if not found:
+                break
+            decided = self._ask("wait_over")
+            if isinstance(decided, Hopeless):
+                self.fail(decided.status, decided.message)
+                return
+            if decided is not None:
+                self._dispatch(decided)
+                return
+            await asyncio.sleep(self._next_pause())
+        self.fail(503, "no worker can take the request at present; try again")
+
+    async def _connect(self, to: Assignment) -> None:
+        try:
+            upstream = await self.ctx.pool.open(to)
+        except UpstreamError as error:
+            if self.assignment is to and not self.over:
+                kind = self._rejoin or error.kind
+                self.attempt_failed(kind, error.detail)
+            return
+        if self.assignment is not to or self.over:
+            self.ctx.pool.give_back(upstream)
+            return
+        self._begin(to, upstream)
+
+    def _begin(self, to: Assignment, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.send(to, upstream)
+        if self._failover is not None:
+            self._failover.sent = self.ctx.clock()
+        if self.paused:
+            upstream.pause()
+
+    # --- failures
+
+    def on_lost(self, kind: str, detail: str) -> None:
+        """The connection of the attempt broke before the response was complete."""
+        upstream, to = self.upstream, self.assignment
+        self.upstream = None
+        if to is not None and upstream is not None and upstream.reused and upstream.untouched:
+            if kind in ("eof", "reset") and not self._rejoin:
+                # Perhaps only the idle connection had timed out at the engine's end: ask a
+                # fresh one. A dead engine refuses it at once, and that is the failure then.
+                self._rejoin = kind
+                self._spawn(self._connect, to)
+                return
+        self.attempt_failed(kind, detail)
+
+    def attempt_failed(self, kind: str, detail: str, status: int = 0) -> None:
+        """The attempt under way is lost; go on elsewhere. `status`: what the engine answered."""
+        to, self.assignment = self.assignment, None
+        if to is None or self.over:
+            return
+        self._leave(to)
+        self._failed_on.add((to.worker, to.incarnation))
+        self._rejoin = ""
+        if self._failover is None:
+            self._failover = Failover(kind, self.ctx.clock())
+        self.before_failover()
+        self.ctx.counters.failovers += 1
+        try:
+            self.ctx.scheduler.observed(
+                self.arrival.request, to.attempt, kind, self.delivered, detail
+            )
+        except LogError as error:
+            log.error("a failed attempt could not be written: %s", error)
+        if kind == "engine_error":
+            self._engine_errors += 1
+            self._answers.add(status)
+            if self._engine_errors >= self.ctx.config.max_engine_errors:
+                self._fail_after_errors()
+                return
+        if kind in DEATHS and self._died_again():
+            self.fail(502, f"{self._deaths} workers died on this request, one after another")
+            return
+        refusal = self.may_retry()
+        if refusal:
+            self.fail(502, refusal)
+            return
+        self._assign(CAUSES.get(kind, kind))
+
+    def _fail_after_errors(self) -> None:
+        """Workers that were all merely full are a reason to come again, not an error."""
+        if self._answers <= OVERLOADED:
+            status = 503 if 503 in self._answers else 429
+            self.fail(status, "the workers are overloaded at present; try again")
+        else:
+            self.fail(502, f"{self._engine_errors} workers failed on this request")
+
+    def _died_again(self) -> bool:
+        """Whether this request may be what kills engines: several in a row, no progress."""
+        if self.delivered > self._delivered_at_death:
+            self._deaths = 0
+        self._delivered_at_death = self.delivered
+        self._deaths += 1
+        return self._deaths >= self.ctx.config.max_deaths
+
+    def broken_from_outside(self, cause: str) -> None:
+        """The stall watch gave the engine up."""
+        if cause in KINDS:
+            self.attempt_failed(cause, "")
+        else:
+            self.attempt_failed("stall", cause)
+
+    def _leave(self, to: Assignment) -> None:
+        """Take the attempt out of its engine's books and drop its connection."""
+        key = (to.worker, to.incarnation)
+        attempts = self.ctx.attempts.get(key)
+        if attempts is not None:
+            attempts.discard(self)
+            if not attempts:
+                del self.ctx.attempts[key]
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.abandon()
+
+    # --- endings
+
+    def client_gone(self) -> None:
+        """The client left: the engine stops computing, the log says so."""
+        self._end("cancelled", 499, "client closed the connection")
+
+    def fail(self, status: int, message: str, why: str = "") -> None:
+        """Tell the client that it cannot go on; `why` is for the log alone."""
+        outcome = "rejected" if status < 500 else "failed"
+        if self._end(outcome, status, f"{message}: {why}" if why else message):
+            retry_after_s = self.ctx.config.retry_after_s if status in (429, 503) else None
+            code = "model_not_found" if status == 404 else None
+            reply = error_reply(
+                status,
+                message,
+                code=code,
+                retry_after_s=retry_after_s,
+                headers=self.reply_headers(),
+            )
+            self.tell_failure(reply, message)
+
+    def _end(self, outcome: str, status: int, detail: str = "", finish: str = "-") -> bool:
+        """The one terminal event; False when it was over before."""
+        if self.over:
+            return False
+        self.over = True
+        counters = self.ctx.counters
+        counters.in_flight -= 1
+        setattr(counters, outcome, getattr(counters, outcome) + 1)
+        to, self.assignment = self.assignment, None
+        if to is not None:
+            self._leave(to)
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        try:
+            self.tell_scheduler(outcome, status, finish, detail)
+        except LogError as error:
+            log.error("the end of %s could not be written: %s", self.arrival.request, error)
+        return True
+
+    def tell_scheduler(self, outcome: str, status: int, finish: str, detail: str) -> None:
+        """Write the terminal event."""
+        self.ctx.scheduler.ended(self.arrival.request, outcome, status, 0, finish, detail=detail)
+
+    # --- back-pressure, called by the client's connection
+
+    def pause(self) -> None:
+        """The client reads too slowly."""
+        self.paused = True
+        if self.upstream is not None:
+            self.upstream.pause()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        self.paused = False
+        if self.upstream is not None:
+            self.upstream.resume()
+
+    # --- hooks
+
+    @property
+    def delivered(self) -> int:
+        """Tokens the gateway holds."""
+        return 0
+
+    def send(self, to: Assignment, upstream: Upstream) -> None:
+        """Send the request of this attempt."""
+        raise NotImplementedError
+
+    def may_retry(self) -> str:
+        """Why another attempt cannot help the client; empty when it can."""
+        raise NotImplementedError
+
+    def declined_by_all(self) -> None:
+        """Every worker there is refused the moved request with a 4xx."""
+        self.fail(502, "no worker would go on with the request")
+
+    def before_failover(self) -> None:
+        """Called with the attempt gone and the next not begun."""
+
+    def reply_headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers every answer of this exchange carries."""
+        return ()
+
+    def tell_failure(self, reply: Reply, message: str) -> None:
+        """Bring the failure to the client, whatever it has already."""
+        raise NotImplementedError

@@ -1,0 +1,441 @@
+"""The gateway: listens, judges requests by their heads, and starts their exchanges.
+
+Offers `GatewayPort` to the stall watch. Everything runs on one event loop; the clock is
+the loop's monotonic one unless a test brings its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from email.utils import formatdate
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from controlplane.gateway import routes
+from controlplane.gateway.attempts import Attempts, Context, Counters
+from controlplane.gateway.body import BYTES_PER_TOKEN, parse, without_forbidden
+from controlplane.gateway.config import GatewayConfig
+from controlplane.gateway.errors import ClientError
+from controlplane.gateway.passthrough import Passthrough
+from controlplane.gateway.ports import Activity, Arrival, SchedulerPort
+from controlplane.gateway.reading import Request, bodies_full, too_large
+from controlplane.gateway.relay import Exchange
+from controlplane.gateway.replies import Reply, client_error_reply, error_reply
+from controlplane.gateway.server import ClientConnection
+from controlplane.gateway.upstream import UpstreamPool
+from events.errors import LogError
+
+log = logging.getLogger("relume.gateway")
+
+Delegate = Callable[[Request], Reply]
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_USABLE_ID = re.compile(rb"[A-Za-z0-9_.\-]{1,64}").fullmatch
+_JSON_TYPE = re.compile(rb"application/json\s*(;.*)?", re.IGNORECASE).fullmatch
+
+
+class Gateway:
+    """The OpenAI endpoint of one control plane replica.
+
+    `metrics` gives the text of /metrics, `delegates` answer GETs of further exact paths in
+    its stead. `clock` gives monotonic seconds on the event loop's scale.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerPort,
+        config: GatewayConfig,
+        *,
+        metrics: Callable[[], bytes] | None = None,
+        delegates: Mapping[str, Delegate] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        boot: str = "",
+    ) -> None:
+        config.refuse_unsafe_bind()
+        self.config = config
+        self.clock = clock
+        self.counters = Counters()
+        self.clients: set[ClientConnection] = set()
+        self.bodies_bytes = 0
+        self.draining = False
+        self.date_header = b""
+        self._dated_unix = 0.0
+        self._wall_clock = wall_clock
+        self._started_unix = int(wall_clock())
+        self._scheduler = scheduler
+        self.metrics = metrics
+        self._delegates = {"/metrics": self._serve_metrics, **(delegates or {})}
+        self._delegated = frozenset(self._delegates)
+        self._keys = {key.encode(): _tenant(key) for key in sorted(config.api_keys)}
+        self._boot = boot or os.urandom(6).hex()
+        self._numbers = count(1)
+        self._pool = UpstreamPool(
+            clock,
+            keepalive_s=config.upstream_keepalive_s,
+            connect_timeout_s=config.connect_timeout_s,
+            silence_s=config.upstream_silence_s,
+            max_idle_per_engine=config.max_idle_per_engine,
+        )
+        self.activity: dict[tuple[str, int], Activity] = self._pool.activity
+        self._attempts: dict[tuple[str, int], set[Attempts]] = {}
+        self._context = Context(
+            scheduler, self._pool, config, clock, self._spawn, self.counters, self._attempts
+        )
+        self._server: asyncio.Server | None = None
+        self._port = 0
+        self._group: asyncio.TaskGroup | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._failure_told = False  # `join` raised what broke the gateway
+        self._stopping = asyncio.Event()
+
+    # --- life
+
+    async def start(self) -> None:
+        """Listen. Raises `OSError` when the address cannot be had."""
+        self._set_date()
+        ready = asyncio.Event()
+        self._runner = asyncio.create_task(self._run(ready), name="gateway")
+        await ready.wait()
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: ClientConnection(self),
+                self.config.host,
+                self.config.port,
+                backlog=self.config.backlog,
+            )
+            self._port = int(self._server.sockets[0].getsockname()[1])
+        except OSError:
+            await self.stop()
+            raise
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new connection and wait for the requests under way; False if some remain."""
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        until = self.clock() + timeout_s
+        while True:
+            for client in list(self.clients):
+                client.close_when_idle()
+            if not self.counters.in_flight:
+                return True
+            if self.clock() >= until:
+                return False
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        """Close everything. Streams under way are told that we stop, and end as failed."""
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        for attempts in [a for group in list(self._attempts.values()) for a in list(group)]:
+            attempts.fail(503, "the control plane is stopping; try again")
+        await asyncio.sleep(0)
+        for client in list(self.clients):
+            client.abort()
+        # connection_lost runs in the next turns of the loop and ends the exchanges
+        for _ in range(50):
+            if not self.clients:
+                break
+            await asyncio.sleep(0.01)
+        self._pool.close()
+        self._stopping.set()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await asyncio.wait([runner])
+            if not self._failure_told:
+                await runner
+
+    async def join(self) -> None:
+        """Wait until the gateway is stopped; raises what broke it, as a group. The owner runs
+        this beside its other tasks: a broken gateway serves nothing."""
+        runner = self._runner
+        if runner is None:
+            return
+        await asyncio.wait([runner])
+        if not runner.cancelled() and runner.exception() is not None:
+            self._failure_told = True
+        await runner
+
+    async def __aenter__(self) -> Gateway:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, or listened on."""
+        return self._port
+
+    async def _run(self, ready: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            ready.set()
+            while not self._stopping.is_set():
+                try:
+                    async with asyncio.timeout(self.config.sweep_interval_s):
+                        await self._stopping.wait()
+                except TimeoutError:
+                    self._sweep()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        assert self._group is not None
+        return self._group.create_task(work)
+
+    def _sweep(self) -> None:
+        """Enforce every deadline of the token path."""
+        now = self.clock()
+        if self._wall_clock() - self._dated_unix >= 1.0:
+            self._set_date()
+        for client in [c for c in self.clients if now > c.deadline]:
+            client.expire(now)
+        self._pool.sweep(now)
+
+    def _set_date(self) -> None:
+        self._dated_unix = self._wall_clock() // 1
+        self.date_header = f"date: {formatdate(self._dated_unix, usegmt=True)}\r\n".encode()
+
+    # --- GatewayPort
+
+    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+        """Fail over every attempt on that incarnation now; returns how many there were."""
+        attempts = list(self._attempts.get((worker, incarnation), ()))
+        activity = self.activity.get((worker, incarnation))
+        if activity is not None:
+            self._pool.drop(activity)
+        for attempt in attempts:
+            attempt.broken_from_outside(cause)
+        return len(attempts)
+
+    # --- Service, for the connections
+
+    def identify(self, request: Request) -> None:
+        given = request.headers.get(b"x-request-id")
+        if given is not None and _USABLE_ID(given):
+            request.request_id = given.decode()
+        else:
+            request.request_id = self._new_id()
+
+    def admit(self, request: Request, expected_body: int | None) -> Reply | None:
+        self.identify(request)
+        path = request.path
+        if self._keys and path not in routes.OPEN and self._tenant_of(request) is None:
+            return self._refused(
+                error_reply(401, "missing or wrong API key", code="invalid_api_key")
+            )
+        route = routes.find(path, self._delegated)
+        if route is None:
+            return self._refused(error_reply(404, f"no route {path[:200]}", code="not_found"))
+        if request.method not in route.methods:
+            allow = ("allow", ", ".join(route.methods))
+            return self._refused(error_reply(405, f"{path} takes {allow[1]}", headers=(allow,)))
+        if route.kind in ("local", "delegated") or request.method == "OPTIONS":
+            if expected_body:
+                return self._refused(error_reply(400, "this route takes no body"))
+            return None
+        size = expected_body or 0
+        if size > self.config.max_body_bytes:
+            return self._refused(too_large(self.config))
+        if self.bodies_bytes + size > self.config.max_bodies_bytes:
+            return self._refused(bodies_full(self.config))
+        if self.counters.in_flight >= self.config.max_requests:
+            busy = "too many requests are under way; try again"
+            return self._refused(error_reply(429, busy, retry_after_s=1, code="overloaded"))
+        return None
+
+    def serve(self, request: Request, connection: ClientConnection) -> Reply | Attempts:
+        route = routes.find(request.path, self._delegated)
+        assert route is not None
+        if request.method == "OPTIONS":
+            return Reply(204, headers=(("allow", ", ".join(route.methods)),))
+        if route.kind == "protected":
+            return self._serve_protected(request, connection)
+        if route.kind == "relayed":
+            return self._serve_relayed(request, connection)
+        if route.kind == "delegated":
+            return self._delegates[request.path](request)
+        return self._serve_local(request)
+
+    # --- routes
+
+    def _serve_protected(self, request: Request, connection: ClientConnection) -> Reply | Attempts:
+        try:
+            _require_json(request)
+            parsed = parse(request.body, chat=routes.PROTECTED[request.path])
+            model = parsed.model or self._only_model()
+        except ClientError as error:
+            return self._refused(client_error_reply(error))
+        arrival = Arrival(
+            self._new_id(),
+            model,
+            request.path,
+            parsed.stream,
+            parsed.prompt_tokens,
+            parsed.max_tokens,
+            parsed.verdict,
+            parsed.reason,
+            parsed.estimated,
+            self._tenant_of(request) or "",
+            request.request_id,
+        )
+        exchange = Exchange(
+            self._context, connection, arrival, request.path, request.request_id, parsed.body
+        )
+        return self._started(exchange)
+
+    def _serve_relayed(self, request: Request, connection: ClientConnection) -> Reply | Attempts:
+        body = request.body
+        if body and _may_be_json(request):
+            try:
+                body = without_forbidden(body)
+            except ClientError as error:
+                return self._refused(client_error_reply(error))
+        model = _model_of(request)
+        arrival = Arrival(
+            self._new_id(),
+            model or self._only_model(optional=True),
+            request.path,
+            False,
+            len(request.body) // BYTES_PER_TOKEN + 1,
+            0,
+            "restart",
+            "unprotected route",
+            True,
+            self._tenant_of(request) or "",
+            request.request_id,
+        )
+        headers = tuple(
+            (name.decode(), request.headers[name].decode("latin-1"))
+            for name in (b"content-type", b"content-encoding", b"accept")
+            if name in request.headers
+        )
+        target = f"{request.path}?{request.query}" if request.query else request.path
+        exchange = Passthrough(
+            self._context,
+            connection,
+            arrival,
+            target,
+            request.request_id,
+            body,
+            request.method,
+            headers,
+        )
+        return self._started(exchange)
+
+    def _started(self, exchange: Attempts) -> Reply | Attempts:
+        try:
+            exchange.start()
+        except LogError as error:  # nothing was accepted: the log does not take it
+            log.error("a request could not be written: %s", error)
+            busy = "the control plane cannot take requests at present"
+            return self._refused(error_reply(503, busy, retry_after_s=self.config.retry_after_s))
+        return exchange
+
+    def _serve_local(self, request: Request) -> Reply:
+        if request.path == routes.LIVE:
+            if self._runner is None or self._runner.done():
+                return error_reply(503, "the gateway is broken", code="broken")
+            return Reply(200, b'{"status":"live"}')
+        if request.path == routes.HEALTH:
+            if self.draining:
+                return error_reply(503, "draining", retry_after_s=self.config.retry_after_s)
+            if not self._scheduler.ready():
+                return error_reply(
+                    503, "no worker can serve at present", retry_after_s=self.config.retry_after_s
+                )
+            return Reply(200, b'{"status":"ok"}')
+        models = [
+            {"id": name, "object": "model", "created": self._started_unix, "owned_by": "relume"}
+            for name in self._scheduler.models()
+        ]
+        if request.path == routes.MODELS:
+            return Reply(200, msgspec.json.encode({"object": "list", "data": models}))
+        wanted = request.path[len(routes.MODELS) + 1 :]
+        for model in models:
+            if model["id"] == wanted:
+                return Reply(200, msgspec.json.encode(model))
+        return error_reply(404, f"no model {wanted[:200]!r}", param="model", code="model_not_found")
+
+    def _serve_metrics(self, _request: Request) -> Reply:
+        if self.metrics is None:
+            return error_reply(404, "no metrics are served here", code="not_found")
+        return Reply(200, self.metrics(), METRICS_TYPE)
+
+    def _only_model(self, optional: bool = False) -> str:
+        """The model meant when none is named: the only one there is."""
+        models = self._scheduler.models()
+        if len(models) == 1:
+            return models[0]
+        if optional or not models:
+            return ""
+        raise ClientError(400, "'model' is required", "model", "missing_required_parameter")
+
+    # --- small parts
+
+    def _refused(self, reply: Reply) -> Reply:
+        self.counters.refused += 1
+        return reply
+
+    def _new_id(self) -> str:
+        return f"{self._boot}-{next(self._numbers):x}"
+
+    def _tenant_of(self, request: Request) -> str | None:
+        """Which key's holder asks; None without a right one. Compares in constant time."""
+        if not self._keys:
+            return ""
+        scheme, _, shown = request.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+        found = None
+        for key, tenant in self._keys.items():
+            if hmac.compare_digest(key, shown.strip()):
+                found = tenant
+        return found
+
+
+def _tenant(key: str) -> str:
+    """A name for a key that does not give it away."""
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def _require_json(request: Request) -> None:
+    if not _JSON_TYPE(request.headers.get(b"content-type", b"")):
+        raise ClientError(
+            415, "content-type must be application/json", code="unsupported_media_type"
+        )
+    if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise ClientError(415, "compressed bodies are not supported", code="unsupported_media_type")
+
+
+def _may_be_json(request: Request) -> bool:
+    """Whether a worker may read the body as JSON; without a type FastAPI does."""
+    kind = request.headers.get(b"content-type", b"").lower()
+    return not kind.strip() or b"json" in kind
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_named = msgspec.json.Decoder(_Named).decode
+
+
+def _model_of(request: Request) -> str:
+    """The model a relayed body names, if it is JSON that names one."""
+    try:
+        return _named(request.body).model if request.body else ""
+    except msgspec.MsgspecError:
+        return ""

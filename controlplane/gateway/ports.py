@@ -1,0 +1,135 @@
+"""What the gateway asks of the scheduler, and what it offers to the stall watch.
+
+The gateway moves bytes and knows clients; the scheduler knows the fleet and the log.
+Both live in one process and one event loop; every call here is synchronous and cheap.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Arrival(Struct, frozen=True):
+    """What the gateway read from a request before accepting it.
+
+    `verdict` says how a cut can be survived: `exact` (continue from the delivered
+    tokens), `best_effort` (the same, on an engine that failed its self-test), `sampled`
+    (continue validly, not identically), `replay` (generate again, compare), `restart`
+    (only while the client has nothing); `reason` why not better. `prompt_tokens` is
+    estimated from bytes unless `estimated` is False.
+    """
+
+    request: str
+    model: str
+    route: str
+    stream: bool
+    prompt_tokens: int
+    max_tokens: int
+    verdict: str
+    reason: str = ""
+    estimated: bool = True
+    tenant: str = ""
+    client_id: str = ""
+
+
+class Assignment(Struct, frozen=True):
+    """Where one attempt goes. `mode`: new, continue, replay. `dispatch` is the
+    value of the header `x-relume-dispatch`: the encoded decision in base64url."""
+
+    request: str
+    attempt: int
+    worker: str
+    incarnation: int
+    host: str
+    port: int
+    mode: str
+    dispatch: bytes
+
+
+class Hopeless(Struct, frozen=True):
+    """The request cannot go on; `status` and `message` are for the client."""
+
+    status: int
+    message: str
+
+
+class Activity:
+    """What the token path last saw of one engine incarnation; read by the stall watch.
+
+    `last_byte` is a monotonic time in seconds (the loop's clock): of the last byte, or of
+    the moment `open_streams` rose from 0. `open_streams` counts attempts that wait for
+    bytes; one whose client reads too slowly is paused and does not count.
+    """
+
+    __slots__ = ("last_byte", "open_streams")
+
+    def __init__(self, now: float) -> None:
+        self.last_byte = now
+        self.open_streams = 0
+
+
+class SchedulerPort(Protocol):
+    """Offered by controlplane.scheduler.Scheduler to the gateway."""
+
+    def models(self) -> list[str]:
+        """Names of the models some worker serves or served since start, sorted."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether some worker could take a request now (what `/health` says)."""
+        ...
+
+    def arrived(self, arrival: Arrival) -> Arrival:
+        """The request is accepted: from here it must get exactly one `ended`.
+
+        Returns the arrival with the verdict that the fleet can keep, which goes to the client.
+        """
+        ...
+
+    def assign(self, request: str, cause: str, delivered: int) -> Assignment | Hopeless | None:
+        """Choose a worker for the next attempt; None when none can take it at present.
+
+        `cause`: arrival, reset, stall, engine_error, stale, refused, unreachable, declined,
+        wait_over.
+        `delivered`: tokens the gateway holds of it (with the client when streaming).
+        """
+        ...
+
+    async def capacity(self, request: str, timeout_s: float) -> bool:
+        """Wait until `assign` may succeed; False when `timeout_s` went by."""
+        ...
+
+    def observed(
+        self, request: str, attempt: int, kind: str, delivered: int, detail: str = ""
+    ) -> None:
+        """One attempt's connection failed. `kind`: reset, eof, refused, unreachable (no
+        connection in time), stale, engine_dead, engine_error, declined (a moved request
+        answered with a 4xx), stall, timeout. The worker is avoided for this request's later
+        attempts."""
+        ...
+
+    def ended(
+        self,
+        request: str,
+        outcome: str,
+        status: int,
+        tokens: int,
+        finish: str,
+        ttft_us: int = -1,
+        longest_gap_us: int = -1,
+        detail: str = "",
+    ) -> None:
+        """The terminal event. `outcome`: completed, cancelled, failed, rejected."""
+        ...
+
+
+class GatewayPort(Protocol):
+    """Offered by the gateway to the stall watch and to draining."""
+
+    activity: dict[tuple[str, int], Activity]
+
+    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+        """Fail over every attempt on that incarnation now; returns how many there were."""
+        ...

@@ -1,0 +1,49 @@
+"""What can be wrong with kept history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from events.errors import LogError
+
+
+class HistoryError(LogError):
+    """A file of the archive or a snapshot cannot be used."""
+
+
+class DamagedFile(HistoryError):
+    """A kept file is damaged or not what its manifest says.
+
+    Remedy: restore it from a copy; what etcd still holds is not affected.
+    """
+
+    def __init__(self, path: Path, detail: str) -> None:
+        super().__init__(f"{path}: {detail}")
+        self.path = path
+        self.detail = detail
+
+
+class OtherBuild(HistoryError):
+    """A snapshot was made by a build that keeps other state; reading it would mislead."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: made by another build of Relume, the log is folded anew")
+        self.path = path
+
+
+class HistoryGap(HistoryError):
+    """Revisions in (after, next) are neither in the archive nor in etcd."""
+
+    def __init__(self, after: int, following: int, detail: str) -> None:
+        super().__init__(f"history between revisions {after} and {following} is missing: {detail}")
+        self.after = after
+        self.following = following
+
+
+class WhichArchive(HistoryError):
+    """Several logs are archived under one directory and none was asked for."""
+
+    def __init__(self, root: Path, names: list[str]) -> None:
+        super().__init__(f"{root} holds {len(names)} logs ({', '.join(names)}); name one")
+        self.root = root
+        self.names = names

@@ -1,0 +1,58 @@
+"""Files that are whole or not there: written aside, fsynced, renamed, directory fsynced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def publish(aside: Path, path: Path) -> None:
+    """Make the fsynced file `aside` appear as `path`, durably. Raises OSError."""
+    os.replace(aside, path)
+    sync_directory(path.parent)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a crash leaves all of it or nothing. Raises OSError."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with aside.open("wb") as file:
+        file.write(data)
+        sync(file.fileno())
+    publish(aside, path)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add `line` to `path`, durably; a torn line before it stays a line of its own."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        os.write(fd, line + b"\n")
+        sync(fd)
+    finally:
+        os.close(fd)
+    if not size:
+        sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Make `path` and what is above it, durably. Raises OSError."""
+    if not path.exists():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sync(fd: int) -> None:
+    """Have the kernel put the file on the disk."""
+    os.fsync(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Have the kernel put the directory's entries on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,46 @@
+"""The way out of NOSPACE, by steps that a full etcd still carries out: no put among them.
+
+    seal the archive, write the snapshot (files only)
+    compact and delete up to it
+    the same again behind the deletion, since a compaction frees what was deleted before
+    defragment every member, disarm the alarm by member id
+
+The snapshot's manifest cannot be committed meanwhile; replicas look at the files too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from controlplane.history.cycle import Cut, Step, preserve, trim
+from controlplane.history.vault import Vault
+from events.etcd.maintenance import Maintenance, Space
+
+
+async def relieve(
+    vault: Vault,
+    maintenance: Maintenance,
+    cut: Callable[[], Cut],
+    reach: Callable[[int], Awaitable[None]],
+    epoch: int,
+    step: Step = lambda name: None,
+) -> Space:
+    """Make room and disarm; returns the space as it is then. `cut` copies the fold,
+    `reach(revision)` returns when it holds the log up to there.
+
+    Raises Fenced, LogUnavailable, OSError, BrokenChain; doing it again goes on from there.
+    """
+    moment = cut()
+    manifest = await preserve(vault, moment, step)
+    _, deleted_at = await trim(vault, maintenance, manifest, epoch, step)
+    if deleted_at:
+        await reach(deleted_at)
+        moment = cut()
+        await preserve(vault, moment, step)
+        await maintenance.compact(moment.covers, physical=True)
+    step("freed")
+    await maintenance.defragment(await maintenance.space())
+    step("defragmented")
+    await maintenance.disarm(await maintenance.space())
+    step("disarmed")
+    return await maintenance.space()

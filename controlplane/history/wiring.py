@@ -1,0 +1,70 @@
+"""The history of one replica, put together from its configuration."""
+
+from __future__ import annotations
+
+import structlog
+
+from controlplane.config import ServeConfig
+from controlplane.history.keeper import Keeper, KeeperConfig
+from controlplane.history.quota import QuotaConfig
+from controlplane.history.repair import unstick
+from controlplane.history.restore import History
+from controlplane.replica import Replica
+from events.errors import Fenced, LogUnavailable
+from events.etcd.errors import AccessRefused
+from events.etcd.factory import EtcdLog
+from events.etcd.maintenance import Maintenance
+from events.etcd.reader import EtcdReader
+
+log = structlog.get_logger("relume.history")
+
+
+async def prepared_history(config: ServeConfig, etcd: EtcdLog) -> History | None:
+    """Where the replica takes its fold from; None without an archive. A full etcd that
+    nobody leads is relieved first: it would grant this replica no lease.
+
+    Raises HistoryError, OSError.
+    """
+    if not config.archive_dir:
+        return None
+    try:
+        await unstick(etcd, config.archive_dir, config.name)
+    except (LogUnavailable, AccessRefused, Fenced) as error:
+        # Taking the stream comes next: it waits for etcd, and says what is wrong with it.
+        log.warning("could_not_look_at_space", reason=str(error))
+    return History(config.archive_dir, Maintenance(etcd.client))
+
+
+def keeper_of(
+    config: ServeConfig, replica: Replica, reader: EtcdReader, etcd: EtcdLog
+) -> Keeper | None:
+    """Who keeps history while `replica`, which follows `reader`, leads; None without an
+    archive. It observes the replica from here on; run it beside it."""
+    if not config.archive_dir:
+        return None
+    keeper = Keeper(
+        keeper_config(config),
+        replica.fleet,
+        replica.leadership,
+        Maintenance(etcd.client),
+        etcd.reader(),
+        lambda: max(replica.covered, reader.revision),
+        config.name,
+    )
+    replica.observe(keeper.seen)
+    replica.observe_groups(keeper.group)
+    replica.upkeep = keeper.status
+    return keeper
+
+
+def keeper_config(config: ServeConfig) -> KeeperConfig:
+    """The part of the configuration that is about history."""
+    return KeeperConfig(
+        config.archive_dir,
+        config.snapshot_every_revisions,
+        config.snapshot_every_s,
+        config.snapshots_kept,
+        quota=QuotaConfig(
+            config.etcd_quota_bytes, config.quota_shed_percent, config.quota_alarm_percent
+        ),
+    )

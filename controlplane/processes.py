@@ -1,0 +1,98 @@
+"""Child processes of a local fleet: started apart from the terminal, watched, ended by pid."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def free_port(preferred: int = 0) -> int:
+    """A free TCP port on loopback: `preferred` when it is free, else any."""
+    for port in (preferred, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise OSError("no free TCP port on 127.0.0.1")
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Child:
+    """One process with its output in a file. Ctrl-C in the terminal does not reach it: it has
+    its own session; SIGTERM reaches it should this process die."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log_path = log_path
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        argv: Sequence[str],
+        log_path: Path,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start `argv` with `env` added to ours; stdout and stderr go to `log_path`."""
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as out:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+                pass_fds=tuple(pass_fds),
+                preexec_fn=_die_with_parent,
+            )
+        return cls(name, process, log_path)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self.process.poll() is None
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines of its output, for an error message."""
+        try:
+            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return "(no output)"
+
+    async def stop(self, patience_s: float = 10.0) -> None:
+        """SIGTERM, wait up to `patience_s`, then SIGKILL."""
+        if self.alive:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGCONT)
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while self.alive and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        if self.alive:
+            self.process.kill()
+            self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, as a fault."""
+        self.process.kill()

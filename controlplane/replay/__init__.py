@@ -1,0 +1,1 @@
+"""Replay: fold a log again, call every policy again, and compare."""

@@ -1,0 +1,84 @@
+"""Where a log to be replayed comes from: etcd with its archive, or a file.
+
+A log that has been trimmed begins in its archive. A log whose beginning is nowhere is a
+HistoryGap: replay never starts in the middle unless a snapshot says what came before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from controlplane.history.errors import HistoryGap
+from controlplane.history.restore import load_history, read_archive
+from controlplane.replay.store import BadStoredLog, Footer, StoredLog
+from events.etcd.config import EtcdConfig
+from events.etcd.factory import EtcdLog
+from events.etcd.maintenance import Maintenance
+from events.log import RevisionGroup
+from policies.state import Fleet
+
+
+class History(Struct):
+    """A log in memory. `base`: the fold it goes on from (None: the empty one). `footer`: what
+    a stored file says of its end. `origin` is for people."""
+
+    groups: list[RevisionGroup]
+    origin: str
+    base: Fleet | None = None
+    footer: Footer | None = None
+
+    def until(self, revision: int) -> History:
+        """The part up to `revision`."""
+        groups = [g for g in self.groups if g.revision <= revision]
+        return History(groups, f"{self.origin}, up to revision {revision}", self.base)
+
+
+def from_file(path: str | Path) -> History:
+    """A stored log, or an archive's directory. Raises BadStoredLog, HistoryError."""
+    path = Path(path)
+    if path.is_dir():
+        groups, last = read_archive(path)
+        if not last:
+            raise BadStoredLog(path, "is a directory without an archive")
+        return History(groups, f"archive {path}")
+    with StoredLog(path) as stored:
+        groups = list(stored.groups())
+        return History(groups, str(path), stored.base, stored.footer)
+
+
+async def from_etcd(config: EtcdConfig, archive_dir: str | Path = "") -> History:
+    """The log on etcd, with its archive where it was trimmed.
+
+    Raises HistoryError, BrokenChain, CorruptSegment, LogUnavailable.
+    """
+    origin = f"etcd {', '.join(config.endpoints)} {config.prefix}"
+    async with EtcdLog(config) as etcd:
+        log_id = await Maintenance(etcd.client).identity()
+        if log_id and archive_dir and (Path(archive_dir) / log_id).is_dir():
+            groups = await load_history(archive_dir, etcd.reader(), log_id)
+            return History(groups, f"{origin} and archive {archive_dir}")
+        groups = await etcd.reader().read()
+    missing = _beginnings(groups)
+    if missing:
+        stream, revision = missing[0]
+        raise HistoryGap(
+            0,
+            revision,
+            f"stream {stream} has been trimmed; name the archive of the log (--archive DIR)",
+        )
+    return History(groups, origin)
+
+
+def _beginnings(groups: list[RevisionGroup]) -> list[tuple[str, int]]:
+    """Streams whose first segment here is not their first, with its revision."""
+    seen: set[str] = set()
+    missing = []
+    for group in groups:
+        for segment in group.segments:
+            if segment.stream not in seen:
+                seen.add(segment.stream)
+                if segment.seq != 1:
+                    missing.append((segment.stream, group.revision))
+    return missing

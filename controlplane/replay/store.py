@@ -1,0 +1,239 @@
+"""A log in one file: for incident exports, archives of tests, and mail.
+
+    one line of JSON: format, versions, where it comes from
+    frames: kind (1 byte) | length u32 | zlib of the payload
+        S  a snapshot of the fold the groups go on from, at most one, first
+        G  revision groups as `controlplane.history.group_codec` writes them
+        E  JSON: counts, heads and state hash at the end; the last frame
+
+Segments are kept verbatim, so the hash chain holds across the file and etcd. The state
+hash of the end anchors what follows the last hash the leader recorded. Reading and
+writing are streaming; a file is whole or it is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from controlplane.history.files import publish, sync
+from controlplane.history.group_codec import decode_groups, encode_group
+from events import vocabulary as v
+from events.errors import CorruptSegment, LogError
+from events.log import RevisionGroup
+from policies.fleet import apply_group
+from policies.state import SHAPE, Fleet, dump, load, state_hash
+
+FORMAT = "relume-log"
+VERSION = 1
+SUFFIX = ".rlog"
+_FRAME = struct.Struct("<cI")
+_BLOCK_BYTES = 1 << 20
+_MOST_BYTES = 1 << 30
+
+
+class BadStoredLog(LogError):
+    """A file is not a stored log, or is damaged. Remedy: export it again."""
+
+    def __init__(self, path: Path, detail: str) -> None:
+        super().__init__(f"{path}: {detail}")
+        self.path = path
+        self.detail = detail
+
+
+class Header(Struct, frozen=True):
+    """First line of the file."""
+
+    format: str
+    version: int
+    relume: str = ""
+    origin: str = ""
+    note: str = ""
+
+
+class Footer(Struct, frozen=True):
+    """The end of the log in the file: counts, the state there as `StateHashed` tells it
+    (digests in hex), and the crc of the first line."""
+
+    groups: int
+    segments: int
+    records: int
+    first: int
+    last: int
+    state: str
+    order: str
+    shape: str
+    header: int = 0
+
+    @property
+    def end(self) -> v.StateHashed:
+        """The state the log must end with, for `verify`."""
+        state, order = bytes.fromhex(self.state), bytes.fromhex(self.order)
+        return v.StateHashed(self.last, state, order, self.shape)
+
+
+class StoredLog:
+    """An opened file: `header`, `base` (the fold it goes on from, or None), `groups()`.
+
+    `footer` is set when `groups()` has been read to its end. A context manager.
+    Raises BadStoredLog throughout.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.base: Fleet | None = None
+        self.footer: Footer | None = None
+        try:
+            self._file: BinaryIO = self.path.open("rb")
+        except OSError as error:
+            raise BadStoredLog(self.path, error.strerror or "unreadable") from None
+        try:
+            self.header = self._read_header()
+            self._pending = self._frame()
+            if self._pending[0] == b"S":
+                self.base = load(self._pending[1])
+                self._pending = self._frame()
+        except msgspec.ValidationError as error:
+            self._file.close()
+            raise BadStoredLog(
+                self.path, f"its snapshot does not fit this build: {error}"
+            ) from None
+        except BadStoredLog:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> StoredLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def groups(self) -> Iterator[RevisionGroup]:
+        """Every group, in order; at the end the footer must fit. Once only."""
+        counted = [0, 0, 0]
+        kind, payload = self._pending
+        while kind == b"G":
+            try:
+                for group in decode_groups(payload):
+                    counted[0] += 1
+                    counted[1] += len(group.segments)
+                    counted[2] += sum(len(s.records) for s in group.segments)
+                    yield group
+            except (CorruptSegment, struct.error, UnicodeDecodeError) as error:
+                raise BadStoredLog(self.path, str(error)) from None
+            kind, payload = self._frame()
+        if kind != b"E":
+            raise BadStoredLog(self.path, f"a frame of kind {kind!r}")
+        footer = _json(self.path, payload, Footer)
+        if [footer.groups, footer.segments, footer.records] != counted:
+            raise BadStoredLog(self.path, f"holds {counted}, its footer says otherwise")
+        if footer.header != self._header_crc:
+            raise BadStoredLog(self.path, "damaged: its first line is not the one written")
+        self.footer = footer
+
+    def _read_header(self) -> Header:
+        line = self._file.readline(65536)
+        if not line.startswith(b'{"format":"relume-log"'):
+            raise BadStoredLog(self.path, "is no stored log of Relume")
+        header = _json(self.path, line, Header)
+        self._header_crc = zlib.crc32(line)
+        if header.version != VERSION:
+            raise BadStoredLog(self.path, f"version {header.version}: read it with a newer Relume")
+        return header
+
+    def _frame(self) -> tuple[bytes, bytes]:
+        head = self._file.read(_FRAME.size)
+        if len(head) != _FRAME.size:
+            raise BadStoredLog(self.path, "is cut short")
+        kind, size = _FRAME.unpack(head)
+        packed = self._file.read(size)
+        if len(packed) != size:
+            raise BadStoredLog(self.path, "is cut short")
+        try:
+            unpacker = zlib.decompressobj()
+            payload = unpacker.decompress(packed, _MOST_BYTES)
+        except zlib.error as error:
+            raise BadStoredLog(self.path, f"damaged: {error}") from None
+        if not unpacker.eof:
+            raise BadStoredLog(self.path, "damaged: a frame does not end")
+        return kind, payload
+
+
+def save(
+    path: str | Path,
+    groups: Iterable[RevisionGroup],
+    base: Fleet | None = None,
+    origin: str = "",
+    note: str = "",
+) -> Footer:
+    """Write `groups` (going on from `base`, or from the beginning) to `path`.
+
+    They are folded on the way, for the state hash of the end. Raises LogError for groups
+    that do not fold, OSError.
+    """
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            header = Header(FORMAT, VERSION, _relume_version(), origin, note)
+            line = msgspec.json.encode(header) + b"\n"
+            file.write(line)
+            if base is not None:
+                _write(file, b"S", dump(base))
+            footer = _write_groups(file, groups, load(dump(base)) if base else Fleet())
+            footer = msgspec.structs.replace(footer, header=zlib.crc32(line))
+            _write(file, b"E", msgspec.json.encode(footer))
+            file.flush()
+            sync(file.fileno())
+        publish(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return footer
+
+
+def _write_groups(file: BinaryIO, groups: Iterable[RevisionGroup], fleet: Fleet) -> Footer:
+    waiting: list[bytes] = []
+    size = count = segments = records = first = 0
+    for group in groups:
+        apply_group(fleet, group)
+        first = first or group.revision
+        count += 1
+        segments += len(group.segments)
+        records += sum(len(s.records) for s in group.segments)
+        waiting.append(encode_group(group))
+        size += len(waiting[-1])
+        if size >= _BLOCK_BYTES:
+            _write(file, b"G", b"".join(waiting))
+            waiting, size = [], 0
+    if waiting:
+        _write(file, b"G", b"".join(waiting))
+    last = fleet.revision
+    state, order = state_hash(fleet).hex(), fleet.order.hex()
+    return Footer(count, segments, records, first, last, state, order, SHAPE)
+
+
+def _write(file: BinaryIO, kind: bytes, payload: bytes) -> None:
+    packed = zlib.compress(payload, 6)
+    file.write(_FRAME.pack(kind, len(packed)) + packed)
+
+
+def _json(path: Path, data: bytes, kind: type[Header] | type[Footer]):
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise BadStoredLog(path, f"damaged: {error}") from None
+
+
+def _relume_version() -> str:
+    try:
+        return version("relume")
+    except PackageNotFoundError:
+        return "checkout"

@@ -1,0 +1,162 @@
+"""A request's chain of causes (`why`) in plain words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from controlplane.replay.why import Step, Why
+from events import codec
+from events import vocabulary as v
+
+
+def told(found: Why) -> Iterator[str]:
+    """The lines of the story, for a terminal."""
+    yield headline(found)
+    yield ""
+    begun_ms = found.steps[0].at_ms if found.steps else 0
+    for step in found.steps:
+        first, *rest = words(step)
+        place = f"{step.stream}:{step.position}"
+        yield f"{_clock(step.at_ms, begun_ms):>10}  {place:<12} {first}"
+        for line in rest:
+            yield f"{'':10}  {'':12}   {line}"
+
+
+def headline(found: Why) -> str:
+    """What became of it, in one line."""
+    name = found.request
+    if found.arrived is not None and found.arrived.client_id:
+        name += f" (the client calls it {found.arrived.client_id})"
+    ended = found.ended
+    if ended is None:
+        tried = len([d for d in found.decisions if d.worker])
+        return f"{name}: no end in this log, {_count(tried, 'attempt')} so far"
+    gap = f", longest gap {ended.longest_gap_us / 1000:.0f} ms" if ended.longest_gap_us >= 0 else ""
+    tokens = f", {ended.tokens} tokens" if ended.tokens >= 0 else ""
+    status = f" (HTTP {ended.status})" if ended.status not in (0, 200) else ""
+    return f"{name}: {ended.outcome}{status}{tokens}, {_count(ended.attempts, 'attempt')}{gap}"
+
+
+def words(step: Step) -> list[str]:
+    """One link: what happened, then details line by line."""
+    tell = _WORDS.get(type(step.event))
+    lines = tell(step.event) if tell is not None else [codec.tag_of(step.event)]
+    if step.journalled:
+        lines.append(
+            "known from the journal alone: its gateway died before it could write this down"
+        )
+    return lines
+
+
+def to_json(found: Why) -> dict[str, Any]:
+    """The chain for programs."""
+    return {
+        "request": found.request,
+        "outcome": found.ended.outcome if found.ended else "",
+        "steps": [
+            {
+                "revision": s.revision,
+                "stream": s.stream,
+                "position": s.position,
+                "at_ms": s.at_ms,
+                "journalled": s.journalled,
+                "event": codec.to_json(s.event),
+                "text": words(s),
+            }
+            for s in found.steps
+        ],
+    }
+
+
+def _clock(at_ms: int, begun_ms: int) -> str:
+    if not at_ms:
+        return "-"
+    if at_ms == begun_ms:
+        return time.strftime("%H:%M:%S", time.localtime(at_ms / 1000))
+    return f"{at_ms - begun_ms:+} ms"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _arrived(event: v.RequestArrived) -> list[str]:
+    kind = "streaming" if event.stream else "whole"
+    about = "about " if event.estimated else ""
+    lines = [
+        f"arrived: {event.route} {kind}, model {event.model}, "
+        f"{about}{event.prompt_tokens} prompt tokens, at most {event.max_tokens} to make"
+    ]
+    reason = f": {event.reason}" if event.reason else ""
+    lines.append(f"can survive a cut: {event.verdict}{reason}")
+    return lines
+
+
+def _decided(event: v.RouteDecided) -> list[str]:
+    basis = f"basis ({event.basis.revision}, {event.basis.position})"
+    if event.worker:
+        kept = f", {event.delivered} tokens are with the client" if event.delivered else ""
+        lines = [
+            f"attempt {event.attempt} sent to {event.worker}:{event.incarnation} "
+            f"because of {event.cause.replace('_', ' ')} (mode {event.mode}{kept})"
+        ]
+    else:
+        lines = [f"nobody could take it (cause {event.cause.replace('_', ' ')})"]
+    lines.append(f"{event.decision} by {event.policy} on {basis}")
+    for candidate in event.candidates:
+        chosen = (candidate.worker, candidate.incarnation) == (event.worker, event.incarnation)
+        lines.append(
+            f"{'->' if chosen else '  '} {candidate.worker}:{candidate.incarnation} "
+            f"costs {candidate.cost} ({candidate.prefill_tokens} prompt tokens to compute, "
+            f"{_count(candidate.requests, 'request')})"
+            + (f", not taken: {candidate.excluded}" if candidate.excluded else "")
+        )
+    if event.avoid:
+        lines.append(f"it failed before on {', '.join(event.avoid)}")
+    return lines
+
+
+def _observed(event: v.TransportObserved) -> list[str]:
+    detail = f": {event.detail}" if event.detail else ""
+    return [
+        f"the gateway saw {event.kind.replace('_', ' ')} on {event.worker}:{event.incarnation} "
+        f"after {event.delivered} tokens{detail}"
+    ]
+
+
+def _ended(event: v.RequestEnded) -> list[str]:
+    first = f", first token after {event.ttft_us / 1000:.0f} ms" if event.ttft_us >= 0 else ""
+    lines = [f"ended: {event.outcome}, HTTP {event.status}, finish {event.finish or '-'}{first}"]
+    return [*lines, event.detail] if event.detail else lines
+
+
+def _judged(event: v.StallJudged) -> list[str]:
+    answer = "hung" if event.hung else "not hung"
+    return [
+        f"{event.worker}:{event.incarnation} was silent for {event.silent_us / 1000:.0f} ms "
+        f"(allowed {event.bound_us / 1000:.0f} ms), its probe {event.probe}: judged {answer}"
+    ]
+
+
+_WORDS: dict[type, Callable[[Any], list[str]]] = {
+    v.RequestArrived: _arrived,
+    v.RouteDecided: _decided,
+    v.TransportObserved: _observed,
+    v.RequestEnded: _ended,
+    v.StallJudged: _judged,
+    v.RequestQueued: lambda e: [f"the engine took attempt {e.attempt}: {e.prompt_tokens} tokens"],
+    v.RequestAdmitted: lambda e: [
+        f"admitted with {e.blocks} KV blocks, {e.cached_tokens} tokens were cached"
+    ],
+    v.FirstToken: lambda e: ["prefill over: the first token left the model"],
+    v.RequestPreempted: lambda e: ["preempted: it lost its blocks and waits"],
+    v.EngineFinished: lambda e: [f"the engine finished: {e.reason}, {e.output_tokens} tokens"],
+    v.EngineDied: lambda e: [f"the engine {e.worker}:{e.incarnation} died ({e.reason})"],
+    v.WorkerSuspected: lambda e: [f"{e.worker}:{e.incarnation} is suspected: {e.reason}"],
+    v.WorkerCleared: lambda e: [f"{e.worker}:{e.incarnation} is cleared: {e.evidence}"],
+    v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
+    v.ReplicaLost: lambda e: [f"its gateway {e.replica} is lost"],
+    v.ReplicaStopped: lambda e: [f"its gateway {e.replica} stopped: {e.reason}"],
+}

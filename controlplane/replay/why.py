@@ -1,0 +1,189 @@
+"""Why a request went where it went: its causes, in the order of the log.
+
+`why(groups, request)` collects the request's arrival, each decision with its basis and
+what the others would have cost, what its engines said of it, what its gateway saw, and
+its end; and between these, what befell the engines that held it: a death, a judgement of
+silence, a lost lease. A decision that its gateway had no time to write is taken from the
+journal: it travelled with the request, and the engine's admission carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct, field
+
+from events import codec
+from events import vocabulary as v
+from events.errors import LogError
+from events.log import RevisionGroup
+
+_PREFIXES = ("cmpl-", "chatcmpl-")
+"""Before the request's id in the ids of vLLM's responses."""
+
+
+class Step(Struct, frozen=True):
+    """One link of the chain. `event` is a record's event or one change of an engine step.
+    `journalled`: the decision is known from the engine's admission alone."""
+
+    revision: int
+    stream: str
+    position: int
+    at_ms: int
+    event: Any
+    journalled: bool = False
+
+
+class Why(Struct):
+    """The chain of one request. `ended` is its terminal event, None while it lives."""
+
+    request: str
+    arrived: v.RequestArrived | None = None
+    ended: v.RequestEnded | None = None
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def decisions(self) -> list[v.RouteDecided]:
+        """Its decisions, journalled ones included, in order."""
+        return [s.event for s in self.steps if type(s.event) is v.RouteDecided]
+
+
+def why(groups: Iterable[RevisionGroup], request: str) -> Why | None:
+    """The chain of `request`: our id of it, or an id the client knows (its x-request-id,
+    of which the latest counts, or the id of the response). None: not in this log.
+
+    Raises UnknownEvent, MalformedRecord.
+    """
+    groups = list(groups)
+    name = _our_id(groups, request)
+    if not name:
+        return None
+    found = _Collector(name)
+    for group in groups:
+        for segment in group.segments:
+            events = codec.decode_all(segment.records)
+            for position, event in enumerate(events, segment.first):
+                found.take(
+                    Step(group.revision, segment.stream, position, segment.at_ms, event), event
+                )
+    return found.result()
+
+
+def _our_id(groups: list[RevisionGroup], asked: str) -> str:
+    """The request meant; empty when there is none."""
+    known = {asked, *(asked.removeprefix(p) for p in _PREFIXES)}
+    of_client = ""
+    for group in groups:
+        for segment in group.segments:
+            if segment.stream[0] == "w" and not _mentions(segment.records, known):
+                continue
+            for event in codec.decode_all(segment.records):
+                kind = type(event)
+                if kind is v.RequestArrived or kind is v.RouteDecided:
+                    if event.request in known:
+                        return event.request
+                    if kind is v.RequestArrived and event.client_id == asked:
+                        of_client = event.request
+                elif kind is v.EngineStep:
+                    for change in event.changes:
+                        if change.request in known and change.attempt:
+                            return change.request
+    return of_client
+
+
+def _mentions(records: Iterable[bytes], names: set[str]) -> bool:
+    wanted = [name.encode() for name in names]
+    return any(name in record for record in records for name in wanted)
+
+
+class _Collector:
+    """Takes every event of the log, keeps what concerns one request."""
+
+    def __init__(self, request: str) -> None:
+        self._why = Why(request)
+        self._holders: dict[tuple[str, int], int] = {}
+        self._cut: set[tuple[str, int]] = set()
+        self._owner = ""
+        self._journal: dict[int, Step] = {}
+
+    def take(self, step: Step, event: Any) -> None:
+        kind = type(event)
+        if kind is v.EngineStep:
+            for change in event.changes:
+                if change.request == self._why.request:
+                    self._changed(step, event, change)
+        elif kind in _OF_REQUEST:
+            if event.request == self._why.request:
+                self._of_request(step, event)
+        elif self._why.ended is None and self._befell(event):
+            self._why.steps.append(step)
+
+    def _of_request(self, step: Step, event: Any) -> None:
+        found = self._why
+        if type(event) is v.RequestArrived:
+            found.arrived = event
+            self._owner = step.stream[2:]
+        elif type(event) is v.RouteDecided:
+            self._owner = self._owner or step.stream[2:]
+            self._journal.pop(event.attempt, None)
+            if event.worker:
+                self._holders[event.worker, event.incarnation] = event.attempt
+        elif type(event) is v.TransportObserved:
+            self._holders.pop((event.worker, event.incarnation), None)
+            self._cut.add((event.worker, event.incarnation))
+        elif type(event) is v.RequestEnded:
+            found.ended = event
+        found.steps.append(step)
+
+    def _changed(self, step: Step, event: v.EngineStep, change: Any) -> None:
+        self._holders.setdefault((step.stream[2:], event.incarnation), change.attempt)
+        if type(change) is v.EngineFinished:
+            self._holders.pop((step.stream[2:], event.incarnation), None)
+        if type(change) is v.RequestQueued and change.dispatch:
+            self._from_journal(step, change)
+        if type(change) not in (v.PrefillChunkDone, v.KvBlocksFilled):
+            self._why.steps.append(
+                Step(step.revision, step.stream, step.position, step.at_ms, change)
+            )
+
+    def _from_journal(self, step: Step, change: v.RequestQueued) -> None:
+        known = {d.attempt for d in self._why.decisions if d.worker}
+        if change.attempt in known:
+            return
+        try:
+            decision = codec.decode(change.dispatch)
+        except LogError:
+            return  # what came with the request was no decision of ours
+        self._journal[change.attempt] = Step(
+            step.revision, step.stream, step.position, step.at_ms, decision, True
+        )
+
+    def _befell(self, event: Any) -> bool:
+        """Whether `event` tells what happened to an engine that holds the request, or to
+        the gateway that serves it. A socket tells of a death before the agent does."""
+        kind = type(event)
+        if kind is v.EngineDied and (event.worker, event.incarnation) in self._cut:
+            return True
+        if kind in _OF_ENGINE:
+            return (event.worker, event.incarnation) in self._holders
+        if kind is v.WorkerLost:
+            return any(worker == event.worker for worker, _ in self._holders)
+        if kind in (v.ReplicaLost, v.ReplicaStopped):
+            return event.replica == self._owner
+        return False
+
+    def result(self) -> Why:
+        """The chain, with decisions that only the journal holds put before their admission."""
+        for step in self._journal.values():
+            at = next(
+                i
+                for i, s in enumerate(self._why.steps)
+                if type(s.event) is v.RequestQueued and s.event.attempt == step.event.attempt
+            )
+            self._why.steps.insert(at, step)
+        return self._why
+
+
+_OF_REQUEST = (v.RequestArrived, v.RouteDecided, v.TransportObserved, v.RequestEnded)
+_OF_ENGINE = (v.EngineDied, v.StallJudged, v.WorkerSuspected, v.WorkerCleared)

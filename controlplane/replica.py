@@ -1,0 +1,251 @@
+"""One control plane replica: the loop read -> step -> run effects, and what hangs on it.
+
+It owns stream `r.<name>`, folds the whole log, serves clients through the gateway and
+campaigns for leadership. `Replica.run` returns when it was fenced or told to stop.
+
+A replica that starts, or that fell so far behind that its place in the log was trimmed,
+takes the fold from kept history and reads on behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import structlog
+from msgspec import Struct
+
+from controlplane.leader import Leadership
+from controlplane.scheduler import Scheduler
+from controlplane.stall_watch import StallWatch
+from events import vocabulary as v
+from events.errors import BrokenChain, Compacted, Fenced, LogUnavailable
+from events.log import LogReader, RevisionGroup, StreamWriter
+from events.segment import GENESIS
+from policies import stall
+from policies.fleet import apply_group
+from policies.state import Fleet
+from policies.view import View
+
+RELOAD_RETRY_S = 0.5
+SAY_S = 5.0
+"""A replica that waits for the log to come back says so this often."""
+
+log = structlog.get_logger("relume.replica")
+
+
+class ReplicaConfig(Struct, frozen=True):
+    """Identity and policy of one replica."""
+
+    name: str = "r0"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    policy: str = "least_load"
+    seed: int = 0
+    tick_s: float = 1.0
+    stall: stall.StallConfig = stall.StallConfig()
+
+
+class KeptFold(Protocol):
+    """A fold that holds the log up to revision `covers`."""
+
+    fleet: Fleet
+    covers: int
+
+
+class KeptHistory(Protocol):
+    """What is needed of `controlplane.history.restore.History`."""
+
+    async def restore(self) -> KeptFold:
+        """The newest fold there is. Raises LogError."""
+        ...
+
+
+class Replica:
+    """Owns the fold, the view and the tasks. Give it an entered writer for `r.<name>`.
+
+    `open_writer(stream)` opens further streams (leadership). `history` is where folds are
+    kept; without it the log must be whole. Observers added with `observe` are called
+    with (stream, position, event) for each event folded.
+    """
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        reader: LogReader,
+        writer: StreamWriter,
+        open_writer: Callable[[str], Any],
+        history: KeptHistory | None = None,
+    ) -> None:
+        self.config = config
+        self.fleet = Fleet()
+        self.boot = f"{writer.epoch:x}"
+        self.writer = writer
+        self.view = View(f"r.{config.name}", self.fleet)
+        self.scheduler = Scheduler(
+            self.view, writer, self.boot, config.policy, lambda: time.monotonic_ns() // 1000
+        )
+        self.leadership = Leadership(open_writer, self.fleet, config.name, self.boot, config.tick_s)
+        self.last_group_at = time.monotonic()
+        self.covered = 0
+        """The fold was taken from history up to this revision; the log is read behind it."""
+        self.upkeep: Any = None
+        """What keeping history says of itself (history.keeper.KeeperStatus), for metrics."""
+        self._reader = reader
+        self._history = history
+        self._groups: AsyncIterator[RevisionGroup] | None = None
+        self._observers: list[Callable[[str, int, Any], None]] = [self.leadership.seen]
+        self._group_observers: list[Callable[[Any], None]] = []
+
+    def observe(self, observer: Callable[[str, int, Any], None]) -> None:
+        """Call `observer` with every event after it was folded."""
+        self._observers.append(observer)
+
+    def observe_groups(self, observer: Callable[[Any], None]) -> None:
+        """Call `observer` with every revision group after it was folded."""
+        self._group_observers.append(observer)
+
+    async def catch_up(self) -> None:
+        """Fold the log up to where this process took its stream, and up to the end of what
+        a predecessor spooled there; before this the replica must not decide.
+
+        The writer lands that spool ahead of all we write, so replay has it in every view of
+        ours; a view without it would decide on something else. While the log is away this
+        waits, and says so. Raises LogError.
+        """
+        if self._history is not None:
+            await self._reload(self._history)
+        fenced = asyncio.ensure_future(self.writer.fenced())
+        try:
+            while not self._caught_up:
+                await self._fold_one(fenced)
+        finally:
+            fenced.cancel()
+        self.scheduler.advanced()
+        self.scheduler.emit(
+            v.ReplicaStarted(
+                self.config.name,
+                self.boot,
+                self.config.host,
+                self.config.port,
+                os.getpid(),
+                self.config.seed,
+                self.config.policy,
+                stall.settings_of(self.config.stall),
+            )
+        )
+        log.info("caught_up", revision=self.fleet.revision, workers=len(self.fleet.workers))
+
+    @property
+    def _caught_up(self) -> bool:
+        head = self.fleet.streams.get(self.writer.stream)
+        folded = head.position if head is not None else 0
+        return self.fleet.revision >= self.writer.epoch and folded >= self.writer.position
+
+    async def _fold_one(self, fenced: asyncio.Future[None]) -> None:
+        """Fold the next group, however long it takes. Raises LogError, Fenced."""
+        fetching = asyncio.ensure_future(self._next_group())
+        try:
+            while not fetching.done():
+                waited = {fetching, fenced}
+                await asyncio.wait(waited, timeout=SAY_S, return_when=asyncio.FIRST_COMPLETED)
+                if fetching.done():
+                    break
+                if fenced.done():
+                    raise Fenced(self.writer.stream, self.writer.epoch)
+                log.warning(
+                    "waiting_for_the_log",
+                    revision=self.fleet.revision,
+                    spooled=self.writer.position - self.writer.durable,
+                    healthy=self.writer.healthy,
+                )
+            apply_group(self.fleet, fetching.result())
+        finally:
+            fetching.cancel()
+
+    async def run(self, gateway: Any) -> None:
+        """Follow, lead, watch for stalls, until cancelled or fenced (raises Fenced)."""
+        watch = StallWatch(self.scheduler, gateway, asyncio.get_running_loop().time)
+        self.observe(watch.seen)
+        self.observe_groups(watch.folded)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="follow")
+            tasks.create_task(self.leadership.run(), name="leadership")
+            tasks.create_task(watch.run(), name="stall-watch")
+            tasks.create_task(self._until_fenced(), name="fenced")
+
+    async def _follow(self) -> None:
+        while True:
+            group = await self._next_group()
+            self.last_group_at = time.monotonic()
+            self.scheduler.received(group.revision)
+            apply_group(self.fleet, group, self._seen)
+            self.scheduler.advanced()
+            for observer in self._group_observers:
+                observer(group)
+
+    async def _next_group(self) -> RevisionGroup:
+        """The group behind the fold. When the log was trimmed past it, the fold is first
+        taken from history."""
+        while True:
+            if self._groups is None:
+                self._groups = self._reader.follow(max(self.covered, self.fleet.revision))
+            try:
+                group = await anext(self._groups)
+                _check_continues(self.fleet, group)
+                return group
+            except Compacted as trimmed:
+                self._groups = None
+                if self._history is None:
+                    raise
+                log.warning("fell_behind", reason=str(trimmed))
+                behind = self.fleet.revision
+                try:
+                    await self._reload(self._history)
+                except LogUnavailable:
+                    await asyncio.sleep(RELOAD_RETRY_S)
+                    continue
+                if self.covered <= behind:
+                    raise
+
+    async def _reload(self, history: KeptHistory) -> None:
+        """Take the fold from history, in place: views and leadership hold on to it.
+
+        What the log told in between was not seen, so a leader steps down: whoever is elected
+        next owes what is open.
+        """
+        kept = await history.restore()
+        owners = await self._reader.owners()
+        if kept.covers <= self.fleet.revision:
+            return
+        for name in Fleet.__struct_fields__:
+            setattr(self.fleet, name, getattr(kept.fleet, name))
+        # The watch behind `covers` tells what changes from there; a snapshot of another
+        # leader may not have seen every lease lapse.
+        self.fleet.owners = dict(sorted(owners.items()))
+        self.covered = kept.covers
+        self.leadership.resign("took the fold from history")
+        self.scheduler.advanced()
+
+    def _seen(self, stream: str, position: int, event: Any) -> None:
+        for observer in self._observers:
+            observer(stream, position, event)
+
+    async def _until_fenced(self) -> None:
+        await self.writer.fenced()
+        raise Fenced(self.writer.stream, self.writer.epoch)
+
+
+def _check_continues(fleet: Fleet, group: RevisionGroup) -> None:
+    """The reader takes the beginning of a trimmed log on trust; the fold knows better.
+
+    Raises BrokenChain when a segment does not follow the fold's end of its stream.
+    """
+    for segment in group.segments:
+        head = fleet.streams.get(segment.stream)
+        seq, digest = (head.seq, head.hash) if head is not None else (0, GENESIS)
+        if segment.seq != seq + 1 or segment.previous != digest:
+            raise BrokenChain(segment.stream, segment.seq, f"does not follow segment {seq}")

@@ -1,0 +1,271 @@
+"""Per-request choices of one replica: read the view, decide, write the decision.
+
+Every decision is taken on a view (R, p), recorded with that basis, appended to the
+replica's stream without waiting, and acted on at once. Nothing here awaits between
+reading the view and storing its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from controlplane.gateway.ports import Arrival, Assignment, Hopeless
+from events import codec
+from events import vocabulary as v
+from events.log import StreamWriter
+from policies import recovery, routing
+from policies.state import Worker
+from policies.view import View
+
+RECEIPT_GROUPS = 256
+"""At most so many receive times go into one `GroupsReceived`; older ones are dropped."""
+
+
+class LiveRequest:
+    """What the replica must remember of one open request beyond the log."""
+
+    __slots__ = ("arrival", "attempt", "avoid", "incarnation", "worker")
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.attempt = 0
+        self.avoid: tuple[str, ...] = ()
+        self.worker = ""
+        self.incarnation = 0
+
+
+class Scheduler:
+    """Implements controlplane.gateway.ports.SchedulerPort on a view and a writer.
+
+    `microseconds` is the replica's monotonic clock, used only to record receive times.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        writer: StreamWriter,
+        boot: str,
+        policy: str,
+        microseconds: Callable[[], int],
+    ) -> None:
+        self.view = view
+        self.writer = writer
+        self.boot = boot
+        self.policy = policy
+        self.live: dict[str, LiveRequest] = {}
+        self.decisions = 0
+        self.observers: list[Callable[[int, Any], None]] = []
+        self._clock = microseconds
+        self._last_receipt_us = microseconds()
+        self._receipts: list[int] = []
+        self._receipt_base = 0
+        self._changed = asyncio.Event()
+        self._models: dict[str, bool] = {}
+
+    # --- the log -----------------------------------------------------------------
+
+    def emit(self, event: Any) -> int:
+        """Append one of our own events and let the view know at once."""
+        self._emit_receipts()
+        position = self.writer.append(event)
+        self.view.own(position, event)
+        for observer in self.observers:
+            observer(position, event)
+        return position
+
+    def basis(self) -> v.Basis:
+        """The basis of a decision taken now; the decision must be the next event emitted."""
+        self._emit_receipts()
+        self.view.reach(self.writer.position)
+        return self.view.basis
+
+    def received(self, revision: int) -> None:
+        """A watched revision group arrived now; noted for the next segment."""
+        now = self._clock()
+        if not self._receipts:
+            self._receipt_base = revision
+        if len(self._receipts) < 2 * RECEIPT_GROUPS:
+            self._receipts += (revision - self._receipt_base, now - self._last_receipt_us)
+            self._last_receipt_us = now
+
+    def _emit_receipts(self) -> None:
+        if not self._receipts:
+            return
+        event = v.GroupsReceived(self._receipt_base, tuple(self._receipts))
+        self._receipts = []
+        self.view.own(self.writer.append(event), event)
+
+    def advanced(self) -> None:
+        """The canonical fold advanced: settle the overlay, wake those who wait."""
+        self.view.landed()
+        for worker in self.view.fleet.workers.values():
+            if worker.model and worker.model not in self._models:
+                self._models[worker.model] = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Something that may have given capacity happened."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # --- SchedulerPort -----------------------------------------------------------
+
+    def models(self) -> list[str]:
+        """Names of models that some worker serves or has served, sorted."""
+        return sorted(self._models)
+
+    def ready(self) -> bool:
+        """Whether any worker could take a request of some model now."""
+        return any(self._open_for(model) for model in self._models)
+
+    def arrived(self, arrival: Arrival) -> Arrival:
+        """See SchedulerPort.arrived."""
+        verdict, reason = recovery.grounded(self.view, arrival.model, arrival.verdict)
+        if verdict != arrival.verdict:
+            arrival = msgspec.structs.replace(arrival, verdict=verdict, reason=reason)
+        self.live[arrival.request] = LiveRequest(arrival)
+        self.emit(
+            v.RequestArrived(
+                arrival.request,
+                arrival.model,
+                arrival.route,
+                arrival.stream,
+                arrival.prompt_tokens,
+                arrival.max_tokens,
+                arrival.verdict,
+                arrival.reason,
+                arrival.estimated,
+                arrival.tenant,
+                arrival.client_id,
+            )
+        )
+        return arrival
+
+    def assign(self, request: str, cause: str, delivered: int) -> Assignment | Hopeless | None:
+        """See SchedulerPort.assign. The decision is in the log whatever it says."""
+        live = self.live[request]
+        arrival = live.arrival
+        if self._never_served(arrival.model):
+            named = f"no model {arrival.model[:200]!r}; /v1/models lists what there is"
+            return Hopeless(404, named)
+        mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered)
+        if mode == "hopeless":
+            return Hopeless(502, f"the worker was lost and this cannot go on: {arrival.reason}")
+        if mode == "new":
+            delivered = 0
+        query = routing.Query(request, arrival.model, arrival.prompt_tokens, delivered, live.avoid)
+        basis = self.basis()
+        choice = routing.POLICIES[self.policy](self.view, query)
+        self.decisions += 1
+        attempt = live.attempt + 1 if choice.worker else live.attempt
+        event = v.RouteDecided(
+            f"{self.view.replica}.{self.boot}.{self.decisions}",
+            basis,
+            request,
+            attempt,
+            cause,
+            mode,
+            delivered,
+            arrival.prompt_tokens,
+            choice.worker,
+            choice.incarnation,
+            self.policy,
+            arrival.model,
+            live.avoid,
+            choice.candidates,
+        )
+        self.emit(event)
+        if not choice.worker:
+            return None
+        live.attempt, live.worker, live.incarnation = attempt, choice.worker, choice.incarnation
+        worker = self.view.fleet.workers[choice.worker]
+        return Assignment(
+            request,
+            attempt,
+            worker.name,
+            worker.incarnation,
+            worker.host,
+            worker.port,
+            mode,
+            base64.urlsafe_b64encode(codec.encode(event)).rstrip(b"="),
+        )
+
+    async def capacity(self, request: str, timeout_s: float) -> bool:
+        """See SchedulerPort.capacity."""
+        model = self.live[request].arrival.model
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._open_for(model):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def observed(
+        self, request: str, attempt: int, kind: str, delivered: int, detail: str = ""
+    ) -> None:
+        """See SchedulerPort.observed."""
+        live = self.live[request]
+        failed = f"{live.worker}:{live.incarnation}"
+        if failed not in live.avoid:
+            live.avoid = (*live.avoid, failed)
+        self.emit(
+            v.TransportObserved(
+                request, attempt, live.worker, live.incarnation, kind, delivered, detail[:200]
+            )
+        )
+
+    def ended(
+        self,
+        request: str,
+        outcome: str,
+        status: int,
+        tokens: int,
+        finish: str,
+        ttft_us: int = -1,
+        longest_gap_us: int = -1,
+        detail: str = "",
+    ) -> None:
+        """See SchedulerPort.ended."""
+        live = self.live.pop(request)
+        self.emit(
+            v.RequestEnded(
+                request,
+                outcome,
+                status,
+                tokens,
+                finish,
+                live.attempt,
+                live.arrival.verdict,
+                ttft_us,
+                longest_gap_us,
+                detail[:200],
+            )
+        )
+
+    def _never_served(self, model: str) -> bool:
+        """Whether nobody serves or served `model`, though some model is known, and no engine
+        is on its way that has yet to say for the first time what it serves."""
+        if not self._models or model in self._models:
+            return False
+        return not any(map(_on_its_way, self.view.fleet.workers.values()))
+
+    def _open_for(self, model: str) -> bool:
+        query = routing.Query("", model, 0, 0)
+        view = self.view
+        return any(
+            not routing.exclusion(view, worker, query) for worker in view.fleet.workers.values()
+        )
+
+
+def _on_its_way(worker: Worker) -> bool:
+    """Whether its first engine is starting. One that is held or has died already may never
+    come: nobody waits for its model."""
+    if not worker.present or worker.model or worker.held or worker.deaths:
+        return False
+    return worker.engine in ("none", "starting")

@@ -1,0 +1,148 @@
+"""`relume serve`: one control plane replica as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack, suppress
+
+import structlog
+
+from controlplane.config import ServeConfig, etcd_config
+from controlplane.gateway.config import GatewayConfig
+from controlplane.gateway.gateway import Gateway
+from controlplane.history.keeper import Keeper
+from controlplane.history.wiring import keeper_of, prepared_history
+from controlplane.replica import Replica, ReplicaConfig
+from controlplane.telemetry.traces import tracing
+from events import vocabulary as v
+from events.errors import Fenced, LogError, LogUnavailable, StreamOwned
+from events.etcd.factory import EtcdLog
+from events.etcd.maintenance import Maintenance
+from policies.stall import StallConfig
+
+DRAIN_S = 10.0
+"""A stopping replica lets open streams finish this long."""
+
+EXIT_FENCED = 3
+log = structlog.get_logger("relume.serve")
+
+
+def main(config: ServeConfig) -> int:
+    """Run until SIGTERM or SIGINT (exit 0), or until fenced (exit 3)."""
+    import uvloop
+
+    try:
+        uvloop.run(_serve(config))
+    except asyncio.CancelledError:
+        log.info("stopped_while_starting")
+    except (LogError, BaseExceptionGroup) as raised:
+        return _explain(_first(raised))
+    return 0
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first plain exception inside nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _explain(error: BaseException) -> int:
+    """Say why the replica ends, and give its exit code; what is no LogError goes on up."""
+    if isinstance(error, Fenced):
+        log.error("fenced", reason=str(error), remedy="another process has my name")
+        return EXIT_FENCED
+    if isinstance(error, StreamOwned):
+        remedy = "stop the other replica, give this one another --name, or wait for its lease"
+        log.error("name_taken", reason=str(error), remedy=remedy)
+        return 1
+    if isinstance(error, LogUnavailable):
+        log.error("no_log", reason=str(error), remedy="is etcd up? see relume doctor")
+        return 1
+    if isinstance(error, LogError):
+        log.error("log_failed", reason=str(error))
+        return 1
+    raise error
+
+
+async def _serve(config: ServeConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    starting = asyncio.current_task()
+
+    def on_signal() -> None:
+        stop.set()
+        if starting is not None:
+            starting.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with AsyncExitStack() as stack:
+        etcd = await stack.enter_async_context(EtcdLog(etcd_config(config)))
+        history = await prepared_history(config, etcd)
+        # After a kill -9 our own old lease still holds the name, for a TTL at most.
+        opening = etcd.writer(f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s)
+        writer = await stack.enter_async_context(opening)
+        reader = etcd.reader()
+        replica = Replica(_replica_config(config), reader, writer, etcd.writer, history)
+        keeper = keeper_of(config, replica, reader, etcd)
+        stack.enter_context(tracing(replica.scheduler, config.name, os.environ))
+        await replica.catch_up()
+        gateway = Gateway(replica.scheduler, _gateway_config(config))
+        await stack.enter_async_context(gateway)
+        if config.admin_port:
+            from controlplane.admin.server import AdminServer
+
+            log_id = Maintenance(etcd.client).identity
+            admin = await stack.enter_async_context(AdminServer(replica, config, reader, log_id))
+            gateway.metrics = admin.metrics_page
+        starting = None
+        log.info("serving", url=f"http://{config.host}:{config.port}", name=config.name)
+        running = asyncio.create_task(_run(replica, gateway, keeper))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            await gateway.drain(DRAIN_S)
+            await gateway.stop()
+            replica.scheduler.emit(v.ReplicaStopped(config.name, "stopped"))
+            running.cancel()
+            with suppress(TimeoutError, LogError):
+                await writer.flush(2.0)
+        stopping.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def _run(replica: Replica, gateway: Gateway, keeper: Keeper | None) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(replica.run(gateway), name="replica")
+        tasks.create_task(gateway.join(), name="gateway")
+        if keeper is not None:
+            tasks.create_task(keeper.run(), name="history")
+
+
+def _replica_config(config: ServeConfig) -> ReplicaConfig:
+    stall = StallConfig(
+        config.stall_floor_ms * 1000, config.stall_cap_ms * 1000, config.stall_factor
+    )
+    return ReplicaConfig(
+        config.name,
+        config.host,
+        config.port,
+        config.policy,
+        config.seed,
+        config.tick_ms / 1000,
+        stall,
+    )
+
+
+def _gateway_config(config: ServeConfig) -> GatewayConfig:
+    return GatewayConfig(
+        host=config.host,
+        port=config.port,
+        api_keys=frozenset(config.api_keys),
+        max_body_bytes=config.max_body_bytes,
+        wait_timeout_s=config.wait_for_worker_s,
+    )

@@ -1,0 +1,256 @@
+"""The stall watchdog: finds engines that hold streams but make no progress.
+
+It looks at what the token path last saw of each engine and at when the fold last got one
+of its steps, asks the engine itself when both are silent (`/relume/state`), lets
+`policies.stall` judge, writes the judgement, and breaks the streams of a hung engine so
+that they go on elsewhere. Suspected engines are asked again until they answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+import structlog
+
+from controlplane.gateway.ports import GatewayPort
+from controlplane.scheduler import Scheduler
+from events import vocabulary as v
+from events.errors import LogError
+from events.log import RevisionGroup
+from policies import stall
+from policies.state import Worker
+
+PROBE_MIN_S = 0.2
+RECHECK_S = 0.25
+LOOKS_APART_S = 0.25
+"""An engine is given so long to show work between two looks, on a busy machine too."""
+log = structlog.get_logger("relume.stall")
+
+
+class EngineState(msgspec.Struct):
+    """The part of `/relume/state` that tells who answers and what progress it makes.
+    `steps` counts engine steps, `step_age_us` is the age of the step in execution (0: none),
+    `cpu_us` the CPU time of the thread that steps, `unfinished` the requests its HTTP side
+    waits for."""
+
+    worker: str
+    incarnation: int
+    running: int = 0
+    waiting: int = 0
+    steps: int = -1
+    step_age_us: int = 0
+    cpu_us: int = -1
+    unfinished: int = 0
+
+    @property
+    def held(self) -> int:
+        """Requests it has, whichever side of it knows more."""
+        return max(self.running + self.waiting, self.unfinished)
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """An answer, or why there is none: answered, silent, refused."""
+
+    outcome: str
+    state: EngineState | None = None
+
+
+class StallWatch:
+    """One for a replica. `now` is the loop's clock in seconds."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        gateway: GatewayPort,
+        now: Callable[[], float],
+        period_s: float = 0.1,
+    ) -> None:
+        self._scheduler = scheduler
+        self._gateway = gateway
+        self._now = now
+        self._period_s = period_s
+        self._last_step: dict[str, float] = {}
+        self._probing: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._next_check: dict[tuple[str, int], float] = {}
+        self._died: list[tuple[str, int]] = []
+        self._session: aiohttp.ClientSession | None = None
+        self._judged = 0
+
+    def seen(self, stream: str, position: int, event: Any) -> None:
+        """Called with each event folded: an engine step is progress, a death is an end.
+
+        Broken streams are dispatched anew at once, and a decision's basis is a whole
+        group: what died is therefore only noted until the group is folded (`folded`).
+        """
+        kind = type(event)
+        if kind is v.EngineStep:
+            if event.duration_us > 0:
+                self._last_step[stream[2:]] = self._now()
+        elif kind is v.EngineDied:
+            self._died.append((event.worker, event.incarnation))
+
+    def folded(self, group: RevisionGroup) -> None:
+        """Called when a whole group was folded and the scheduler knows it."""
+        died, self._died = self._died, []
+        for worker, incarnation in died:
+            self._gateway.break_streams(worker, incarnation, "reset")
+
+    async def run(self) -> None:
+        """Watch for ever; the caller owns the task."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._look(tasks)
+                    await asyncio.sleep(self._period_s)
+        finally:
+            if self._session is not None:
+                await self._session.close()
+
+    def _look(self, tasks: asyncio.TaskGroup) -> None:
+        now = self._now()
+        workers = self._scheduler.view.fleet.workers
+        config = stall.config_of(self._scheduler.view)
+        for (name, incarnation), activity in list(self._gateway.activity.items()):
+            worker = workers.get(name)
+            if worker is None or activity.open_streams == 0:
+                continue
+            if worker.incarnation != incarnation:
+                continue
+            silent_s = now - max(activity.last_byte, self._last_step.get(name, 0.0))
+            bound = stall.bound_us(worker, config)
+            if silent_s * 2e6 >= bound:
+                self._start(tasks, worker, self._examine(worker, incarnation, bound))
+        for name, incarnation in self._scheduler.view.suspects():
+            worker = workers[name]
+            if worker.incarnation == incarnation and worker.engine == "ready":
+                self._start(tasks, worker, self._recheck(worker, incarnation))
+
+    def _start(self, tasks: asyncio.TaskGroup, worker: Worker, work: Any) -> None:
+        key = (worker.name, worker.incarnation)
+        if key in self._probing or self._next_check.get(key, 0.0) > self._now():
+            work.close()
+            return
+        task = tasks.create_task(work)
+        self._probing[key] = task
+        task.add_done_callback(lambda _: self._probing.pop(key, None))
+
+    async def _examine(self, worker: Worker, incarnation: int, bound: int) -> None:
+        """Ask a silent engine while the rest of its bound runs, then judge it."""
+        name, key = worker.name, (worker.name, incarnation)
+        activity = self._gateway.activity.get(key)
+        if activity is None:
+            return
+        deadline = max(activity.last_byte, self._last_step.get(name, 0.0)) + bound / 1e6
+        first_s = max(PROBE_MIN_S, deadline - self._now() - PROBE_MIN_S)
+        before = await self._ask(worker, incarnation, first_s)
+        second_at = deadline - PROBE_MIN_S
+        if before.outcome == "answered":
+            second_at = max(second_at, self._now() + LOOKS_APART_S)
+        while (wait_s := second_at - self._now()) > 0:
+            await asyncio.sleep(wait_s)
+        after = await self._ask(worker, incarnation, max(PROBE_MIN_S, deadline - self._now()))
+        if (wait_s := deadline - self._now()) > 0:
+            await asyncio.sleep(wait_s)
+        progress = max(activity.last_byte, self._last_step.get(name, 0.0))
+        if progress + bound / 1e6 > deadline or worker.incarnation != incarnation:
+            return
+        if activity.open_streams == 0:
+            return
+        silent_us = int((self._now() - progress) * 1e6)
+        look = _look_of(before, after)
+        self._judged += 1
+        scheduler = self._scheduler
+        config = stall.config_of(scheduler.view)
+        bound = stall.bound_us(worker, config)
+        hung = stall.hung(silent_us, look, bound, config)
+        self._tell(
+            lambda: v.StallJudged(
+                f"{scheduler.view.replica}.{scheduler.boot}.stall{self._judged}",
+                scheduler.basis(),
+                name,
+                incarnation,
+                silent_us,
+                look.probe,
+                look.steps,
+                look.step_age_us,
+                bound,
+                hung,
+                look.cpu_us,
+                look.held,
+            )
+        )
+        self._next_check[key] = self._now() + RECHECK_S
+        if hung:
+            log.warning("engine_hung", worker=name, incarnation=incarnation, silent_us=silent_us)
+            evidence = f"silent, probe {look.probe}"
+            self._tell(lambda: v.WorkerSuspected(name, incarnation, evidence))
+            self._gateway.break_streams(name, incarnation, "stall")
+
+    async def _recheck(self, worker: Worker, incarnation: int) -> None:
+        """Ask a suspected engine twice; one that works or waits for work is cleared."""
+        key = (worker.name, incarnation)
+        before = await self._ask(worker, incarnation, PROBE_MIN_S * 2)
+        if before.outcome == "answered":
+            await asyncio.sleep(PROBE_MIN_S / 2)
+            after = await self._ask(worker, incarnation, PROBE_MIN_S * 2)
+        self._next_check[key] = self._now() + RECHECK_S
+        if before.outcome != "answered" or after.outcome != "answered":
+            return
+        look = _look_of(before, after)
+        if worker.incarnation != incarnation or not stall.recovered(look):
+            return
+        evidence = "idle and answering" if look.held == 0 else f"{look.steps} steps made"
+        if self._tell(lambda: v.WorkerCleared(worker.name, incarnation, evidence)):
+            self._scheduler.wake()
+            log.info("engine_cleared", worker=worker.name, evidence=evidence)
+
+    def _tell(self, event: Callable[[], Any]) -> bool:
+        """Write what `event` returns (taking a basis writes too); False when the log does
+        not take it. Clients of a hung engine must not wait for room in a spool."""
+        try:
+            self._scheduler.emit(event())
+        except LogError as error:
+            log.warning("stall_not_written", reason=str(error))
+            return False
+        return True
+
+    async def _ask(self, worker: Worker, incarnation: int, timeout_s: float) -> Probe:
+        """Ask `worker`; whoever else answers at its address refuses."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        url = f"http://{worker.host}:{worker.port}/relume/state"
+        try:
+            async with self._session.get(
+                url, timeout=aiohttp.ClientTimeout(total=timeout_s)
+            ) as answer:
+                body = await answer.read()
+            state = msgspec.json.decode(body, type=EngineState)
+        except TimeoutError:
+            return Probe("silent")
+        except (aiohttp.ClientError, msgspec.MsgspecError, OSError):
+            return Probe("refused")
+        if (state.worker, state.incarnation) != (worker.name, incarnation):
+            return Probe("refused")
+        return Probe("answered", state)
+
+
+def _look_of(before: Probe, after: Probe) -> stall.Look:
+    """What happened between two answers."""
+    last = after.state
+    if last is None:
+        return stall.Look(after.outcome)
+    first = before.state
+    if first is None or last.steps < 0:
+        return stall.Look(after.outcome, -1, last.step_age_us, -1, last.held)
+    known = first.cpu_us >= 0 and last.cpu_us >= 0
+    return stall.Look(
+        after.outcome,
+        last.steps - first.steps,
+        last.step_age_us,
+        last.cpu_us - first.cpu_us if known else -1,
+        last.held,
+    )

@@ -1,0 +1,1 @@
+"""Logs and traces of a replica. Neither stands on the token path."""

@@ -1,0 +1,90 @@
+"""`relume up`: keep a local fleet running until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
+
+NEXT_STEPS = """
+The fleet answers. Try, in another terminal:
+
+  curl -N {gateway}/v1/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 200,
+         "temperature": 0, "stream": true}}'
+
+  relume status                 what runs, who leads
+  relume workers                engines with their pids
+  kill -9 ENGINE_PID            while the curl above streams: it goes on elsewhere
+  relume events --follow        what the log says meanwhile
+  relume why REQUEST            why a request went where it went
+  relume replay --verify        take every decision again and compare
+
+Logs are in {logs}. Ctrl-C stops everything.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `relume up`."""
+    defaults = FleetOptions()
+    add = parser.add_argument
+    add("--workers", type=int, default=defaults.workers, help="vLLM workers (default %(default)s)")
+    add("--replicas", type=int, default=defaults.replicas, help="control plane replicas")
+    add("--state-dir", default=defaults.state_dir, help="logs, sockets and etcd's data")
+    add("--model", default=defaults.model, help="model folder (default: the tiny one)")
+    add("--model-name", default=defaults.model_name, help="name clients use")
+    add("--port", type=int, default=defaults.port, help="OpenAI endpoint; another if taken")
+    add("--admin-port", type=int, default=defaults.admin_port, help="admin API; another if taken")
+    add("--etcd", default="", help="use this etcd (host:port) instead of starting one")
+    add("--keep-log", action="store_true", help="go on with the log of the last run")
+    add("--host-kind", choices=("zygote", "serve"), default=defaults.host_kind,
+        help="engines forked from one process, or stock `vllm serve`")  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run until SIGINT or SIGTERM. Exit 1 with the reason when the fleet does not come up."""
+    options = FleetOptions(
+        **{name: getattr(args, name) for name in FleetOptions.__struct_fields__ if name in args}
+    )
+    if not Path(options.model).exists():
+        print(f"no model at {options.model}: run `make env`, or give --model", file=sys.stderr)
+        return 1
+    try:
+        asyncio.run(_run(options))
+    except FleetFailed as error:
+        print(f"relume up: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(options: FleetOptions) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    fleet = LocalFleet(options, lambda text: print(text, flush=True))
+    starting = asyncio.create_task(fleet.__aenter__())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return
+    try:
+        await starting
+        print(
+            NEXT_STEPS.format(
+                gateway=fleet.gateways[0], model=options.model_name, logs=fleet.dir / "logs"
+            ),
+            flush=True,
+        )
+        supervising = asyncio.create_task(fleet.supervise())
+        await asyncio.wait({stopping, supervising}, return_when=asyncio.FIRST_COMPLETED)
+        supervising.cancel()
+        print("stopping", flush=True)
+    finally:
+        await fleet.stop()

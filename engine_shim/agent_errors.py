@@ -1,0 +1,85 @@
+"""Errors of the agent: each says whose fault it is, and with which status the process ends."""
+
+from __future__ import annotations
+
+from events.errors import RelumeError
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_FENCED = 3
+EXIT_OWNED = 4
+
+
+class AgentError(RelumeError):
+    """Root of the agent's own errors; `status` is the process exit status it leads to."""
+
+    status = EXIT_FAILED
+
+
+class ConfigInvalid(AgentError):
+    """A setting is missing or impossible. The operator's fault."""
+
+    status = EXIT_CONFIG
+
+    def __init__(self, setting: str, detail: str) -> None:
+        super().__init__(f"{setting}: {detail}")
+        self.setting = setting
+
+
+class RunDirectoryBusy(AgentError):
+    """Another living agent holds this run directory. The operator's fault."""
+
+    status = EXIT_CONFIG
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"another agent runs in {path}; stop it or give --run-dir another path")
+        self.path = path
+
+
+class StateUnreadable(AgentError):
+    """The state file exists but does not decode. Starting without it could reuse an
+    incarnation or leave an orphan engine alive, so the agent refuses."""
+
+    status = EXIT_CONFIG
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(
+            f"{path} does not decode ({detail}); make sure no engine of this worker is alive, "
+            "then remove it"
+        )
+        self.path = path
+
+
+class WorkerFenced(AgentError):
+    """Another agent owns this worker's stream now; whatever we run must stop."""
+
+    status = EXIT_FENCED
+
+    def __init__(self, stream: str, epoch: int) -> None:
+        super().__init__(f"another agent took stream {stream}; our epoch {epoch} is over")
+        self.stream = stream
+        self.epoch = epoch
+
+
+class WorkerOwned(AgentError):
+    """The worker's stream had a living owner for longer than a dead one could hold it."""
+
+    status = EXIT_OWNED
+
+    def __init__(self, stream: str, owner: str, waited_s: float) -> None:
+        super().__init__(
+            f"stream {stream} is still owned by {owner} after {waited_s:.0f} s: another agent of "
+            "this worker is alive; give --worker another name or stop it"
+        )
+        self.stream = stream
+        self.owner = owner
+        self.waited_s = waited_s
+
+
+class HostRefused(AgentError):
+    """The engine could not be started: no zygote, no such program, a refused fork.
+    Expected while a zygote restarts; the supervisor retries with backoff."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail

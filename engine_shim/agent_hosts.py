@@ -1,0 +1,212 @@
+"""Where engines come from: a zygote that forks them, or stock `vllm serve` as our child.
+
+Both take the same environment and vLLM arguments and give an `EngineProcesses`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from engine_shim.agent_child import EngineProcesses
+from engine_shim.agent_config import AgentConfig
+from engine_shim.agent_errors import HostRefused
+from engine_shim.agent_logging import Logger
+from engine_shim.agent_process import ProcessId, free_port, stat_of
+from engine_shim.agent_state import RunDirectory
+
+FORK_TIMEOUT_S = 30.0
+ZYGOTE_POLL_S = 0.2
+ENGINE_LOG_LIMIT_BYTES = 32 << 20
+
+
+class EngineOrder(Struct, frozen=True):
+    """One start of an engine: who it is (environment) and vLLM's arguments."""
+
+    incarnation: int
+    port: int
+    environment: dict[str, str]
+    arguments: tuple[str, ...]
+
+
+def make_order(config: AgentConfig, run: RunDirectory, incarnation: int) -> EngineOrder:
+    """The order for the next engine. Raises HostRefused when no port is free."""
+    try:
+        port = free_port(config.engine_host)
+    except OSError as error:
+        raise HostRefused(str(error)) from None
+    named = ("--served-model-name", config.served_model_name) if config.served_model_name else ()
+    return EngineOrder(
+        incarnation=incarnation,
+        port=port,
+        environment={
+            "RELUME_WORKER": config.worker,
+            "RELUME_INCARNATION": str(incarnation),
+            "RELUME_AGENT_SOCKET": str(run.socket_path),
+        },
+        arguments=(
+            *("--model", config.model),
+            *named,
+            *("--host", config.engine_host, "--port", str(port)),
+            *config.engine_args,
+        ),
+    )
+
+
+def prepare_engine_log(run: RunDirectory) -> Path:
+    """The file the engine's output is appended to; past its limit it is put aside."""
+    path = run.engine_log
+    if path.exists() and path.stat().st_size > ENGINE_LOG_LIMIT_BYTES:
+        path.rename(path.with_suffix(".log.1"))
+    return path
+
+
+class EngineHost(Protocol):
+    """Starts engines."""
+
+    async def available(self) -> None:
+        """Return when an engine can be started; may wait for ever, is safe to cancel."""
+        ...
+
+    async def start(self, order: EngineOrder) -> EngineProcesses:
+        """Start one. Raises HostRefused when that is not possible at present."""
+        ...
+
+
+class _Forked(Struct):
+    """A zygote's answer: the child, or why there is none."""
+
+    pid: int = 0
+    start_time: int = 0
+    error: str = ""
+
+
+class ZygoteHost:
+    """Asks the zygote at `socket_path` to fork. One connection an order.
+
+    A zygote needs seconds to import vLLM before it listens, so a missing one is waited
+    for instead of counting as an engine that failed.
+    """
+
+    def __init__(self, socket_path: str, run: RunDirectory, logger: Logger) -> None:
+        self._socket_path = socket_path
+        self._run = run
+        self._logger = logger
+
+    async def available(self) -> None:
+        """See EngineHost.available: the zygote listens."""
+        told = False
+        while True:
+            try:
+                _, writer = await asyncio.open_unix_connection(self._socket_path)
+            except OSError as error:
+                if not told:
+                    self._logger.warning(
+                        "waiting for the zygote", why=f"{self._socket_path}: {error}"
+                    )
+                    told = True
+                await asyncio.sleep(ZYGOTE_POLL_S)
+            else:
+                writer.close()
+                return
+
+    async def start(self, order: EngineOrder) -> EngineProcesses:
+        """See EngineHost.start."""
+        request = {
+            "cmd": "fork",
+            "env": order.environment,
+            "argv": order.arguments,
+            "log": str(prepare_engine_log(self._run)),
+        }
+        try:
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                line = await self._ask(msgspec.json.encode(request) + b"\n")
+        except TimeoutError:
+            raise HostRefused(f"the zygote did not answer within {FORK_TIMEOUT_S:g} s") from None
+        except OSError as error:
+            raise HostRefused(f"zygote {self._socket_path}: {error}") from None
+        try:
+            forked = msgspec.json.decode(line, type=_Forked)
+        except msgspec.DecodeError as error:
+            raise HostRefused(f"the zygote's answer does not decode: {error}") from None
+        if not forked.pid:
+            raise HostRefused(f"the zygote refused: {forked.error or 'without a reason'}")
+        leader = ProcessId(forked.pid, forked.start_time)
+        return EngineProcesses(leader, self._logger, self._run.marker)
+
+    async def _ask(self, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(self._socket_path)
+        try:
+            writer.write(request)
+            await writer.drain()
+            line = await reader.readline()
+        finally:
+            writer.close()
+        if not line:
+            raise ConnectionResetError("closed without an answer")
+        return line
+
+
+class ServeHost:
+    """Runs `python -m engine_shim.serve` as a child in a session of its own."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        logger: Logger,
+        command: Sequence[str] = (sys.executable, "-m", "engine_shim.serve"),
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._run = run
+        self._logger = logger
+        self._command = tuple(command)
+        # Secrets of the log are the agent's alone.
+        self._environment = {k: v for k, v in environment.items() if k != "RELUME_ETCD_ENDPOINTS"}
+
+    async def available(self) -> None:
+        """See EngineHost.available: always."""
+
+    async def start(self, order: EngineOrder) -> EngineProcesses:
+        """See EngineHost.start."""
+        progress = self._run.path / "progress"
+        progress.unlink(missing_ok=True)
+        environment = {
+            **self._environment,
+            **order.environment,
+            "RELUME_PROGRESS": str(progress),
+        }
+        try:
+            child = self._spawn(order, environment)
+        except OSError as error:
+            raise HostRefused(f"{self._command[0]}: {error}") from None
+        stat = stat_of(child.pid)
+        if stat is None:
+            raise HostRefused(f"pid {child.pid} vanished")
+        return EngineProcesses(stat.id, self._logger, self._run.marker, child)
+
+    def _spawn(self, order: EngineOrder, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Blocks for the milliseconds of fork and exec; no engine runs meanwhile."""
+        with open(prepare_engine_log(self._run), "ab") as output:
+            return subprocess.Popen(
+                [*self._command, *order.arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+
+def make_host(config: AgentConfig, run: RunDirectory, logger: Logger) -> EngineHost:
+    """The host the configuration asks for."""
+    if config.host_kind == "zygote":
+        return ZygoteHost(config.zygote, run, logger)
+    return ServeHost(run, logger)

@@ -1,0 +1,133 @@
+"""The agent's pen: what it writes into its worker's stream, and what may be dropped.
+
+The writer of the log never waits and may say `LogFull` (an outage longer than the spool
+holds) or `Fenced`. Facts about the engine's life are few and must not be lost, so they
+queue here until the writer takes them again; step records are many and are refused, so
+that the report socket fills up and the engine itself counts what is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from engine_shim.agent_logging import Logger
+from events.codec import encode
+from events.errors import Fenced, LogFull
+from events.log import Landed, StreamWriter
+
+# Restarts go on while etcd is away; at four facts a restart and 30 s between them
+# this is a day and a half beyond a full spool.
+MAX_WAITING_FACTS = 16384
+RETRY_S = 0.25
+
+
+class Journal:
+    """One worker's stream. `record` never fails; `step` says whether it was taken."""
+
+    def __init__(self, writer: StreamWriter, logger: Logger) -> None:
+        self._writer = writer
+        self._logger = logger
+        self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_FACTS)
+        self._retry: asyncio.TimerHandle | None = None
+        self._fenced = asyncio.Event()
+        self.steps = 0
+
+    @property
+    def stream(self) -> str:
+        return self._writer.stream
+
+    @property
+    def epoch(self) -> int:
+        return self._writer.epoch
+
+    @property
+    def is_fenced(self) -> bool:
+        return self._fenced.is_set()
+
+    def on_epoch(self, callback: Callable[[int], None]) -> None:
+        """Call `callback(epoch)` when the stream was resumed under another epoch."""
+        known = self._writer.epoch
+
+        def landed(_: Landed) -> None:
+            nonlocal known
+            if self._writer.epoch != known:
+                known = self._writer.epoch
+                callback(known)
+
+        self._writer.on_landed(landed)
+
+    def record(self, *events: Any) -> None:
+        """Write facts, in order; keeps them while the log is full."""
+        self._waiting.extend(encode(event) for event in events)
+        self._write_waiting()
+
+    def step(self, record: bytes) -> bool:
+        """Write one encoded step; False when it was not taken and should come again."""
+        if self._waiting:
+            return False
+        try:
+            self._writer.append(record)
+        except LogFull:
+            return False
+        except Fenced:
+            self._fenced.set()
+            return True  # nowhere to go: this process is about to stop
+        self.steps += 1
+        return True
+
+    def _write_waiting(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        while self._waiting:
+            try:
+                self._writer.append(self._waiting[0])
+            except LogFull as full:
+                waiting = len(self._waiting)
+                self._logger.warning("log is full; facts wait", waiting=waiting, why=str(full))
+                self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._write_waiting)
+                return
+            except Fenced:
+                self._fenced.set()
+                self._waiting.clear()
+                return
+            self._waiting.popleft()
+
+    async def fenced(self) -> None:
+        """Return when another owner has the stream."""
+        told = asyncio.create_task(self._fenced.wait())
+        seen = asyncio.create_task(self._writer.fenced())
+        try:
+            await asyncio.wait({told, seen}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+            seen.cancel()
+        self._fenced.set()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until all is durable; False when the time ran out or the stream is lost."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._waiting:
+                    await asyncio.sleep(RETRY_S / 5)
+                    self._write_waiting()
+                await self._writer.flush(timeout_s)
+        except (TimeoutError, Fenced):
+            return False
+        return True
+
+    def describe(self) -> dict[str, Any]:
+        """For the status endpoint."""
+        return {
+            "stream": self._writer.stream,
+            "epoch": self._writer.epoch,
+            "healthy": self._writer.healthy,
+            "position": self._writer.position,
+            "durable": self._writer.durable,
+            "spooled_bytes": getattr(self._writer, "waiting_bytes", 0),
+            "facts_waiting": len(self._waiting),
+            "steps": self.steps,
+        }

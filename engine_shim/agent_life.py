@@ -1,0 +1,191 @@
+"""The agent's life: what comes up in which order, and how it leaves.
+
+    kill an orphan engine -> take the stream (WorkerRegistered) -> catch up on effects
+    -> supervise, take reports, follow effects, answer GET /state
+    -> leave: stop the engine (EngineDied: stopped), WorkerDeregistered, flush
+
+Reports, supervision and effects go on while etcd is away; only taking the stream at the
+start waits for it. Fenced, the agent kills its engine and stops: another one answers for
+the worker now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, TypeVar
+
+from engine_shim.agent_config import AgentConfig
+from engine_shim.agent_effects import EffectReader, EffectRunner
+from engine_shim.agent_engine import Supervisor
+from engine_shim.agent_errors import WorkerFenced, WorkerOwned
+from engine_shim.agent_hosts import EngineHost
+from engine_shim.agent_journal import Journal
+from engine_shim.agent_logging import Logger
+from engine_shim.agent_orphan import kill_orphan
+from engine_shim.agent_reports import ReportServer
+from engine_shim.agent_state import RunDirectory
+from engine_shim.agent_status import StatusServer
+from engine_shim.agent_takeover import FreeStream
+from events.errors import LogUnavailable, StreamOwned
+from events.log import StreamWriter
+from events.vocabulary import EngineDied, WorkerDeregistered, WorkerRegistered
+
+OWNED_POLL_S = 0.25
+UNAVAILABLE_POLL_S = 0.5
+TELL_EVERY_S = 5.0
+
+MakeWriter = Callable[[str], AbstractAsyncContextManager[StreamWriter]]
+T = TypeVar("T")
+
+
+class Agent:
+    """One worker's agent on one log. `run` returns once it has left; `stop` asks it to.
+
+    `make_writer(stream)` gives a writer to enter; `free_stream(stream, epoch)` removes
+    the ownership a dead predecessor left.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        directory: RunDirectory,
+        make_writer: MakeWriter,
+        free_stream: FreeStream,
+        reader: EffectReader,
+        host: EngineHost,
+        logger: Logger,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._make_writer = make_writer
+        self._free_stream = free_stream
+        self._reader = reader
+        self._host = host
+        self._logger = logger
+        self._stopping = asyncio.Event()
+        self._journal: Journal | None = None
+        self._reports: ReportServer | None = None
+        self._supervisor: Supervisor | None = None
+
+    def stop(self, reason: str) -> None:
+        """Leave. Asked a second time, do not wait for the engine to end by itself."""
+        again = self._stopping.is_set()
+        self._logger.info("asked to leave", reason=reason, again=again)
+        self._stopping.set()
+        if again and self._supervisor is not None:
+            self._supervisor.kill_now()
+
+    async def run(self) -> None:
+        """Raises WorkerFenced, WorkerOwned, and what a broken log raises."""
+        died = await kill_orphan(self._directory, self._config.worker, self._logger)
+        async with AsyncExitStack() as stack:
+            status = StatusServer(self._config.status_port, self.describe)
+            await stack.enter_async_context(status)
+            writer = await self._unless_stopped(self._take_stream(stack))
+            if writer is None:
+                return
+            journal = self._journal = Journal(writer, self._logger)
+            self._register(journal, status.url, died)
+            interrupted = died is not None
+            reports = ReportServer(self._directory.socket_path, journal, self._logger)
+            self._reports = await stack.enter_async_context(reports)
+            await self._serve(journal, reports, interrupted)
+
+    async def _take_stream(self, stack: AsyncExitStack) -> StreamWriter:
+        """Own the worker's stream; waits for etcd, and for a dead owner's lease to lapse."""
+        stream = f"w.{self._config.worker}"
+        began = told = time.monotonic()
+        bound_s = 2 * self._config.lease_ttl_s + 10
+        while True:
+            try:
+                epoch = self._directory.state.epoch
+                if epoch and await self._free_stream(stream, epoch):
+                    self._logger.info("freed the stream of the dead agent", epoch=epoch)
+                return await stack.enter_async_context(self._make_writer(stream))
+            except StreamOwned as owned:
+                waited_s, pause_s, why = time.monotonic() - began, OWNED_POLL_S, str(owned)
+                if waited_s > bound_s:
+                    raise WorkerOwned(stream, owned.owner, waited_s) from None
+            except LogUnavailable as away:
+                began, pause_s, why = time.monotonic(), UNAVAILABLE_POLL_S, str(away)
+            if time.monotonic() - told > TELL_EVERY_S or told == began:
+                told = time.monotonic()
+                self._logger.warning("waiting for the worker's stream", stream=stream, why=why)
+            await asyncio.sleep(pause_s)
+
+    def _register(self, journal: Journal, url: str, died: EngineDied | None) -> None:
+        config = self._config
+        self._logger.info("owns the stream", stream=journal.stream, epoch=journal.epoch, url=url)
+        self._directory.remember_epoch(journal.epoch)
+        journal.on_epoch(self._directory.remember_epoch)
+        journal.record(WorkerRegistered(config.worker, config.domain, os.getpid(), url))
+        if died is not None:
+            journal.record(died)
+        self._directory.remember_engine(None)
+
+    async def _serve(self, journal: Journal, reports: ReportServer, interrupted: bool) -> None:
+        config = self._config
+        supervisor = self._supervisor = Supervisor(
+            config,
+            self._directory,
+            self._host,
+            journal,
+            reports,
+            self._logger,
+            interrupted=interrupted,
+        )
+        effects = EffectRunner(
+            config.worker, self._reader, self._directory, journal, supervisor, self._logger
+        )
+        try:
+            await self._unless_stopped(self._work(supervisor, effects, journal))
+            await supervisor.leave(config.stop_timeout_s)
+        finally:
+            await supervisor.abandon()
+        journal.record(WorkerDeregistered(config.worker, "agent stopped"))
+        if not await journal.flush(config.flush_timeout_s):
+            self._logger.warning("left before etcd took everything", **journal.describe())
+
+    async def _work(self, supervisor: Supervisor, effects: EffectRunner, journal: Journal) -> None:
+        """All there is to do until the agent leaves; ends only by cancellation or error."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._until_fenced(journal))
+            await effects.catch_up()
+            tasks.create_task(effects.run())
+            tasks.create_task(supervisor.run())
+
+    async def _until_fenced(self, journal: Journal) -> None:
+        await journal.fenced()
+        raise WorkerFenced(journal.stream, journal.epoch)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`; None when the agent was asked to leave before it ended."""
+        task = asyncio.create_task(work)
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        return None if task.cancelled() else task.result()
+
+    def describe(self) -> dict[str, Any]:
+        """The answer of GET /state."""
+        return {
+            "worker": self._config.worker,
+            "domain": self._config.domain,
+            "model": self._config.served_model_name or self._config.model,
+            "host_kind": self._config.host_kind,
+            "pid": os.getpid(),
+            "stopping": self._stopping.is_set(),
+            "run_dir": str(self._directory.path),
+            "engine": self._supervisor.describe() if self._supervisor is not None else None,
+            "log": self._journal.describe() if self._journal is not None else None,
+            "reports": self._reports.describe() if self._reports is not None else None,
+        }

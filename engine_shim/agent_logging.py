@@ -1,0 +1,75 @@
+"""The agent's own log lines: JSON on stderr, by structlog where it is installed.
+
+structlog is not a dependency of a worker host; the standard library writes the same
+shape without it: `{"event": ..., "level": ..., "timestamp": ..., <fields>}`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+try:
+    import structlog
+except ImportError:
+    structlog = None
+
+
+class Logger(Protocol):
+    """What both kinds of logger offer: a message, and fields by name."""
+
+    def debug(self, event: str, **fields: Any) -> Any: ...
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
+    def error(self, event: str, **fields: Any) -> Any: ...
+
+
+class _PlainLogger:
+    """structlog's calls on the standard library alone."""
+
+    def __init__(self, level: int, bound: dict[str, Any]) -> None:
+        self._level = level
+        self._bound = bound
+
+    def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
+        if level < self._level:
+            return
+        line = {
+            **self._bound,
+            **fields,
+            "event": event,
+            "level": logging.getLevelName(level).lower(),
+            "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+        }
+        print(json.dumps(line, default=str), file=sys.stderr, flush=True)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._write(logging.ERROR, event, fields)
+
+
+def make_logger(level: str = "info", **bound: Any) -> Logger:
+    """A logger whose lines all carry `bound`."""
+    number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+    if structlog is None:
+        return _PlainLogger(number, bound)
+    return structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.JSONRenderer(default=str),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+    ).bind(**bound)

@@ -1,0 +1,65 @@
+"""The engine a dead agent left behind: found by its record, killed before a new one starts.
+
+An orphan usually ends by itself within a second of its agent's death (EOF on the report
+socket). One that is stopped (SIGSTOP) sees nothing, would wake up later, and serve
+clients that nobody accounts for: so it dies here, by pid *and* start time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+from engine_shim.agent_logging import Logger
+from engine_shim.agent_process import (
+    ProcessId,
+    is_alive,
+    marked_processes,
+    session_members,
+    signal_process,
+)
+from engine_shim.agent_state import EngineRecord, RunDirectory
+from events.vocabulary import EngineDied
+
+GONE_TIMEOUT_S = 10.0
+
+
+async def kill_orphan(run: RunDirectory, worker: str, logger: Logger) -> EngineDied | None:
+    """Kill the recorded engine and all it spawned; what the log is to say of it.
+
+    None when nothing is recorded. The record is erased by the caller, once the returned
+    event is written.
+    """
+    record = run.state.engine
+    if record is None:
+        return None
+    was_alive = is_alive(record.process)
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    killed: set[ProcessId] = set()
+    while remaining := _remaining(record, run):
+        for process in remaining:
+            if signal_process(process, signal.SIGKILL):
+                killed.add(process)
+        if time.monotonic() > deadline:
+            logger.error("orphans survive SIGKILL", pids=[p.pid for p in remaining])
+            break
+        await asyncio.sleep(0.01)
+    pids = sorted(p.pid for p in killed)
+    logger.warning("engine of the previous agent", incarnation=record.incarnation, killed=pids)
+    return EngineDied(
+        worker=worker,
+        incarnation=record.incarnation,
+        reason="killed" if was_alive else "unknown",
+        detail=f"orphan of a dead agent; killed pids {pids}" if pids else "gone with its agent",
+    )
+
+
+def _remaining(record: EngineRecord, run: RunDirectory) -> set[ProcessId]:
+    known = (record.process, *record.members)
+    found = {p for p in known if is_alive(p)}
+    if found:
+        # While one of them lives, the session number is theirs and nobody else's.
+        found.update(stat.id for stat in session_members(record.process.pid))
+    found.update(marked_processes(run.marker))
+    return found

@@ -1,0 +1,75 @@
+"""Fingerprint of this engine's KV cache, from vLLM's configuration and the real tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+
+from engine_shim.kv_stream.errors import Unshapeable
+from engine_shim.kv_stream.fingerprint import HEADS, OPAQUE, Fingerprint
+
+SAMPLE_BYTES = 1 << 20
+
+
+def model_digest(model: str) -> str:
+    """Of the configuration, and of each weight file: name, size, header, first and last
+    megabyte. Two models that differ in between only would be a miracle of size and header;
+    weights damaged in memory are the canaries' business."""
+    digest = hashlib.blake2b(digest_size=16)
+    directory = Path(model)
+    if not directory.is_dir():
+        digest.update(model.encode())
+        return digest.hexdigest()
+    for path in sorted(directory.glob("*")):
+        if path.name == "config.json":
+            digest.update(json.dumps(json.loads(path.read_bytes()), sort_keys=True).encode())
+        elif path.suffix in (".safetensors", ".bin", ".pt"):
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}".encode())
+            with open(path, "rb") as file:
+                digest.update(file.read(SAMPLE_BYTES))
+                file.seek(max(0, size - SAMPLE_BYTES))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def build_name(device: str) -> str:
+    """What decides the inside of a block: versions, and the kernels' instruction set."""
+    if device == "cpu":
+        kernels = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    else:
+        kernels = torch.cuda.get_device_name()
+    return f"vllm {vllm.__version__} torch {torch.__version__} {device} {kernels}"
+
+
+def fingerprint_of(config: Any, piece_bytes: int, layers: int, dtype: str) -> Fingerprint:
+    """`config` is vLLM's. Raises Unshapeable for parallelism whose blocks we do not know."""
+    parallel, model = config.parallel_config, config.model_config
+    if (
+        getattr(parallel, "decode_context_parallel_size", 1) > 1
+        or parallel.pipeline_parallel_size > 1
+    ):
+        raise Unshapeable("checkpoints of pipeline- or context-parallel workers")
+    device = config.device_config.device_type
+    lora = config.lora_config is not None
+    if lora:
+        raise Unshapeable("checkpoints with LoRA adapters: blocks depend on the adapter")
+    return Fingerprint(
+        model=model_digest(model.model),
+        build=build_name(device),
+        dtype=dtype,
+        block_size=config.cache_config.block_size,
+        layers=layers,
+        kv_heads=model.get_total_num_kv_heads(),
+        head_size=model.get_head_size(),
+        piece_bytes=piece_bytes,
+        tp=parallel.tensor_parallel_size,
+        pp=parallel.pipeline_parallel_size,
+        layout=OPAQUE if device == "cpu" else HEADS,
+    )

@@ -1,0 +1,113 @@
+"""An engine process's links to state daemons: one `Peer` an endpoint, made on first use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
+from engine_shim.kv_stream.errors import Unreachable
+from engine_shim.kv_stream.fingerprint import Fingerprint
+from engine_shim.kv_stream.peer import Peer
+
+MAX_LINKS = 64
+
+
+class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """From `kv_connector_extra_config`. `secret_file` for plaintext on a private network;
+    `curve_public`, `curve_secret_file` and `curve_servers` (endpoint to key) for CURVE.
+    `epoch` is the worker's, `bound_bytes` what may wait on one link before it sheds."""
+
+    epoch: int = 0
+    secret_file: str = ""
+    curve_public: str = ""
+    curve_secret_file: str = ""
+    curve_servers: dict[str, str] = {}
+    bound_bytes: int = 12 << 20
+    lookup_timeout_s: float = 0.5
+    load_timeout_s: float = 5.0
+    buffered: bool = True
+
+    @staticmethod
+    def of(extra: Mapping[str, Any]) -> LinkConfig:
+        """Raises msgspec.ValidationError for names or types that are not ours."""
+        return msgspec.convert(dict(extra), LinkConfig)
+
+
+class Links:
+    """Peers by endpoint, all of one role. Any thread."""
+
+    def __init__(
+        self,
+        config: LinkConfig,
+        worker: str,
+        incarnation: int,
+        role: str,
+        fingerprint: Fingerprint,
+        on_refused: Callable[[str, m.Piece, str], None] = lambda endpoint, piece, code: None,
+        on_reset: Callable[[str], None] = lambda endpoint: None,
+    ) -> None:
+        self._config = config
+        self._hello = m.Hello(m.VERSION, worker, config.epoch, incarnation, role, b"", fingerprint)
+        self._on_refused = on_refused
+        self._on_reset = on_reset
+        self._peers: dict[str, Peer] = {}
+        self._lock = threading.Lock()
+        self._secret = _content(config.secret_file)
+
+    def peer(self, endpoint: str) -> Peer:
+        """The link to `endpoint`; one that gave up is made anew. Raises Unreachable when
+        there are too many."""
+        with self._lock:
+            peer = self._peers.get(endpoint)
+            if peer is not None and peer.gone:
+                del self._peers[endpoint]
+                peer = None
+            if peer is None:
+                if len(self._peers) >= MAX_LINKS:
+                    raise Unreachable(endpoint, f"more than {MAX_LINKS} links")
+                peer = self._peers[endpoint] = self._make(endpoint)
+            return peer
+
+    def _make(self, endpoint: str) -> Peer:
+        return Peer(
+            endpoint,
+            lambda wake: self._connect(endpoint, wake),
+            self._hello,
+            self._secret,
+            on_refused=lambda piece, code: self._on_refused(endpoint, piece, code),
+            on_reset=self._on_reset,
+            bound_bytes=self._config.bound_bytes,
+        )
+
+    def _connect(self, endpoint: str, wake: Wake) -> Channel:
+        if endpoint.startswith("unix:"):
+            staging = 2 * max(self._config.bound_bytes, m.MAX_CHUNK_BYTES)
+            return LocalChannel(endpoint.removeprefix("unix:"), wake, staging)
+        from engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
+
+        config = self._config
+        if server := config.curve_servers.get(endpoint):
+            secret = _content(config.curve_secret_file)
+            keys = CurveKeys(config.curve_public.encode(), secret, server.encode())
+            return ZmqChannel(endpoint, wake, keys)
+        return ZmqChannel(endpoint, wake)
+
+    def close(self) -> None:
+        with self._lock:
+            peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            peer.close()
+
+
+def _content(path: str) -> bytes:
+    """A secret file's content; empty without one. Raises OSError."""
+    if not path:
+        return b""
+    with open(path, "rb") as file:
+        return file.read().strip()

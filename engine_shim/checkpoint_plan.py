@@ -1,0 +1,250 @@
+"""The scheduler's part of checkpointing: which blocks go where, and which come back.
+
+No vLLM types beyond the attributes of a request; `connector` feeds it. One thread: the
+engine core's, except lookups, which ask holders in the background.
+
+Saving. Each scheduled step fills blocks; all full ones of a request, prefix hits included,
+are offered to its holders in order, so that what a holder has is a prefix. The rank
+answers how many it could hand over; what was shed is offered again in a later step, from
+the cache, where it stays as long as the request does. A holder that lost everything is
+begun anew.
+
+Restoring. A request that names holders is looked up before it is admitted; what they have
+without a gap, block by block, is loaded between steps while others run. It is offered
+once: what fails to load is computed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from engine_shim.checkpoint_links import Links
+from engine_shim.checkpointing import DropJob, Key, LoadJob, SaveJob
+from engine_shim.generation import IDENTITY_KEY, UNREPORTED
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.errors import KvStreamError
+
+LOOKUPS_AT_ONCE = 8
+BLOCKS_A_STEP = 64
+"""Of one request to one holder; a long prefix hit is spread over several steps."""
+
+
+class _Lookup:
+    """Asks holders what they have of a request; the answer is there or not yet. When many
+    are asked for at once and a holder is silent, some are given up before they are asked."""
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        links: Links,
+        key: Key,
+        sources: tuple[str, ...],
+        ranks: int,
+        timeout_s: float,
+    ) -> None:
+        self.done = threading.Event()
+        self.endpoint = ""
+        self.blocks = 0
+        self.deadline_s = time.monotonic() + timeout_s
+        self._arguments = (links, key, sources, ranks, timeout_s)
+        pool.submit(self._run)
+
+    def _run(self) -> None:
+        links, key, sources, ranks, timeout_s = self._arguments
+        try:
+            for endpoint in sources:
+                if self.ready:
+                    return
+                blocks = _held(links, endpoint, key, ranks, timeout_s)
+                if blocks > self.blocks:
+                    self.endpoint, self.blocks = endpoint, blocks
+        finally:
+            self.done.set()
+
+    @property
+    def ready(self) -> bool:
+        return self.done.is_set() or time.monotonic() > self.deadline_s
+
+
+def _held(links: Links, endpoint: str, key: Key, ranks: int, timeout_s: float) -> int:
+    """Blocks all ranks can have from `endpoint`; none when it does not answer, or holds
+    them for another engine."""
+    try:
+        answer, _ = links.peer(endpoint).ask(m.Ask(0, (key.request,)), timeout_s)
+    except KvStreamError:
+        return 0
+    if not isinstance(answer, m.Held):
+        return 0
+    by_rank = {
+        p.rank: p.blocks
+        for p, fit in zip(answer.positions, answer.usable, strict=False)
+        if p.request == key.request and p.child == key.child and fit == "same"
+    }
+    return min((by_rank.get(rank, 0) for rank in range(ranks)), default=0)
+
+
+class _Track:
+    """One request the scheduler holds, as far as checkpoints go."""
+
+    __slots__ = ("due", "first", "key", "load", "lookup", "next", "priority", "request", "targets")
+
+    def __init__(self, request: Any, key: Key, targets: tuple[str, ...], priority: int) -> None:
+        self.request = request
+        self.key = key
+        self.targets = targets
+        self.priority = priority
+        self.next = dict.fromkeys(targets, 0)
+        self.lookup: _Lookup | None = None
+        self.load = ""
+        self.first = 0
+        self.due = 0
+
+
+class CheckpointPlan:
+    """Scheduler-side state. `ranks`: tensor-parallel ranks of this worker."""
+
+    def __init__(self, links: Links, block_size: int, ranks: int, lookup_timeout_s: float) -> None:
+        self._links = links
+        self._block_size = block_size
+        self._ranks = ranks
+        self._lookup_timeout_s = lookup_timeout_s
+        self._pool = ThreadPoolExecutor(LOOKUPS_AT_ONCE, "relume-kv-lookup")
+        self._tracks: dict[str, _Track] = {}
+        self._children: dict[tuple[str, int], int] = {}
+        self._live: dict[tuple[str, int], int] = {}
+        self._loads: list[LoadJob] = []
+        self._drops: list[DropJob] = []
+
+    # --- requests come and go ----------------------------------------------------------
+
+    def arrived(self, request: Any) -> None:
+        """A new request of the engine; those without a gateway's mark are not ours."""
+        params = request.sampling_params
+        mark = (params.extra_args or {}).get(IDENTITY_KEY) if params is not None else None
+        if not mark or mark["r"] == UNREPORTED:
+            return
+        targets, sources = tuple(mark.get("to", ())), tuple(mark.get("from", ()))
+        root = mark["r"], mark["a"]
+        child = self._children.get(root, 0)
+        self._children[root] = child + 1
+        self._live[root] = self._live.get(root, 0) + 1
+        key = Key(mark["r"], mark["a"], child)
+        track = _Track(request, key, targets, mark.get("p", 1))
+        self._tracks[request.request_id] = track
+        if sources:
+            track.lookup = _Lookup(
+                self._pool, self._links, key, sources, self._ranks, self._lookup_timeout_s
+            )
+
+    def finished(self, engine_id: str, ended: bool) -> None:
+        """`ended`: by itself (stop, length), so nobody will take it up again. One that was
+        aborted may be, elsewhere: its blocks stay until they expire or are dropped."""
+        track = self._tracks.pop(engine_id, None)
+        if track is None:
+            return
+        root = track.key.request, track.key.attempt
+        self._live[root] -= 1
+        if self._live[root]:
+            return
+        del self._live[root], self._children[root]
+        if ended:
+            self._drops += [DropJob(endpoint, *root) for endpoint in track.targets]
+
+    # --- restoring ---------------------------------------------------------------------
+
+    def match(self, engine_id: str, computed_tokens: int) -> int | None:
+        """Tokens beyond `computed_tokens` that can be loaded; None: not known yet. Leaves
+        at least one token to compute."""
+        track = self._tracks.get(engine_id)
+        if track is None or track.lookup is None:
+            return 0
+        if not track.lookup.ready:
+            return None
+        lookup = track.lookup
+        size = self._block_size
+        usable = min(lookup.blocks, (track.request.num_tokens - 1) // size) * size
+        if usable <= computed_tokens:
+            return 0
+        track.load = lookup.endpoint
+        track.first = computed_tokens // size
+        return usable - computed_tokens
+
+    def allocated(self, engine_id: str, block_ids: list[int], external_tokens: int) -> None:
+        """Blocks are there for what is to be loaded, behind those of the local prefix hit."""
+        track = self._tracks.get(engine_id)
+        if track is None or not track.load or not external_tokens:
+            return
+        endpoint, track.load, track.lookup = track.load, "", None
+        first, count = track.first, external_tokens // self._block_size
+        self._loads.append(
+            LoadJob(
+                engine_id,
+                endpoint,
+                track.key,
+                first,
+                tuple(block_ids[first : first + count]),
+                tuple(self._tokens(track, index) for index in range(first, first + count)),
+            )
+        )
+
+    # --- a step ------------------------------------------------------------------------
+
+    def saves(
+        self, engine_id: str, computed_tokens: int, block_ids: Callable[[str], list[int]]
+    ) -> list[SaveJob]:
+        """What fills in a step after which `computed_tokens` of the request are computed."""
+        track = self._tracks.get(engine_id)
+        if track is None or not track.next or computed_tokens < track.due:
+            return []
+        size = self._block_size
+        full = min(computed_tokens, len(track.request.all_token_ids)) // size
+        jobs = []
+        for endpoint, first in track.next.items():
+            last = min(full, first + BLOCKS_A_STEP)
+            if first < last:
+                ids = block_ids(engine_id)[first:last]
+                tokens = tuple(self._tokens(track, index) for index in range(first, last))
+                jobs.append(SaveJob(endpoint, track.key, first, tuple(ids), tokens, track.priority))
+                track.next[endpoint] = last
+        track.due = (min(track.next.values()) + 1) * size
+        return jobs
+
+    def _tokens(self, track: _Track, index: int) -> tuple[int, ...]:
+        at = index * self._block_size
+        return tuple(track.request.all_token_ids[at : at + self._block_size])
+
+    def take_loads(self) -> list[LoadJob]:
+        loads, self._loads = self._loads, []
+        return loads
+
+    def take_drops(self) -> list[DropJob]:
+        drops, self._drops = self._drops, []
+        return drops
+
+    def told(self, reached: dict[tuple[str, int, int, str], int]) -> None:
+        """What the ranks handed over: (request, attempt, child, endpoint) to the next block
+        it wants. An attempt the holder refused for good is told with -1."""
+        if not reached:
+            return
+        for track in self._tracks.values():
+            key = track.key
+            for endpoint in track.targets:
+                index = reached.get((key.request, key.attempt, key.child, endpoint))
+                if index is None or endpoint not in track.next:
+                    continue
+                if index < 0:
+                    del track.next[endpoint]
+                else:
+                    track.next[endpoint] = min(track.next[endpoint], index)
+                track.due = 0
+
+    def holder_lost(self, endpoints: tuple[str, ...]) -> None:
+        """They hold nothing any more: everything is offered again."""
+        for track in self._tracks.values():
+            for endpoint in endpoints:
+                if endpoint in track.next:
+                    track.next[endpoint] = track.due = 0

@@ -1,0 +1,176 @@
+"""A rank's part of checkpointing: copying full blocks out, and bringing blocks back.
+
+Out: on the engine's thread one copy a block, into buffers the link's thread hashes and
+sends; what finds no room is shed, and said. In: on a thread of its own, into blocks that
+belong to the waiting request alone, while other requests run.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engine_shim.checkpoint_links import LinkConfig, Links
+from engine_shim.checkpointing import DropJob, LoadJob, SaveJob
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.errors import KvStreamError, Refusal, Unreachable
+from engine_shim.kv_stream.fingerprint import Fingerprint
+from engine_shim.kv_stream.stream import BlockIn, BlockOut, CacheView, Loaded, gather, scatter
+from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
+
+logger = logging.getLogger(__name__)
+Reached = dict[tuple[str, int, int, str], int]
+
+
+class CheckpointRank:
+    """One rank's cache and its links. `report` takes events for the log."""
+
+    def __init__(
+        self,
+        view: CacheView,
+        rank: int,
+        config: LinkConfig,
+        worker: str,
+        incarnation: int,
+        fingerprint: Fingerprint,
+        report: Callable[[Any], None],
+    ) -> None:
+        self._view = view
+        self._rank = rank
+        self._config = config
+        self._incarnation = incarnation
+        self._report = report
+        self._lock = threading.Lock()
+        self._reached: Reached = {}
+        self._lost: set[str] = set()
+        self._loaded: set[str] = set()
+        self._failed: set[int] = set()
+        self.saved_blocks = 0
+        self.shed_blocks = 0
+        self._writers = Links(
+            config, worker, incarnation, "writer", fingerprint, self._refused, self._reset
+        )
+        self._readers = Links(config, worker, incarnation, "reader", fingerprint)
+        self._loads: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
+        threading.Thread(target=self._load_all, name="relume-kv-load", daemon=True).start()
+
+    # --- out ---------------------------------------------------------------------------
+
+    def save(self, job: SaveJob) -> None:
+        """Copies the job's blocks and queues them; tells how far it got."""
+        key = job.key
+        blocks = []
+        for n, (block_id, tokens) in enumerate(zip(job.block_ids, job.tokens, strict=True)):
+            index = job.first + n
+            place = (key.request, key.child, self._rank, index, key.attempt)
+            blocks.append(BlockOut(*place, block_id, tokens, job.priority))
+        try:
+            taken = scatter(
+                self._view, blocks, self._writers.peer(job.endpoint), self._config.buffered
+            )
+        except Unreachable:
+            taken = 0
+        self.saved_blocks += taken
+        self.shed_blocks += len(blocks) - taken
+        if taken < len(blocks):
+            self._tell(key.request, key.attempt, key.child, job.endpoint, job.first + taken)
+
+    def drop(self, job: DropJob) -> None:
+        try:
+            self._writers.peer(job.endpoint).drop(job.request, job.attempt)
+        except Unreachable:
+            return  # it expires there
+
+    def _tell(self, request: str, attempt: int, child: int, endpoint: str, index: int) -> None:
+        place = request, attempt, child, endpoint
+        with self._lock:
+            self._reached[place] = min(index, self._reached.get(place, index))
+
+    def _refused(self, endpoint: str, piece: m.Piece, code: str) -> None:
+        """On the link's thread. Bytes damaged on the way are sent again; for want of room or
+        a newer attempt this request's stream ends there: asking again and again would cost
+        more than recomputing."""
+        index = piece.index if code == "digest" else -1
+        self._tell(piece.request, piece.attempt, piece.child, endpoint, index)
+
+    def _reset(self, endpoint: str) -> None:
+        with self._lock:
+            self._lost.add(endpoint)
+
+    def take_progress(self) -> tuple[Reached, tuple[str, ...]]:
+        """(how far sequences got where they were shed, endpoints that lost everything)."""
+        with self._lock:
+            reached, self._reached = self._reached, {}
+            lost, self._lost = self._lost, set()
+        return reached, tuple(sorted(lost))
+
+    # --- in ----------------------------------------------------------------------------
+
+    def load(self, job: LoadJob) -> None:
+        """Begins to bring blocks; `take_loaded` tells when it ended."""
+        self._loads.put(job)
+
+    def _load_all(self) -> None:
+        while (job := self._loads.get()) is not None:
+            loaded = Loaded(0, 0, "internal")
+            try:
+                loaded = self._load_one(job)
+            except Exception:  # thread edge: the request must go on, by computing
+                logger.exception("loading blocks of %s failed", job.key.request)
+            with self._lock:
+                self._failed.update(job.block_ids[loaded.blocks :])
+                self._loaded.add(job.engine_id)
+
+    def _load_one(self, job: LoadJob) -> Loaded:
+        key, size = job.key, len(job.tokens[0])
+        named = (self._incarnation, key.request, key.child, key.attempt, job.endpoint)
+        self._report(RestoreStarted(*named, len(job.block_ids) * size))
+        began = time.monotonic_ns()
+        loaded = self._fetch(job)
+        tokens = loaded.blocks * size
+        if loaded.failure:
+            self._report(RestoreFailed(*named, tokens, loaded.failure))
+        else:
+            took_us = (time.monotonic_ns() - began) // 1000
+            self._report(RestoreDone(*named, tokens, loaded.bytes, took_us))
+        return loaded
+
+    def _fetch(self, job: LoadJob) -> Loaded:
+        wanted = [
+            BlockIn(job.first + n, block_id, tokens)
+            for n, (block_id, tokens) in enumerate(zip(job.block_ids, job.tokens, strict=True))
+        ]
+        key = job.key
+        try:
+            peer = self._readers.peer(job.endpoint)
+            return gather(
+                self._view, wanted, peer, key.request, key.child, self._rank,
+                self._config.load_timeout_s,
+            )  # fmt: skip
+        except Refusal as refusal:
+            return Loaded(0, 0, refusal.code)
+        except Unreachable:
+            return Loaded(0, 0, "unreachable")
+        except KvStreamError:
+            return Loaded(0, 0, "malformed")
+
+    def take_loaded(self) -> set[str]:
+        """Requests (by the engine's name) whose loading ended, well or not."""
+        with self._lock:
+            loaded, self._loaded = self._loaded, set()
+        return loaded
+
+    def take_failed(self) -> set[int]:
+        """Blocks that hold nothing of use."""
+        with self._lock:
+            failed, self._failed = self._failed, set()
+        return failed
+
+    def close(self) -> None:
+        self._loads.put(None)
+        self._writers.close()
+        self._readers.close()

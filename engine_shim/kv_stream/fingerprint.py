@@ -1,0 +1,56 @@
+"""What two engines must have in common before one may use the other's KV blocks."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+from msgspec import Struct
+
+OPAQUE = "opaque"
+"""Layout of a block whose inside only an equal build can read (vLLM's CPU kernels pack it
+for the instruction set): it moves whole or not at all."""
+HEADS = "heads"
+"""Layout `[kv_head][block_size][2 * head_size]`: it can be cut between heads."""
+
+
+class Fingerprint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Everything the bytes of a KV block depend on, beside the tokens.
+
+    `model`: digest of weights and configuration; `build`: of engine, kernels and ISA;
+    `piece_bytes`: bytes of one block in one layer on one rank; `layers` and `kv_heads`
+    of the whole model.
+    """
+
+    model: str
+    build: str
+    dtype: str
+    block_size: int
+    layers: int
+    kv_heads: int
+    head_size: int
+    piece_bytes: int
+    tp: int = 1
+    pp: int = 1
+    layout: str = OPAQUE
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes; equal digests mean bytes that can be used as they are."""
+        return hashlib.blake2b(msgspec.msgpack.encode(self), digest_size=16).digest()
+
+    @property
+    def family(self) -> bytes:
+        """16 bytes; equal families differ in tensor and pipeline sizes at most, and their
+        blocks can be converted when the layout is not opaque."""
+        common = msgspec.structs.replace(self, tp=1, pp=1, piece_bytes=0)
+        return hashlib.blake2b(msgspec.msgpack.encode(common), digest_size=16).digest()
+
+
+def usable(mine: Fingerprint, theirs: Fingerprint) -> str:
+    """How blocks of `theirs` serve an engine of `mine`: `same`, `convert`, or empty (not)."""
+    if mine == theirs:
+        return "same"
+    if mine.family == theirs.family and mine.layout == theirs.layout != OPAQUE:
+        return "convert"
+    return ""

@@ -1,0 +1,440 @@
+"""One state daemon, as seen from an engine: greeting, order, retries, and bounds.
+
+Theory of operation. A thread owns the channel. `flush` gives it a batch of pieces and
+returns at once: True when the batch was taken, False when the bytes that wait already
+reach the bound, in which case the caller sheds (the blocks stay in the engine's cache and
+may be offered again). `fetch` asks and waits, with a deadline.
+
+A broken connection is opened again, with a growing pause; what was not acknowledged is
+sent again, in order. Everything the daemon takes it takes idempotently, so a batch that
+arrives twice, late or out of order changes nothing. A daemon that answers with another
+boot name has lost what it held: `on_reset` is told, and nothing is sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from engine_shim.kv_stream import auth
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.channel import Channel, Wake
+from engine_shim.kv_stream.errors import KvStreamError, MalformedMessage, Refusal, Unreachable
+from engine_shim.kv_stream.image import Buffer, digest_of
+
+ANSWER_TIMEOUT_S = 3.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+IDLE_S = 0.5
+LINGER_S = 0.01
+JOIN_BYTES = 1 << 20
+"""Batches wait for so long, or until they are so much, to leave as one message."""
+HOPELESS = ("version", "authentication", "fingerprint", "fenced")
+"""Refusals of a greeting that trying again does not cure."""
+
+
+class _Batch:
+    """Pieces and their bytes. The header is made on the peer's thread, and with it the
+    digests of whole images, so that the caller pays for a copy only."""
+
+    __slots__ = ("bytes", "header", "parts", "pieces", "queued_s", "sent_s", "seq")
+
+    def __init__(self, seq: int, pieces: Sequence[m.Piece], parts: Sequence[Buffer]) -> None:
+        self.seq = seq
+        self.pieces = pieces
+        self.parts = parts
+        self.bytes = sum(piece.length for piece in pieces)
+        self.header = b""
+        self.queued_s = time.monotonic()
+        self.sent_s = 0.0
+
+    def join(self, later: _Batch, limit: int) -> bool:
+        """Takes another batch in, unless together they are too much for one message."""
+        if self.header or later.header or self.bytes + later.bytes > limit:
+            return False
+        if len(self.pieces) + len(later.pieces) > m.MAX_PIECES // 4:
+            return False
+        self.pieces = [*self.pieces, *later.pieces]
+        self.parts = [*self.parts, *later.parts]
+        self.bytes += later.bytes
+        return True
+
+    def seal(self) -> None:
+        if self.header:
+            return
+        sealed = []
+        for piece, part in zip(self.pieces, self.parts, strict=True):
+            if not piece.digest and piece.length == piece.total:
+                piece = msgspec.structs.replace(piece, digest=digest_of(part))
+            sealed.append(piece)
+        self.header = m.encode(m.Put(self.seq, tuple(sealed)))
+
+
+class _Question:
+    __slots__ = ("answer", "chunk", "done", "error", "header", "sent", "seq")
+
+    def __init__(self, seq: int, header: bytes) -> None:
+        self.seq = seq
+        self.header = header
+        self.done = threading.Event()
+        self.answer: m.Message | None = None
+        self.chunk = memoryview(b"")
+        self.error: KvStreamError | None = None
+        self.sent = False
+
+
+class Peer:
+    """A link to one daemon. `flush` and `fetch` may be called from any thread."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        connect: Callable[[Wake], Channel],
+        hello: m.Hello,
+        secret: bytes = b"",
+        on_ack: Callable[[m.Ack], None] = lambda ack: None,
+        on_refused: Callable[[m.Piece, str], None] = lambda piece, code: None,
+        on_reset: Callable[[str], None] = lambda endpoint: None,
+        bound_bytes: int = 12 << 20,
+    ) -> None:
+        """`on_ack`, `on_refused` (of one piece) and `on_reset` are called on the peer's
+        thread. `bound_bytes`: unanswered and waiting batches together; local channels stage
+        twice of it."""
+        self.endpoint = endpoint
+        self.boot = ""
+        self.daemon_epoch = 0
+        self.host = ""
+        self.shed = 0
+        self.gone = ""
+        self._connect = connect
+        self._hello = hello
+        self._secret = secret
+        self._on_ack = on_ack
+        self._on_refused = on_refused
+        self._on_reset = on_reset
+        self._bound = bound_bytes
+        self._seq = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: deque[_Batch] = deque()
+        self._unanswered: OrderedDict[int, _Batch] = OrderedDict()
+        self._bytes = 0
+        self._questions: OrderedDict[int, _Question] = OrderedDict()
+        self._wake = Wake()
+        self._closing = False
+        self._channel: Channel | None = None
+        self._thread = threading.Thread(target=self._run, name="relume-kv-peer", daemon=True)
+        self._thread.start()
+
+    # --- from any thread ---------------------------------------------------------------
+
+    def flush(self, pieces: Sequence[m.Piece], parts: Sequence[Buffer]) -> bool:
+        """Sends pieces whose bytes are `parts`, one part each; False: shed.
+
+        The parts must stay as they are until acknowledged. A whole image may come
+        without its digest.
+        """
+        batch = _Batch(next(self._seq), pieces, parts)
+        with self._lock:
+            if self.gone or self._bytes + batch.bytes > self._bound:
+                self.shed += 1
+                return False
+            self._bytes += batch.bytes
+            self._waiting.append(batch)
+            if len(self._waiting) == 1:  # else the thread knows that there is something
+                self._wake.set()
+        return True
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that wait or are not acknowledged yet."""
+        return self._bytes
+
+    def drained(self, timeout_s: float) -> bool:
+        """Waits until everything flushed is answered; False when time is over."""
+        deadline = time.monotonic() + timeout_s
+        while self._bytes and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return not self._bytes
+
+    def ask(self, message: Any, timeout_s: float) -> tuple[Any, memoryview]:
+        """Sends `message` (its `seq` is set here) and returns its answer and chunk.
+
+        Raises Refusal, Unreachable.
+        """
+        return self._await(self._question(message), timeout_s)
+
+    def _question(self, message: Any) -> _Question:
+        seq = next(self._seq)
+        question = _Question(seq, m.encode(msgspec.structs.replace(message, seq=seq)))
+        with self._lock:
+            if self.gone:
+                raise Refusal("session", self.gone)
+            self._questions[seq] = question
+            self._wake.set()
+        return question
+
+    def _await(self, question: _Question, timeout_s: float) -> tuple[Any, memoryview]:
+        if not question.done.wait(timeout_s):
+            with self._lock:
+                self._questions.pop(question.seq, None)
+            raise Unreachable(self.endpoint, f"no answer in {timeout_s} s")
+        if question.error is not None:
+            raise question.error
+        return question.answer, question.chunk
+
+    def request(self, get: m.Get) -> _Question:
+        """Sends `get`; its answer is fetched later, so that several are on their way.
+
+        Raises Refusal.
+        """
+        return self._question(get)
+
+    @contextlib.contextmanager
+    def fetch(
+        self, get: m.Get | _Question, timeout_s: float
+    ) -> Iterator[list[tuple[m.BlockAt, memoryview]]]:
+        """The blocks asked for, as views: into the daemon's memory on one host, into the
+        received chunk otherwise. Their digests are for the caller to check.
+
+        Raises Refusal, Unreachable, MalformedMessage.
+        """
+        question = self._question(get) if isinstance(get, m.Get) else get
+        answer, chunk = self._await(question, timeout_s)
+        if not isinstance(answer, m.Blocks):
+            raise MalformedMessage(f"{type(answer).__name__} in answer to Get")
+        channel = self._channel
+        try:
+            if answer.shared:
+                if channel is None:
+                    raise Unreachable(self.endpoint, "closed")
+                yield [(b, channel.arena(b.offset, b.length)) for b in answer.blocks]
+            else:
+                if any(b.offset < 0 or b.offset + b.length > len(chunk) for b in answer.blocks):
+                    raise MalformedMessage("blocks outside their chunk")
+                yield [(b, chunk[b.offset : b.offset + b.length]) for b in answer.blocks]
+        finally:
+            if answer.shared:
+                self._tell(m.Release(0, answer.seq))
+
+    def forget(self, question: _Question) -> None:
+        """An answer that is wanted no more."""
+        with self._lock:
+            self._questions.pop(question.seq, None)
+        if question.done.is_set() and getattr(question.answer, "shared", False):
+            self._tell(m.Release(0, question.seq))
+
+    def corrupt(self, request: str, child: int, rank: int, index: int) -> None:
+        """Tells the daemon that a block it gave is damaged; no answer is awaited."""
+        self._tell(m.Corrupt(0, request, child, rank, index))
+
+    def drop(self, request: str, attempt: int) -> None:
+        """Tells the daemon that the request ended; no answer is awaited."""
+        self._tell(m.Drop(0, (request,), attempt))
+
+    def _tell(self, message: Any) -> None:
+        """Sends a message whose answer does not matter."""
+        seq = next(self._seq)
+        question = _Question(seq, m.encode(msgspec.structs.replace(message, seq=seq)))
+        with self._lock:
+            if self.gone or self._closing:
+                return
+            self._questions[seq] = question
+            self._wake.set()
+
+    def close(self) -> None:
+        """Stops; what waits is lost."""
+        with self._lock:
+            self._closing = True
+            if not self.gone:
+                self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    # --- the peer's thread -------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._live()
+        finally:
+            # Also when this thread failed: nobody may wait for it.
+            if self._channel is not None:
+                self._channel.close()
+            self._give_up(self.gone or "closed")
+            with self._lock:
+                self._wake.close()
+
+    def _live(self) -> None:
+        pause = FIRST_PAUSE_S
+        while not (self._closing or self.gone):
+            try:
+                self._channel = self._connect(self._wake)
+                self._greet(self._channel)
+                pause = FIRST_PAUSE_S
+                self._serve(self._channel)
+            except (Unreachable, MalformedMessage):
+                pass
+            except Refusal as refusal:
+                if refusal.code in HOPELESS:
+                    self._give_up(str(refusal))
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+            if not (self._closing or self.gone):
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _greet(self, channel: Channel) -> None:
+        """Raises Refusal, Unreachable, MalformedMessage."""
+        nonce = b"" if channel.trusted else auth.new_nonce()
+        hello = msgspec.structs.replace(self._hello, nonce=nonce)
+        raw = m.encode(hello)
+        channel.send(raw, ())
+        answer = self._next(channel)
+        if isinstance(answer, m.Challenge):
+            if channel.trusted or not self._secret:
+                raise Refusal("authentication", "a challenge, but no secret")
+            expected = auth.server_mac(self._secret, nonce, answer.nonce, raw)
+            if not auth.equal(expected, answer.mac):
+                raise Refusal("authentication", "the daemon does not know the secret")
+            mac = auth.client_mac(self._secret, nonce, answer.nonce, raw)
+            channel.send(m.encode(m.Proof(mac)), ())
+            answer = self._next(channel)
+        elif not channel.trusted and isinstance(answer, m.Welcome):
+            raise Refusal("authentication", "the daemon did not prove itself")
+        if isinstance(answer, m.Refused):
+            raise Refusal(answer.code, answer.detail)
+        if not isinstance(answer, m.Welcome):
+            raise MalformedMessage(f"{type(answer).__name__} in answer to hello")
+        self._welcomed(answer)
+
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        if welcome.epoch < self.daemon_epoch:
+            raise Refusal("fenced", f"a daemon of epoch {welcome.epoch}, older than seen")
+        lost = bool(self.boot) and welcome.boot != self.boot
+        self.boot, self.daemon_epoch, self.host = welcome.boot, welcome.epoch, welcome.host
+        with self._lock:
+            if lost:
+                self._unanswered.clear()
+                self._waiting.clear()
+                self._bytes = 0
+            else:
+                # Before what waits, and in its own order.
+                self._waiting.extendleft(reversed(self._unanswered.values()))
+                self._unanswered.clear()
+            for question in self._questions.values():
+                question.sent = False
+        if lost:
+            self._on_reset(self.endpoint)
+
+    def _next(self, channel: Channel) -> m.Message:
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while (left := deadline - time.monotonic()) > 0 and not self._closing:
+            if (received := channel.receive(left)) is not None:
+                return m.decode(received[0])
+        raise Unreachable(self.endpoint, "no answer to the greeting")
+
+    def _serve(self, channel: Channel) -> None:
+        while not self._closing:
+            self._send_all(channel)
+            received = channel.receive(self._patience_s())
+            while received is not None:
+                self._take(m.decode(received[0]), received[1])
+                self._send_all(channel)
+                received = channel.receive(0)
+            oldest = next(iter(self._unanswered.values()), None)
+            if oldest and time.monotonic() - oldest.sent_s > ANSWER_TIMEOUT_S:
+                raise Unreachable(self.endpoint, "a batch was not acknowledged")
+
+    def _send_all(self, channel: Channel) -> None:
+        """Questions first: a restore does not wait behind checkpoints."""
+        while not self._closing:
+            with self._lock:
+                question = next((q for q in self._questions.values() if not q.sent), None)
+                if question is not None:
+                    question.sent = True
+                batch = self._next_batch(channel) if question is None else None
+            if question is not None:
+                channel.send(question.header, ())
+            elif batch is not None:
+                batch.seal()
+                batch.sent_s = time.monotonic()
+                channel.send(batch.header, batch.parts)
+            else:
+                return
+
+    def _next_batch(self, channel: Channel) -> _Batch | None:
+        """The next one to send, while the channel has room for what is not answered yet."""
+        if not self._waiting:
+            return None
+        first = self._waiting[0]
+        waiting = sum(batch.bytes for batch in self._waiting)
+        if waiting < JOIN_BYTES and time.monotonic() < first.queued_s + LINGER_S:
+            return None
+        on_way = sum(batch.bytes for batch in self._unanswered.values())
+        room = channel.window_bytes - on_way
+        if on_way and first.bytes > room:
+            return None
+        self._waiting.popleft()
+        while self._waiting and first.join(self._waiting[0], min(room, JOIN_BYTES)):
+            self._waiting.popleft()
+        self._unanswered[first.seq] = first
+        return first
+
+    def _patience_s(self) -> float:
+        """How long to wait for an answer before looking at what waits to be sent."""
+        with self._lock:
+            if not self._waiting:
+                return IDLE_S
+            left = self._waiting[0].queued_s + LINGER_S - time.monotonic()
+            if left > 0:
+                return left
+            return IDLE_S if self._unanswered else 0.001  # a full window: answers wake us
+
+    def _take(self, message: m.Message, chunk: memoryview) -> None:
+        seq = getattr(message, "seq", 0)
+        with self._lock:
+            batch = self._unanswered.pop(seq, None)
+            if batch is not None:
+                self._bytes -= batch.bytes
+            question = self._questions.pop(seq, None)
+        if question is not None:
+            if isinstance(message, m.Refused):
+                if message.code == "session":
+                    with self._lock:
+                        self._questions[seq] = question
+                    raise Unreachable(self.endpoint, "the daemon does not know us any more")
+                question.error = Refusal(message.code, message.detail)
+            question.answer, question.chunk = message, chunk
+            question.done.set()
+        elif isinstance(message, m.Blocks) and message.shared:
+            self._tell(m.Release(0, seq))  # nobody waits for it any more
+        elif isinstance(message, m.Refused):
+            # Of one batch, or (seq 0) of the session: then all is greeted and sent anew.
+            if message.code == "fenced":
+                raise Refusal(message.code, message.detail)
+            if batch is None or message.code == "session":
+                raise Unreachable(self.endpoint, f"session refused: {message.code}")
+        elif isinstance(message, m.Ack) and batch is not None:
+            for number, code in message.refused:
+                if 0 <= number < len(batch.pieces):
+                    self._on_refused(batch.pieces[number], code)
+            self._on_ack(message)
+
+    def _give_up(self, why: str) -> None:
+        with self._lock:
+            self.gone = why
+            self._waiting.clear()
+            self._unanswered.clear()
+            self._bytes = 0
+            questions = list(self._questions.values())
+            self._questions.clear()
+        for question in questions:
+            question.error = Unreachable(self.endpoint, why)
+            question.done.set()

@@ -1,0 +1,387 @@
+"""`stream_out`, `stream_in`, `scatter`, `gather`: DéjàVu's Table 1 over `Peer`.
+
+A cache is seen through `CacheView`: the pieces of one block, one a layer, as writable
+memory. A whole block's image is made of its token ids and its pieces.
+
+`scatter` makes few transfers of many small pieces ("buffered copies"): the pieces of as
+many blocks as fit are copied into one buffer, and leave as one batch. `buffered=False`
+sends piece by piece, which is the baseline the paper's Figure 7 compares with.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream import reshape
+from engine_shim.kv_stream.errors import Unshapeable
+from engine_shim.kv_stream.image import (
+    TOKEN_BYTES,
+    RunningDigest,
+    collect,
+    pack_tokens,
+    spread,
+)
+from engine_shim.kv_stream.peer import Peer
+
+CHUNK_BYTES = 1 << 20
+"""Of a batch sent: small, so that little waits behind it."""
+READ_BYTES = m.MAX_CHUNK_BYTES
+READS_ON_WAY = 2
+"""Of blocks asked for: large, since every answer passes from one thread to another."""
+
+
+class CacheView(Protocol):
+    """A rank's paged KV cache."""
+
+    def pieces(self, block_id: int) -> list[memoryview]:
+        """The block's bytes, one contiguous piece a layer, writable and flat."""
+
+
+class BlockOut(Struct, frozen=True):
+    """A full block to be sent: its key, where it lies, and the tokens it covers."""
+
+    request: str
+    child: int
+    rank: int
+    index: int
+    attempt: int
+    block_id: int
+    tokens: tuple[int, ...]
+    priority: int = 1
+
+
+class BlockIn(Struct, frozen=True):
+    """A block wanted back: index in the request, where it goes, the tokens it must cover."""
+
+    index: int
+    block_id: int
+    tokens: tuple[int, ...]
+
+
+class Loaded(Struct, frozen=True):
+    """What `stream_in` brought: the first `blocks` of those wanted, and why not more."""
+
+    blocks: int
+    bytes: int
+    failure: str = ""
+
+
+def scatter(view: CacheView, blocks: Sequence[BlockOut], peer: Peer, buffered: bool = True) -> int:
+    """Sends blocks to one peer; how many of them, from the first on, were taken.
+
+    Copies before it returns: the cache may change then.
+    """
+    if not buffered:
+        return _piece_by_piece(view, blocks, peer)
+    taken = 0
+    while taken < len(blocks):
+        batch = _batch(view, blocks[taken:])
+        buffer = memoryview(bytearray(sum(size for *_, size in batch)))
+        pieces: list[m.Piece] = []
+        parts: list[memoryview] = []
+        at = 0
+        for block, tokens, layers, size in batch:
+            image = buffer[at : at + size]
+            collect(image, [tokens, *layers])
+            pieces.append(_piece(block, 0, size, size))
+            parts.append(image)
+            at += size
+        if not peer.flush(pieces, parts):
+            break
+        taken += len(batch)
+    return taken
+
+
+def _batch(
+    view: CacheView, blocks: Sequence[BlockOut]
+) -> list[tuple[BlockOut, bytes, list[memoryview], int]]:
+    """As many of the first blocks as make one chunk; at least one."""
+    batch = []
+    total = 0
+    for block in blocks[: m.MAX_PIECES]:
+        layers = view.pieces(block.block_id)
+        tokens = pack_tokens(block.tokens)
+        size = len(tokens) + sum(len(layer) for layer in layers)
+        if batch and total + size > CHUNK_BYTES:
+            break
+        total += size
+        batch.append((block, tokens, layers, size))
+    return batch
+
+
+def _piece(block: BlockOut, offset: int, length: int, total: int, digest: bytes = b"") -> m.Piece:
+    return m.Piece(
+        block.request, block.child, block.rank, block.index, block.attempt, offset, length,
+        total, digest, block.priority,
+    )  # fmt: skip
+
+
+def _piece_by_piece(view: CacheView, blocks: Sequence[BlockOut], peer: Peer) -> int:
+    for taken, block in enumerate(blocks):
+        layers = [memoryview(bytes(layer)) for layer in view.pieces(block.block_id)]
+        parts = [memoryview(pack_tokens(block.tokens)), *layers]
+        if not LayeredOut(block, sum(len(p) for p in parts)).send(peer, parts):
+            return taken
+    return len(blocks)
+
+
+class LayeredOut:
+    """One block sent layer by layer, as prefill computes them. Pieces are given in order
+    (the digest runs along), and arrive in any."""
+
+    def __init__(self, block: BlockOut, total: int) -> None:
+        self._block = block
+        self._total = total
+        self._offset = 0
+        self._digest = RunningDigest()
+
+    def send(self, peer: Peer, parts: Sequence[memoryview]) -> bool:
+        """Sends the next pieces; False: shed, and the block must be begun again."""
+        for part in parts:
+            self._digest.update(part)
+            end = self._offset + len(part)
+            digest = self._digest.digest() if end == self._total else b""
+            piece = _piece(self._block, self._offset, len(part), self._total, digest)
+            if not peer.flush([piece], [part]):
+                return False
+            self._offset = end
+        return True
+
+
+def gather(
+    view: CacheView,
+    wanted: Sequence[BlockIn],
+    peer: Peer,
+    request: str,
+    child: int,
+    rank: int,
+    timeout_s: float,
+) -> Loaded:
+    """Brings blocks (consecutive indices) from one peer into the cache.
+
+    Each is copied, and checked where it lies now: digest, size and token ids. It stops
+    before the first that fails; nothing behind it is used, and a failed block's place holds
+    garbage that must not be read. A few chunks are on their way while one is copied.
+    """
+    progress = _Gathering(view, wanted, peer, request, child, rank)
+    try:
+        return progress.run(timeout_s)
+    finally:
+        progress.close()
+
+
+class _Gathering:
+    """One `gather`: what has been asked for, and how far it got."""
+
+    def __init__(
+        self,
+        view: CacheView,
+        wanted: Sequence[BlockIn],
+        peer: Peer,
+        request: str,
+        child: int,
+        rank: int,
+    ) -> None:
+        self._view = view
+        self._wanted = wanted
+        self._peer = peer
+        self._whose = request, child, rank
+        self._asked = 0
+        self._on_way: deque[tuple[int, Any]] = deque()
+        self._done = self._bytes = 0
+
+    def run(self, timeout_s: float) -> Loaded:
+        wanted = self._wanted
+        while self._done < len(wanted):
+            self._ask_ahead()
+            count, question = self._on_way.popleft()
+            with self._peer.fetch(question, timeout_s) as blocks:
+                for (at, image), block in zip(blocks, wanted[self._done :], strict=False):
+                    if not self._accept(block, at, image):
+                        self._peer.corrupt(*self._whose, block.index)
+                        return Loaded(self._done, self._bytes, f"block {block.index} is corrupt")
+                    self._done += 1
+                    self._bytes += at.length
+                if not blocks:
+                    return Loaded(self._done, self._bytes, "not held")
+            if len(blocks) < count:  # the rest of the run lies elsewhere, or does not exist
+                self.close()
+        return Loaded(self._done, self._bytes)
+
+    def _ask_ahead(self) -> None:
+        if not self._on_way:
+            self._asked = self._done
+        wanted = self._wanted
+        while self._asked < len(wanted) and len(self._on_way) < READS_ON_WAY:
+            first = wanted[self._asked]
+            pieces = self._view.pieces(first.block_id)
+            size = TOKEN_BYTES * len(first.tokens) + sum(len(piece) for piece in pieces)
+            count = min(len(wanted) - self._asked, max(1, READ_BYTES // size), m.MAX_PIECES)
+            get = m.Get(0, *self._whose, first.index, count)
+            self._on_way.append((count, self._peer.request(get)))
+            self._asked += count
+
+    def _accept(self, block: BlockIn, at: m.BlockAt, image: memoryview) -> bool:
+        """Copies the image to its place; whether it is there as it was written."""
+        pieces = self._view.pieces(block.block_id)
+        tokens = pack_tokens(block.tokens)
+        fits = len(image) == len(tokens) + sum(len(piece) for piece in pieces)
+        if at.index != block.index or not fits or image[: len(tokens)] != tokens:
+            return False
+        # What is checked is the copy: what shared memory holds later does not matter, and
+        # the bytes are still in the processor's cache.
+        digest = RunningDigest()
+        digest.update(tokens)
+        offset = len(tokens)
+        for piece in pieces:
+            end = offset + len(piece)
+            piece[:] = image[offset:end]
+            digest.update(piece)
+            offset = end
+        return digest.digest() == at.digest
+
+    def close(self) -> None:
+        for _, question in self._on_way:
+            self._peer.forget(question)
+        self._on_way.clear()
+
+
+class Target(Struct, frozen=True):
+    """Where checkpoints of a request go: a link, and the setup its blocks are kept in
+    (None: as they are)."""
+
+    peer: Peer
+    setup: reshape.Setup | None = None
+
+
+def stream_out(
+    views: dict[int, CacheView],
+    blocks: Sequence[BlockOut],
+    source: reshape.Setup | None,
+    targets: Sequence[Target],
+    buffered: bool = True,
+) -> list[int]:
+    """Sends `blocks` (of the ranks in `views`) to every target; for each target how many,
+    from the first on, it took. A target of another setup than `source` gets the block as
+    its ranks will want it: `blocks` then are of rank 0, and all source ranks are in
+    `views`.
+
+    Raises Unshapeable.
+    """
+    taken = []
+    for target in targets:
+        if target.setup is None or target.setup == source:
+            taken.append(_stream_same(views, blocks, target.peer, buffered))
+        elif source is None:
+            raise Unshapeable("the source's setup is not known")
+        else:
+            taken.append(_stream_converted(views, blocks, source, target.setup, target.peer))
+    return taken
+
+
+def _stream_same(
+    views: dict[int, CacheView], blocks: Sequence[BlockOut], peer: Peer, buffered: bool
+) -> int:
+    taken = 0
+    for rank, view in sorted(views.items()):
+        mine = [block for block in blocks if block.rank == rank]
+        sent = scatter(view, mine, peer, buffered)
+        taken += sent
+        if sent < len(mine):
+            break
+    return taken
+
+
+def _stream_converted(
+    views: dict[int, CacheView],
+    blocks: Sequence[BlockOut],
+    source: reshape.Setup,
+    destination: reshape.Setup,
+    peer: Peer,
+) -> int:
+    for taken, block in enumerate(blocks):
+        whole = {r: _joined(view.pieces(block.block_id)) for r, view in views.items()}
+        tokens = pack_tokens(block.tokens)
+        pieces, parts = [], []
+        for rank, data in reshape.convert(source, destination, whole).items():
+            image = memoryview(tokens + data)
+            moved = BlockOut(
+                block.request, block.child, rank, block.index, block.attempt, 0, (),
+                block.priority,
+            )  # fmt: skip
+            pieces.append(_piece(moved, 0, len(image), len(image)))
+            parts.append(image)
+        if not peer.flush(pieces, parts):
+            return taken
+    return len(blocks)
+
+
+def _joined(pieces: Sequence[memoryview]) -> memoryview:
+    return memoryview(b"".join(pieces))
+
+
+def stream_in(
+    views: dict[int, CacheView],
+    wanted: Sequence[BlockIn],
+    peer: Peer,
+    request: str,
+    child: int,
+    source: reshape.Setup | None = None,
+    destination: reshape.Setup | None = None,
+    timeout_s: float = 5.0,
+) -> Loaded:
+    """Brings blocks into the ranks' caches; the fewest that any rank got. With two setups
+    that differ, the blocks of all source ranks are merged and split for ours.
+
+    Raises Refusal, Unreachable, MalformedMessage, Unshapeable.
+    """
+    if source == destination:
+        results = [
+            gather(view, wanted, peer, request, child, rank, timeout_s)
+            for rank, view in sorted(views.items())
+        ]
+        least = min(results, key=lambda r: r.blocks)
+        return Loaded(least.blocks, sum(r.bytes for r in results), least.failure)
+    if source is None or destination is None:
+        raise Unshapeable("one of the setups is not known")
+    return _merge_in(views, wanted, peer, request, child, source, destination, timeout_s)
+
+
+class _Parked:
+    """A cache of one block, to receive a source rank's block before it is converted."""
+
+    def __init__(self, size: int) -> None:
+        self.data = bytearray(size)
+
+    def pieces(self, block_id: int) -> list[memoryview]:
+        return [memoryview(self.data)]
+
+
+def _merge_in(
+    views: dict[int, CacheView],
+    wanted: Sequence[BlockIn],
+    peer: Peer,
+    request: str,
+    child: int,
+    source: reshape.Setup,
+    destination: reshape.Setup,
+    timeout_s: float,
+) -> Loaded:
+    size = 0
+    for done, block in enumerate(wanted):
+        parked = {r: _Parked(reshape.size_of(source, r)) for r in range(source.ranks)}
+        for rank, place in parked.items():
+            loaded = gather(place, [block], peer, request, child, rank, timeout_s)
+            size += loaded.bytes
+            if not loaded.blocks:
+                return Loaded(done, size, loaded.failure)
+        theirs = {rank: memoryview(place.data) for rank, place in parked.items()}
+        ours = reshape.convert(source, destination, theirs)
+        for rank, view in views.items():
+            spread(ours[rank], view.pieces(block.block_id))
+    return Loaded(len(wanted), size)

@@ -1,0 +1,221 @@
+"""The worker protocol on top of vLLM's own HTTP handlers, as pure ASGI middleware.
+
+Loaded with `vllm serve --middleware engine_shim.middleware.RelumeMiddleware`. Requests
+without x-relume headers pass through untouched. The others run through the stock
+handler, and what it answers is cut into frames (ARCHITECTURE.md, "Worker protocol").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from engine_shim import identity, plugin
+from engine_shim.checkpointing import endpoints
+from engine_shim.framing import FramedResponse
+from engine_shim.generation import (
+    CURRENT,
+    Generation,
+    MalformedDispatch,
+    dispatch_record,
+    number,
+    parse_resume,
+    request_id,
+)
+from engine_shim.reports import Ready
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+FRAMED = ("/v1/completions", "/v1/chat/completions")
+STATE_PATH = "/relume/state"
+PREFIX = b"x-relume-"
+
+ENGINE_DEAD_EXIT = 71
+ENGINE_POLL_S = 0.05
+LAST_WORDS_S = 0.5
+"""Between the engine's death and the process's: broken streams get their `:x` frame."""
+
+
+class RelumeMiddleware:
+    """Outermost middleware of the engine's HTTP server."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+        self._identity = identity.from_environment()
+        self._companion: asyncio.Task[None] | None = None
+        plugin.register()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, self._watching_startup(scope, send))
+        elif scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"] == STATE_PATH:
+            await _send_json(send, 200, self._state())
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ours = {k: v.decode("latin-1") for k, v in scope["headers"] if k.startswith(PREFIX)}
+        if not ours:
+            await self._app(scope, receive, send)
+            return
+        wanted = ours.get(b"x-relume-incarnation", "")
+        if wanted and wanted != str(self._identity.incarnation):
+            await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
+            return
+        headers = [(k, v) for k, v in scope["headers"] if not k.startswith(PREFIX)]
+        if b"x-relume-request" not in ours or scope["path"] not in FRAMED:
+            await self._app({**scope, "headers": headers}, receive, send)
+            return
+        try:
+            generation, receive, headers = await _open(ours, headers, receive)
+        except MalformedDispatch as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        await self._run({**scope, "headers": headers}, receive, send, generation, ours)
+
+    async def _run(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        generation: Generation,
+        ours: dict[bytes, str],
+    ) -> None:
+        response = FramedResponse(generation, send, ours.get(b"x-relume-created", ""))
+        generation.flush = response.flush
+        token = CURRENT.set(generation)
+        try:
+            await self._app(scope, receive, response.send)
+        except Exception as error:  # process edge: the gateway must hear why, then uvicorn
+            await response.fail(error)
+            raise
+        finally:
+            CURRENT.reset(token)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "worker": self._identity.worker,
+            "incarnation": self._identity.incarnation,
+            **plugin.state(),
+        }
+
+    def _watching_startup(self, scope: Scope, send: Send) -> Send:
+        async def watch(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                self._companion = asyncio.create_task(_accompany(scope["app"].state))
+            await send(message)
+
+        return watch
+
+
+async def _accompany(state: Any) -> None:
+    """Tells the agent once the server listens, and ends the process when the engine dies:
+    vLLM's own watchdog needs up to five seconds, in which it would refuse requests."""
+    try:
+        await _announce(state)
+    except Exception:  # process edge: an engine nobody hears of must not linger
+        logger.exception("the engine did not become ready")
+        os._exit(ENGINE_DEAD_EXIT)
+    while state.engine_client.is_running:
+        await asyncio.sleep(ENGINE_POLL_S)
+    await asyncio.sleep(LAST_WORDS_S)
+    os._exit(0 if state.server.should_exit else ENGINE_DEAD_EXIT)
+
+
+async def _announce(state: Any) -> None:
+    """uvicorn says that it listens by a flag only."""
+    while not getattr(getattr(state, "server", None), "started", False):
+        await asyncio.sleep(0.005)
+    await plugin.test_exactness(state.engine_client)
+    config, args = state.vllm_config, state.args
+    names = args.served_model_name or [args.model]
+    plugin.announce(
+        Ready(
+            port=args.port,
+            max_model_len=config.model_config.max_model_len,
+            block_size=config.cache_config.block_size,
+            kv_blocks=config.cache_config.num_gpu_blocks or 0,
+            model=names[0],
+            vllm=plugin.vllm_version(),
+            exact=plugin.exact(),
+        )
+    )
+
+
+async def _open(
+    ours: dict[bytes, str], headers: list[tuple[bytes, bytes]], receive: Receive
+) -> tuple[Generation, Receive, list[tuple[bytes, bytes]]]:
+    """The generation the headers describe, and receive and headers for the stock handler.
+
+    Raises MalformedDispatch.
+    """
+    request = request_id(ours[b"x-relume-request"])
+    attempt = number("attempt", ours.get(b"x-relume-attempt", "1"))
+    cached_tokens = number("cached", ours.get(b"x-relume-cached", "0"))
+    dispatch = dispatch_record(ours.get(b"x-relume-dispatch", ""))
+    resume = None
+    if b"x-relume-resume" in ours:
+        resume, body = parse_resume(ours[b"x-relume-resume"], await _read(receive))
+        receive = _replayed(body, receive)
+        headers = [(k, v) for k, v in headers if k != b"content-length"]
+        headers.append((b"content-length", str(len(body)).encode()))
+    if not any(key == b"x-request-id" for key, _ in headers):
+        headers.append((b"x-request-id", request.encode()))
+    generation = Generation(
+        request,
+        attempt,
+        dispatch,
+        resume,
+        cached_tokens,
+        endpoints("checkpoint", ours.get(b"x-relume-checkpoint", "")),
+        endpoints("restore", ours.get(b"x-relume-restore", "")),
+        number("priority", ours.get(b"x-relume-priority", "1")),
+    )
+    return generation, receive, headers
+
+
+async def _read(receive: Receive) -> bytes:
+    """The whole request body. Raises MalformedDispatch when the client leaves before its end."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise MalformedDispatch("resume", "the connection closed inside the body")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` that gives `body` first: later calls still see the client disconnect."""
+    unread = [body]
+
+    async def replay() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return replay
+
+
+async def _send_json(send: Send, status: int, content: dict[str, Any]) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_error(send: Send, status: int, message: str, incarnation: int = 0) -> None:
+    error = {"message": message, "type": "relume", "code": status, "param": None}
+    await _send_json(send, status, {"error": error, "incarnation": incarnation})

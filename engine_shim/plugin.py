@@ -1,0 +1,102 @@
+"""Entry point of the vLLM plugin (`vllm.general_plugins`), once in every vLLM process.
+
+`register` ties the process to its agent (reports and lifeline) and patches the API side.
+Without RELUME_AGENT_SOCKET nothing reports, which is how vLLM runs outside a fleet.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+from engine_shim import identity
+from engine_shim.progress import Progress
+from engine_shim.reporter import Reporter
+from engine_shim.reports import Hello, Ready, ready_frame
+
+_registered_pid = 0
+_reporter: Reporter | None = None
+_progress: Progress | None = None
+_greedy: bool | str = "not tested yet"
+
+
+def register(role: str = "") -> None:
+    """Idempotent. `role` overrides the one told by the process's name: core, api, worker.
+
+    Raises AgentUnreachable, UnsupportedVllm.
+    """
+    global _registered_pid, _reporter, _progress
+    if _registered_pid == os.getpid():  # a fork is another process and registers again
+        return
+    _registered_pid = os.getpid()
+    me = identity.from_environment()
+    role = role or _role(multiprocessing.current_process().name)
+    if me.agent_socket:
+        _reporter = Reporter(me.agent_socket, Hello(os.getpid(), role, me.incarnation))
+    _progress = Progress(me.progress)
+    if role == "worker":
+        from engine_shim import vllm_private_runner
+
+        vllm_private_runner.install()
+    else:
+        from engine_shim import vllm_private
+
+        vllm_private.install()
+
+
+def _role(process_name: str) -> str:
+    """vLLM names the processes it starts; the launcher's own process is the API server."""
+    if process_name.startswith("EngineCore"):
+        return "core"
+    return "worker" if process_name.startswith("VllmWorker") else "api"
+
+
+def reporter() -> Reporter | None:
+    """The connection to the agent; None without one."""
+    return _reporter
+
+
+def progress() -> Progress:
+    """The page steps are counted in. Call `register` first."""
+    assert _progress is not None, "plugin.register was not called"
+    return _progress
+
+
+def announce(ready: Ready) -> None:
+    """Tells the agent that the engine serves."""
+    if _reporter is not None:
+        _reporter.send(ready_frame(ready))
+
+
+def vllm_version() -> str:
+    """Version of the vLLM in this process."""
+    from importlib.metadata import version
+
+    return version("vllm")
+
+
+async def test_exactness(engine: Any) -> None:
+    """Runs the self-test on vLLM's AsyncLLM, once, before the engine says it is ready."""
+    global _greedy
+    from engine_shim import selftest
+
+    try:
+        _greedy = await selftest.greedy_verdict(engine)
+    except TimeoutError:
+        _greedy = "the self-test did not end in time"
+
+
+def exact() -> dict[str, bool | str]:
+    """Which ways to resume are exact here, or why not."""
+    from engine_shim import vllm_private
+
+    return vllm_private.verdicts(_greedy)
+
+
+def state() -> dict[str, Any]:
+    """What `GET /relume/state` shows beside the identity."""
+    from engine_shim import vllm_private
+
+    held = vllm_private.unfinished()
+    return {"pid": os.getpid(), **progress().read(), "unfinished": held, "exact": exact()}

@@ -1,0 +1,108 @@
+"""What an engine process tells its agent over the report socket.
+
+A frame is a uint32 little-endian length and that many bytes of msgpack. A msgpack
+array is an encoded event of `events.vocabulary` and goes into a segment as it is; a
+map is about the process itself: `{"hello": ...}` first, `{"ready": ...}` once the HTTP
+server listens. Nothing travels the other way; EOF there ends the engine.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+HEADER = struct.Struct("<I")
+MAX_FRAME_BYTES = 16 << 20
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """First frame of every connection. `role`: core, api or worker (a rank)."""
+
+    pid: int
+    role: str
+    incarnation: int
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The HTTP server listens on `port`. `exact` maps a way to continue to its verdict:
+    true, or the reason it is not exact."""
+
+    port: int
+    max_model_len: int
+    block_size: int
+    kv_blocks: int
+    model: str
+    vllm: str
+    exact: dict[str, bool | str]
+
+
+class Control(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A map frame; exactly one member is set."""
+
+    hello: Hello | None = None
+    ready: Ready | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_control = msgspec.msgpack.Decoder(Control)
+
+
+def frame(payload: bytes) -> bytes:
+    """`payload` (one msgpack value) with its length in front."""
+    return HEADER.pack(len(payload)) + payload
+
+
+def hello_frame(hello: Hello) -> bytes:
+    return frame(_encoder.encode(Control(hello=hello)))
+
+
+def ready_frame(ready: Ready) -> bytes:
+    return frame(_encoder.encode(Control(ready=ready)))
+
+
+def parse(payload: bytes) -> Hello | Ready | bytes:
+    """What one frame holds: a control message, or the bytes of an encoded event.
+
+    Raises msgspec.DecodeError for a map that is neither.
+    """
+    if not _is_map(payload):
+        return payload
+    control = _control.decode(payload)
+    message = control.hello or control.ready
+    if message is None:
+        raise msgspec.DecodeError("control frame without hello or ready")
+    return message
+
+
+def _is_map(payload: bytes) -> bool:
+    """fixmap, map16 and map32 of msgpack."""
+    return bool(payload) and (payload[0] & 0xF0 == 0x80 or payload[0] in (0xDE, 0xDF))
+
+
+class FrameReader:
+    """Cuts a byte stream into payloads. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Payloads completed by `data`. Raises ValueError for an absurd length, once what
+        came before it has been returned."""
+        buffer = self._buffer
+        buffer += data
+        payloads = []
+        at = 0
+        while len(buffer) - at >= HEADER.size:
+            (length,) = HEADER.unpack_from(buffer, at)
+            if length > MAX_FRAME_BYTES:
+                if payloads:
+                    break
+                raise ValueError(f"report frame of {length} bytes")
+            end = at + HEADER.size + length
+            if len(buffer) < end:
+                break
+            payloads.append(bytes(buffer[at + HEADER.size : end]))
+            at = end
+        del buffer[:at]
+        return payloads

@@ -1,0 +1,104 @@
+"""`python -m engine_shim.state_daemon --config FILE`: serves until SIGTERM or SIGINT.
+
+Prints one line of JSON when it listens: `{"ready": true, "boot": ..., "notes": [...]}`.
+It is not tied to whoever started it, and holds nothing when it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+import time
+
+import zmq
+
+from engine_shim.state_daemon import config as configuration
+from engine_shim.state_daemon import host_memory
+from engine_shim.state_daemon.arena import Arena
+from engine_shim.state_daemon.config import DaemonConfig
+from engine_shim.state_daemon.errors import StateDaemonError
+from engine_shim.state_daemon.file_tier import FileTier
+from engine_shim.state_daemon.local_server import LocalServer
+from engine_shim.state_daemon.remote_server import RemoteServer
+from engine_shim.state_daemon.service import Service
+from engine_shim.state_daemon.store import BlockStore
+
+HOUSEKEEPING_S = 1.0
+BAD_CONFIG_EXIT = 2
+
+logger = logging.getLogger("relume.state")
+
+
+def build(config: DaemonConfig) -> Service:
+    """Raises BadConfig, CannotHold, OSError."""
+    budget = config.budget_bytes or int(host_memory.meminfo()["MemTotal"] * config.budget_fraction)
+    arena = Arena(budget, config.reserve_bytes, config.allow_unlocked)
+    cold = None
+    if config.file_directory:
+        cold = FileTier(config.file_directory, config.file_budget_bytes)
+    store = BlockStore(arena, cold, config.ttl_s, config.cold_after_s, config.max_blocks)
+    secret = configuration.secret(config)
+    service = Service(store, config.host, config.epoch, secret, time.monotonic)
+    notes = ["nothing is held of an earlier life"]
+    if arena.unlocked:
+        notes.append(f"memory is not locked ({arena.unlocked})")
+    if cold is not None:
+        notes.append("the file tier ends with this process")
+    service.notes = tuple(notes)
+    return service
+
+
+async def serve(config: DaemonConfig, service: Service) -> None:
+    """Until a signal. Raises BadConfig, and OSError or zmq.ZMQError when an address
+    cannot be bound."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    servers: list[LocalServer | RemoteServer] = [LocalServer(service, config.socket)]
+    if config.remote is not None:
+        servers.append(RemoteServer(service, config.remote))
+    try:
+        for server in servers:
+            server.bind()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(server.serve()) for server in servers]
+            tasks.append(group.create_task(_keep_house(service)))
+            ready = {"ready": True, "boot": service.boot, "notes": service.notes}
+            print(json.dumps(ready), flush=True)
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+    finally:
+        service.store.close()
+
+
+async def _keep_house(service: Service) -> None:
+    """Orphans expire; pages of freed blocks go back to the host."""
+    while True:
+        await asyncio.sleep(HOUSEKEEPING_S)
+        for request in service.store.expire(service.now()):
+            logger.info("expired %s", request)
+        service.store.arena.trim()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    try:
+        config = configuration.read(arguments.config)
+        asyncio.run(serve(config, build(config)))
+    except (StateDaemonError, OSError, zmq.ZMQError) as error:
+        print(f"state daemon: {error}", file=sys.stderr)
+        return BAD_CONFIG_EXIT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The log on etcd as one object: writers and readers over one client."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Self
+
+from aetcd import rpc
+from msgspec import Struct
+
+from events.errors import LogError
+from events.etcd.client import EtcdClient
+from events.etcd.config import EtcdConfig, parse_url
+from events.etcd.metrics import quota_bytes
+from events.etcd.reader import EtcdReader, Heads
+from events.etcd.scan import together
+from events.etcd.versions import NotAVersion, judge, parse_version
+from events.etcd.writer import EtcdWriter
+
+
+class MemberState(Struct, frozen=True):
+    """One endpoint as it presents itself. `error` set: it did not answer."""
+
+    endpoint: str
+    version: str = ""
+    leader: bool = False
+    db_bytes: int = 0
+    db_used_bytes: int = 0
+    quota_bytes: int = 0
+    """What `db_bytes` may grow to; 0 when the member does not tell."""
+    error: str = ""
+
+
+class Probe(Struct, frozen=True):
+    """What the cluster says about itself."""
+
+    usable: bool
+    """Its version may hold the log, and a linearizable read was answered."""
+    verdict: str
+    """Empty, or why not, or a warning about the version."""
+    members: tuple[MemberState, ...]
+    member_count: int
+    revision: int
+    alarms: tuple[str, ...]
+    error: str = ""
+
+
+class EtcdLog:
+    """The log on etcd. An async context manager; its writers must be left before it.
+
+    `name` is shown as owner of the streams it writes; host and pid by default.
+    """
+
+    def __init__(self, config: EtcdConfig, name: str = "") -> None:
+        self.config = config
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self.client = EtcdClient(config)
+
+    async def __aenter__(self) -> Self:
+        await self.client.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.client.__aexit__(*exc)
+
+    def writer(self, stream: str, *, wait_s: float = 0.0) -> EtcdWriter:
+        """A writer; entering it takes the stream, waiting up to `wait_s` for its owner."""
+        return EtcdWriter(self.client, stream, name=self.name, wait_s=wait_s)
+
+    def reader(self, heads: Heads | None = None) -> EtcdReader:
+        """A reader; `heads` from a snapshot where it does not begin at the beginning."""
+        return EtcdReader(self.client, heads)
+
+    async def probe(self) -> Probe:
+        """Ask every endpoint; never raises for what etcd answers or fails to."""
+        members = tuple(await together(self._member(e) for e in self.config.endpoints))
+        versions = sorted({m.version for m in members if m.version})
+        try:
+            count = len((await self.client.members()).members)
+            revision = (await self.client.range(b"\0", count_only=True)).header.revision
+            alarms = tuple(_alarm(a) for a in (await self.client.alarms()).alarms)
+        except LogError as error:
+            return Probe(False, "", members, len(members), 0, (), str(error))
+        if not versions:
+            return Probe(False, "", members, count, revision, alarms, "no version told")
+        try:
+            judgements = [judge(parse_version(version), count) for version in versions]
+        except NotAVersion as error:
+            return Probe(False, str(error), members, count, revision, alarms)
+        usable = all(j.usable for j in judgements)
+        verdict = "; ".join(j.reason for j in judgements if j.reason)
+        return Probe(usable, verdict, members, count, revision, alarms)
+
+    async def _member(self, endpoint: str) -> MemberState:
+        timeout_s = self.config.call_timeout_ms / 1000
+        try:
+            answer = await self.client.status(endpoint)
+        except LogError as error:
+            return MemberState(endpoint, error=str(error))
+        leads = answer.leader == answer.header.member_id
+        size, used = answer.dbSize, answer.dbSizeInUse
+        quota = await quota_bytes(endpoint, self.config.tls, timeout_s)
+        return MemberState(endpoint, answer.version, leads, size, used, quota)
+
+
+def open_log(url: str, name: str = "") -> EtcdLog:
+    """The log at `url`, see `config.parse_url`. Raises BadUrl."""
+    return EtcdLog(parse_url(url), name)
+
+
+def _alarm(alarm: object) -> str:
+    kind = rpc.AlarmType.Name(alarm.alarm)  # type: ignore[attr-defined]
+    return f"{kind} at {alarm.memberID:x}"  # type: ignore[attr-defined]

@@ -1,0 +1,81 @@
+"""Where things stand in etcd.
+
+{prefix}/own/{stream}             owner key, lease-bound; create_revision = epoch
+{prefix}/log/{stream}/{seq:016x}  one segment, immutable
+{prefix}/snap/{revision:016x}     manifest of a snapshot
+"""
+
+from __future__ import annotations
+
+import re
+
+from events.errors import LogError
+
+_STREAM = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+class BadStreamName(LogError):
+    """Stream names are 1 to 128 of A-Z a-z 0-9 _ . -"""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(f"bad stream name {stream!r}")
+        self.stream = stream
+
+
+class BadKey(LogError):
+    """A key inside the log's prefix is not ours."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(f"foreign key {key!r} inside the log's prefix")
+        self.key = key
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The first key behind all keys that begin with `prefix` (etcd's range_end)."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+class Keys:
+    """The key layout under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.root = prefix.encode() + b"/"
+        self.own = self.root + b"own/"
+        self.log = self.root + b"log/"
+        self.snap = self.root + b"snap/"
+
+    def owner(self, stream: str) -> bytes:
+        """Owner key of `stream`. Raises BadStreamName."""
+        if not _STREAM.fullmatch(stream):
+            raise BadStreamName(stream)
+        return self.own + stream.encode()
+
+    def stream(self, stream: str) -> bytes:
+        """Prefix of the segments of `stream`. Raises BadStreamName."""
+        if not _STREAM.fullmatch(stream):
+            raise BadStreamName(stream)
+        return self.log + stream.encode() + b"/"
+
+    def segment(self, stream: str, seq: int) -> bytes:
+        """Key of segment `seq`; keys sort as their numbers do."""
+        return self.stream(stream) + b"%016x" % seq
+
+    def snapshot(self, revision: int) -> bytes:
+        """Key of the manifest of the snapshot at `revision`."""
+        return self.snap + b"%016x" % revision
+
+    def owned_stream(self, key: bytes) -> str:
+        """The stream an owner key is for. Raises BadKey."""
+        if not key.startswith(self.own):
+            raise BadKey(key)
+        return key[len(self.own) :].decode()
+
+    def segment_of(self, key: bytes) -> tuple[str, int]:
+        """(stream, seq) of a segment's key. Raises BadKey."""
+        stream, _, seq = key[len(self.log) :].partition(b"/")
+        if not key.startswith(self.log) or len(seq) != 16:
+            raise BadKey(key)
+        try:
+            return stream.decode(), int(seq, 16)
+        except ValueError:
+            raise BadKey(key) from None

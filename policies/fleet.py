@@ -1,0 +1,441 @@
+"""The fold: how each event changes the fleet.
+
+Facts of an older incarnation are ignored; a step may never revive a dead engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from events import codec
+from events import vocabulary as v
+from events.log import RevisionGroup
+from policies import account, coverage
+from policies.account import CHANGES, key_of
+from policies.state import Fleet, Head, OpenCommand, Replica, Request, Worker
+
+COMMANDS = 10_000
+"""So many admin command ids are remembered to make a resend a no-op (I16)."""
+
+
+def apply_group(
+    fleet: Fleet, group: RevisionGroup, seen: Callable[[str, int, Any], None] | None = None
+) -> None:
+    """Fold one revision group. `seen(stream, position, event)` is called after each event.
+
+    Raises UnknownEvent, MalformedRecord: a fold never skips a record.
+    """
+    fleet.revision = group.revision
+    for stream, epoch in group.owners:
+        _on_owner(fleet, stream, epoch)
+    handlers = _HANDLERS
+    for segment in group.segments:
+        stream, epoch, position = segment.stream, segment.epoch, segment.first
+        head = fleet.streams.get(stream)
+        if head is not None and head.epoch != epoch:
+            _on_new_epoch(fleet, stream, epoch)
+        for event in codec.decode_all(segment.records):
+            handler = handlers.get(type(event))
+            if handler is not None:
+                handler(fleet, stream, epoch, event)
+            if seen is not None:
+                seen(stream, position, event)
+            position += 1
+        fleet.streams[stream] = Head(epoch, segment.seq, segment.hash, position - 1)
+    if group.segments:
+        hashes = [segment.hash for segment in group.segments]
+        ordered = b"".join((fleet.order, group.revision.to_bytes(8, "big"), *hashes))
+        fleet.order = blake2b(ordered, digest_size=16).digest()
+
+
+def fold(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
+    """Fold one event of `stream`, written under `epoch`."""
+    handler = _HANDLERS.get(type(event))
+    if handler is not None:
+        handler(fleet, stream, epoch, event)
+
+
+# --- owners --------------------------------------------------------------------------
+
+
+def _on_owner(fleet: Fleet, stream: str, epoch: int) -> None:
+    if epoch:
+        fleet.owners[stream] = epoch
+        fleet.gone.pop(stream, None)
+    else:
+        fleet.owners.pop(stream, None)
+        fleet.gone[stream] = max(fleet.tick, 0)
+
+
+def _on_new_epoch(fleet: Fleet, stream: str, epoch: int) -> None:
+    """The stream was taken anew, though `StreamResumed` or a new start comes later in it:
+    a loss declared of the old epoch does not concern the new."""
+    kind, _, name = stream.partition(".")
+    if kind == "w" and name in fleet.workers:
+        fleet.workers[name].epoch = epoch
+    elif kind == "r" and name in fleet.replicas:
+        fleet.replicas[name].epoch = epoch
+
+
+# --- workers -------------------------------------------------------------------------
+
+
+def _worker(fleet: Fleet, stream: str) -> Worker:
+    name = stream[2:]
+    worker = fleet.workers.get(name)
+    if worker is None:
+        worker = fleet.workers[name] = Worker(name)
+    return worker
+
+
+def _on_worker_registered(fleet: Fleet, stream: str, epoch: int, event: v.WorkerRegistered) -> None:
+    worker = _worker(fleet, stream)
+    worker.epoch = epoch
+    worker.domain = event.domain
+    worker.agent_pid = event.agent_pid
+    worker.agent_url = event.agent_url
+    worker.present = True
+    if worker.engine in ("starting", "ready"):
+        worker.engine = "dead"
+        worker.engine_pid = 0
+        worker.died_of = "agent replaced"
+        account.clear(worker)
+
+
+def _on_worker_deregistered(
+    fleet: Fleet, stream: str, epoch: int, event: v.WorkerDeregistered
+) -> None:
+    worker = _worker(fleet, stream)
+    worker.present = False
+    worker.engine = "none"
+    worker.engine_pid = 0
+    worker.died_of = event.reason
+    account.clear(worker)
+
+
+def _on_engine_started(fleet: Fleet, stream: str, epoch: int, event: v.EngineStarted) -> None:
+    worker = _worker(fleet, stream)
+    if event.incarnation <= worker.incarnation:
+        return
+    worker.incarnation = event.incarnation
+    worker.engine = "starting"
+    worker.engine_pid = event.pid
+    worker.step = worker.step_us_high = 0
+    account.clear(worker)
+
+
+def _on_engine_ready(fleet: Fleet, stream: str, epoch: int, event: v.EngineReady) -> None:
+    worker = _worker(fleet, stream)
+    if event.incarnation != worker.incarnation or worker.engine not in ("starting", "ready"):
+        return
+    worker.engine = "ready"
+    worker.host = event.host
+    worker.port = event.port
+    worker.model = event.model
+    worker.build = event.build
+    worker.exact = event.exact
+    worker.max_model_len = event.max_model_len
+    worker.block_size = event.block_size
+    worker.kv_blocks = event.kv_blocks
+    worker.restart_delay_ms = 0
+
+
+def _on_engine_died(fleet: Fleet, stream: str, epoch: int, event: v.EngineDied) -> None:
+    worker = _worker(fleet, stream)
+    if event.incarnation < worker.incarnation:
+        return
+    if event.incarnation == worker.incarnation and worker.engine == "dead":
+        return
+    worker.incarnation = event.incarnation
+    worker.engine = "dead"
+    worker.engine_pid = 0
+    worker.deaths += 1
+    worker.died_of = event.reason
+    account.clear(worker)
+
+
+def _on_restart_scheduled(
+    fleet: Fleet, stream: str, epoch: int, event: v.EngineRestartScheduled
+) -> None:
+    _worker(fleet, stream).restart_delay_ms = event.delay_ms
+
+
+def _on_stream_resumed(fleet: Fleet, stream: str, epoch: int, event: v.StreamResumed) -> None:
+    kind, _, name = stream.partition(".")
+    if kind == "w":
+        worker = _worker(fleet, stream)
+        worker.epoch = epoch
+        worker.present = True
+    elif kind == "r" and name in fleet.replicas:
+        fleet.replicas[name].epoch = epoch
+        fleet.replicas[name].alive = True
+
+
+def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) -> None:
+    worker = fleet.workers.get(stream[2:])
+    if worker is None or event.incarnation != worker.incarnation:
+        return
+    if worker.engine not in ("ready", "starting"):
+        return
+    duration = event.duration_us
+    if duration > 0:
+        worker.step = event.step
+        faded = worker.step_us_high - (worker.step_us_high >> 5)
+        worker.step_us_high = duration if duration > faded else faded
+        worker.batch = event.batch
+        worker.sum_context = event.sum_context
+    worker.waiting = event.waiting
+    worker.kv_used = event.kv_used
+    if event.lost:
+        worker.lost_records += event.lost
+        account.doubt(worker)
+    changes = event.changes
+    if changes:
+        fleet.changes += len(changes)
+        for change in changes:
+            handler = CHANGES.get(type(change))
+            if handler is not None:
+                handler(worker, key_of(change.request, change.attempt), change)
+
+
+# --- replicas ------------------------------------------------------------------------
+
+
+def _on_replica_started(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaStarted) -> None:
+    replica = fleet.replicas.get(event.replica)
+    if replica is None:
+        replica = fleet.replicas[event.replica] = Replica(event.replica)
+    _orphan(fleet, lambda r: r.owner == stream and r.boot != event.boot)
+    replica.epoch = epoch
+    replica.boot = event.boot
+    replica.host = event.host
+    replica.port = event.port
+    replica.pid = event.pid
+    replica.policy = event.policy
+    replica.seed = event.seed
+    replica.alive = True
+    replica.suspects.clear()
+    replica.settings = dict(event.settings)
+
+
+def _on_replica_stopped(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaStopped) -> None:
+    if event.replica in fleet.replicas:
+        fleet.replicas[event.replica].alive = False
+        _orphan(fleet, lambda r: r.owner == stream)
+
+
+def _on_replica_lost(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaLost) -> None:
+    replica = fleet.replicas.get(event.replica)
+    if replica is not None and replica.epoch == event.epoch:
+        replica.alive = False
+        _orphan(fleet, lambda r: r.owner == f"r.{event.replica}")
+
+
+def _orphan(fleet: Fleet, left: Callable[[Request], bool]) -> None:
+    for request in fleet.requests.values():
+        if left(request):
+            request.orphaned += 1
+
+
+def _on_arrived(fleet: Fleet, stream: str, epoch: int, event: v.RequestArrived) -> None:
+    replica = fleet.replicas.get(stream[2:])
+    fleet.arrived += 1
+    fleet.requests[event.request] = Request(
+        event.request,
+        stream,
+        replica.boot if replica else "",
+        event.model,
+        event.stream,
+        event.prompt_tokens,
+        event.verdict,
+    )
+
+
+def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecided) -> None:
+    fleet.decisions += 1
+    replica = fleet.replicas.get(stream[2:])
+    if replica is not None:
+        replica.decisions += 1
+    request = fleet.requests.get(event.request)
+    if request is not None:
+        request.attempt = event.attempt
+    worker = fleet.workers.get(event.worker)
+    if worker is None or worker.incarnation != event.incarnation or worker.engine != "ready":
+        return
+    key = key_of(event.request, event.attempt)
+    opened = account.dispatch(worker, key, event)
+    if opened and request is not None:
+        request.places.append((worker.name, key))
+
+
+def _on_transport_observed(
+    fleet: Fleet, stream: str, epoch: int, event: v.TransportObserved
+) -> None:
+    if event.kind in SUSPICIOUS:
+        _on_suspected(fleet, stream, epoch, event)
+    _close(fleet, event.worker, key_of(event.request, event.attempt), ended=False)
+
+
+def _close(fleet: Fleet, worker_name: str, key: str, ended: bool) -> None:
+    """The replica is done with an attempt. What its engine holds, its engine closes."""
+    worker = fleet.workers.get(worker_name)
+    if worker is not None:
+        account.close(worker, key, ended)
+
+
+SUSPICIOUS = ("reset", "eof", "refused", "unreachable", "stall", "engine_dead")
+"""Transport observations after which a replica sends the incarnation nothing new until it
+proved itself. `stale` is our own error; `engine_error` (it answered, but wrongly),
+`declined` and `timeout` may be the request's: one client's request must not shut out
+workers."""
+
+
+def _on_suspected(
+    fleet: Fleet, stream: str, epoch: int, event: v.WorkerSuspected | v.TransportObserved
+) -> None:
+    """Late news of an older incarnation does not hide suspicion of a newer one."""
+    replica = fleet.replicas.get(stream[2:])
+    if replica is not None and event.incarnation >= replica.suspects.get(event.worker, 0):
+        replica.suspects[event.worker] = event.incarnation
+
+
+def _on_cleared(fleet: Fleet, stream: str, epoch: int, event: v.WorkerCleared) -> None:
+    replica = fleet.replicas.get(stream[2:])
+    if replica is not None and replica.suspects.get(event.worker) == event.incarnation:
+        del replica.suspects[event.worker]
+
+
+def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnded) -> None:
+    for worker_name, key in places_of(fleet, event):
+        _close(fleet, worker_name, key, ended=True)
+    if fleet.requests.pop(event.request, None) is not None:
+        fleet.ended += 1
+    coverage.forget(fleet, event.request)
+
+
+def places_of(fleet: Fleet, event: v.RequestEnded) -> list[tuple[str, str]]:
+    """(worker, attempt key) of every dispatch that may still be open at a request's end.
+
+    Dispatches of a request that the leader ended already (its gateway was taken for
+    dead) are not listed anywhere: then it is each attempt at each worker.
+    """
+    request = fleet.requests.get(event.request)
+    if request is not None:
+        return request.places
+    keys = [key_of(event.request, n) for n in range(1, event.attempts + 1)]
+    return [(name, key) for name in fleet.workers for key in keys]
+
+
+# --- the leader ----------------------------------------------------------------------
+
+
+def _on_leader_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -> None:
+    fleet.leader = event.replica
+    fleet.healthy_since_tick = fleet.tick
+    _orphan(fleet, lambda r: _without_gateway(fleet, r))
+
+
+def _without_gateway(fleet: Fleet, request: Request) -> bool:
+    replica = fleet.replicas.get(request.owner[2:])
+    return replica is None or not replica.alive or replica.boot != request.boot
+
+
+def _on_leader_resigned(fleet: Fleet, stream: str, epoch: int, event: v.LeaderResigned) -> None:
+    fleet.leader = ""
+
+
+TICK_GAP_MS = 3000
+"""Two ticks further apart than this on the leader's clock mean the log stood still."""
+
+
+def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
+    gap_ms = event.unix_ms - fleet.tick_unix_ms
+    fleet.tick = event.number
+    fleet.tick_unix_ms = event.unix_ms
+    if gap_ms > TICK_GAP_MS or gap_ms < 0:
+        fleet.healthy_since_tick = event.number
+    for worker in fleet.workers.values():
+        account.forget_finished(worker, event.number)
+        if worker.present and f"w.{worker.name}" not in fleet.owners:
+            fleet.gone.setdefault(f"w.{worker.name}", event.number)
+    for replica in fleet.replicas.values():
+        if replica.alive and f"r.{replica.name}" not in fleet.owners:
+            fleet.gone.setdefault(f"r.{replica.name}", event.number)
+
+
+def _on_worker_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None:
+    worker = fleet.workers.get(event.worker)
+    if worker is None or worker.epoch != event.epoch:
+        return
+    worker.present = False
+    worker.died_of = event.reason
+    account.clear(worker)
+    coverage.lose(fleet, event.worker)
+
+
+def _on_effects_decided(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) -> None:
+    fleet.open_commands.pop(event.decision, None)
+    for index, effect in enumerate(event.effects):
+        fleet.pending_effects[f"{event.decision}#{index}"] = event.basis.revision
+        worker = fleet.workers.get(effect.worker)
+        if worker is None:
+            continue
+        if effect.kind in ("drain", "undrain"):
+            worker.draining = effect.kind == "drain"
+        elif effect.kind in ("hold", "release"):
+            worker.held = effect.kind == "hold"
+
+
+def _on_effect_applied(fleet: Fleet, stream: str, epoch: int, event: v.EffectApplied) -> None:
+    fleet.pending_effects.pop(f"{event.decision}#{event.index}", None)
+
+
+def _on_admin_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCommanded) -> None:
+    if event.command_id in fleet.commands:
+        if event.command_id in fleet.open_commands:
+            fleet.open_commands[event.command_id].asked += 1
+        return
+    fleet.commands[event.command_id] = True
+    fleet.open_commands[event.command_id] = OpenCommand(
+        event.principal, event.command, event.target, event.value
+    )
+    while len(fleet.commands) > COMMANDS:
+        del fleet.commands[next(iter(fleet.commands))]
+
+
+def _on_config_changed(fleet: Fleet, stream: str, epoch: int, event: v.ConfigChanged) -> None:
+    fleet.open_commands.pop(event.decision, None)
+    if event.key:
+        fleet.config[event.key] = event.value
+
+
+_HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
+    v.WorkerRegistered: _on_worker_registered,
+    v.WorkerDeregistered: _on_worker_deregistered,
+    v.EngineStarted: _on_engine_started,
+    v.EngineReady: _on_engine_ready,
+    v.EngineDied: _on_engine_died,
+    v.EngineRestartScheduled: _on_restart_scheduled,
+    v.EngineStep: _on_engine_step,
+    v.EffectApplied: _on_effect_applied,
+    v.StreamResumed: _on_stream_resumed,
+    v.ReplicaStarted: _on_replica_started,
+    v.ReplicaStopped: _on_replica_stopped,
+    v.ReplicaLost: _on_replica_lost,
+    v.RequestArrived: _on_arrived,
+    v.RouteDecided: _on_route_decided,
+    v.TransportObserved: _on_transport_observed,
+    v.WorkerSuspected: _on_suspected,
+    v.WorkerCleared: _on_cleared,
+    v.RequestEnded: _on_request_ended,
+    v.AdminCommanded: _on_admin_commanded,
+    v.LeaderElected: _on_leader_elected,
+    v.LeaderResigned: _on_leader_resigned,
+    v.Tick: _on_tick,
+    v.WorkerLost: _on_worker_lost,
+    v.EffectsDecided: _on_effects_decided,
+    v.ConfigChanged: _on_config_changed,
+    **coverage.HANDLERS,
+}

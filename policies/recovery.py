@@ -1,0 +1,52 @@
+"""How a cut request goes on: the mode of its next attempt.
+
+| verdict | nothing delivered | something delivered |
+|---|---|---|
+| exact | new | continue: the delivered tokens become prompt, the rest is identical |
+| best_effort | new | continue: the engine failed its self-test, so the rest may differ |
+| sampled | new | continue: a valid continuation, not the identical one |
+| replay | new | replay: generate again and compare; the client sees only the rest |
+| restart | new | hopeless when the client has bytes, else new |
+"""
+
+from __future__ import annotations
+
+from policies.view import View
+
+MODES: dict[tuple[str, bool], str] = {
+    ("exact", False): "new",
+    ("exact", True): "continue",
+    ("best_effort", False): "new",
+    ("best_effort", True): "continue",
+    ("sampled", False): "new",
+    ("sampled", True): "continue",
+    ("replay", False): "new",
+    ("replay", True): "replay",
+    ("restart", False): "new",
+    ("restart", True): "hopeless",
+}
+
+
+def mode_of(verdict: str, streaming: bool, delivered: int) -> str:
+    """Mode of the next attempt: new, continue, replay or hopeless.
+
+    A non-streaming client has nothing before the end, so what cannot be continued is
+    simply generated again. Raises KeyError for an unknown verdict.
+    """
+    if not streaming and verdict in ("restart", "replay"):
+        return "new"
+    return MODES[verdict, delivered > 0]
+
+
+def grounded(view: View, model: str, verdict: str) -> tuple[str, str]:
+    """(verdict, reason) that the fleet can keep: `exact` only where every engine of the
+    model that serves now passed its self-test of recomputed tokens; else `best_effort`.
+
+    Any of them may have to take the request over, so the weakest decides.
+    """
+    if verdict != "exact":
+        return verdict, ""
+    for worker in view.fleet.workers.values():
+        if worker.model == model and worker.engine == "ready" and "greedy" not in worker.exact:
+            return "best_effort", f"{worker.name} failed its self-test of recomputed tokens"
+    return verdict, ""

@@ -1,0 +1,239 @@
+"""Where the interrupted requests of one failure go: restore or recompute, and on which
+worker (LUMEN Algorithm 2, Eq. 6; and our default by estimated completion).
+
+All requests of a failure are decided together: each choice loads its worker (and the
+holder's link) for the ones behind it, so a holder is not flooded. Every way that was
+looked at is returned with its estimate.
+
+- `eq6`: as published. To the holder when its load is at most theta, or the checkpointed
+  prefix is longer than tau; else to the least loaded worker, from scratch. Theta is
+  `theta_percent` of the mean load unless given. With the published thresholds this
+  redirected nothing in our simulations; it stays for comparison.
+- `completion`: the earliest end of moving blocks and computing the rest, per worker and per
+  holder. Long recomputations choose first (longest processing time first), since they have
+  the most to lose from what is left.
+
+Integers: microseconds, tokens, bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from events.vocabulary import RecoveryChoice, RecoveryOption
+
+POLICIES = ("completion", "eq6")
+
+
+class Stored(Struct, frozen=True):
+    """One holder's checkpoint of a request: `tokens` covered, `bytes` to move for them."""
+
+    holder: str
+    tokens: int
+    bytes: int
+
+
+class Interrupted(Struct, frozen=True):
+    """A request that lost its worker. `tokens`: prompt and delivered ones, all of which
+    must be in a cache before the next one comes. `model`, `family`: what it needs."""
+
+    request: str
+    attempt: int
+    tokens: int
+    stored: tuple[Stored, ...] = ()
+    model: str = ""
+    family: str = ""
+
+
+class Target(Struct, frozen=True):
+    """A worker that may take requests. `load`: Eq. 4, `blocks` of it checkpoints (times
+    alpha); `wait_us`: until what is queued there is computed; `prefill_ns_per_token`:
+    measured; `excluded` says why it takes none."""
+
+    worker: str
+    load: int
+    wait_us: int
+    prefill_ns_per_token: int
+    model: str = ""
+    family: str = ""
+    excluded: str = ""
+
+
+class Links(Struct, frozen=True):
+    """Measured bandwidth in bytes a millisecond, by (holder, worker); of one host; and of
+    any pair that has not been measured. `latency_us` once a restore."""
+
+    local: int
+    remote: int
+    measured: dict[tuple[str, str], int] = {}
+    latency_us: int = 500
+
+    def move_us(self, holder: str, worker: str, size: int) -> int:
+        """Microseconds to move `size` bytes."""
+        usual = self.local if holder == worker else self.remote
+        rate = self.measured.get((holder, worker), usual)
+        return self.latency_us + size * 1000 // max(rate, 1)
+
+
+class Rules(Struct, frozen=True):
+    """Eq. 6's thresholds: `theta` in units of Eq. 4 (-1: `theta_percent` of the mean load),
+    `tau` in tokens; `request_load`: what one more request adds to Eq. 4 (beta); `per_block`
+    tokens and `alpha` turn a checkpoint's tokens into its share of Eq. 4."""
+
+    theta: int = -1
+    theta_percent: int = 200
+    tau: int = 512
+    request_load: int = 4
+    per_block: int = 16
+    alpha: int = 1
+
+
+def plan(
+    interrupted: Sequence[Interrupted],
+    targets: Sequence[Target],
+    links: Links,
+    rules: Rules | None = None,
+    policy: str = "completion",
+) -> tuple[RecoveryChoice, ...]:
+    """One choice a request, in the order given.
+
+    Raises KeyError for a policy that is not in `POLICIES`.
+    """
+    state = _State(targets, links, rules or Rules())
+    order = _ORDERS[policy](interrupted, state)
+    chosen = {r.request: _CHOOSERS[policy](r, state) for r in order}
+    return tuple(chosen[r.request] for r in interrupted)
+
+
+class _State:
+    """What the choices so far have done to the workers and the holders' links."""
+
+    def __init__(self, targets: Sequence[Target], links: Links, rules: Rules) -> None:
+        self.targets = targets
+        self.links = links
+        self.rules = rules
+        self.free_us = {t.worker: t.wait_us for t in targets}
+        self.link_us = {t.worker: 0 for t in targets}
+        self.load = {t.worker: t.load for t in targets}
+
+    def options(self, request: Interrupted) -> list[RecoveryOption]:
+        """Every way to take the request up, in a fixed order."""
+        found = []
+        for target in self.targets:
+            excluded = _exclusion(request, target)
+            found.append(self._recompute(request, target, excluded))
+            for stored in request.stored:
+                if stored.tokens <= 0:
+                    continue
+                unfit = excluded or ("fingerprint" if target.family != request.family else "")
+                found.append(self._restore(request, target, stored, unfit))
+        return found
+
+    def _recompute(self, request: Interrupted, target: Target, excluded: str) -> RecoveryOption:
+        wait = self.free_us[target.worker]
+        compute = request.tokens * target.prefill_ns_per_token // 1000
+        return RecoveryOption(
+            target.worker, "recompute", "", 0, wait, 0, compute, wait + compute, excluded
+        )
+
+    def _restore(
+        self, request: Interrupted, target: Target, stored: Stored, excluded: str
+    ) -> RecoveryOption:
+        """Blocks move while the worker is busy with others; at least one token is left to
+        compute, which gives the next."""
+        move = self.links.move_us(stored.holder, target.worker, stored.bytes)
+        arrived = self.link_us.get(stored.holder, 0) + move
+        wait = max(self.free_us[target.worker] - arrived, 0)
+        left = max(request.tokens - stored.tokens, 1)
+        compute = left * target.prefill_ns_per_token // 1000
+        return RecoveryOption(
+            target.worker,
+            "restore",
+            stored.holder,
+            min(stored.tokens, request.tokens),
+            wait,
+            arrived,
+            compute,
+            arrived + wait + compute,
+            excluded,
+        )
+
+    def take(self, request: Interrupted, option: RecoveryOption) -> None:
+        """The choice is made: the worker computes for it, the holder's link carries it, and
+        whatever else was stored of it is no part of anyone's load (Eq. 4, from state)."""
+        worker = option.worker
+        self.free_us[worker] += option.compute_us
+        self.load[worker] += self.rules.request_load
+        for stored in request.stored:
+            if stored.holder in self.load:
+                share = self.rules.alpha * (stored.tokens // self.rules.per_block)
+                self.load[stored.holder] = max(0, self.load[stored.holder] - share)
+            if option.kind == "restore" and stored.holder == option.holder:
+                size = stored.bytes
+                move = self.links.move_us(stored.holder, worker, size)
+                self.link_us[stored.holder] = self.link_us.get(stored.holder, 0) + move
+
+
+def _exclusion(request: Interrupted, target: Target) -> str:
+    if target.excluded:
+        return target.excluded
+    return "other model" if target.model != request.model else ""
+
+
+def _completion(request: Interrupted, state: _State) -> RecoveryChoice:
+    options = state.options(request)
+    open_ = [(o.done_us, o.kind != "restore", at) for at, o in enumerate(options) if not o.excluded]
+    return _decide(request, state, options, min(open_)[2] if open_ else -1)
+
+
+def _eq6(request: Interrupted, state: _State) -> RecoveryChoice:
+    """LUMEN Eq. 6. With several holders the least loaded one is h_r."""
+    options = state.options(request)
+    open_ = [(at, o) for at, o in enumerate(options) if not o.excluded]
+    # "To the holder" is Algorithm 2's: the worker beside the checkpoint restores it.
+    at_home = [
+        (state.load[o.worker], at, o)
+        for at, o in open_
+        if o.kind == "restore" and o.holder == o.worker
+    ]
+    if at_home:
+        held, at, option = min(at_home, key=lambda entry: entry[:2])
+        if held <= _theta(state) or option.restored > state.rules.tau:
+            return _decide(request, state, options, at)
+    scratch = [(state.load[o.worker], at) for at, o in open_ if o.kind == "recompute"]
+    return _decide(request, state, options, min(scratch)[1] if scratch else -1)
+
+
+def _theta(state: _State) -> int:
+    if state.rules.theta >= 0:
+        return state.rules.theta
+    loads = list(state.load.values())
+    return state.rules.theta_percent * sum(loads) // (100 * max(len(loads), 1))
+
+
+def _decide(
+    request: Interrupted, state: _State, options: list[RecoveryOption], at: int
+) -> RecoveryChoice:
+    if at >= 0:
+        state.take(request, options[at])
+    return RecoveryChoice(request.request, request.attempt, request.tokens, at, tuple(options))
+
+
+def _longest_first(interrupted: Sequence[Interrupted], state: _State) -> list[Interrupted]:
+    return sorted(interrupted, key=lambda r: (-r.tokens, r.request))
+
+
+def _as_given(interrupted: Sequence[Interrupted], state: _State) -> list[Interrupted]:
+    return list(interrupted)
+
+
+_ORDERS: dict[str, Callable[[Sequence[Interrupted], _State], list[Interrupted]]] = {
+    "completion": _longest_first,
+    "eq6": _as_given,
+}
+_CHOOSERS: dict[str, Callable[[Interrupted, _State], RecoveryChoice]] = {
+    "completion": _completion,
+    "eq6": _eq6,
+}

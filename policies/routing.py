@@ -1,0 +1,104 @@
+"""Which worker takes a request: least load over the view.
+
+Cost of a worker = prompt tokens it has not computed yet + REQUEST_TOKENS for each request
+it holds: a decode costs a step's share, not its prompt (Llumnix Ial, "Metrics for
+prefill and decode": uncomputed prefill tokens, and batch size, not raw prompt lengths).
+Integers throughout. Ties go round by the replica's count of decisions, from a beginning
+of its own, so an idle fleet is used evenly and two replicas do not herd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from events.vocabulary import Candidate
+from policies.state import Worker
+from policies.view import View
+
+REQUEST_TOKENS = 32
+"""Tokens of prefill that one held request weighs as much as."""
+
+
+class Query(Struct, frozen=True):
+    """What is to be placed. `avoid` holds `worker:incarnation` that failed it before."""
+
+    request: str
+    model: str
+    prompt_tokens: int
+    delivered: int
+    avoid: tuple[str, ...] = ()
+
+
+class Choice(Struct, frozen=True):
+    """The answer: worker and incarnation (empty, 0: none), and all that was looked at."""
+
+    worker: str
+    incarnation: int
+    candidates: tuple[Candidate, ...]
+
+
+def exclusion(view: View, worker: Worker, query: Query) -> str:
+    """Why `worker` cannot take the request; empty when it can."""
+    if worker.engine != "ready":
+        return f"engine {worker.engine}"
+    if worker.model != query.model:
+        return "other model"
+    if not worker.present:
+        return "lost"
+    if worker.draining:
+        return "draining"
+    if view.suspect(worker.name) == worker.incarnation:
+        return "suspected"
+    return ""
+
+
+def least_load(view: View, query: Query) -> Choice:
+    """The least loaded worker that may take it.
+
+    Workers the request failed on are used only when no other is left: health is never
+    traded, past failures of this one request are.
+    """
+    candidates: list[Candidate] = []
+    best: list[tuple[int, int, int]] = []
+    second: list[tuple[int, int, int]] = []
+    count = max(len(view.fleet.workers), 1)
+    turn = view.turn % count
+    for index, worker in enumerate(view.fleet.workers.values()):
+        prefill, requests = view.load(worker)
+        cost = prefill + REQUEST_TOKENS * requests
+        excluded = exclusion(view, worker, query)
+        if not excluded:
+            rank = (cost, (index - turn) % count, index)
+            if query.avoid and f"{worker.name}:{worker.incarnation}" in query.avoid:
+                excluded = "failed it before"
+                second.append(rank)
+            else:
+                best.append(rank)
+        candidates.append(
+            Candidate(worker.name, worker.incarnation, cost, prefill, requests, excluded)
+        )
+    ranked = best or second
+    if not ranked:
+        return Choice("", 0, tuple(candidates))
+    chosen = candidates[min(ranked)[2]]
+    return Choice(chosen.worker, chosen.incarnation, tuple(candidates))
+
+
+def round_robin(view: View, query: Query) -> Choice:
+    """Each in turn, for comparison; same filters."""
+    choice = least_load(view, query)
+    open_ = [c for c in choice.candidates if not c.excluded] or [
+        c for c in choice.candidates if c.excluded == "failed it before"
+    ]
+    if not open_:
+        return choice
+    chosen = open_[view.turn % len(open_)]
+    return Choice(chosen.worker, chosen.incarnation, choice.candidates)
+
+
+POLICIES: dict[str, Callable[[View, Query], Choice]] = {
+    "least_load": least_load,
+    "round_robin": round_robin,
+}

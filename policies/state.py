@@ -1,0 +1,237 @@
+"""What the fold knows: workers, live requests, streams, replicas. Data only.
+
+All of it is plain msgspec structs, so a snapshot is `encode(fleet)` and the state hash
+(I7) is a digest of those bytes: dictionaries keep insertion order, which is the log's.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+from msgspec import Struct, field
+
+
+class Attempt(Struct):
+    """One attempt's share of its engine's load.
+
+    `left`: prompt tokens not computed yet. `dispatched`: its `RouteDecided` was folded;
+    `queued`: the engine said it has it; `decoding`: its prefill is over; `ended`: the
+    request has its terminal event, only the engine's last word is awaited.
+    """
+
+    request: str
+    attempt: int
+    left: int
+    dispatched: bool = False
+    queued: bool = False
+    decoding: bool = False
+    ended: bool = False
+
+
+class Worker(Struct):
+    """One worker as the log tells it. Engine states: none, starting, ready, dead."""
+
+    name: str
+    epoch: int = 0
+    domain: str = ""
+    present: bool = False
+    agent_pid: int = 0
+    agent_url: str = ""
+    incarnation: int = 0
+    engine: str = "none"
+    engine_pid: int = 0
+    host: str = ""
+    port: int = 0
+    model: str = ""
+    build: str = ""
+    exact: tuple[str, ...] = ()
+    max_model_len: int = 0
+    block_size: int = 0
+    kv_blocks: int = 0
+    draining: bool = False
+    held: bool = False
+    deaths: int = 0
+    died_of: str = ""
+    restart_delay_ms: int = 0
+    # load, from the last step
+    step: int = 0
+    batch: int = 0
+    sum_context: int = 0
+    waiting: int = 0
+    kv_used: int = 0
+    step_us_high: int = 0
+    lost_records: int = 0
+    preemptions: int = 0
+    # the account
+    prefill_left: int = 0
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    finished_early: dict[str, int] = field(default_factory=dict)
+
+
+class Request(Struct):
+    """A live request: accepted, no terminal event yet.
+
+    `places`: (worker, attempt key) of its dispatches. `orphaned` counts the events that
+    left it without a gateway; the leader answers the first of them only.
+    """
+
+    request: str
+    owner: str
+    boot: str
+    model: str
+    stream: bool
+    prompt_tokens: int
+    verdict: str
+    attempt: int = 0
+    places: list[tuple[str, str]] = field(default_factory=list)
+    orphaned: int = 0
+
+
+class Replica(Struct):
+    """A control plane replica, by its stream's name without the `r.`.
+
+    `suspects`: worker -> incarnation it distrusts. `settings` it was started with, as far
+    as decisions depend on them. `decisions` counts its `RouteDecided`.
+    """
+
+    name: str
+    epoch: int = 0
+    boot: str = ""
+    host: str = ""
+    port: int = 0
+    pid: int = 0
+    policy: str = "least_load"
+    seed: int = 0
+    alive: bool = False
+    decisions: int = 0
+    suspects: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Coverage(Struct):
+    """What one holder acknowledged of one request: per child, tokens and bytes."""
+
+    attempt: int
+    tokens: dict[int, int] = field(default_factory=dict)
+    bytes: dict[int, int] = field(default_factory=dict)
+
+
+class Placed(Struct):
+    """Where the checkpoint of a live request goes, and how large it was expected to be."""
+
+    primary: str
+    attempt: int
+    holders: tuple[str, ...]
+    blocks: int
+    bytes: int
+
+
+class Holder(Struct):
+    """The state daemon of one worker's host, as the log tells it."""
+
+    name: str
+    boot: str = ""
+    epoch: int = 0
+    address: str = ""
+    family: str = ""
+    budget_bytes: int = 0
+    alive: bool = False
+    held_bytes: int = 0
+    covered: dict[str, Coverage] = field(default_factory=dict)
+    evicted: int = 0
+
+
+class OpenCommand(Struct):
+    """An operator's command that the leader has not carried out yet; `asked` so often."""
+
+    principal: str
+    command: str
+    target: str
+    value: str
+    asked: int = 1
+
+
+class Head(Struct):
+    """The end of one stream: epoch, segment number and hash, events so far."""
+
+    epoch: int
+    seq: int
+    hash: bytes
+    position: int
+
+
+class Fleet(Struct):
+    """The fold of the log up to `revision`.
+
+    `order` digests the segments folded so far with their revisions, so that two states
+    with the same hash come from the same events in the same total order.
+
+    `owners` (living owner keys, stream -> epoch) and `gone` (stream -> tick at which its
+    owner was missed first) are what etcd shows of leases at present. Their history is
+    not in the segments, so they are no part of the state hash and decide nothing but
+    when the leader writes `WorkerLost` and `ReplicaLost`, the facts the fold goes by.
+
+    `holders`: state daemons by worker; `placed`: live requests that have a checkpoint
+    holder; `restores`: how restores ended, and the tokens they saved.
+    """
+
+    revision: int = 0
+    order: bytes = b""
+    workers: dict[str, Worker] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    streams: dict[str, Head] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
+    gone: dict[str, int] = field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
+    commands: dict[str, bool] = field(default_factory=dict)
+    open_commands: dict[str, OpenCommand] = field(default_factory=dict)
+    pending_effects: dict[str, int] = field(default_factory=dict)
+    leader: str = ""
+    tick: int = -1
+    tick_unix_ms: int = 0
+    healthy_since_tick: int = 0
+    arrived: int = 0
+    ended: int = 0
+    decisions: int = 0
+    changes: int = 0
+    holders: dict[str, Holder] = field(default_factory=dict)
+    placed: dict[str, Placed] = field(default_factory=dict)
+    restores: dict[str, int] = field(default_factory=dict)
+
+
+_KEPT = (Fleet, Worker, Attempt, Request, Replica, OpenCommand, Head)
+
+SHAPE = blake2b(
+    repr([(t.__name__, t.__struct_fields__) for t in _KEPT]).encode(), digest_size=4
+).hexdigest()
+"""Names the state this build keeps: hashes of states of another shape do not compare."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Fleet)
+
+
+def dump(fleet: Fleet) -> bytes:
+    """The fleet as bytes, whole: a snapshot."""
+    return _encoder.encode(fleet)
+
+
+def load(data: bytes) -> Fleet:
+    """The fleet of a snapshot. Raises msgspec.ValidationError when it is not one."""
+    return _decoder.decode(data)
+
+
+def state_hash(fleet: Fleet) -> bytes:
+    """Hash of the state that follows from the segments alone (I7), 16 bytes.
+
+    Leases are left out, and so is the revision: a transaction that only touched an
+    owner key has a revision and no segment.
+    """
+    kept = fleet.revision, fleet.owners, fleet.gone
+    fleet.revision, fleet.owners, fleet.gone = 0, {}, {}
+    try:
+        data = _encoder.encode(fleet)
+    finally:
+        fleet.revision, fleet.owners, fleet.gone = kept
+    return blake2b(data, digest_size=16).digest()

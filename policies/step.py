@@ -1,0 +1,122 @@
+"""What the leader owes the fleet: `step(fleet, event)` returns events to write.
+
+Called with each event of the canonical fold, after folding it. Synchronous and pure;
+what it returns goes into stream `fleet` by the leader alone, so a follower that becomes
+leader starts from the same fold and owes nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from events import vocabulary as v
+from policies.stall import StallConfig, settings_of
+from policies.state import Fleet, OpenCommand, Request
+
+GONE_TICKS = 2
+"""An owner key must be missing this many ticks before its worker counts as lost."""
+
+HEALTHY_TICKS = 8
+"""And the log must have been healthy this long: one lease TTL or more, so that whoever lives
+has had time to own its stream again. `controlplane.config.check` refuses shorter ticks."""
+
+
+AGENT_COMMANDS = ("drain", "undrain", "hold", "release", "restart")
+"""Commands that become effects for the worker's agent."""
+
+_INTEGERS = tuple(name for name, _ in settings_of(StallConfig()))
+
+
+def step(fleet: Fleet, event: Any) -> list[Any]:
+    """Events the leader has to write because of `event`; none for most."""
+    handler = _HANDLERS.get(type(event))
+    return handler(fleet, event) if handler is not None else []
+
+
+def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
+    """Declare lost what has been without owner long enough, and end orphans."""
+    out: list[Any] = []
+    if event.number - fleet.healthy_since_tick < HEALTHY_TICKS:
+        return out
+    for worker in fleet.workers.values():
+        if worker.present and _gone(fleet, f"w.{worker.name}", event.number):
+            out.append(v.WorkerLost(worker.name, worker.epoch, "lease lapsed"))
+    for replica in fleet.replicas.values():
+        if replica.alive and _gone(fleet, f"r.{replica.name}", event.number):
+            out.append(v.ReplicaLost(replica.name, replica.epoch))
+    return out
+
+
+def _gone(fleet: Fleet, stream: str, tick: int) -> bool:
+    since = fleet.gone.get(stream, -1)
+    return since >= 0 and tick - since >= GONE_TICKS
+
+
+def on_orphans(
+    fleet: Fleet, event: v.ReplicaLost | v.ReplicaStarted | v.ReplicaStopped
+) -> list[Any]:
+    """Client connections are broken: each open request gets its terminal event.
+
+    The fold counts what orphaned a request; only the first time is answered, so two
+    events that tell of one death do not end a request twice (I1).
+    """
+    owner = f"r.{event.replica}"
+    requests = fleet.requests.values()
+    return [_ended(r) for r in requests if r.owner == owner and r.orphaned == 1]
+
+
+def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
+    """What an earlier leader may have left undone: orphans of gone replicas, open commands.
+
+    What it did write stands before this event: its stream was fenced.
+    """
+    out: list[Any] = [_ended(r) for r in fleet.requests.values() if r.orphaned]
+    for command_id, command in fleet.open_commands.items():
+        out.append(_carried_out(fleet, command_id, command))
+    return out
+
+
+def on_admin_commanded(fleet: Fleet, event: v.AdminCommanded) -> list[Any]:
+    """An operator's command becomes effects on agents, or a new setting; a resend nothing."""
+    command = fleet.open_commands.get(event.command_id)
+    if command is None or command.asked > 1:
+        return []
+    return [_carried_out(fleet, event.command_id, command)]
+
+
+def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> Any:
+    if command.command == "config":
+        if command.target in _INTEGERS and not command.value.isdecimal():
+            return v.ConfigChanged("", f"{command.target} takes an integer", command_id)
+        return v.ConfigChanged(command.target, command.value, command_id)
+    worker = fleet.workers.get(command.target)
+    if worker is None or command.command not in AGENT_COMMANDS:
+        return v.ConfigChanged("", f"nothing to {command.command}: {command.target}", command_id)
+    incarnation = worker.incarnation if command.command == "restart" else 0
+    effect = v.Effect(command.command, worker.name, incarnation, command.value)
+    cause = f"{command.principal}: {command.command} {command.target}"
+    return v.EffectsDecided(command_id, v.Basis(fleet.revision, 0), cause, (effect,))
+
+
+def _ended(request: Request) -> v.RequestEnded:
+    return v.RequestEnded(
+        request.request,
+        "failed",
+        0,
+        -1,
+        "error",
+        request.attempt,
+        request.verdict,
+        detail="its gateway is gone",
+    )
+
+
+_HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
+    v.Tick: on_tick,
+    v.ReplicaLost: on_orphans,
+    v.ReplicaStarted: on_orphans,
+    v.ReplicaStopped: on_orphans,
+    v.LeaderElected: on_leader_elected,
+    v.AdminCommanded: on_admin_commanded,
+}

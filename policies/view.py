@@ -1,0 +1,241 @@
+"""The view a replica decides on: the canonical fold plus its own events the fold lacks.
+
+Theory of operation. A decision acts before it is in etcd, so the next decision must see
+it already. The view shows what the fold would show if the replica's own events above
+the durable position of its stream were folded on top of it. Folding them for real would
+need a copy of the fleet for each decision; instead the overlay remembers, for each
+worker, which attempts its own events open and close, and applies that when asked.
+
+What it shows is a function of the basis (R, p) alone: nothing is read from the fold when
+an own event comes in, only when a question is asked. So replay may bring groups and own
+events in another order than life did, and gets the same answer at the same basis.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from events import vocabulary as v
+from policies.account import key_of
+from policies.fleet import SUSPICIOUS, places_of
+from policies.state import Fleet, Worker
+
+
+class _Own(Struct, gc=False):
+    """What pending own events say of one attempt: `placed` and `closed` are their
+    positions (0: none pending)."""
+
+    incarnation: int = 0
+    tokens: int = 0
+    placed: int = 0
+    closed: int = 0
+
+
+class _Pending(Struct, gc=False):
+    """An own event above the durable position, and the attempts it closes."""
+
+    position: int
+    event: Any
+    closes: list[tuple[str, str]]
+
+
+class View:
+    """`fleet` is the canonical fold; the rest is the overlay of stream `stream`."""
+
+    def __init__(self, stream: str, fleet: Fleet) -> None:
+        self.stream = stream
+        self.replica = stream[2:]
+        self.fleet = fleet
+        self.position = 0
+        self._pending: deque[_Pending] = deque()
+        self._own: dict[str, dict[str, _Own]] = {}
+        self._places: dict[str, list[tuple[str, str]]] = {}
+        self._suspicion: dict[str, list[tuple[int, bool, int]]] = {}
+        self._started: tuple[int, dict[str, str]] | None = None
+        self._decided = 0
+        self._salt = sum(self.replica.encode())
+
+    @property
+    def basis(self) -> v.Basis:
+        """The basis of a decision taken now."""
+        return v.Basis(self.fleet.revision, self.position)
+
+    # --- what comes in ---------------------------------------------------------------
+
+    def own(self, position: int, event: Any) -> None:
+        """The replica itself wrote `event` at `position`; the fold may not hold it yet."""
+        self.position = position
+        handler = _OWN.get(type(event))
+        if handler is not None:
+            self._pending.append(_Pending(position, event, handler(self, position, event)))
+
+    def reach(self, position: int) -> None:
+        """The stream stands at `position`; events in between (`StreamResumed`, written by
+        the log itself) say nothing to the view."""
+        self.position = max(self.position, position)
+
+    def landed(self) -> None:
+        """The fold has advanced: forget what it now holds of this stream."""
+        head = self.fleet.streams.get(self.stream)
+        if head is None:
+            return
+        self.reach(head.position)
+        pending = self._pending
+        while pending and pending[0].position <= head.position:
+            self._forget(pending.popleft())
+
+    def _forget(self, pending: _Pending) -> None:
+        position, event = pending.position, pending.event
+        kind = type(event)
+        if kind is v.RouteDecided:
+            self._decided -= 1
+            key = key_of(event.request, event.attempt)
+            own = self._own.get(event.worker, {}).get(key)
+            if own is not None and own.placed == position:
+                own.placed = 0
+                self._tidy(event.worker, key, own)
+        elif kind is v.ReplicaStarted:
+            if self._started is not None and self._started[0] == position:
+                self._started = None
+        elif kind is not v.RequestEnded:
+            told = self._suspicion.get(event.worker)
+            if told and told[0][0] == position:
+                del told[0]
+                if not told:
+                    del self._suspicion[event.worker]
+        for worker, key in pending.closes:
+            own = self._own.get(worker, {}).get(key)
+            if own is not None and own.closed == position:
+                own.closed = 0
+                self._tidy(worker, key, own)
+
+    def _tidy(self, worker: str, key: str, own: _Own) -> None:
+        if not own.placed and not own.closed:
+            del self._own[worker][key]
+            if not self._own[worker]:
+                del self._own[worker]
+
+    def _on_started(self, position: int, event: v.ReplicaStarted) -> list[tuple[str, str]]:
+        self._started = (position, dict(event.settings))
+        self._suspicion.clear()
+        return []
+
+    def _on_decided(self, position: int, event: v.RouteDecided) -> list[tuple[str, str]]:
+        self._decided += 1
+        if event.worker:
+            key = key_of(event.request, event.attempt)
+            own = _Own(event.incarnation, event.prompt_tokens + event.delivered, position)
+            self._own.setdefault(event.worker, {})[key] = own
+            self._places.setdefault(event.request, []).append((event.worker, key))
+        return []
+
+    def _on_observed(self, position: int, event: v.TransportObserved) -> list[tuple[str, str]]:
+        if event.kind in SUSPICIOUS:
+            self._on_suspected(position, event)
+        return self._close(position, [(event.worker, key_of(event.request, event.attempt))])
+
+    def _on_ended(self, position: int, event: v.RequestEnded) -> list[tuple[str, str]]:
+        places = self._places.pop(event.request, [])
+        # A view that began with a snapshot has not seen earlier dispatches; more places
+        # than there are attempts change nothing.
+        places += [place for place in places_of(self.fleet, event) if place not in places]
+        return self._close(position, places)
+
+    def _on_suspected(
+        self, position: int, event: v.WorkerSuspected | v.TransportObserved
+    ) -> list[tuple[str, str]]:
+        told = self._suspicion.setdefault(event.worker, [])
+        told.append((position, True, event.incarnation))
+        return []
+
+    def _on_cleared(self, position: int, event: v.WorkerCleared) -> list[tuple[str, str]]:
+        told = self._suspicion.setdefault(event.worker, [])
+        told.append((position, False, event.incarnation))
+        return []
+
+    def _close(self, position: int, places: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        for worker, key in places:
+            here = self._own.setdefault(worker, {})
+            own = here.get(key)
+            if own is None:
+                own = here[key] = _Own()
+            own.closed = position
+        return places
+
+    # --- what it shows ---------------------------------------------------------------
+
+    @property
+    def turn(self) -> int:
+        """Counts this replica's route decisions, from a beginning of its own: for ties."""
+        replica = self.fleet.replicas.get(self.replica)
+        return self._salt + self._decided + (replica.decisions if replica is not None else 0)
+
+    def setting(self, name: str, default: str) -> str:
+        """A setting decisions depend on: the operator's, else what the replica started
+        with, else `default`."""
+        changed = self.fleet.config.get(name)
+        if changed is not None:
+            return changed
+        if self._started is not None:
+            return self._started[1].get(name, default)
+        replica = self.fleet.replicas.get(self.replica)
+        return replica.settings.get(name, default) if replica is not None else default
+
+    def suspect(self, worker: str) -> int:
+        """The incarnation of `worker` this replica distrusts; 0 for none."""
+        replica = self.fleet.replicas.get(self.replica)
+        distrusted = 0
+        if replica is not None and self._started is None:
+            distrusted = replica.suspects.get(worker, 0)
+        if not self._suspicion:
+            return distrusted
+        for _, suspected, incarnation in self._suspicion.get(worker, ()):
+            if suspected:
+                distrusted = max(distrusted, incarnation)
+            elif distrusted == incarnation:
+                distrusted = 0
+        return distrusted
+
+    def suspects(self) -> list[tuple[str, int]]:
+        """(worker, incarnation) this replica distrusts, in the fleet's order."""
+        pairs = ((name, self.suspect(name)) for name in self.fleet.workers)
+        return [(name, incarnation) for name, incarnation in pairs if incarnation]
+
+    def load(self, worker: Worker) -> tuple[int, int]:
+        """(uncomputed prompt tokens, requests) of `worker`, own events included."""
+        prefill, requests = worker.prefill_left, len(worker.attempts)
+        here = self._own.get(worker.name)
+        if here:
+            for key, own in here.items():
+                attempt = worker.attempts.get(key)
+                if own.closed:
+                    if attempt is not None and not attempt.queued:
+                        prefill -= attempt.left
+                        requests -= 1
+                elif attempt is None and _opens(worker, key, own.incarnation):
+                    prefill += own.tokens
+                    requests += 1
+        return prefill, requests
+
+
+def _opens(worker: Worker, key: str, incarnation: int) -> bool:
+    """Whether folding the dispatch would open an account entry (policies.account)."""
+    return (
+        worker.incarnation == incarnation
+        and worker.engine == "ready"
+        and key not in worker.finished_early
+    )
+
+
+_OWN: dict[type, Callable[[View, int, Any], list[tuple[str, str]]]] = {
+    v.ReplicaStarted: View._on_started,
+    v.RouteDecided: View._on_decided,
+    v.TransportObserved: View._on_observed,
+    v.WorkerSuspected: View._on_suspected,
+    v.WorkerCleared: View._on_cleared,
+    v.RequestEnded: View._on_ended,
+}

@@ -1,0 +1,152 @@
+"""What the admin API shows of the fold."""
+
+from __future__ import annotations
+
+from events import vocabulary as v
+from tests.admin.scene import Scene
+
+
+async def test_workers_are_listed_with_state_pids_and_load():
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        writer.append(
+            v.EngineStep(1, 1, 9000, 1, 64, 0, 2, 25, (v.RequestQueued("a", 1, 100),)),
+        )
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].kv_used == 25)
+        status, answer = await scene.call("workers")
+        assert status == 200
+        (worker,) = answer["workers"]
+        assert worker["name"] == "w0" and worker["state"] == "serving"
+        assert (worker["agent_pid"], worker["engine_pid"]) == (4000, 5000)
+        assert (worker["requests"], worker["prefill_tokens"]) == (1, 100)
+        assert (worker["waiting"], worker["kv_used"], worker["kv_blocks"]) == (2, 25, 100)
+
+
+async def test_a_dead_engine_says_what_it_died_of():
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        writer.append(v.EngineDied("w0", 1, "killed"), v.EngineRestartScheduled("w0", 2, 250))
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].restart_delay_ms == 250)
+        _, worker = await scene.call("workers/w0")
+        assert (worker["state"], worker["died_of"], worker["deaths"]) == ("dead", "killed", 1)
+        status, answer = await scene.call("workers/w9")
+        assert status == 404 and answer["error"]["param"] == "name"
+
+
+async def test_fleet_tells_leader_log_and_whether_it_serves():
+    async with Scene() as scene:
+        _, before = await scene.call("fleet")
+        assert before["serving"] is False and before["workers"] == []
+        status, _ = await scene.call("/health", token="")
+        assert status == 503
+        await scene.worker("w0")
+        _, after = await scene.call("fleet")
+        assert after["serving"] is True and after["models"] == ["tiny"]
+        assert after["leader"]["leader"] == "r0" and after["leader"]["answered_by_leads"] is True
+        assert after["log"]["healthy"] is True and after["log"]["pending"] == 0
+        assert after["replicas"][0]["leader"] is True
+        assert (await scene.call("/health", token=""))[0] == 200
+        assert (await scene.call("/live", token=""))[0] == 200
+
+
+async def test_streams_show_heads_owners_and_the_state_hash():
+    from policies.state import state_hash
+
+    async with Scene(lead=False) as scene:
+        await scene.worker("w0")
+        _, answer = await scene.call("streams")
+        assert answer["state_hash"] == state_hash(scene.replica.fleet).hex()
+        heads = {s["stream"]: s for s in answer["streams"]}
+        assert heads["w.w0"]["position"] == 3
+        assert heads["w.w0"]["owner_epoch"] == heads["w.w0"]["epoch"] > 0
+
+
+async def test_a_request_is_told_from_arrival_to_end():
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.serve_request("req-1")
+        _, answer = await scene.call("requests")
+        (request,) = answer["requests"]
+        assert request["state"] == "completed" and request["workers"] == ["w0"]
+        assert (request["tokens"], request["ttft_us"], request["attempts"]) == (7, 12_000, 1)
+        _, detail = await scene.call("requests/req-1")
+        kinds = [e["event"]["type"] for e in detail["events"]]
+        assert kinds == ["request_arrived", "route_decided", "request_ended"]
+        _, decisions = await scene.call("requests/req-1/decisions")
+        (decision,) = decisions["decisions"]
+        assert decision["source"] == "log"
+        assert decision["decision"]["basis"]["revision"] > 0
+        assert decision["decision"]["candidates"][0]["worker"] == "w0"
+        assert (await scene.call("requests/none"))[0] == 404
+
+
+async def test_a_request_from_before_this_replica_is_found_in_the_log():
+    async with Scene(name="r1") as first:
+        await first.worker("w0")
+        await first.serve_request("old-1")
+        async with Scene(first.log, name="r2", lead=False) as second:
+            _, listed = await second.call("requests")
+            assert listed["requests"] == []
+            status, detail = await second.call("requests/old-1")
+            assert status == 200 and detail["request"]["state"] == "completed"
+
+
+async def test_a_dispatch_whose_gateway_died_is_told_from_the_admission():
+    from events import codec
+
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        lost = v.RouteDecided(
+            "r9.1.1",
+            v.Basis(3, 4),
+            "ghost",
+            1,
+            "arrival",
+            "new",
+            0,
+            5,
+            "w0",
+            1,
+            "least_load",
+            "tiny",
+        )
+        writer.append(
+            v.EngineStep(
+                1, 1, 0, 0, 0, 0, 0, 0, (v.RequestQueued("ghost", 1, 5, codec.encode(lost)),)
+            )
+        )
+        await scene.until(lambda: "ghost" in scene.admin.book.courses)
+        status, answer = await scene.call("requests/ghost/decisions")
+        assert status == 200
+        (decision,) = answer["decisions"]
+        assert decision["source"] == "admission" and decision["decision"]["worker"] == "w0"
+
+
+async def test_a_request_is_found_by_every_name_it_has():
+    async with Scene(name="r1") as first:
+        await first.worker("w0")
+        await first.serve_request("req-1")
+        async with Scene(first.log, name="r2", lead=False) as second:
+            for scene in (first, second):  # from memory, and from the log
+                for name in ("req-1", "cmpl-req-1", "chatcmpl-req-1", "mine-req-1"):
+                    status, detail = await scene.call(f"requests/{name}")
+                    assert status == 200, (scene.config.name, name)
+                    assert detail["request"]["request"] == "req-1"
+                    assert detail["request"]["client_id"] == "mine-req-1"
+                    scene.admin.book.courses.pop("req-1") if scene is second else None
+
+
+async def test_the_book_of_requests_is_bounded():
+    from controlplane.admin.history import Entry
+    from controlplane.admin.request_book import RequestBook
+
+    book = RequestBook(kept=10)
+    for number in range(1000):
+        name = f"r{number}"
+        arrived = v.RequestArrived(name, "m", "c", True, 1, 1, "exact", client_id=f"c{number}")
+        book.note(Entry(number, 0, "r.r0", 1, 0, arrived))
+        if number % 3:
+            ended = v.RequestEnded(name, "completed", 200, 1, "stop", 1, "exact")
+            book.note(Entry(number, 1, "r.r0", 2, 0, ended))
+    assert len(book.courses) <= 20 and len(book._of_client) <= 20
+    assert book.find("c998") == "r998" and book.find("c1") == ""

@@ -1,0 +1,82 @@
+"""The metrics page: what Prometheus' own parser makes of it."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from events import vocabulary as v
+from tests.admin.scene import VIEWER, Scene
+
+
+async def samples(scene: Scene) -> dict[tuple, float]:
+    """Every sample of the page by (name, labels)."""
+    url, headers = f"{scene.admin.url}/metrics", {"Authorization": f"Bearer {VIEWER}"}
+    async with scene.session.get(url, headers=headers) as answer:
+        assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain")
+        text = await answer.text()
+    return {
+        (s.name, *sorted(s.labels.items())): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+async def test_requests_attempts_and_histograms_count_this_replicas_own():
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.serve_request("req-1", tokens=7)
+        async with scene.log.writer("r.other") as other:
+            other.append(v.RequestEnded("x", "completed", 200, 5, "stop", 1, "exact", 1, 1))
+        await scene.until(lambda: "r.other" in scene.replica.fleet.streams)
+        found = await samples(scene)
+        assert found["relume_requests_total", ("outcome", "completed")] == 1
+        assert found["relume_attempts_total", ("cause", "arrival")] == 1
+        assert found["relume_output_tokens_total",] == 7
+        assert found["relume_time_to_first_token_seconds_count",] == 1
+        assert found["relume_time_to_first_token_seconds_bucket", ("le", "0.025")] == 1
+        assert found["relume_time_to_first_token_seconds_bucket", ("le", "0.01")] == 0
+        assert found["relume_longest_gap_seconds_sum",] == 0.003
+        assert found["relume_decisions_total", ("kind", "route")] == 1
+
+
+async def test_recoveries_and_stalls_are_counted():
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.worker("w1")
+        scheduler = scene.replica.scheduler
+        await scene.serve_request("req-0")
+        from controlplane.gateway.ports import Arrival
+
+        scheduler.arrived(Arrival("req-1", "tiny", "completions", True, 5, 16, "exact"))
+        first = scheduler.assign("req-1", "arrival", 0)
+        scheduler.observed("req-1", 1, "reset", 3)
+        second = scheduler.assign("req-1", "reset", 3)
+        assert first.worker != second.worker
+        scheduler.emit(
+            v.StallJudged(
+                "s", scheduler.basis(), "w0", 1, 2_000_000, "silent", -1, 0, 1_000_000, True
+            )
+        )
+        await scene.until(lambda: scene.replica.fleet.revision == scene.log.revision)
+        found = await samples(scene)
+        assert found["relume_recoveries_total", ("mode", "continue")] == 1
+        assert found["relume_transport_failures_total", ("kind", "reset")] == 1
+        assert found["relume_stall_judgements_total", ("hung", "true")] == 1
+        assert found["relume_streams_live",] == 1
+
+
+async def test_workers_and_the_log_are_shown_as_they_are_now():
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        writer.append(v.EngineStep(1, 1, 9, 1, 1, 0, 3, 25, (v.RequestQueued("a", 1, 100),)))
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].kv_used == 25)
+        found = await samples(scene)
+        worker = ("worker", "w0")
+        assert found["relume_worker_engine_state", ("state", "ready"), worker] == 1
+        assert found["relume_worker_engine_state", ("state", "dead"), worker] == 0
+        assert found["relume_worker_requests_waiting", worker] == 3
+        assert found["relume_worker_kv_usage_ratio", worker] == 0.25
+        assert found["relume_worker_prefill_tokens_pending", worker] == 100
+        assert found["relume_leader",] == 1 and found["relume_log_healthy",] == 1
+        assert found["relume_fold_revision",] > 0 and found["relume_spool_bytes",] == 0
+        assert 0 <= found["relume_log_silence_seconds",] < 5

@@ -1,0 +1,95 @@
+"""Logs and spans: what they carry, and that switched off they cost nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+import structlog
+
+from controlplane.gateway.ports import Arrival
+from controlplane.telemetry.logs import about, setup_logging
+from controlplane.telemetry.traces import tracing
+from tests.admin.scene import Scene
+
+
+@pytest.fixture
+def fresh_logging():
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:], root.level = before[0], before[1]
+
+
+def test_log_lines_are_json_with_what_they_are_about(fresh_logging):
+    out = io.StringIO()
+    setup_logging("info", "json", out)
+    log = structlog.get_logger("relume.test")
+    with about(request="req-1", worker="w0"):
+        log.info("moved", attempt=2)
+        log.debug("unheard")
+    log.warning("after")
+    logging.getLogger("library").warning("theirs %s", 1)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["moved", "after", "theirs 1"]
+    assert (lines[0]["request"], lines[0]["worker"], lines[0]["attempt"]) == ("req-1", "w0", 2)
+    assert "request" not in lines[1] and lines[1]["level"] == "warning"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_tracebacks_show_no_variables(fresh_logging, form):
+    out = io.StringIO()
+    setup_logging("info", form, out)
+    api_key = "hush-hush"
+    try:
+        raise ValueError(f"bad key of length {len(api_key)}")
+    except ValueError:
+        structlog.get_logger("relume.test").exception("failed")
+    assert "bad key of length 9" in out.getvalue() and api_key not in out.getvalue()
+
+
+async def test_a_request_is_a_span_with_a_child_for_each_attempt(tmp_path):
+    path = tmp_path / "traces" / "spans.jsonl"
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.worker("w1")
+        scheduler = scene.replica.scheduler
+        with tracing(scheduler, "r0", {"RELUME_TRACE_FILE": str(path)}):
+            scheduler.arrived(Arrival("req-1", "tiny", "completions", True, 5, 16, "exact"))
+            first = scheduler.assign("req-1", "arrival", 0)
+            scheduler.observed("req-1", 1, "reset", 3)
+            second = scheduler.assign("req-1", "reset", 3)
+            scheduler.ended("req-1", "completed", 200, 9, "length", 11, 22)
+            scheduler.arrived(Arrival("req-2", "tiny", "completions", True, 5, 16, "exact"))
+        assert scheduler.observers == []
+    spans = {s["name"]: s for s in map(json.loads, path.read_text().splitlines()) if s}
+    unfinished = [s for s in map(json.loads, path.read_text().splitlines())
+                  if s["attributes"].get("relume.unfinished")]  # fmt: skip
+    assert [s["attributes"]["relume.request"] for s in unfinished] == ["req-2"]
+    one, two = spans["attempt 1"], spans["attempt 2"]
+    assert (one["attributes"]["relume.worker"], two["attributes"]["relume.worker"]) == (
+        first.worker,
+        second.worker,
+    )
+    root = next(
+        s
+        for s in map(json.loads, path.read_text().splitlines())
+        if not s["parent_id"] and s["attributes"]["relume.request"] == "req-1"
+    )
+    assert one["parent_id"] == two["parent_id"] == root["span_id"]
+    assert one["trace_id"] == two["trace_id"] == root["trace_id"]
+    assert one["status"] == "ERROR" and two["status"] == "UNSET"
+    assert one["events"][0]["name"] == "reset"
+    assert two["attributes"]["relume.cause"] == "reset"
+    assert two["attributes"]["relume.decision"].startswith("r0.")
+    assert two["attributes"]["relume.basis.revision"] > 0
+    assert root["attributes"]["gen_ai.usage.output_tokens"] == 9
+
+
+async def test_tracing_off_leaves_no_observer_and_imports_no_sdk():
+    async with Scene() as scene:
+        with tracing(scene.replica.scheduler, "r0", {}):
+            assert scene.replica.scheduler.observers == []

@@ -1,0 +1,113 @@
+"""An engine of a hundred lines: speaks the report protocol, answers HTTP, behaves as told.
+
+It takes vLLM's `--host`, `--port`, `--model` and ignores the rest; the script is in its
+own arguments:
+
+    --mute              never reports ready
+    --exit STATUS       ends with that status after its hello
+    --after S           waits so long before it is ready (or exits)
+    --ignore-term       takes no notice of SIGTERM
+    --family N          starts N children in the same session, which say hello as workers
+    --steps N           sends N steps once ready
+    --garbage           sends an unknown frame, then an absurd length, after its steps
+
+With `--as zygote SOCKET` it is a zygote instead: the real one, forking this engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from engine_shim.reporter import Reporter
+from engine_shim.reports import Hello, Ready, frame, ready_frame
+from events.codec import encode
+from events.vocabulary import EngineStep
+
+
+class Health(BaseHTTPRequestHandler):
+    """200 on everything."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model", default="m")
+    parser.add_argument("--served-model-name", default="")
+    parser.add_argument("--mute", action="store_true")
+    parser.add_argument("--exit", type=int)
+    parser.add_argument("--after", type=float, default=0.0)
+    parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--family", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--garbage", action="store_true")
+    parser.add_argument("--role", default="core")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> None:
+    """Live as told; ends by signal, by EOF of the agent, or by `--exit`."""
+    args = parse(argv)
+    incarnation = int(os.environ["RELUME_INCARNATION"])
+    if args.ignore_term:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hello = Hello(os.getpid(), args.role, incarnation)
+    reporter = Reporter(os.environ["RELUME_AGENT_SOCKET"], hello)
+    for _ in range(args.family):
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.agent.scripted_engine", "--role", "worker", "--mute"]
+        )
+    time.sleep(args.after)
+    if args.exit is not None:
+        os._exit(args.exit)
+    if args.mute:
+        while True:
+            time.sleep(60)
+    server = ThreadingHTTPServer((args.host, args.port), Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    reporter.send(
+        ready_frame(Ready(server.server_port, 2048, 32, 100, args.model, "0", {"greedy": True}))
+    )
+    for step in range(1, args.steps + 1):
+        reporter.send(frame(encode(EngineStep(incarnation, step, 900, 1, 10, 0, 0, 1))))
+    if args.garbage:
+        reporter.send(frame(b"\x92\xa5bogus\x01"))
+        reporter.send(struct.pack("<I", 1 << 31) + b"lost framing")
+    while True:
+        time.sleep(60)
+
+
+def zygote(path: str) -> None:
+    """engine_shim's zygote, with this engine in the place of vLLM's."""
+    from engine_shim.zygote import Zygote
+
+    host = types.ModuleType("engine_shim.engine_host")
+    host.main = main
+    sys.modules["engine_shim.engine_host"] = host
+    import engine_shim
+
+    engine_shim.engine_host = host
+    Zygote(path).run()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as"]:
+        zygote(sys.argv[3])
+    else:
+        main(sys.argv[1:])

@@ -1,0 +1,201 @@
+"""The agent as a process on a real etcd: killed, stopped, fenced, cut off, asked to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from engine_shim.agent_process import is_alive
+from events import vocabulary as v
+from events.etcd.config import EtcdConfig
+from events.etcd.factory import EtcdLog
+from tests.agent.host import Host, left, until
+from tests.agent.stage import ENGINE, environment
+from tests.etcd_server import EtcdServer
+
+pytestmark = pytest.mark.etcd
+T = TypeVar("T")
+
+
+@pytest.fixture
+def etcd() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def host(tmp_path: Path, etcd: EtcdServer) -> AsyncIterator[Host]:
+    async with EtcdLog(EtcdConfig(endpoints=(etcd.url.removeprefix("http://"),))) as log:
+        found = Host(tmp_path, etcd, log)
+        found.spawn("zygote", *ENGINE, "--as", "zygote", str(tmp_path / "z.sock"))
+        try:
+            yield found
+        finally:
+            await found.stop()
+
+
+async def test_killed_agent_is_followed_by_one_with_another_incarnation(host: Host) -> None:
+    agent = host.agent("--steps", "2")
+    await host.nth(v.EngineReady, 1)
+    engine = host.engine
+    agent.kill()
+    await until(lambda: not is_alive(engine), timeout_s=2)
+    agent.wait()
+    began = time.monotonic()
+    host.agent("--steps", "2")
+    await host.nth(v.EngineReady, 2)
+    assert time.monotonic() - began < 10
+    told = await host.events(v.WorkerRegistered, v.EngineStarted, v.EngineDied)
+    assert [type(e) for e in told] == [
+        *(v.WorkerRegistered, v.EngineStarted),
+        *(v.WorkerRegistered, v.EngineDied, v.EngineStarted),
+    ]
+    assert [e.incarnation for e in told if type(e) is v.EngineStarted] == [1, 2]
+    assert told[3].incarnation == 1
+
+
+async def test_stopped_orphan_is_killed_before_its_successor_starts(host: Host) -> None:
+    agent = host.agent()
+    await host.nth(v.EngineReady, 1)
+    orphan = host.engine
+    os.kill(orphan.pid, signal.SIGSTOP)
+    agent.kill()
+    agent.wait()
+    await asyncio.sleep(1.2)
+    assert is_alive(orphan)
+    host.agent()
+    died = await host.nth(v.EngineDied, 1)
+    assert not is_alive(orphan)
+    assert (died.incarnation, died.reason) == (1, "killed")
+    assert "orphan" in died.detail
+    assert (await host.nth(v.EngineReady, 2)).incarnation == 2
+
+
+async def test_a_reused_pid_is_not_mistaken_for_the_orphan(host: Host) -> None:
+    innocent = subprocess.Popen(["sleep", "60"])
+    try:
+        (host.path / "run").mkdir()
+        record = {"incarnation": 4, "engine": {"incarnation": 4, "process": [innocent.pid, 1]}}
+        (host.path / "run" / "state.json").write_text(json.dumps(record))
+        host.agent()
+        assert (await host.nth(v.EngineDied, 1)).incarnation == 4
+        assert (await host.nth(v.EngineStarted, 1)).incarnation == 5
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_asked_to_leave_it_leaves_nothing(host: Host, number: signal.Signals) -> None:
+    agent = host.agent()
+    await host.nth(v.EngineReady, 1)
+    engine = host.engine
+    agent.send_signal(number)
+    assert await left(agent) == 0, host.words()
+    assert not is_alive(engine)
+    assert host.state["engine"] is None
+    told = [type(e) for e in await host.events()]
+    assert told[-2:] == [v.EngineDied, v.WorkerDeregistered]
+    assert "w.w0" not in await host.log.reader().owners()
+
+
+async def test_asked_to_leave_while_it_waits(host: Host) -> None:
+    async with host.log.writer("w.w0"):
+        agent = host.agent()
+        await until(lambda: "waiting for the worker's stream" in host.words())
+        agent.send_signal(signal.SIGTERM)
+        assert await left(agent) == 0
+
+
+@pytest.mark.slow
+async def test_second_agent_of_a_living_worker_gives_up(host: Host) -> None:
+    host.agent()
+    await host.nth(v.EngineReady, 1)
+    second = host.agent(directory="elsewhere")
+    assert await left(second, timeout_s=30) == 4
+    assert "another agent of this worker is alive" in host.words()
+    third = host.agent()
+    assert await left(third) == 2
+    assert len(await host.events(v.EngineStarted)) == 1
+
+
+async def test_fenced_agent_kills_its_engine_and_says_so(host: Host) -> None:
+    agent = host.agent()
+    await host.nth(v.EngineReady, 1)
+    engine = host.engine
+    os.kill(agent.pid, signal.SIGSTOP)
+    async with host.log.writer("w.w0", wait_s=20) as usurper:
+        usurper.append(v.WorkerRegistered("w0", "elsewhere", 1))
+        await usurper.flush(5)
+        os.kill(agent.pid, signal.SIGCONT)
+        assert await left(agent, timeout_s=30) == 3, host.words()
+    assert not is_alive(engine)
+    assert "another agent took stream w.w0" in host.words()
+
+
+async def test_etcd_away_for_longer_than_the_lease_stops_nothing(host: Host) -> None:
+    agent = host.agent("--steps", "1")
+    ready = await host.nth(v.EngineReady, 1)
+    host.etcd.stop()
+    try:
+        os.kill(host.engine.pid, signal.SIGKILL)
+        await until(lambda: host.state["incarnation"] == 2 and host.state["engine"])
+        await asyncio.sleep(4)
+        state = await asyncio.to_thread(host.status)
+        assert state["engine"]["phase"] == "ready"
+        assert not state["log"]["healthy"] and state["log"]["spooled_bytes"] > 0
+    finally:
+        host.etcd.cont()
+    again = await host.nth(v.EngineReady, 2)
+    assert (ready.incarnation, again.incarnation) == (1, 2)
+    await host.nth(v.StreamResumed, 1)
+    assert agent.poll() is None
+    engine = host.engine
+    agent.kill()
+    agent.wait()
+    host.agent()
+    assert (await host.nth(v.EngineReady, 3)).incarnation == 3
+    assert not is_alive(engine)
+
+
+async def test_agent_waits_for_etcd_at_its_start(host: Host) -> None:
+    host.etcd.stop()
+    agent = host.agent()
+    await asyncio.sleep(2)
+    assert agent.poll() is None
+    host.etcd.cont()
+    await host.nth(v.EngineReady, 1)
+
+
+async def test_effects_over_etcd(host: Host) -> None:
+    host.agent()
+    await host.nth(v.EngineReady, 1)
+    async with host.log.writer("fleet") as leader:
+        effects = (v.Effect("restart", "w0", 1),)
+        leader.append(v.EffectsDecided("d1", v.Basis(1, 0), "admin", effects))
+        await leader.flush(5)
+        assert (await host.nth(v.EffectApplied, 1)).outcome == "applied"
+        await host.nth(v.EngineReady, 2)
+        leader.append(v.Tick(1, 1), v.EffectsDecided("d1", v.Basis(1, 0), "admin", effects))
+        leader.append(v.EffectsDecided("d2", v.Basis(1, 0), "admin", effects))
+        refused = await host.nth(v.EffectApplied, 2)
+        assert refused.outcome == "refused: stale incarnation 1, now 2"
+
+
+async def test_it_loads_neither_vllm_nor_torch(host: Host) -> None:
+    code = (
+        "import engine_shim.agent, sys; print([m for m in ('vllm', 'torch') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
+    assert found.stdout.strip() == b"[]"

@@ -1,0 +1,111 @@
+"""The leader's effects: carried out once, refused when stale, known over a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine_shim.agent_effects import judge
+from events import vocabulary as v
+from events.memory import MemoryLog
+from tests.agent.stage import staged
+
+
+@pytest.mark.parametrize(
+    ("effect", "incarnation", "held", "outcome"),
+    [
+        (v.Effect("hold", "w0"), 3, False, "applied"),
+        (v.Effect("restart", "w0", 3), 3, False, "applied"),
+        (v.Effect("restart", "w0", 2), 3, False, "refused: stale incarnation 2, now 3"),
+        (v.Effect("restart", "w0", 4), 3, False, "refused: unknown incarnation 4, now 3"),
+        (v.Effect("restart", "w0"), 3, True, "refused: the worker is held"),
+        (v.Effect("explode", "w0"), 3, False, "refused: unknown kind explode"),
+    ],
+)
+def test_judgement(effect: v.Effect, incarnation: int, held: bool, outcome: str) -> None:
+    assert judge(effect, incarnation, held) == outcome
+
+
+async def decide(log: MemoryLog, decision: str, *effects: v.Effect) -> None:
+    """What a leader writes."""
+    async with log.writer("fleet") as leader:
+        leader.append(v.EffectsDecided(decision, v.Basis(1, 0), "admin", effects))
+
+
+async def test_restart_is_carried_out_once(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await stage.nth(v.EngineReady, 1)
+        await decide(stage.log, "d1", v.Effect("restart", "w1"), v.Effect("restart", "w0", 1))
+        applied = await stage.nth(v.EffectApplied, 1)
+        assert (applied.decision, applied.index, applied.outcome) == ("d1", 1, "applied")
+        await stage.nth(v.EngineReady, 2)
+        died = stage.events(v.EngineDied)[0]
+        assert died.reason == "replaced"
+        order = [type(e) for e in stage.events(v.EffectApplied, v.EngineDied)]
+        assert order == [v.EffectApplied, v.EngineDied]
+        await decide(stage.log, "d1", v.Effect("restart", "w1"), v.Effect("restart", "w0", 1))
+        await decide(stage.log, "d2", v.Effect("restart", "w0", 1))
+        refused = await stage.nth(v.EffectApplied, 2)
+        assert (refused.decision, refused.outcome) == ("d2", "refused: stale incarnation 1, now 2")
+        assert len(stage.events(v.EngineStarted)) == 2
+
+
+async def test_held_worker_stays_down_until_released(tmp_path: Path) -> None:
+    async with staged(tmp_path, "--exit", "1", "--after", "0.3") as stage:
+        await stage.nth(v.EngineStarted, 1)
+        await decide(stage.log, "d1", v.Effect("hold", "w0"))
+        await stage.nth(v.EngineDied, 1)
+        await stage.until(lambda: stage.phase == "held")
+        assert stage.events(v.EngineRestartScheduled) == []
+        await decide(stage.log, "d2", v.Effect("release", "w0"))
+        await stage.nth(v.EngineStarted, 2)
+
+
+async def test_effects_are_not_repeated_after_a_restart_of_the_agent(tmp_path: Path) -> None:
+    log = MemoryLog()
+    async with staged(tmp_path, log=log) as stage:
+        await stage.nth(v.EngineReady, 1)
+        await decide(log, "d1", v.Effect("restart", "w0"), v.Effect("drain", "w0"))
+        await stage.nth(v.EngineReady, 2)
+    async with staged(tmp_path, log=log) as stage:
+        await stage.nth(v.EngineReady, 3)
+        assert stage.agent.describe()["engine"]["draining"]
+        assert len(stage.events(v.EffectApplied)) == 2
+        assert len(stage.events(v.EngineStarted)) == 3
+
+
+async def test_a_new_host_learns_its_target_state_from_the_log(tmp_path: Path) -> None:
+    log = MemoryLog()
+    async with staged(tmp_path / "old", log=log) as stage:
+        await stage.nth(v.EngineReady, 1)
+        await decide(log, "d1", v.Effect("hold", "w0"), v.Effect("drain", "w0"))
+        await stage.nth(v.EffectApplied, 2)
+    async with staged(tmp_path / "new", log=log) as stage:
+        await stage.until(lambda: stage.phase == "held")
+        assert stage.agent.describe()["engine"]["draining"]
+        assert len(stage.events(v.EffectApplied)) == 2
+        assert len(stage.events(v.EngineStarted)) == 1
+
+
+async def test_an_effect_cut_off_between_file_and_log_is_told_not_repeated(
+    tmp_path: Path,
+) -> None:
+    log = MemoryLog()
+    async with staged(tmp_path, log=log) as stage:
+        await stage.nth(v.EngineReady, 1)
+        stage.directory.remember_applied(("d1", 0), held=False, draining=False)
+        await decide(log, "d1", v.Effect("restart", "w0"))
+        await stage.nth(v.EffectApplied, 1)
+        await decide(log, "d2", v.Effect("drain", "w0"))
+        await stage.nth(v.EffectApplied, 2)
+        assert len(stage.events(v.EngineStarted)) == 1
+
+
+async def test_effects_decided_while_no_agent_ran_are_carried_out(tmp_path: Path) -> None:
+    log = MemoryLog()
+    await decide(log, "d1", v.Effect("hold", "w0"))
+    async with staged(tmp_path, log=log) as stage:
+        assert (await stage.nth(v.EffectApplied, 1)).outcome == "applied"
+        await stage.until(lambda: stage.phase == "held")
+        assert stage.events(v.EngineStarted) == []

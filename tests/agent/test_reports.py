@@ -1,0 +1,217 @@
+"""The report socket: what is taken, what is refused, and that the engine survives both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine_shim.agent_journal import Journal
+from engine_shim.agent_logging import make_logger
+from engine_shim.agent_reports import ReportServer, is_step
+from engine_shim.reports import Hello, Ready, frame, hello_frame, ready_frame
+from events.codec import decode, encode
+from events.errors import LogFull
+from events.memory import MemoryLog, MemoryWriter
+from events.vocabulary import EngineStep, RequestQueued, Tick
+from tests.agent.stage import staged
+
+
+def step(number: int) -> bytes:
+    return encode(EngineStep(1, number, 900, 1, 10, 0, 0, 1, (RequestQueued("r", 1, 5),)))
+
+
+class Desk:
+    """A report server with its log and what it heard."""
+
+    def __init__(self, path: Path, log: MemoryLog, writer: MemoryWriter) -> None:
+        self.path = path
+        self.log = log
+        self.writer = writer
+        self.logger = make_logger("error")
+        self.server = ReportServer(path, Journal(writer, self.logger), self.logger)
+        self.hellos: list[tuple[int, Hello]] = []
+        self.readies: list[Ready] = []
+        self.server.on_hello = lambda pid, hello: self.hellos.append((pid, hello))
+        self.server.on_ready = self.readies.append
+
+    def connect(self) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(self.path))
+        return client
+
+    def engine(self) -> socket.socket:
+        client = self.connect()
+        client.sendall(hello_frame(Hello(os.getpid(), "core", 1)))
+        return client
+
+    def steps(self) -> list[int]:
+        return [
+            decode(record).step
+            for group in self.log.groups
+            for segment in group.segments
+            for record in segment.records
+        ]
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    log = MemoryLog()
+    async with log.writer("w.w0") as writer:
+        found = Desk(tmp_path / "agent.sock", log, writer)
+        async with found.server:
+            found.server.begin(1)
+            yield found
+
+
+async def settle() -> None:
+    await asyncio.sleep(0.05)
+
+
+def closed(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_only_step_records_pass_as_steps() -> None:
+    assert is_step(step(1))
+    assert not is_step(encode(Tick(1, 2)))
+    assert not is_step(b"")
+    assert not is_step(b"\xadengine_step/1")
+    assert not is_step(b"\x81\xadengine_step/1")
+
+
+async def test_steps_go_to_the_log_as_they_are(desk: Desk) -> None:
+    client = desk.engine()
+    client.sendall(b"".join(frame(step(n)) for n in range(1, 501)))
+    await settle()
+    assert desk.steps() == list(range(1, 501))
+    assert desk.hellos == [(os.getpid(), Hello(os.getpid(), "core", 1))]
+
+
+async def test_frames_cut_anywhere_are_put_together(desk: Desk) -> None:
+    client = desk.connect()
+    hello = hello_frame(Hello(os.getpid(), "core", 1))
+    data = hello + frame(step(1)) + ready_frame(Ready(1, 2, 3, 4, "m", "v", {}))
+    for at in range(len(data)):
+        client.sendall(data[at : at + 1])
+        await asyncio.sleep(0)
+    await settle()
+    assert desk.steps() == [1]
+    assert [r.port for r in desk.readies] == [1]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        struct.pack("<I", 1 << 31),
+        frame(step(1)),
+        frame(b"\x81\xa5hello\xc0"),
+        frame(b"\x81\xa5hello\x01"),
+        frame(b"\xc1"),
+        frame(b""),
+        ready_frame(Ready(1, 2, 3, 4, "m", "v", {})),
+    ],
+)
+async def test_a_stranger_who_sends_garbage_is_sent_away(desk: Desk, garbage: bytes) -> None:
+    client = desk.connect()
+    client.sendall(garbage)
+    await settle()
+    assert closed(client)
+    assert desk.steps() == [] and desk.readies == [] and desk.hellos == []
+
+
+async def test_a_process_of_another_incarnation_is_sent_away(desk: Desk) -> None:
+    client = desk.connect()
+    client.sendall(hello_frame(Hello(1, "core", 7)))
+    await settle()
+    assert closed(client)
+
+
+async def test_a_strangers_events_never_reach_the_log(desk: Desk) -> None:
+    client = desk.engine()
+    client.sendall(frame(encode(Tick(1, 2))) + frame(step(3)))
+    await settle()
+    assert desk.steps() == [3]
+    assert desk.server.frames_dropped == 1
+    assert not closed(client)
+
+
+async def test_an_engine_that_loses_framing_keeps_its_lifeline(desk: Desk) -> None:
+    client = desk.engine()
+    client.sendall(frame(step(1)) + struct.pack("<I", 1 << 31) + b"xxxx")
+    client.sendall(frame(step(2)))
+    await settle()
+    assert desk.steps() == [1]
+    assert not closed(client)
+
+
+async def test_an_oversized_record_is_dropped_and_the_rest_goes_on(desk: Desk) -> None:
+    client = desk.engine()
+    many = tuple(RequestQueued(f"r{i}", 1, 5, bytes(1000)) for i in range(400))
+    client.setblocking(True)
+    large = frame(encode(EngineStep(1, 1, 900, 1, 10, 0, 0, 1, many)))
+    await asyncio.to_thread(client.sendall, large + frame(step(2)))
+    await settle()
+    assert desk.steps() == [2]
+    assert not closed(client)
+
+
+async def test_the_last_steps_of_a_dead_engine_are_taken(desk: Desk) -> None:
+    client = desk.engine()
+    await settle()
+    client.sendall(b"".join(frame(step(n)) for n in range(1, 50)))
+    client.close()
+    desk.server.end()
+    assert desk.steps() == list(range(1, 50))
+
+
+async def test_early_processes_wait_for_their_engine_to_be_known(tmp_path: Path) -> None:
+    log = MemoryLog()
+    async with log.writer("w.w0") as writer:
+        desk = Desk(tmp_path / "agent.sock", log, writer)
+        async with desk.server:
+            client = desk.engine()
+            client.sendall(frame(step(1)))
+            await settle()
+            assert desk.hellos == []
+            desk.server.begin(1)
+            await settle()
+            assert len(desk.hellos) == 1 and desk.steps() == [1]
+
+
+async def test_a_full_log_stops_the_reading_not_the_engine(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise LogFull("w.w0", 1)
+
+    client = desk.engine()
+    await settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.writer, "append", full)
+        client.sendall(b"".join(frame(step(n)) for n in range(1, 10)))
+        await asyncio.sleep(0.4)
+        assert not closed(client)
+    await asyncio.sleep(0.4)
+    assert desk.steps() == list(range(1, 10))
+
+
+async def test_garbage_of_the_engine_itself_does_not_end_it(tmp_path: Path) -> None:
+    async with staged(tmp_path, "--steps", "2", "--garbage") as stage:
+        await stage.nth(EngineStep, 2)
+        await asyncio.sleep(1.2)
+        state = stage.agent.describe()
+        assert state["engine"]["incarnation"] == 1 and state["engine"]["ready"]
+        assert state["reports"]["frames_dropped"] == 1

@@ -1,0 +1,174 @@
+"""The commands against a live admin server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from controlplane.cli import COMMANDS, main
+from events import vocabulary as v
+from tests.admin.scene import ADMIN, Scene
+
+
+async def test_everything_that_lists_prints_json(relume):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.serve_request("req-1")
+        code, out, _ = await relume(scene, "workers", "--json")
+        (worker,) = json.loads(out)["workers"]
+        assert code == 0 and (worker["agent_pid"], worker["engine_pid"]) == (4000, 5000)
+        for command, key in (
+            ("status", "workers"), ("requests", "requests"), ("leader", "leader"),
+        ):  # fmt: skip
+            code, out, _ = await relume(scene, command, "--json")
+            assert code == 0 and json.loads(out)[key]
+        code, out, _ = await relume(scene, "config", "get", "--json")
+        assert code == 0 and json.loads(out)["settings"]
+        code, out, _ = await relume(scene, "events", "--json", "--since", "1")
+        kinds = [json.loads(line)["event"]["type"] for line in out.splitlines()]
+        assert code == 0 and "route_decided" in kinds and "tick" not in kinds
+        code, out, _ = await relume(scene, "requests", "req-1")
+        assert code == 0 and json.loads(out)["request"]["state"] == "completed"
+
+
+async def test_tables_are_for_people(relume):
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        await scene.serve_request("req-1")
+        writer.append(v.EngineDied("w0", 1, "killed"))
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].deaths)
+        _, out, _ = await relume(scene, "status")
+        assert "died: killed" in out and "NO: no worker" in out and "leader" in out
+        _, out, _ = await relume(scene, "requests")
+        assert "req-1" in out and "completed" in out and "12 ms" in out
+        _, out, _ = await relume(scene, "events", "--request", "req-1")
+        assert out.count("\n") == 3 and "basis=(" in out
+
+
+async def test_a_change_is_printed_with_its_revision(relume):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        code, out, _ = await relume(scene, "drain", "w0")
+        assert code == 0 and "decided at revision" in out
+        assert scene.replica.fleet.workers["w0"].draining
+        code, _, err = await relume(scene, "drain", "w7")
+        assert code == 4 and "no worker 'w7'" in err and err.count("\n") == 1
+        code, out, _ = await relume(scene, "config", "set", "stall.factor", "9")
+        assert code == 0 and scene.replica.fleet.config["stall.factor"] == "9"
+        code, _, err = await relume(scene, "config", "set", "stall.factr", "9")
+        assert code == 4 and "stall.factor" in err
+
+
+async def test_follow_prints_what_happens(relume):
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        argv = [sys.executable, "-m", "controlplane.cli", "events", "--follow", "--json"]
+        argv += ["--type", "engine_died", "--admin", scene.admin.url]
+        child = await asyncio.create_subprocess_exec(
+            *argv,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "RELUME_ADMIN_TOKEN": ADMIN},
+        )
+        try:
+            await asyncio.sleep(0.5)
+            writer.append(v.EngineDied("w0", 1, "killed"))
+            async with asyncio.timeout(10):
+                line = await child.stdout.readline()
+            assert json.loads(line)["event"]["reason"] == "killed"
+            child.send_signal(2)
+            async with asyncio.timeout(5):
+                assert await child.wait() == 130
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+
+
+async def test_a_wrong_token_says_what_to_set(relume, monkeypatch):
+    async with Scene() as scene:
+        monkeypatch.setenv("RELUME_ADMIN_TOKEN", "wrong")
+        code, _, err = await relume(scene, "status")
+        assert code == 4 and "RELUME_ADMIN_TOKEN" in err
+
+
+async def test_the_fleet_file_leads_to_the_replica_that_lives(relume, monkeypatch, tmp_path):
+    monkeypatch.delenv("RELUME_ADMIN_TOKEN")
+    async with Scene() as scene:
+        run = tmp_path / "run"
+        run.mkdir()
+        dead = "http://127.0.0.1:1"
+        (run / "fleet.json").write_text(
+            json.dumps({"admins": [dead, scene.admin.url], "admin_token": ADMIN})
+        )
+        code, out, _ = await relume(None, "leader", "--json", "--state-dir", str(tmp_path))
+        assert code == 0 and json.loads(out)["leader"] == "r0"
+        code, _, err = await relume(
+            None, "leader", "--state-dir", str(tmp_path), "--admin", scene.admin.url + "/"
+        )
+        assert code == 0, err
+        (run / "fleet.json").write_text(json.dumps({"admins": [dead], "admin_token": ADMIN}))
+        code, _, _ = await relume(
+            None, "leader", "--state-dir", str(tmp_path), "--admin", scene.admin.url
+        )
+        assert code == 4  # the file's token is not sent to an address it does not name
+
+
+async def test_nothing_running_is_one_line_with_the_remedy(relume, tmp_path):
+    code, _, err = await relume(None, "status", "--state-dir", str(tmp_path))
+    assert code == 3 and "relume up" in err and err.count("\n") == 1
+    code, _, err = await relume(None, "status", "--admin", "http://127.0.0.1:1")
+    assert code == 3 and "--admin" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("worker", "demo")])
+def test_every_command_explains_itself_with_examples(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    out = capsys.readouterr().out
+    assert left.value.code == 0 and "examples:" in out and f"relume {command}" in out
+
+
+def test_help_is_fast_and_imports_no_server():
+    code = "import sys, controlplane.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print(sorted({m.split('.')[0] for m in sys.modules} & {'aiohttp','grpc','msgspec'}))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert out.stdout.rstrip().endswith("[]"), out.stdout[-200:] + out.stderr
+
+
+async def test_follow_goes_on_at_the_replica_that_is_left(relume, tmp_path, monkeypatch):
+    from controlplane.cli_client import AdminClient
+
+    async with Scene(name="r1", lead=False) as first:
+        writer = await first.worker("w0")
+        async with Scene(first.log, name="r2", lead=False) as second:
+            client = AdminClient([second.admin.url, first.admin.url], ADMIN)
+            following = client.follow("events", type="engine_died,engine_started")
+            step = asyncio.create_task(asyncio.to_thread(next, following))
+            await asyncio.sleep(0.3)
+            writer.append(v.EngineDied("w0", 1, "killed"))
+            assert (await step)["event"]["type"] == "engine_died"
+        writer.append(v.EngineStarted("w0", 2, 5001, 2))
+        async with asyncio.timeout(10):
+            event = await asyncio.to_thread(next, following)
+        assert event["event"]["type"] == "engine_started"
+
+
+def test_a_taken_port_is_one_line_with_the_remedy(monkeypatch, capsys):
+    import controlplane.serve
+
+    def taken(config):
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(controlplane.serve, "main", taken)
+    monkeypatch.setattr("controlplane.telemetry.logs.setup_logging", lambda *a: None)
+    assert main(["serve"]) == 2
+    err = capsys.readouterr().err
+    assert "--admin-port" in err and err.count("\n") == 1
+    assert main(["serve", "--host", "0.0.0.0"]) == 2
+    assert "api_keys" in capsys.readouterr().err

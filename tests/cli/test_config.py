@@ -1,0 +1,136 @@
+"""Configuration: precedence, typed errors, and what is refused as unsafe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from controlplane.config import (
+    FIELDS,
+    ConfigError,
+    ServeConfig,
+    add_arguments,
+    etcd_config,
+    is_loopback,
+    load,
+    masked,
+)
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path):
+    file = tmp_path / "relume.yaml"
+    file.write_text("port: 1001\nadmin_port: 1002\nname: filed\nlease_ttl_s: 7\n")
+    environ = {"RELUME_PORT": "2001", "RELUME_ADMIN_PORT": "2002"}
+    config = load({"port": "3001", "name": None}, environ, str(file))
+    assert (config.port, config.admin_port, config.name) == (3001, 2002, "filed")
+    assert (config.lease_ttl_s, config.host) == (7, "127.0.0.1")
+    assert load({}, {"RELUME_CONFIG": str(file)}).name == "filed"
+
+
+def test_lists_mappings_json_and_secret_files(tmp_path):
+    secret = tmp_path / "keys"
+    secret.write_text("key-one\nkey-two\n")
+    environ = {
+        "RELUME_ETCD_ENDPOINTS": "a:1, b:2",
+        "RELUME_ADMIN_TOKENS": json.dumps({"t,1": "admin"}),
+        "RELUME_API_KEYS": f"@{secret}",
+    }
+    config = load({}, environ)
+    assert config.etcd == ("a:1", "b:2")
+    assert config.admin_tokens == {"t,1": "admin"}
+    assert config.api_keys == ("key-one", "key-two")
+    secret.write_text('{"t 1": "operator:olga"}\n')
+    assert load({"admin_tokens": f"@{secret}"}, {}).admin_tokens == {"t 1": "operator:olga"}
+    assert load({"admin_tokens": "x=viewer,y=admin:ada"}, {}).admin_tokens == {
+        "x": "viewer",
+        "y": "admin:ada",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "says"),
+    [
+        ({"port": "http"}, "port", "Expected `int`"),
+        ({"port": "70000"}, "port", "<= 65535"),
+        ({"name": "a b"}, "name", "regex"),
+        ({"policy": "leastload"}, "policy", "least_load"),
+        ({"log_level": "loud"}, "log_level", "warning"),
+        ({"prefix": "/x/"}, "prefix", "regex"),
+        ({"stall_floor_ms": "9000"}, "stall_floor_ms", "stall_cap_ms"),
+        ({"tick_ms": "9000"}, "tick_ms", "lease_ttl_s"),
+        ({"tick_ms": "999"}, "tick_ms", "8 ticks shorter than lease_ttl_s = 8"),
+        ({"lease_ttl_s": "9"}, "tick_ms", "8 ticks shorter than lease_ttl_s = 9"),
+        ({"admin_port": "8000"}, "admin_port", "choose another"),
+        ({"admin_tokens": "t=root"}, "admin_tokens", "viewer"),
+        ({"admin_tokens": "t"}, "admin_tokens", "KEY=VALUE"),
+        ({"api_keys": "@/nowhere/keys"}, "api_keys", "readable"),
+    ],
+)
+def test_errors_name_field_value_and_remedy(flags, field, says):
+    with pytest.raises(ConfigError) as refused:
+        load(flags, {})
+    error = refused.value
+    assert error.field == field and error.remedy and says in str(error)
+    assert "\n" not in str(error)
+
+
+def test_secrets_are_not_shown():
+    with pytest.raises(ConfigError) as refused:
+        load({}, {"RELUME_API_KEYS": '["hush", 3'})
+    assert "hush" not in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        load({"admin_tokens": '{"hush": 3}'}, {})
+    assert "hush" not in str(refused.value)
+    shown = masked(ServeConfig(api_keys=("hush",), admin_tokens={"hush": "admin"}))
+    assert "hush" not in str(shown)
+
+
+def test_a_misspelt_key_of_the_file_is_an_error(tmp_path):
+    file = tmp_path / "relume.json"
+    file.write_text('{"admin_prot": 1}')
+    with pytest.raises(ConfigError, match="did you mean admin_port"):
+        load({}, {}, str(file))
+    for text in ("[1]", "{", ""):
+        file.write_text(text)
+        with pytest.raises(ConfigError):
+            load({}, {}, str(file))
+    with pytest.raises(ConfigError, match="readable"):
+        load({}, {}, str(tmp_path / "none.yaml"))
+
+
+def test_listening_beyond_loopback_needs_credentials():
+    for flags in ({"host": "0.0.0.0"}, {"admin_host": "::"}):
+        with pytest.raises(ConfigError, match="without credentials"):
+            load(flags, {})
+    load({"host": "0.0.0.0", "api_keys": "k"}, {})
+    load({"admin_host": "0.0.0.0", "admin_tokens": "t=admin"}, {})
+    load({"admin_host": "0.0.0.0", "admin_port": "0"}, {})
+
+
+def test_loopback_is_judged_by_address():
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"):
+        assert is_loopback(host)
+    for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "", "127.0.0.1.nip.io"):
+        assert not is_loopback(host)
+
+
+def test_help_has_every_setting_with_variable_and_default():
+    parser = argparse.ArgumentParser(prog="x")
+    add_arguments(parser)
+    text = " ".join(parser.format_help().split())
+    for field in FIELDS:
+        assert f"--{field.replace('_', '-')}" in text
+    assert "RELUME_ETCD_ENDPOINTS; default 127.0.0.1:2379" in text
+    assert "RELUME_SEED; default 0" in text
+
+
+def test_etcd_is_told_by_endpoints_or_by_one_url():
+    config = etcd_config(ServeConfig(etcd=("a:1", "b:2"), lease_ttl_s=5, spool_dir="/s"))
+    assert config.endpoints == ("a:1", "b:2") and config.lease_ttl_s == 5
+    assert config.spool_dir == "/s/r0"
+    by_url = etcd_config(ServeConfig(etcd=("https://u:p@a:1?ca=/ca.pem",)))
+    assert by_url.tls.ca == "/ca.pem" and by_url.user == "u"
+    with pytest.raises(ConfigError):
+        etcd_config(ServeConfig(etcd=("ftp://u:secret@a:1",)))

@@ -1,0 +1,43 @@
+"""A leader whose log takes nothing more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from events import vocabulary as v
+from events.codec import decode
+from events.errors import LogFull
+from events.memory import MemoryLog, MemoryWriter
+from tests.replay.scene import Scene
+
+
+def of_fleet(log: MemoryLog, kind: type) -> list[Any]:
+    segments = (s for g in log.groups for s in g.segments if s.stream == "fleet")
+    return [e for s in segments for e in map(decode, s.records) if type(e) is kind]
+
+
+async def test_what_found_no_room_is_owed_by_the_next_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The effects of a command are refused by a full spool; another election carries it out."""
+    append, refused = MemoryWriter.append, []
+
+    def full_for_effects(self: MemoryWriter, *events: Any) -> int:
+        if not refused and any(type(e) is v.EffectsDecided for e in events):
+            refused.append(self.epoch)
+            raise LogFull(self.stream, 1)
+        return append(self, *events)
+
+    monkeypatch.setattr(MemoryWriter, "append", full_for_effects)
+    async with Scene(81, workers=1, replicas=1) as scene:
+        command = v.AdminCommanded("r0.1", "someone", "drain", "w0")
+        scene.replicas["r0"].scheduler.emit(command)
+        await scene.until(lambda: of_fleet(scene.log, v.EffectsDecided))
+        assert len(refused) == 1
+        assert scene.replicas["r0"].leadership.epoch > refused[0]
+        await scene.settled()
+    (decided,) = of_fleet(scene.log, v.EffectsDecided)
+    assert decided.effects == (v.Effect("drain", "w0", 0, ""),)
+    assert len(of_fleet(scene.log, v.LeaderElected)) == 2

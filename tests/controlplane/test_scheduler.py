@@ -1,0 +1,70 @@
+"""What the scheduler answers before any worker is asked."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from controlplane.gateway.ports import Arrival, Assignment, Hopeless
+from controlplane.scheduler import Scheduler
+from events import vocabulary as v
+from events.memory import MemoryLog
+from policies.fleet import apply_group
+from policies.state import Fleet
+from policies.view import View
+
+REGISTERED = v.WorkerRegistered("w1", "host", 1)
+STARTED = v.EngineStarted("w1", 1, 2, 3)
+DIED = v.EngineDied("w1", 1, "killed")
+HELD = v.EffectsDecided("c", v.Basis(1, 0), "someone: hold w1", (v.Effect("hold", "w1", 0, ""),))
+
+
+async def asked_for(
+    model: str, *second: object, first: bool = True
+) -> Assignment | Hopeless | None:
+    """The answer to a request for `model` where w0 serves "m" and `second` is told of w1."""
+    log, fleet = MemoryLog(), Fleet()
+    async with AsyncExitStack() as stack:
+        names = ("r.r0", "w.w0", "w.w1", "fleet")
+        opened = [await stack.enter_async_context(log.writer(name)) for name in names]
+        writer, w0, w1, leader = opened
+        if first:
+            w0.append(
+                v.WorkerRegistered("w0", "host", 1),
+                v.EngineStarted("w0", 1, 2, 3),
+                v.EngineReady("w0", 1, "127.0.0.1", 9, "m", 4096, 16, 512),
+            )
+        for event in second:
+            (leader if event is HELD else w1).append(event)
+        for group in log.groups:
+            apply_group(fleet, group)
+        scheduler = Scheduler(View("r.r0", fleet), writer, "b", "least_load", lambda: 0)
+        scheduler.advanced()
+        scheduler.arrived(Arrival("q", model, "completions", True, 5, 5, "exact", "drawn"))
+        return scheduler.assign("q", "arrival", 0)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        (REGISTERED, STARTED, DIED),
+        (REGISTERED, STARTED, DIED, v.EngineStarted("w1", 2, 4, 5)),
+        (REGISTERED, HELD),
+    ],
+    ids=["dead", "crash loop", "held"],
+)
+async def test_worker_that_never_became_ready_hides_no_wrong_name(second: tuple[object]) -> None:
+    answer = await asked_for("nobody", *second)
+    assert isinstance(answer, Hopeless)
+    assert answer.status == 404
+    assert isinstance(await asked_for("m", *second), Assignment)
+
+
+@pytest.mark.parametrize("second", [(REGISTERED,), (REGISTERED, STARTED)], ids=["none", "starting"])
+async def test_model_of_an_engine_on_its_way_is_waited_for(second: tuple[object]) -> None:
+    assert await asked_for("other", *second) is None
+
+
+async def test_while_no_model_is_known_every_name_is_waited_for() -> None:
+    assert await asked_for("any", REGISTERED, STARTED, DIED, first=False) is None

@@ -1,0 +1,124 @@
+"""The stall watch asks an engine over HTTP; who answers, and a log that takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.gateway.ports import Activity
+from controlplane.scheduler import Scheduler
+from controlplane.stall_watch import StallWatch
+from events import vocabulary as v
+from events.errors import LogFull
+from events.memory import MemoryLog
+from policies import stall
+from policies.fleet import apply_group
+from policies.state import Fleet
+from policies.view import View
+
+QUICK = stall.StallConfig(50_000, 100_000, 8)
+
+
+class FullWriter:
+    """A writer of stream r.r0 that takes nothing while `full`, as in a long outage."""
+
+    position = 0
+    full = False
+
+    def append(self, event: Any) -> int:
+        if self.full:
+            raise LogFull("r.r0", 1)
+        self.position += 1
+        return self.position
+
+
+class OneStream:
+    """A gateway that holds one stream on (w0, incarnation 3), silent from the beginning."""
+
+    def __init__(self, now: float) -> None:
+        self.activity = {("w0", 3): Activity(now)}
+        self.activity["w0", 3].open_streams = 1
+        self.broken: list[tuple[str, int, str]] = []
+
+    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+        self.broken.append((worker, incarnation, cause))
+        self.activity[worker, incarnation].open_streams = 0
+        return 1
+
+
+@asynccontextmanager
+async def engine(**state: Any) -> AsyncIterator[int]:
+    """Port of something that answers `/relume/state` with `state`."""
+    body = msgspec.json.encode(state)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        writer.write(body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def watched(port: int, full: bool = False) -> tuple[OneStream, list[Any]]:
+    """What the watch does about w0, whose engine listens at `port`, within half a second."""
+    log, fleet = MemoryLog(), Fleet()
+    async with log.writer("w.w0") as worker:
+        worker.append(
+            v.WorkerRegistered("w0", "host", 1),
+            v.EngineStarted("w0", 3, 2, 3),
+            v.EngineReady("w0", 3, "127.0.0.1", port, "m", 4096, 16, 512),
+        )
+        for group in log.groups:
+            apply_group(fleet, group)
+    writer = FullWriter()
+    scheduler = Scheduler(View("r.r0", fleet), writer, "b", "least_load", lambda: 0)  # type: ignore[arg-type]
+    scheduler.emit(v.ReplicaStarted("r0", "b", "", 1, 1, 0, "", stall.settings_of(QUICK)))
+    writer.full = full
+    told: list[Any] = []
+    scheduler.observers.append(lambda position, event: told.append(event))
+    loop = asyncio.get_running_loop()
+    gateway = OneStream(loop.time())
+    watch = StallWatch(scheduler, gateway, loop.time, 0.01)  # type: ignore[arg-type]
+    task = asyncio.create_task(watch.run())
+    await asyncio.sleep(0.7)
+    assert not task.done(), task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return gateway, told
+
+
+async def test_engine_that_works_is_left_alone() -> None:
+    async with engine(worker="w0", incarnation=3, unfinished=0, cpu_us=5) as port:
+        gateway, told = await watched(port)
+    assert gateway.broken == []
+    assert {(e.probe, e.hung) for e in told} == {("answered", False)}
+
+
+@pytest.mark.parametrize(("worker", "incarnation"), [("w0", 4), ("w0", 2), ("w1", 3)])
+async def test_answer_of_another_engine_says_nothing_of_the_one_asked(
+    worker: str, incarnation: int
+) -> None:
+    """A successor, or a stranger on the port: idle and well, but it has not our streams."""
+    async with engine(worker=worker, incarnation=incarnation, unfinished=0, cpu_us=5) as port:
+        gateway, told = await watched(port)
+    assert gateway.broken == [("w0", 3, "stall")]
+    assert [(e.probe, e.hung) for e in told if type(e) is v.StallJudged] == [("refused", True)]
+    assert not [e for e in told if type(e) is v.WorkerCleared]
+
+
+async def test_full_spool_does_not_keep_streams_on_a_hung_engine() -> None:
+    async with engine(worker="w0", incarnation=3, unfinished=1, steps=7, cpu_us=5) as port:
+        gateway, told = await watched(port, full=True)
+    assert gateway.broken == [("w0", 3, "stall")]
+    assert told == []

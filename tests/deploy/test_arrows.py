@@ -1,0 +1,143 @@
+"""The arrows and the purity of the core are enforced, and the enforcement can fail."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGES = ("events", "policies", "controlplane", "engine_shim", "chaos")
+
+# Modules a pure part may use. What is not here is I/O, a clock, or differs between runs.
+PURE = {
+    "__future__", "abc", "base64", "binascii", "bisect", "collections", "copy", "dataclasses",
+    "enum", "functools", "hashlib", "heapq", "itertools", "math", "msgspec", "operator", "random",
+    "re", "string", "struct", "typing", "zlib", "events", "policies",
+}  # fmt: skip
+# MemoryLog hands its followers what is appended: an Event and a Condition, no I/O and no clock.
+BY_MODULE = {"events/memory.py": {"asyncio"}}
+IMPURE_BUILTINS = {"open", "input", "print", "id", "hash", "exec", "eval", "__import__"}
+
+
+def pure_modules() -> list[Path]:
+    found = [*CHECKOUT.glob("events/*.py"), *CHECKOUT.glob("policies/**/*.py")]
+    return sorted(found)
+
+
+def impurities(source: str, where: str) -> list[str]:
+    """What makes a module impure, as `where:line: reason`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        reason = _impurity(node, where)
+        if reason:
+            line = getattr(node, "lineno", None) or node.iter.lineno  # a comprehension has none
+            found.append(f"{where}:{line}: {reason}")
+    return found
+
+
+def _impurity(node: ast.AST, where: str) -> str | None:
+    allowed = PURE | BY_MODULE.get(where, set())
+    match node:
+        case ast.Import(names=names):
+            for alias in names:
+                if alias.name.partition(".")[0] not in allowed or alias.name == "random":
+                    return f"imports {alias.name}"
+                if alias.name.startswith("events.etcd"):
+                    return "imports the log client"
+        case ast.ImportFrom(module=module, names=names):
+            if (module or "").partition(".")[0] not in allowed:
+                return f"imports {module}"
+            if module == "random" and {alias.name for alias in names} != {"Random"}:
+                return "uses random without a seed of its own"
+            imported = {f"{module}.{alias.name}" for alias in names} | {module}
+            if any(name.startswith("events.etcd") for name in imported):
+                return "imports the log client"
+        case ast.Call(func=ast.Name(id=name)) if name in IMPURE_BUILTINS:
+            return f"calls {name}()"
+        case ast.Call(func=ast.Name(id="Random"), args=[], keywords=[]):
+            return "Random() without a seed"
+        case ast.For(iter=over) | ast.comprehension(iter=over) if _is_a_set(over):
+            return "iterates over a set"
+    return None
+
+
+def _is_a_set(node: ast.AST) -> bool:
+    match node:
+        case ast.Set() | ast.SetComp():
+            return True
+        case ast.Call(func=ast.Name(id="set" | "frozenset")):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("path", pure_modules(), ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_the_core_is_pure(path):
+    where = str(path.relative_to(CHECKOUT))
+    assert impurities(path.read_text(), where) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "import os.path",
+        "from datetime import datetime",
+        "import random",
+        "from random import choice",
+        "from random import Random\nr = Random()",
+        "from events.etcd import client",
+        "from events import etcd",
+        "import events.etcd.client",
+        "x = open('f')",
+        "for x in {1, 2}: pass",
+        "y = [x for x in set(z)]",
+        "def f():\n    import socket",
+    ],
+)
+def test_impurity_is_seen(source):
+    assert impurities(source, "policies/x.py")
+
+
+def test_purity_is_not_seen_where_it_is():
+    source = "from random import Random\nr = Random('1:2')\nfor x in sorted({1, 2}): pass"
+    assert impurities(source, "policies/x.py") == []
+
+
+def lint(directory: Path) -> str:
+    program = "import sys; from importlinter.cli import lint_imports_command as c; sys.exit(c())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache", "--no-logo"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "PYTHONPATH": str(directory)},
+    )
+    return done.stdout + done.stderr
+
+
+def test_every_contract_can_be_broken(tmp_path):
+    pytest.importorskip("importlinter")
+    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
+    for name in (*PACKAGES, "events/etcd"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    kept = lint(tmp_path)
+    assert "0 broken" in kept, kept
+    contracts = kept.count(" KEPT")
+    assert contracts >= 5
+    plants = {
+        "policies": "import controlplane",
+        "engine_shim": "import policies",
+        "events": "import engine_shim",
+        "controlplane": "import vllm",
+        "policies/hasty": "import time",
+    }
+    for module, line in plants.items():
+        path = tmp_path / module
+        (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).write_text(line + "\n")
+    broken = lint(tmp_path)
+    assert f"0 kept, {contracts} broken" in broken, broken

@@ -1,0 +1,90 @@
+"""Which etcd versions may hold the log."""
+
+import subprocess
+import sys
+
+import pytest
+
+from events.etcd import versions
+from events.etcd.versions import EtcdVersion, NotAVersion, Verdict, judge, parse_version
+
+BANNER = (
+    "etcd Version: 3.4.23\nGit SHA: Not provided\nGo Version: go1.19.8\nGo OS/Arch: linux/amd64\n"
+)
+
+
+@pytest.mark.parametrize("members", [1, 3, 5])
+@pytest.mark.parametrize("text", ["3.5.0", "3.5.1", "3.5.2"])
+def test_versions_that_lose_acknowledged_writes_are_refused_at_any_size(text, members):
+    judgement = judge(parse_version(text), members)
+    assert judgement.verdict is Verdict.REFUSED
+    assert "13766" in judgement.reason and text in judgement.reason
+
+
+@pytest.mark.parametrize("text", ["3.4.0", "3.4.20", "3.5.3", "3.5.4"])
+def test_versions_that_answer_before_the_disk_does_are_refused_with_one_member(text):
+    assert judge(parse_version(text), 1).verdict is Verdict.REFUSED
+    assert "14370" in judge(parse_version(text), 1).reason
+    assert judge(parse_version(text), 3).usable
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("3.3.25", Verdict.REFUSED),
+        ("2.3.8", Verdict.REFUSED),
+        ("3.4.21", Verdict.WARNED),
+        ("3.4.23", Verdict.WARNED),
+        ("3.4.99", Verdict.WARNED),
+        ("3.5.5", Verdict.WARNED),
+        ("3.5.32", Verdict.WARNED),
+        ("3.5.33", Verdict.ACCEPTED),
+        ("3.6.0", Verdict.WARNED),
+        ("3.6.13", Verdict.WARNED),
+        ("3.6.14", Verdict.ACCEPTED),
+        ("3.10.0", Verdict.ACCEPTED),
+        ("3.6.14-rc.1", Verdict.REFUSED),
+    ],
+)
+def test_single_member_verdicts(text, verdict):
+    judgement = judge(parse_version(text), 1)
+    assert judgement.verdict is verdict
+    assert bool(judgement.reason) == (verdict is not Verdict.ACCEPTED)
+
+
+def test_end_of_life_is_said():
+    assert "end of life" in judge(EtcdVersion(3, 4, 23), 1).reason
+
+
+def test_reads_what_etcd_prints_and_what_its_api_answers():
+    assert parse_version(BANNER) == (3, 4, 23, "")
+    assert parse_version("3.5.21") == (3, 5, 21, "")
+    assert parse_version("v3.6.0-alpha.0+git\n") == (3, 6, 0, "alpha.0")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "etcd", "3.5", "Go Version: go1.19.8", "release 3.5.1 of foo"]
+)
+def test_other_text_is_not_a_version(text):
+    with pytest.raises(NotAVersion):
+        parse_version(text)
+
+
+def test_a_cluster_has_members():
+    with pytest.raises(ValueError, match="at least one member"):
+        judge(EtcdVersion(3, 6, 14), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [("3.6.14", 0), (BANNER, 0), ("3.5.1", 3), ("soup", 4)]
+)
+def test_runs_by_path_with_the_standard_library_alone(text, status):
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", versions.__file__, "--members", "1"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""

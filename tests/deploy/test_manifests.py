@@ -1,0 +1,144 @@
+"""Manifests, units and alerts say only what the programs understand."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+
+from controlplane import config as control  # noqa: E402
+from engine_shim import agent_config as agent  # noqa: E402
+from events.etcd.config import parse_url  # noqa: E402
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+# As the pod would have them; the secret's files are put into place by the test.
+FIELDS = {"POD_NAME": "relume-x-0", "POD_IP": "10.1.2.3", "NODE_NAME": "node-7"}
+URL = "https://relume:secret@etcd-0.etcd:2379,etcd-1.etcd:2379/relume/v1?ca=/etc/relume/ca.crt"
+
+
+def documents():
+    for path in sorted((DEPLOY / "k8s").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            yield path.name, document
+
+
+def container(name: str) -> dict:
+    found = [
+        item
+        for _, document in documents()
+        if document["kind"] == "StatefulSet"
+        for item in document["spec"]["template"]["spec"]["containers"]
+        if item["name"] == name
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def arguments(item: dict) -> list[str]:
+    """The container's arguments as Kubernetes would expand them."""
+    return [re.sub(r"\$\((\w+)\)", lambda m: FIELDS[m[1]], text) for text in item["args"]]
+
+
+def environment(item: dict, secrets: Path) -> dict[str, str]:
+    values = {}
+    for variable in item["env"]:
+        value = variable.get("value", FIELDS.get(variable["name"], URL))
+        values[variable["name"]] = value.replace("/etc/relume", str(secrets))
+    return values
+
+
+def serve_flags(argv: list[str]) -> dict[str, str]:
+    """`--flag=value` and `--flag value` by field; an unknown flag fails."""
+    words = [part for text in argv for part in text.split("=", 1)]
+    assert len(words) % 2 == 0, words
+    flags = {}
+    for flag, value in zip(words[::2], words[1::2], strict=True):
+        field = flag.removeprefix("--").replace("-", "_")
+        assert flag.startswith("--") and field in control.FIELDS, flag
+        flags[field] = value
+    return flags
+
+
+def test_the_control_plane_accepts_its_manifest(tmp_path):
+    (tmp_path / "api-keys").write_text("key")
+    (tmp_path / "admin-tokens").write_text("token=admin:operator,other=viewer:prometheus\n")
+    item = container("serve")
+    assert item["command"] == ["relume", "serve"]
+    config = control.load(serve_flags(arguments(item)), environment(item, tmp_path))
+    assert control.etcd_config(config).endpoints == ("etcd-0.etcd:2379", "etcd-1.etcd:2379")
+    ports = {port["name"]: port["containerPort"] for port in item["ports"]}
+    assert ports == {"openai": config.port, "admin": config.admin_port}
+    assert config.name == FIELDS["POD_NAME"]
+
+
+def test_the_agent_accepts_its_manifest(tmp_path):
+    item = container("agent")
+    assert item["command"] == ["relume", "worker"]
+    config = agent.parse(arguments(item), environment(item, tmp_path))
+    assert config.worker == FIELDS["POD_NAME"]
+    assert config.engine_host == FIELDS["POD_IP"]
+    assert config.log_config().endpoints == ("etcd-0.etcd:2379", "etcd-1.etcd:2379")
+    assert f"127.0.0.1:{config.status_port}/health" in item["livenessProbe"]["exec"]["command"][2]
+
+
+def test_what_is_kept_lies_on_the_mounted_disk():
+    for name in ("serve", "agent"):
+        item = container(name)
+        mounts = {mount["name"]: mount["mountPath"] for mount in item["volumeMounts"]}
+        kept = [text for text in item["args"] if text.startswith(("--run-dir=", "--spool-dir="))]
+        assert kept and all(text.split("=")[1].startswith(mounts["state"]) for text in kept)
+
+
+def test_the_example_secret_has_every_key_that_is_used():
+    secret = next(d for name, d in documents() if name == "secret.example.yaml")
+    assert {"etcd", "api-keys", "admin-tokens"} <= set(secret["stringData"])
+    parse_url("http://" + secret["stringData"]["etcd"])
+    kustomization = next(d for name, d in documents() if name == "kustomization.yaml")
+    assert "secret.example.yaml" not in kustomization["resources"]
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_units_start_what_exists(path):
+    text = path.read_text()
+    command = shlex.split(re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)[1].replace("%i", "w0"))
+    assert command[0] == "/opt/relume/bin/relume"
+    for variable in re.findall(r"\bRELUME_\w+", text):
+        settings = control.FIELDS if "control" in path.name else agent.AgentConfig.__struct_fields__
+        name = {"RELUME_ETCD_ENDPOINTS": "etcd"}.get(variable, variable[len("RELUME_") :].lower())
+        assert name in settings, variable
+    if command[1] == "serve":
+        serve_flags(command[2:])
+    else:
+        assert command[1] == "worker"
+        given = command[2 : command.index("--")]
+        agent.parse([*given, "--model", "/m"], {})
+
+
+def exported_metrics() -> set[str]:
+    """Names the control plane's /metrics can have, from the source that makes them."""
+    source = (DEPLOY.parent / "controlplane/admin/metrics.py").read_text()
+    names = set()
+    for kind, name in re.findall(r"(Counter|CounterMetricFamily)\(\s*f?\"(relume_\w+)\"", source):
+        names.add(name + "_total")
+        assert kind
+    for name in re.findall(r"Histogram\(\s*\"(relume_\w+)\"", source):
+        names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")}
+    names |= set(re.findall(r"GaugeMetricFamily\(\s*\"(relume_\w+)\"", source))
+    names |= {f"relume_{name}" for name in re.findall(r"_gauge\(\s*\"(\w+)\"", source)}
+    per_worker = source[source.index("_WORKER_GAUGES = {") :]
+    names |= {f"relume_worker_{name}" for name in re.findall(r"^    \"(\w+)\":", per_worker, re.M)}
+    return names
+
+
+def test_alerts_ask_for_metrics_that_exist():
+    known = exported_metrics()
+    rules = yaml.safe_load((DEPLOY / "prometheus/relume-rules.yaml").read_text())
+    used = set()
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            used |= set(re.findall(r"\brelume_\w+", rule["expr"]))
+            assert rule["annotations"]["summary"] and rule["labels"]["severity"]
+    assert used and used <= known, used - known

@@ -1,0 +1,302 @@
+"""Real engines for tests: one zygote a session, engines forked from it on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from engine_shim.reports import FrameReader, Hello, Ready, parse
+from events import codec
+from events.vocabulary import AnyChange, EngineStep
+
+START_TIMEOUT_S = 180.0
+VLLM_ARGUMENTS = (
+    *("--dtype", "float32", "--enforce-eager", "--block-size", "32"),
+    *("--max-model-len", "2048", "--kv-cache-memory-bytes", str(32 << 20)),
+    *("--max-num-seqs", "16", "--max-num-batched-tokens", "512"),
+    *("--served-model-name", "tiny", "--enable-prompt-tokens-details"),
+)
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> Any:
+    """The condition's first true value. Raises AssertionError naming `what`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"timed out: {what}"
+        time.sleep(0.005)
+    return value
+
+
+class AgentSocket:
+    """The agent's end of the report socket, keeping all it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hellos: list[Hello] = []
+        self.ready: Ready | None = None
+        self.steps: list[EngineStep] = []
+        self.events: list[Any] = []
+        self.paused = threading.Event()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(16)
+        self._connections: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        reader = FrameReader()
+        while True:
+            while self.paused.is_set():
+                time.sleep(0.01)
+            try:
+                data = connection.recv(1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            for payload in reader.feed(data):
+                self._take(parse(payload))
+
+    def _take(self, message: Hello | Ready | bytes) -> None:
+        if isinstance(message, Hello):
+            self.hellos.append(message)
+        elif isinstance(message, Ready):
+            self.ready = message
+        else:
+            event = codec.decode(message)
+            (self.steps if isinstance(event, EngineStep) else self.events).append(event)
+
+    def changes(self, request: str = "") -> list[AnyChange]:
+        """All changes so far, of one request or of all."""
+        steps = list(self.steps)
+        return [c for s in steps for c in s.changes if not request or c.request == request]
+
+    def close(self) -> None:
+        """What the death of an agent looks like from the engine."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+class Engine:
+    """One engine and the socket it reports to."""
+
+    def __init__(
+        self, pid: int, port: int, agent: AgentSocket, incarnation: int, log: Path, worker: str
+    ) -> None:
+        self.worker = worker
+        self.pid = pid
+        self.port = port
+        self.agent = agent
+        self.incarnation = incarnation
+        self.log = log
+
+    def wait_ready(self) -> Engine:
+        def ready() -> Ready | None:
+            assert self.alive(), f"engine died at start:\n{self.log.read_text()[-4000:]}"
+            return self.agent.ready
+
+        wait_until(ready, f"engine {self.pid} ready")
+        return self
+
+    def alive(self) -> bool:
+        """Whether the process runs; a zombie does not."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return stat.rpartition(")")[2].split()[0] != "Z"
+
+    def state(self) -> dict[str, Any]:
+        from tests.engine import client
+
+        return json.loads(client.get(self.port, "/relume/state").body)
+
+    def wait_idle(self) -> None:
+        """Until nothing runs or waits; a finished request needs a step to be cleaned up."""
+
+        def idle() -> bool:
+            state = self.state()
+            return state["running"] + state["waiting"] + state["kv_used"] == 0
+
+        wait_until(idle, "engine idle", 10.0)
+
+    def stop(self) -> None:
+        self.agent.close()
+        wait_until(lambda: not self.alive(), "engine exits on EOF", 10.0)
+
+
+class Zygote:
+    """A running zygote; engines are forked with `fork`."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        self._directory = directory
+        self._model = model
+        self._count = 0
+        self.log = directory / "zygote.log"
+        self.socket = directory / "zygote.sock"
+        lifeline_read, self._lifeline = os.pipe()
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "engine_shim.zygote"),
+                    *("--socket", str(self.socket), "--lifeline-fd", str(lifeline_read)),
+                ],
+                env={**os.environ, **ENVIRONMENT},
+                pass_fds=[lifeline_read],
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        os.close(lifeline_read)
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], START_TIMEOUT_S)[0], "zygote is slow"
+        line = self.process.stdout.readline()
+        assert line == b"zygote ready\n", self.log.read_text()[-4000:]
+
+    def fork(self, *arguments: str, incarnation: int = 1, **env: str) -> Engine:
+        """A new engine, ready to serve."""
+        self._count += 1
+        directory = self._directory / f"engine{self._count}"
+        directory.mkdir()
+        agent = AgentSocket(directory / "agent.sock")
+        port = free_port()
+        request = {
+            "cmd": "fork",
+            "env": {
+                "RELUME_WORKER": f"w{self._count}",
+                "RELUME_INCARNATION": str(incarnation),
+                "RELUME_AGENT_SOCKET": str(agent.path),
+                **env,
+            },
+            "argv": [
+                *("--model", str(self._model), "--port", str(port)),
+                *VLLM_ARGUMENTS,
+                *arguments,
+            ],
+            "log": str(directory / "engine.log"),
+        }
+        answer = self.ask(request)
+        return Engine(
+            answer["pid"],
+            port,
+            agent,
+            incarnation,
+            directory / "engine.log",
+            f"w{self._count}",
+        ).wait_ready()
+
+    def ask(self, request: Any) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.socket))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            return json.loads(connection.makefile().readline())
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close_lifeline()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def close_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+
+class StockServe:
+    """Starts `vllm serve` with our hooks, as the agent does in production."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        self._directory = directory
+        self._model = model
+        self._count = 0
+
+    def start(self, *arguments: str, incarnation: int = 1, **env: str) -> Engine:
+        """A new engine of three processes; it is not ready yet."""
+        self._count += 1
+        worker = f"s{self._count}"
+        directory = self._directory / worker
+        directory.mkdir()
+        agent = AgentSocket(directory / "agent.sock")
+        port = free_port()
+        identity = {
+            "RELUME_WORKER": worker,
+            "RELUME_INCARNATION": str(incarnation),
+            "RELUME_AGENT_SOCKET": str(agent.path),
+            "RELUME_PROGRESS": str(directory / "progress"),
+        }
+        with open(directory / "engine.log", "wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "engine_shim.serve", "--model", str(self._model)),
+                    *("--host", "127.0.0.1", "--port", str(port)),
+                    *VLLM_ARGUMENTS,
+                    *arguments,
+                ],
+                env={**os.environ, **ENVIRONMENT, **identity, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        threading.Thread(target=process.wait, daemon=True).start()  # reaps it
+        return Engine(process.pid, port, agent, incarnation, directory / "engine.log", worker)
+
+
+@contextlib.contextmanager
+def engine_of(engine: Engine) -> Iterator[Engine]:
+    """Stops `engine` at the end, whatever happened."""
+    try:
+        yield engine
+    finally:
+        engine.agent.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(engine.pid, signal.SIGKILL)

@@ -1,0 +1,349 @@
+"""A request killed on one engine goes on another from its checkpointed blocks, token for
+token; and computes what it cannot trust. Real engines, real state daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_shim import frames
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.stream import BlockOut, scatter
+from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
+from tests.engine import client
+from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
+from tests.state_daemon.daemon import Cache, Daemon, daemon_in, hello, local, peer_of, stats
+
+pytestmark = pytest.mark.engine
+
+PATH = "/v1/completions"
+BLOCK = 32
+PROMPT = " ".join(f"Block {i} of the lease is held by worker {i * 7 % 13}." for i in range(14))
+TOKENS = 600
+
+
+def connector(**extra: Any) -> list[str]:
+    config = {
+        "kv_connector": "RelumeConnector",
+        "kv_connector_module_path": "engine_shim.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"lookup_timeout_s": 2.0, **extra},
+    }
+    return ["--kv-transfer-config", json.dumps(config)]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with daemon_in(tmp_path_factory.mktemp("state"), budget_bytes=256 << 20) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def second(zygote: Zygote) -> Iterator[Engine]:
+    with engine_of(zygote.fork(*connector(), VLLM_SERVER_DEV_MODE="1")) as engine:
+        yield engine
+
+
+def body_for(**options: Any) -> dict[str, Any]:
+    usual = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    return {**usual, "prompt": PROMPT, **options}
+
+
+def held_blocks(daemon: Daemon, request: str) -> int:
+    with peer_of(local(daemon.socket), hello=hello("control")) as control:
+        answer, _ = control.ask(m.Ask(0, (request,)), 5.0)
+        return min((p.blocks for p in answer.positions), default=0)
+
+
+def endpoint(daemon: Daemon) -> str:
+    return f"unix:{daemon.socket}"
+
+
+def full_blocks(engine: Engine, tokens: int) -> int:
+    """Whole blocks of the prompt and `tokens` generated ones; one token is left to compute."""
+    body = {"model": "tiny", "prompt": PROMPT}
+    prompt = json.loads(client.post(engine.port, "/tokenize", body).body)["count"]
+    return (prompt + tokens - 1) // BLOCK
+
+
+def run_until_killed(engine: Engine, daemon: Daemon, name: str, tokens: int) -> list[int]:
+    """Reads `tokens` of a stream, waits until the holder has their full blocks, and kills
+    the engine; the ids that were delivered."""
+    blocks = full_blocks(engine, tokens)
+    headers = client.headers_for(request=name, checkpoint=endpoint(daemon))
+    connection, response = client.open_stream(engine.port, PATH, body_for(), headers)
+    reader, ids = frames.FrameReader(), []
+    while len(ids) < tokens:
+        data = response.read1(65536)
+        assert data, "the stream ended early"
+        for part in reader.feed(data):
+            assert isinstance(part, frames.Tokens), part
+            ids += part.ids
+    wait_until(lambda: held_blocks(daemon, name) >= blocks, "the blocks are held", 10.0)
+    os.kill(engine.pid, signal.SIGKILL)
+    connection.close()
+    wait_until(lambda: not engine.alive(), "killed", 10.0)
+    return ids[:tokens]
+
+
+def forget_prefixes(engine: Engine) -> None:
+    """What earlier tests computed here must not help."""
+    assert client.post(engine.port, "/reset_prefix_cache", {}).status == 200
+
+
+def whole(engine: Engine, name: str) -> client.Framed:
+    return client.ask(engine.port, PATH, body_for(), request=name)
+
+
+def resumed(engine: Engine, daemon: Daemon, name: str, ids: list[int], created: bytes) -> Any:
+    return client.ask(
+        engine.port, PATH, body_for(), attempt=2, request=name, resume=("continue", ids),
+        created=created, response_id=name, restore=endpoint(daemon),
+    )  # fmt: skip
+
+
+def outcome(engine: Engine, name: str) -> list[Any]:
+    wait_until(
+        lambda: any(
+            e.request == name and not isinstance(e, RestoreStarted) for e in engine.agent.events
+        ),
+        "the restore is reported",
+        5.0,
+    )
+    return [e for e in engine.agent.events if e.request == name]
+
+
+@pytest.mark.parametrize("tokens", (1, 47, 100))
+def test_a_killed_request_goes_on_from_its_blocks_token_for_token(
+    zygote: Zygote, second: Engine, daemon: Daemon, tokens: int
+) -> None:
+    name = f"killed{tokens}"
+    with engine_of(zygote.fork(*connector())) as first:
+        expected = whole(first, f"{name}-plain")
+        assert len(set(expected.ids)) > 30, "a degenerate output would prove nothing"
+        ids = run_until_killed(first, daemon, name, tokens)
+    assert ids == expected.ids[:tokens]
+    possible = full_blocks(second, tokens)
+    assert held_blocks(daemon, name) >= possible
+    forget_prefixes(second)
+    created = client.created_of(expected.payload)
+    rest = resumed(second, daemon, name, ids, created)
+    assert rest.ids == expected.ids[tokens:]
+    assert isinstance(rest.last, frames.End)
+    started, done = outcome(second, name)
+    assert isinstance(started, RestoreStarted) and isinstance(done, RestoreDone), done
+    assert done.tokens == started.tokens == possible * BLOCK
+    admitted = [c for c in second.agent.changes(name) if type(c).__name__ == "RequestAdmitted"]
+    assert admitted[0].cached_tokens == done.tokens, "no more is computed than was missing"
+
+
+def flip(daemon: Daemon, number: int) -> None:
+    """A bit of the `number`-th image of the daemon's memory."""
+    assert daemon.process is not None
+    figures = stats(daemon)
+    size = figures["memory_used"] // figures["contents"]
+    for fd in os.listdir(f"/proc/{daemon.process.pid}/fd"):
+        link = f"/proc/{daemon.process.pid}/fd/{fd}"
+        if "relume-checkpoints" in os.readlink(link):
+            file = os.open(link, os.O_RDWR)
+            at = number * size + size // 3
+            old = os.pread(file, 1, at)
+            os.pwrite(file, bytes([old[0] ^ 64]), at)
+            os.close(file)
+            return
+    raise AssertionError("no arena")
+
+
+def test_a_corrupt_block_is_computed_and_never_used(
+    zygote: Zygote, second: Engine, tmp_path: Path
+) -> None:
+    with daemon_in(tmp_path, budget_bytes=64 << 20) as daemon:
+        with engine_of(zygote.fork(*connector())) as first:
+            expected = whole(first, "corrupt-plain")
+            ids = run_until_killed(first, daemon, "corrupt", 60)
+        possible = full_blocks(second, 60)
+        flip(daemon, 3)
+        forget_prefixes(second)
+        rest = resumed(second, daemon, "corrupt", ids, client.created_of(expected.payload))
+        assert rest.ids == expected.ids[60:]
+        started, failed = outcome(second, "corrupt")
+        assert isinstance(failed, RestoreFailed) and "corrupt" in failed.reason
+        assert failed.tokens == 3 * BLOCK < started.tokens == possible * BLOCK
+        assert stats(daemon)["corrupt"] == 1
+
+
+def test_a_holder_that_is_gone_or_empty_costs_a_computation_only(
+    second: Engine, daemon: Daemon, tmp_path: Path
+) -> None:
+    expected = whole(second, "gone-plain")
+    created = client.created_of(expected.payload)
+    with daemon_in(tmp_path) as empty:
+        rest = resumed(second, empty, "gone-a", expected.ids[:40], created)
+        assert rest.ids == expected.ids[40:]
+        empty.kill()
+        began = time.monotonic()
+        rest = resumed(second, empty, "gone-b", expected.ids[:40], created)
+        assert rest.ids == expected.ids[40:]
+        assert time.monotonic() - began < 10
+        empty.start()
+    assert not [e for e in second.agent.events if e.request.startswith("gone")]
+
+
+def test_blocks_of_another_build_are_not_used(second: Engine, daemon: Daemon) -> None:
+    """Blocks as another engine would have written them, under the same request."""
+    expected = whole(second, "alien-plain")
+    with peer_of(local(daemon.socket), hello=hello(worker="alien")) as writer:
+        blocks = [BlockOut("alien", 0, 0, i, 1, i, tuple(range(4))) for i in range(6)]
+        assert scatter(Cache(6), blocks, writer) == 6 and writer.drained(5)
+    created = client.created_of(expected.payload)
+    rest = resumed(second, daemon, "alien", expected.ids[:40], created)
+    assert rest.ids == expected.ids[40:]
+    assert not [e for e in second.agent.events if e.request == "alien"]
+
+
+def test_checkpoints_cost_no_tokens_and_end_with_their_request(
+    second: Engine, daemon: Daemon
+) -> None:
+    plain = whole(second, "costs-plain")
+    before = stats(daemon)
+    run = client.ask(second.port, PATH, body_for(), request="costs", checkpoint=endpoint(daemon))
+    assert run.ids == plain.ids
+    wait_until(lambda: stats(daemon)["dropped"] > before["dropped"], "dropped", 10.0)
+    after = stats(daemon)
+    assert after["taken"] > before["taken"]
+    assert held_blocks(daemon, "costs") == 0
+    second.wait_idle()
+
+
+def test_a_holder_stopped_in_the_restore_costs_its_time_limit_only(
+    zygote: Zygote, second: Engine, tmp_path: Path
+) -> None:
+    """Stopped, it accepts nothing and refuses nothing; killed, it is gone at once."""
+    with daemon_in(tmp_path, budget_bytes=64 << 20) as holder:
+        with engine_of(zygote.fork(*connector())) as first:
+            expected = whole(first, "stopped-plain")
+            ids = run_until_killed(first, holder, "stopped", 60)
+        assert holder.process is not None
+        created = client.created_of(expected.payload)
+        os.kill(holder.process.pid, signal.SIGSTOP)
+        forget_prefixes(second)
+        rest = resumed(second, holder, "stopped", ids, created)
+        assert rest.ids == expected.ids[60:]
+        os.kill(holder.process.pid, signal.SIGCONT)
+        rest = resumed(second, holder, "stopped", ids, created)
+        assert rest.ids == expected.ids[60:]
+
+
+def test_many_at_once_are_saved_and_restored(
+    zygote: Zygote, second: Engine, daemon: Daemon
+) -> None:
+    names = [f"many{i}" for i in range(6)]
+    bodies = [body_for(prompt=f"{i} says: {PROMPT}", max_tokens=600) for i in range(6)]
+    with engine_of(zygote.fork(*connector())) as first:
+        expected = [
+            client.ask(first.port, PATH, body, request=f"{name}-plain")
+            for name, body in zip(names, bodies, strict=True)
+        ]
+        opened = []
+        for name, body in zip(names, bodies, strict=True):
+            headers = client.headers_for(request=name, checkpoint=endpoint(daemon))
+            opened.append(client.open_stream(first.port, PATH, body, headers))
+        least = full_blocks(first, 40)
+        wait_until(lambda: min(held_blocks(daemon, n) for n in names) >= least, "held", 20.0)
+        os.kill(first.pid, signal.SIGKILL)
+        for connection, _ in opened:
+            connection.close()
+    forget_prefixes(second)
+    opened = []
+    for i, (name, body, plain) in enumerate(zip(names, bodies, expected, strict=True)):
+        tail = plain.ids[: 10 + 6 * i]
+        headers = client.headers_for(
+            request=name, attempt=2, resume=("continue", tail), restore=endpoint(daemon),
+            checkpoint=endpoint(daemon), created=client.created_of(plain.payload),
+        )  # fmt: skip
+        opened.append((tail, client.open_stream(second.port, PATH, body, headers, tail)))
+    for plain, (tail, (connection, response)) in zip(expected, opened, strict=True):
+        rest = client.sort_frames(response.read())
+        connection.close()
+        assert rest.ids == plain.ids[len(tail) :]
+    for name in names:
+        assert any(isinstance(e, RestoreDone) for e in outcome(second, name))
+    second.wait_idle()
+
+
+def test_choices_are_kept_apart(second: Engine, daemon: Daemon) -> None:
+    """Children of n>1 share an identity and no blocks behind the prompt."""
+    body = body_for(n=3, temperature=0.8, seed=5, max_tokens=400)
+    headers = client.headers_for(request="choices", checkpoint=endpoint(daemon))
+    connection, response = client.open_stream(second.port, PATH, body, headers)
+    assert response.status == 200
+    seen: set[tuple[int, int]] = set()
+
+    def three() -> bool:
+        with peer_of(local(daemon.socket), hello=hello("control")) as control:
+            told, _ = control.ask(m.Changes(0, 0), 5.0)
+        seen.update((c.child, c.blocks) for c in told.changes if c.request == "choices")
+        return {child for child, blocks in seen if blocks > full_blocks(second, 1)} == {0, 1, 2}
+
+    wait_until(three, "all choices are held", 20.0)
+    response.read()
+    connection.close()
+    second.wait_idle()
+
+
+def test_it_works_inside_multi_connector(zygote: Zygote, second: Engine, daemon: Daemon) -> None:
+    inner = json.loads(connector()[1])
+    config = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": [inner]},
+    }
+    arguments = ["--kv-transfer-config", json.dumps(config)]
+    with engine_of(zygote.fork(*arguments)) as first:
+        expected = whole(first, "multi-plain")
+        ids = run_until_killed(first, daemon, "multi", 60)
+    with engine_of(zygote.fork(*arguments)) as third:
+        rest = resumed(third, daemon, "multi", ids, client.created_of(expected.payload))
+        assert rest.ids == expected.ids[60:]
+        assert isinstance(outcome(third, "multi")[-1], RestoreDone)
+
+
+@pytest.mark.serve
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_stock_vllm_serve_restores_what_another_wrote(
+    zygote: Zygote, tmp_path: Path, tiny_model: Path, daemon: Daemon
+) -> None:
+    """Three processes: scheduler and rank are not in one, and metadata travels."""
+    stock = StockServe(tmp_path, tiny_model).start(*connector())
+    with engine_of(stock):
+        with engine_of(zygote.fork(*connector())) as first:
+            expected = whole(first, "stock-plain")
+            ids = run_until_killed(first, daemon, "stock", 60)
+        stock.wait_ready()
+        created = client.created_of(expected.payload)
+        rest = resumed(stock, daemon, "stock", ids, created)
+        assert rest.ids == expected.ids[60:]
+        assert isinstance(outcome(stock, "stock")[-1], RestoreDone)
+        saved = client.ask(
+            stock.port, PATH, body_for(), request="stock-saves", checkpoint=endpoint(daemon)
+        )
+        assert saved.ids == expected.ids
+    assert stats(daemon)["dropped"] > 0
+
+
+def test_an_endpoint_that_is_none_is_refused(second: Engine) -> None:
+    for header in ("http://x", "unix:relative", "tcp://h:1,tcp://h:1", ",".join(
+        f"tcp://h:{i}" for i in range(9)
+    )):  # fmt: skip
+        headers = client.headers_for(checkpoint=header)
+        assert client.post(second.port, PATH, body_for(), headers=headers).status == 400

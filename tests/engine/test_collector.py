@@ -1,0 +1,135 @@
+"""Outputs reach the handler in order, unmerged, and replays are compared (no engine)."""
+
+from __future__ import annotations
+
+import pytest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+
+from engine_shim.generation import ReplayMismatch
+from engine_shim.vllm_private import MERGE_AFTER, MERGED_TOKENS, OrderedCollector
+
+pytestmark = pytest.mark.engine
+
+
+def output(*ids: int, finished: bool = False) -> RequestOutput:
+    choice = CompletionOutput(
+        index=0,
+        text="".join(f"<{i}>" for i in ids),
+        token_ids=list(ids),
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason="length" if finished else None,
+    )
+    return RequestOutput(
+        request_id="r",
+        prompt="p",
+        prompt_token_ids=[1],
+        prompt_logprobs=None,
+        outputs=[choice],
+        finished=finished,
+    )
+
+
+def delta(mode: str = "", *tail: int) -> OrderedCollector:
+    return OrderedCollector(RequestOutputKind.DELTA, "r", mode, tail)
+
+
+def cumulative(mode: str = "", *tail: int) -> OrderedCollector:
+    return OrderedCollector(RequestOutputKind.CUMULATIVE, "r", mode, tail)
+
+
+async def taken(collector: OrderedCollector) -> list[list[int]]:
+    """Token ids of all outputs that wait."""
+    pulled = []
+    while (item := collector.get_nowait()) is not None:
+        pulled.append(item.outputs[0].token_ids)
+    return pulled
+
+
+async def test_outputs_that_wait_are_not_merged() -> None:
+    collector = delta()
+    for i in range(5):
+        collector.put(output(i))
+    assert (await collector.get()).outputs[0].token_ids == [0]
+    assert await taken(collector) == [[1], [2], [3], [4]]
+
+
+async def test_slow_reader_bounds_the_queue_and_loses_nothing() -> None:
+    collector = delta("continue", 100, 101, 102)
+    collector.put(output(100, 101, 102))
+    for i in range(3 * MERGE_AFTER):
+        collector.put(output(i))
+    pulled = await taken(collector)
+    assert len(pulled) <= 2 + MERGE_AFTER + 2 * MERGE_AFTER // MERGED_TOKENS
+    assert max(map(len, pulled)) <= MERGED_TOKENS, "each is rendered in one go"
+    assert pulled[0] == [100, 101, 102], "delivered tokens stay alone"
+    assert [i for ids in pulled[1:] for i in ids] == list(range(3 * MERGE_AFTER))
+
+
+async def test_cumulative_outputs_keep_the_latest_only() -> None:
+    collector = cumulative()
+    collector.put(output(1))
+    collector.put(output(1, 2))
+    assert await taken(collector) == [[1, 2]]
+
+
+async def test_error_comes_after_the_outputs_before_it() -> None:
+    collector = delta()
+    collector.put(output(1))
+    collector.put(RuntimeError("engine"))
+    assert (await collector.get()).outputs[0].token_ids == [1]
+    with pytest.raises(RuntimeError):
+        await collector.get()
+
+
+async def test_replay_holds_until_all_expected_tokens_came() -> None:
+    collector = delta("replay", 1, 2, 3)
+    collector.put(output(1))
+    collector.put(output(2))
+    assert collector.get_nowait() is None
+    collector.put(output(3))
+    collector.put(output(4))
+    assert await taken(collector) == [[1], [2], [3], [4]], "parsers see what they saw before"
+
+
+async def test_long_replay_is_not_merged_with_what_follows() -> None:
+    tail = tuple(range(2 * MERGE_AFTER))
+    collector = delta("replay", *tail)
+    for i in range(3 * MERGE_AFTER):
+        collector.put(output(i))
+    pulled = await taken(collector)
+    assert pulled == [[i] for i in range(3 * MERGE_AFTER)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "index"), (([1, 9], 1), ([9], 0), ([1, 2, 9], 2)), ids=("second", "first", "third")
+)
+async def test_replay_mismatch_names_the_token(ids: list[int], index: int) -> None:
+    collector = delta("replay", 1, 2, 3)
+    for i in ids:
+        collector.put(output(i))
+    with pytest.raises(ReplayMismatch) as raised:
+        await collector.get()
+    assert raised.value.index == index
+
+
+async def test_replay_that_ends_early_is_a_mismatch() -> None:
+    collector = delta("replay", 1, 2, 3)
+    collector.put(output(1, 2, finished=True))
+    with pytest.raises(ReplayMismatch):
+        await collector.get()
+
+
+async def test_replay_across_the_cut_is_refused_not_split() -> None:
+    collector = delta("replay", 1, 2, 3)
+    collector.put(output(1, 2, 3, 4))
+    with pytest.raises(ReplayMismatch):
+        await collector.get()
+
+
+async def test_cumulative_replay_compares_what_is_new() -> None:
+    collector = cumulative("replay", 1, 2, 3)
+    for ids in ((1,), (1, 2), (1, 2, 3, 4)):
+        collector.put(output(*ids))
+    assert await taken(collector) == [[1, 2, 3, 4]]

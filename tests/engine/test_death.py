@@ -1,0 +1,110 @@
+"""How an engine dies: every stream hears of it, and the process goes quickly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine_shim import frames
+from tests.engine import client
+from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
+
+COMPLETIONS = "/v1/completions"
+FOREVER = {"model": "tiny", "prompt": "On", "max_tokens": 1900, "ignore_eos": True}
+
+
+@contextlib.contextmanager
+def running_stream(engine: Engine, stream: bool = True) -> Iterator[Callable[[], bytes]]:
+    """A request under way; calling the value reads what is left of its answer."""
+    connection, response = client.open_stream(
+        engine.port, COMPLETIONS, FOREVER | {"stream": stream}, client.headers_for()
+    )
+    head = response.read(64)
+    assert head
+    yield lambda: head + response.read()
+    connection.close()
+
+
+def assert_broken(body: bytes) -> None:
+    """The client's part is clean; the last frame says that the engine is gone."""
+    answer = client.sort_frames(body)
+    assert isinstance(answer.last, frames.Broken)
+    assert answer.last.kind == "engine"
+    assert b'"error"' not in answer.payload
+    assert b'"finish_reason":"abort"' not in answer.payload
+    assert b"[DONE]" not in answer.payload
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("stream", (True, False))
+def test_terminated_engine_breaks_streams_so_that_they_go_on_elsewhere(
+    zygote: Zygote, stream: bool
+) -> None:
+    with engine_of(zygote.fork()) as engine, running_stream(engine, stream) as rest:
+        os.kill(engine.pid, signal.SIGTERM)
+        told_at = time.monotonic()
+        assert_broken(rest())
+        assert time.monotonic() - told_at < 1.0
+        wait_until(lambda: not engine.alive(), "process ends", 3.0)
+
+
+@pytest.mark.engine
+def test_failing_core_breaks_streams_and_ends_the_process(zygote: Zygote) -> None:
+    """A step that raises: here the model runner is taken away under the scheduler."""
+    break_after = "tests.engine.broken_scheduler.failing_scheduler"
+    with engine_of(zygote.fork("--scheduler-cls", break_after)) as engine:
+        answer = client.post(
+            engine.port, COMPLETIONS, FOREVER | {"stream": True}, headers=client.headers_for()
+        )
+        assert_broken(answer.body)
+        wait_until(lambda: not engine.alive(), "process ends", 3.0)
+
+
+@pytest.fixture
+def stock(tmp_path: Path, tiny_model: Path) -> Iterator[Engine]:
+    with engine_of(StockServe(tmp_path, tiny_model).start()) as engine:
+        yield engine.wait_ready()
+
+
+@pytest.mark.serve
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ("core", "worker"))
+def test_stock_engine_that_lost_a_process_tells_and_ends(stock: Engine, victim: str) -> None:
+    (pid,) = [hello.pid for hello in stock.agent.hellos if hello.role == victim]
+    with running_stream(stock) as rest:
+        os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        assert_broken(rest())
+        told_s = time.monotonic() - killed_at
+        wait_until(lambda: not stock.alive(), "the whole engine ends", 5.0)
+        print(f"{victim}: streams told after {told_s:.3f} s")
+        assert told_s < 3.0
+
+
+@pytest.mark.serve
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_stock_engine_without_its_server_ends_with_the_agents_eof(stock: Engine) -> None:
+    pids = [hello.pid for hello in stock.agent.hellos]
+    os.kill(stock.pid, signal.SIGKILL)
+    wait_until(lambda: not stock.alive(), "server dies", 5.0)
+    stock.agent.close()
+
+    def all_gone() -> bool:
+        return not any(Path(f"/proc/{p}/exe").exists() and _runs(p) for p in pids)
+
+    wait_until(all_gone, "core and worker end", 1.0)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,141 @@
+"""Parts of the shim that need no engine: wire formats, reporter, progress, launcher."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine_shim import frames, reports, serve
+from engine_shim.progress import Progress
+from engine_shim.reporter import BUFFER_BYTES, AgentUnreachable, Reporter
+from engine_shim.reports import Hello, Ready
+from events import codec
+from events.vocabulary import EngineStep, FirstToken
+
+HELLO = Hello(1, "core", 2)
+READY = Ready(8000, 2048, 32, 100, "tiny", "0.32.0", {"greedy": True, "seeded": "why"})
+STEP = EngineStep(1, 2, 3, 4, 5, 6, 7, 8, (FirstToken("r", 1),), 9)
+
+
+def test_frames_survive_any_cut() -> None:
+    written = [
+        frames.tokens(0, [1, 2], b"data: \n:e stop\n"),
+        frames.tokens(frames.MULTIPLE, [], b"x"),
+        frames.tokens(2, [3]),
+        frames.whole(200, b"{}\n"),
+        frames.broken("engine", "größer"),
+        frames.end("length"),
+    ]
+    expected = frames.FrameReader().feed(b"".join(written))
+    assert len(expected) == len(written)
+    reader = frames.FrameReader()
+    bytewise = [f for byte in b"".join(written) for f in reader.feed(bytes([byte]))]
+    assert bytewise == expected
+
+
+@pytest.mark.parametrize("data", (b":z 1\n", b":r x 0\n", b"plain\n", b":w 200\n", b":r 0 1 a\nx"))
+def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
+    with pytest.raises(frames.MalformedFrame):
+        frames.FrameReader().feed(data)
+
+
+def test_report_frames_survive_any_cut() -> None:
+    stream = reports.hello_frame(HELLO) + reports.ready_frame(READY)
+    stream += reports.frame(codec.encode(STEP))
+    reader = reports.FrameReader()
+    payloads = [p for byte in stream for p in reader.feed(bytes([byte]))]
+    hello, ready, step = (reports.parse(p) for p in payloads)
+    assert (hello, ready) == (HELLO, READY)
+    assert isinstance(step, bytes) and codec.decode(step) == STEP
+
+
+def test_absurd_report_length_and_unknown_map_are_refused() -> None:
+    with pytest.raises(ValueError, match="report frame"):
+        reports.FrameReader().feed(b"\xff\xff\xff\xff")
+    with pytest.raises(msgspec.DecodeError):
+        reports.parse(msgspec.msgpack.encode({}))
+
+
+def test_progress_is_seen_by_another_mapping_of_the_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "progress")
+    writer, reader = Progress(path), Progress(path)
+    writer.write(5, time.monotonic_ns() - 2_000_000, 3, 2, 40)
+    seen = reader.read()
+    assert (seen["steps"], seen["running"], seen["waiting"], seen["kv_used"]) == (5, 3, 2, 40)
+    assert 2_000 <= seen["step_age_us"] < 2_000_000
+    writer.write(6, 0, 0, 0, 0)
+    assert reader.read()["step_age_us"] == 0
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "agent.sock"))
+    listener.listen(1)
+    return listener
+
+
+def test_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AgentUnreachable, match=r"nobody\.sock"):
+        Reporter(str(tmp_path / "nobody.sock"), HELLO)
+
+
+def test_reporter_never_blocks_and_counts_what_it_drops(listener: socket.socket) -> None:
+    reporter = Reporter(listener.getsockname(), HELLO)
+    agent, _ = listener.accept()
+    frame = reports.frame(codec.encode(STEP) + bytes(10_000))
+    began = time.monotonic()
+    taken = sum(reporter.send(frame) for _ in range(400))
+    assert time.monotonic() - began < 2.0
+    assert BUFFER_BYTES / len(frame) < taken < 400
+    assert reporter.take_lost() == 400 - taken
+    assert reporter.take_lost() == 0
+    reader, received = reports.FrameReader(), 0
+    agent.settimeout(5.0)
+    while received < taken + 1:
+        received += len(reader.feed(agent.recv(1 << 20)))
+    assert reporter.send(frame), "the buffer is drained without further sends"
+    # Its thread ends this process at EOF, so the socket stays open to the end of the run.
+    test_reporter_never_blocks_and_counts_what_it_drops.kept = agent  # type: ignore[attr-defined]
+
+
+ORPHAN = """
+import os, sys
+from engine_shim.reporter import Reporter
+from engine_shim.reports import Hello
+Reporter(sys.argv[1], Hello(os.getpid(), "worker", 1))
+while True:
+    pass  # a busy main thread must not keep the orphan alive
+"""
+
+
+def test_process_ends_within_a_second_of_eof(listener: socket.socket) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ORPHAN, listener.getsockname()])
+    try:
+        agent, _ = listener.accept()
+        agent.recv(1024)
+        agent.close()
+        assert child.wait(1.0) == 70
+    finally:
+        child.kill()
+
+
+def test_launcher_adds_our_hooks_and_places_the_model() -> None:
+    assert serve.serve_arguments(["--port", "1", "--model", "/m", "--seed=3"]) == [
+        *("serve", "/m", "--port", "1", "--seed=3"),
+        *("--middleware", serve.MIDDLEWARE, "--scheduler-cls", serve.SCHEDULER),
+    ]
+    own = serve.serve_arguments(["--model=/m", "--scheduler-cls=x.Y"])
+    assert own == ["serve", "/m", "--scheduler-cls=x.Y", "--middleware", serve.MIDDLEWARE]
+
+
+def test_launcher_refuses_to_run_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    with pytest.raises(serve.PluginNotInstalled):
+        serve.check_plugin()

@@ -1,0 +1,70 @@
+"""The self-test finds an engine whose greedy output depends on batch or recomputation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_shim import selftest
+from engine_shim.generation import CURRENT
+
+pytestmark = pytest.mark.engine
+
+
+class Decoder:
+    """Stands for AsyncLLM: tokens are a function of the prompt, of how many requests run
+    (when `batch_matters`) and of the tail (when `recompute_differs`)."""
+
+    def __init__(self, batch_matters: bool = False, recompute_differs: bool = False) -> None:
+        self.model_config = SimpleNamespace(
+            max_model_len=512, runner_type="generate", get_vocab_size=lambda: 1000
+        )
+        self._batch_matters = batch_matters
+        self._recompute_differs = recompute_differs
+        self._running = 0
+
+    async def generate(self, prompt: Any, params: Any, name: str) -> Any:
+        generation = CURRENT.get()
+        assert generation is not None and generation.resume is not None
+        assert params.skip_reading_prefix_cache
+        tail = generation.resume.tail
+        self._running += 1
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._leave)
+            seed = sum(prompt["prompt_token_ids"])
+            ids = [(seed * (i + 1)) % 997 for i in range(params.max_tokens)]
+            assert tuple(ids[: len(tail)]) == tail
+            await asyncio.sleep(0)
+            if self._batch_matters and self._running > 1:
+                ids[-1] += 1
+            if self._recompute_differs and tail:
+                ids[-1] += 1
+            for token in ids:
+                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
+                await asyncio.sleep(0)
+
+    def _leave(self) -> None:
+        self._running -= 1
+
+
+async def test_engine_that_always_says_the_same_is_exact() -> None:
+    assert await selftest.greedy_verdict(Decoder()) is True
+
+
+async def test_batch_dependence_is_found() -> None:
+    assert await selftest.greedy_verdict(Decoder(batch_matters=True)) == selftest.BATCH_MATTERS
+
+
+async def test_difference_by_recomputation_is_found() -> None:
+    verdict = await selftest.greedy_verdict(Decoder(recompute_differs=True))
+    assert verdict == selftest.RECOMPUTE_DIFFERS
+
+
+async def test_engine_too_small_to_test_says_so() -> None:
+    small = Decoder()
+    small.model_config.max_model_len = 32
+    assert await selftest.greedy_verdict(small) == selftest.UNTESTED

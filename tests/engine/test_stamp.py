@@ -1,0 +1,22 @@
+"""What travels with a request into EngineCore, and what never does."""
+
+from __future__ import annotations
+
+import pytest
+from vllm.sampling_params import SamplingParams
+
+from engine_shim import vllm_private
+from engine_shim.generation import IDENTITY_KEY
+
+FORGED = {"kv_transfer_params": {"x": 1}, "ec_transfer_params": {"x": 1}, IDENTITY_KEY: {}, "a": 1}
+
+
+@pytest.mark.parametrize(
+    "socket,kept", [("/run/agent", {"a"}), ("", {"a", "kv_transfer_params", "ec_transfer_params"})]
+)
+def test_a_fleets_engine_takes_no_kv_blocks_named_by_a_client(monkeypatch, socket, kept) -> None:
+    """Also on routes that are relayed without an identity; plain vLLM stays as it is."""
+    monkeypatch.setenv("RELUME_AGENT_SOCKET", socket)
+    params = SamplingParams(extra_args=dict(FORGED))
+    vllm_private._stamp(params, None)
+    assert set(params.extra_args) == kept

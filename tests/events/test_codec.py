@@ -1,0 +1,140 @@
+"""Records: round trips, unknown tags, old tags."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from events import codec
+from events.errors import MalformedRecord, UnknownEvent
+from events.vocabulary import AnyChange, AnyEvent, EngineStep, RequestEnded, Tick
+
+EVENTS = get_args(AnyEvent)
+texts = st.text(max_size=20)
+integers = st.integers(min_value=-(2**63), max_value=2**63 - 1)
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value a field of type `kind` may hold."""
+    plain = {int: integers, str: texts, bool: st.booleans(), bytes: st.binary(max_size=40)}
+    if kind in plain:
+        return plain[kind]
+    arguments = get_args(kind)
+    if arguments and getattr(kind, "__origin__", None) is tuple:
+        if arguments[-1] is Ellipsis:
+            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+        return st.tuples(*map(values_of, arguments))
+    if arguments:
+        return st.one_of(*map(values_of, arguments))
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return structs_of(kind)
+    raise AssertionError(f"the vocabulary grew a type the test does not know: {kind}")
+
+
+def structs_of(kind: type) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(kind)
+    fields = {name: values_of(hints[name]) for name in kind.__struct_fields__}
+    return st.fixed_dictionaries(fields).map(lambda f: kind(**f))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(*map(structs_of, EVENTS)))
+def test_every_event_comes_back_equal(event: Any) -> None:
+    record = codec.encode(event)
+    assert codec.decode(record) == event
+    assert codec.encode(codec.decode(record)) == record
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_are_refused_by_type(record: bytes) -> None:
+    try:
+        codec.decode(record)
+    except (MalformedRecord, UnknownEvent):
+        pass
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(*map(structs_of, EVENTS)), st.data())
+def test_damaged_records_are_refused_or_decode_to_an_event(event: Any, data: Any) -> None:
+    record = bytearray(codec.encode(event))
+    at = data.draw(st.integers(0, len(record) - 1))
+    record[at] ^= data.draw(st.integers(1, 255))
+    try:
+        decoded = codec.decode(bytes(record))
+    except (MalformedRecord, UnknownEvent):
+        return
+    assert isinstance(decoded, EVENTS)
+
+
+def test_tags_are_unique_and_versioned() -> None:
+    tags = [t.__struct_config__.tag for t in EVENTS]
+    assert len(set(tags)) == len(tags) == len(codec.TAGS)
+    for tag in tags:
+        name, _, version = tag.partition("/")
+        assert name and version.isdigit()
+    changes = [t.__struct_config__.tag for t in get_args(AnyChange)]
+    assert len(set(changes)) == len(changes)
+
+
+def test_unknown_tag_is_refused_by_name() -> None:
+    record = msgspec.msgpack.encode(["engine_levitated/1", "w0", 3])
+    with pytest.raises(UnknownEvent) as refused:
+        codec.decode(record)
+    assert refused.value.tag == "engine_levitated/1"
+    assert "engine_levitated/1" in str(refused.value)
+
+
+def test_newer_version_of_a_known_event_is_refused_by_name() -> None:
+    with pytest.raises(UnknownEvent) as refused:
+        codec.decode(msgspec.msgpack.encode(["tick/2", 1, 2]))
+    assert refused.value.tag == "tick/2"
+
+
+def test_unknown_change_inside_a_step_is_malformed_and_says_so() -> None:
+    record = msgspec.msgpack.encode(["engine_step/1", 1, 1, 1, 1, 1, 1, 1, 1, [["zz", "r", 1]], 0])
+    with pytest.raises(MalformedRecord, match="engine_step/1"):
+        codec.decode(record)
+
+
+def test_wrong_type_in_a_field_is_malformed() -> None:
+    with pytest.raises(MalformedRecord, match="tick/1"):
+        codec.decode(msgspec.msgpack.encode(["tick/1", "one", 2]))
+
+
+@pytest.mark.parametrize("plain", [{}, [], ["tick/1"], [1, 2], "tick/1", None, [["tick/1"]]])
+def test_shapes_that_are_no_events_are_malformed(plain: Any) -> None:
+    with pytest.raises(MalformedRecord):
+        codec.decode(msgspec.msgpack.encode(plain))
+
+
+def test_record_without_the_newest_fields_takes_their_defaults() -> None:
+    """A field may be appended with a default: old records must still decode."""
+    old = ["engine_step/1", 1, 7, 100, 2, 300, 0, 0, 9]
+    assert codec.decode(msgspec.msgpack.encode(old)) == EngineStep(1, 7, 100, 2, 300, 0, 0, 9)
+
+
+def test_record_with_fields_we_do_not_know_yet_still_decodes() -> None:
+    newer = ["tick/1", 5, 6, "a field of tomorrow"]
+    assert codec.decode(msgspec.msgpack.encode(newer)) == Tick(5, 6)
+
+
+def test_old_tag_is_upcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tick/0 counted in seconds and had no number."""
+    monkeypatch.setitem(codec.UPCASTS, "tick/0", lambda fields: Tick(0, 1000 * fields[0]))
+    assert codec.decode(msgspec.msgpack.encode(["tick/0", 12])) == Tick(0, 12_000)
+
+
+def test_no_upcast_hides_a_tag_of_today() -> None:
+    assert not set(codec.UPCASTS) & set(codec.TAGS)
+
+
+def test_json_names_type_and_fields() -> None:
+    event = RequestEnded("q1", "completed", 200, 16, "stop", 1, "exact")
+    shown = codec.to_json(event)
+    assert shown["type"] == "request_ended"
+    assert (shown["request"], shown["tokens"], shown["verdict"]) == ("q1", 16, "exact")

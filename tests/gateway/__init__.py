@@ -1,0 +1,1 @@
+"""Tests of the gateway against scripted engines on real sockets."""

@@ -1,0 +1,450 @@
+"""The gateway's neighbours for its tests: an engine that speaks the worker protocol by
+script, and a scheduler that follows a list. Real sockets, no part of the gateway mocked.
+
+The scripted engine generates a text that depends on the request's body alone, and renders
+it as vLLM would; a resumed request is answered from the first token the client lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+
+import httptools
+
+from controlplane.gateway.ports import Arrival, Assignment, Hopeless
+
+
+@dataclass
+class Behaviour:
+    """What an engine does with one request. `cut_at`: raw bytes of the response sent before
+    the connection goes (`cut`: rst or fin). `status`: refuse with it. `hang_at`: send that
+    many raw bytes, then nothing more. `piece`: write in pieces of so many bytes. `apart`: what
+    shows no token comes in frames of its own."""
+
+    cut_at: int | None = None
+    cut_after: int | None = None  # so many pieces
+    apart: bool = False
+    cut: str = "fin"
+    status: int = 0
+    body: bytes = b'{"error":{"message":"scripted"}}'
+    hang_at: int | None = None
+    piece: int = 0
+    raw: bytes | None = None
+    pause_s: float = 0.0
+    tokens: int = 12
+    text_bytes: int = 8
+    close: bool = False
+
+
+@dataclass
+class Seen:
+    """One request as the engine got it. `gone`: its connection closed before the end."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    resume: str = ""
+    ids: tuple[int, ...] = ()
+    gone: bool = False
+    finished: bool = False
+
+
+def token_ids(body: bytes, n: int) -> list[int]:
+    """The ids this body's generation yields."""
+    return [
+        struct.unpack("<I", hashlib.blake2b(body + b"%d" % i, digest_size=4).digest())[0] % 150_000
+        for i in range(n)
+    ]
+
+
+def frames(
+    body: bytes,
+    response_id: str,
+    created: str,
+    n: int,
+    start: int,
+    chat: bool,
+    stream: bool,
+    size: int,
+    apart: bool = False,
+) -> list[bytes]:
+    """The frames of one answer from token `start` on. As of a real engine, the first event of
+    a chat is in the frame of the first token, usage and the end in the last one's."""
+    ids = token_ids(body, n)
+    if not stream:
+        text = "".join(f"{i:x}"[:size].ljust(size, "~") for i in ids)
+        whole = json.dumps({"id": response_id, "created": int(created), "text": text}).encode()
+        out = [f":r {i} 0 {ids[i]}\n".encode() for i in range(start, n)]
+        return [*out, f":w 200 {len(whole)}\n".encode() + whole, b":e stop\n"]
+
+    def event(**content: object) -> bytes:
+        common = {"id": response_id, "created": int(created), **content}
+        return b"data: " + json.dumps(common, separators=(",", ":")).encode() + b"\n\n"
+
+    out = []
+    role = event(delta={"role": "assistant"}) if chat and start == 0 else b""
+    closing = [event(usage={"completion_tokens": n}), b"data: [DONE]\n\n"]
+    if apart and role:
+        out.append(f":r 0 {len(role)}\n".encode() + role)
+        role = b""
+    for i in range(start, n):
+        shown = role + event(index=i, text=f"{ids[i]:x}"[:size].ljust(size, "~"))
+        role = b""
+        if i == n - 1 and not apart:
+            shown += b"".join(closing)
+            closing = []
+        out.append(f":r {i} {len(shown)} {ids[i]}\n".encode() + shown)
+    out += [f":r {n} {len(shown)}\n".encode() + shown for shown in closing]
+    return [*out, b":e length\n"]
+
+
+def expected_stream(
+    body: bytes, response_id: str, created: str, n: int, chat: bool, size: int = 8
+) -> bytes:
+    """What a client sees of an undisturbed stream."""
+    shown = b""
+    for frame in frames(body, response_id, created, n, 0, chat, True, size):
+        shown += frame.partition(b"\n")[2]
+    return shown
+
+
+class Engine:
+    """A scripted engine; `async with` it. `script` is used up first, then `default`."""
+
+    def __init__(self, name: str, incarnation: int = 1, created: str = "1700000000") -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.created = created
+        self.script: deque[Behaviour] = deque()
+        self.default = Behaviour()
+        self.seen: list[Seen] = []
+        self.methods: list[str] = []
+        self.connections: set[_EngineConnection] = set()
+        self.accepted = 0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Engine:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _EngineConnection(self), "127.0.0.1", self.port
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Close the listener and every connection, as a killed engine does."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.transport.abort()
+
+
+class _EngineConnection(asyncio.Protocol):
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.seen: Seen | None = None
+        self.can_write = asyncio.Event()
+        self.can_write.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.engine.connections.add(self)
+        self.engine.accepted += 1
+        self.parser = httptools.HttpRequestParser(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.engine.connections.discard(self)
+        if self.seen is not None and not self.seen.finished:
+            self.seen.gone = True
+        for task in self.tasks:
+            task.cancel()
+
+    def pause_writing(self) -> None:
+        self.can_write.clear()
+
+    def resume_writing(self) -> None:
+        self.can_write.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self.url, self.headers, self.body = b"", {}, b""
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode().lower()] = value.decode()
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        engine = self.engine
+        behaviour = engine.script.popleft() if engine.script else engine.default
+        resume = self.headers.get("x-relume-resume", "")
+        body, ids = self.body, ()
+        if resume:
+            n = int(resume.split()[1])
+            cut = len(body) - 4 * n
+            ids = struct.unpack(f"<{n}I", body[cut:])
+            body = body[:cut]
+        self.seen = Seen(self.url.decode(), dict(self.headers), body, resume, ids)
+        engine.seen.append(self.seen)
+        engine.methods.append(self.parser.get_method().decode())
+        task = asyncio.get_running_loop().create_task(self.answer(behaviour, self.seen))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def answer(self, how: Behaviour, seen: Seen) -> None:
+        raw = how.raw if how.raw is not None else self.render(how, seen)
+        pieces = [raw] if isinstance(raw, bytes) else raw
+        joined = b"".join(pieces)
+        if how.cut_at is not None:
+            pieces = [joined[: how.cut_at]]
+        elif how.cut_after is not None:
+            pieces = pieces[: how.cut_after]
+        elif how.hang_at is not None:
+            pieces = [joined[: how.hang_at]]
+        elif how.piece:
+            pieces = [joined[i : i + how.piece] for i in range(0, len(joined), how.piece)]
+        for piece in pieces:
+            if how.pause_s:
+                await asyncio.sleep(how.pause_s)
+            await self.can_write.wait()
+            self.transport.write(piece)
+        if how.hang_at is not None:
+            await asyncio.sleep(3600)
+        if how.cut_at is not None or how.cut_after is not None:
+            await asyncio.sleep(how.pause_s)
+            if how.cut == "rst":
+                sock = self.transport.get_extra_info("socket")
+                sock.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER: close sends a reset
+                self.transport.abort()
+            else:
+                self.transport.close()
+            return
+        seen.finished = True
+        if how.close:
+            self.transport.close()
+
+    def render(self, how: Behaviour, seen: Seen) -> list[bytes]:
+        if how.status:
+            head = f"HTTP/1.1 {how.status} X\r\ncontent-type: application/json\r\n"
+            return [f"{head}content-length: {len(how.body)}\r\n\r\n".encode() + how.body]
+        if "x-relume-request" not in seen.headers:
+            return [
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+            ]
+        if int(seen.headers["x-relume-incarnation"]) != self.engine.incarnation:
+            return [b"HTTP/1.1 409 Conflict\r\ncontent-length: 17\r\n\r\nstale incarnation"]
+        asked = json.loads(seen.body)
+        chat = seen.path.endswith("/chat/completions")
+        prefix = "chatcmpl-" if chat else "cmpl-"
+        out = frames(
+            seen.body,
+            prefix + seen.headers["x-request-id"],
+            seen.headers.get("x-relume-created", self.engine.created),
+            how.tokens,
+            len(seen.ids),
+            chat,
+            asked.get("stream", False),
+            how.text_bytes,
+            how.apart,
+        )
+        if not how.apart:
+            out[-2:] = [b"".join(out[-2:])]  # the end comes with the last bytes
+        if seen.resume:
+            assert list(seen.ids) == token_ids(seen.body, how.tokens)[: len(seen.ids)]
+        head = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/x-relume-frames\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        return [head, *(b"%x\r\n%b\r\n" % (len(f), f) for f in out), b"0\r\n\r\n"]
+
+
+@dataclass
+class FakeScheduler:
+    """Follows the contract by the simplest means: the first engine not yet avoided."""
+
+    engines: list[Engine]
+    log: list[tuple] = field(default_factory=list)
+    arrivals: dict[str, Arrival] = field(default_factory=dict)
+    hopeless: Hopeless | None = None
+    serving: bool = True
+    wrong_incarnation: int = 0  # so many assignments name an older incarnation
+
+    def __post_init__(self) -> None:
+        self.avoid: dict[str, set[str]] = {}
+        self.attempts: dict[str, int] = {}
+        self.changed = asyncio.Event()
+        self.names = ["m"]
+
+    def models(self) -> list[str]:
+        return self.names
+
+    def ready(self) -> bool:
+        return self.serving and bool(self.engines)
+
+    def arrived(self, arrival: Arrival) -> Arrival:
+        assert arrival.request not in self.arrivals
+        self.arrivals[arrival.request] = arrival
+        self.avoid[arrival.request] = set()
+        self.attempts[arrival.request] = 0
+        return arrival
+
+    def assign(self, request: str, cause: str, delivered: int) -> Assignment | Hopeless | None:
+        self.log.append(("assign", cause, delivered))
+        if self.hopeless is not None:
+            return self.hopeless
+        fit = [e for e in self.engines if e.name not in self.avoid[request]]
+        if not fit or not self.serving:
+            return None
+        engine = fit[0]
+        self.attempts[request] += 1
+        incarnation = engine.incarnation
+        if self.wrong_incarnation:
+            self.wrong_incarnation -= 1
+            incarnation -= 1
+        verdict = self.arrivals[request].verdict
+        mode = "new"
+        if delivered and verdict in ("exact", "sampled"):
+            mode = "continue"
+        elif delivered and verdict == "replay":
+            mode = "replay"
+        return Assignment(
+            request,
+            self.attempts[request],
+            engine.name,
+            incarnation,
+            "127.0.0.1",
+            engine.port,
+            mode,
+            base64.urlsafe_b64encode(b"decision-" + request.encode()),
+        )
+
+    async def capacity(self, request: str, timeout_s: float) -> bool:
+        self.changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.changed.wait()
+        except TimeoutError:
+            return False
+        self.avoid[request].clear()
+        return True
+
+    def observed(
+        self, request: str, attempt: int, kind: str, delivered: int, detail: str = ""
+    ) -> None:
+        assert attempt == self.attempts[request]
+        self.log.append(("observed", kind, delivered))
+        if kind != "stale":
+            self.avoid[request].add(self.engines_of(request))
+
+    def engines_of(self, request: str) -> str:
+        fit = [e for e in self.engines if e.name not in self.avoid[request]]
+        return fit[0].name if fit else ""
+
+    def ended(
+        self, request, outcome, status, tokens, finish, ttft_us=-1, longest_gap_us=-1, detail=""
+    ):
+        assert request in self.arrivals, "ended without arrival, or twice"
+        del self.arrivals[request]
+        self.log.append(("ended", outcome, status, tokens, finish))
+
+    def endings(self) -> list[tuple]:
+        return [entry[1:] for entry in self.log if entry[0] == "ended"]
+
+
+# --- a client that sees every byte
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    complete: bool
+
+    def json(self) -> dict:
+        return json.loads(self.body)
+
+
+class RawClient:
+    """One client connection under full control."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def __aenter__(self) -> RawClient:
+        self.reader, self.writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=1 << 24
+        )
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self.writer.transport.abort()
+
+    def send(self, path: str, body: bytes = b"", method: str = "POST", headers: str = "") -> None:
+        length = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
+        self.writer.write(
+            f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"{length}{headers}\r\n".encode()
+            + body
+        )
+
+    async def answer(self, head_only: bool = False) -> Answer:
+        """Read one whole response (after 100 Continue, if any)."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        while head.startswith(b"HTTP/1.1 100"):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(b" ")[1])
+        headers = {
+            k.lower(): v
+            for k, _, v in (line.partition(": ") for line in head.decode().split("\r\n")[1:-2])
+        }
+        if head_only:
+            return Answer(status, headers, b"", True)
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            try:
+                while True:
+                    size = int(await self.reader.readuntil(b"\r\n"), 16)
+                    chunk = await self.reader.readexactly(size + 2)
+                    if size == 0:
+                        return Answer(status, headers, body, True)
+                    body += chunk[:-2]
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return Answer(status, headers, body, False)
+        if "content-length" not in headers and headers.get("connection") == "close":
+            return Answer(status, headers, await self.reader.read(), True)
+        length = int(headers.get("content-length", 0))
+        return Answer(status, headers, await self.reader.readexactly(length), True)
+
+    async def ask(
+        self, path: str, body: bytes = b"", method: str = "POST", headers: str = ""
+    ) -> Answer:
+        self.send(path, body, method, headers)
+        async with asyncio.timeout(20):
+            return await self.answer(head_only=method == "HEAD")
+
+
+def decoded_dispatch(seen: Seen) -> bytes:
+    return base64.urlsafe_b64decode(seen.headers["x-relume-dispatch"])
+
+
+def response_ids(stream: bytes) -> set[str]:
+    return set(re.findall(rb'"id":"([^"]+)"', stream))

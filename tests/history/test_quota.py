@@ -1,0 +1,185 @@
+"""A small etcd filled to its quota: what is acknowledged stays, and writing goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.history import quota
+from controlplane.history.quota import Level, QuotaConfig
+from controlplane.history.repair import repair, unstick
+from events.errors import LogUnavailable
+from events.etcd.errors import NoSpace
+from events.etcd.factory import EtcdLog
+from events.etcd.maintenance import Maintenance
+from tests.etcd_server import EtcdServer, etcd_binary
+from tests.history.checks import history_is_whole
+from tests.history.stage import Traffic, config_for, replica_on, traffic_on, until
+
+MIB = 1024**2
+QUOTA = 16 * MIB
+NEVER = {"every_revisions": 10**9, "every_s": 1e9}
+
+
+@pytest.fixture
+def small() -> Iterator[EtcdServer]:
+    """An etcd that takes 16 MiB."""
+    if etcd_binary() is None:
+        pytest.skip("no etcd on PATH")
+    with EtcdServer(quota_bytes=QUOTA) as server:
+        yield server
+
+
+def test_levels() -> None:
+    config = QuotaConfig(1000, 60, 80)
+    sizes = {0: Level.CALM, 599: Level.CALM, 600: Level.SHED, 799: Level.SHED, 800: Level.ALARM}
+    assert {size: quota.level(size, False, config) for size in sizes} == sizes
+    assert quota.level(10, True, config) is Level.FULL
+    assert quota.worth_defragmenting(700, 600, config)
+    assert not quota.worth_defragmenting(700, 601, config)
+
+
+async def fill(log: EtcdLog, traffic: Traffic) -> None:
+    """Write until etcd refuses."""
+    async with asyncio.timeout(60):
+        while traffic.writer.state != "nospace":
+            for _ in range(16):
+                traffic.step(8192)
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.etcd
+async def test_the_leader_finds_the_way_out_of_nospace(small: EtcdServer, tmp_path: Path) -> None:
+    # The keeper believes in 2 GiB and a distant round, so that etcd does fill up.
+    async with replica_on(small, tmp_path, **NEVER) as stage:
+        stage.keeper.retry_s = 0.1
+        await stage.leads()
+        async with traffic_on(stage.log) as traffic:
+            await fill(stage.log, traffic)
+            acknowledged = traffic.acknowledged
+            await until(lambda: stage.keeper.status.relieved, 40)
+            await traffic.writer.flush(20.0)
+            assert traffic.acknowledged == traffic.writer.position > acknowledged
+            await until(lambda: stage.keeper.status.rounds, 20)
+            assert stage.keeper.status.level < Level.FULL
+            assert stage.keeper.status.database_bytes < QUOTA // 2
+            await history_is_whole(stage.log, tmp_path, traffic)
+            # And the next time too, though trimmed once already.
+            await fill(stage.log, traffic)
+            await until(lambda: stage.keeper.status.relieved == 2, 40)
+            await traffic.writer.flush(20.0)
+            await history_is_whole(stage.log, tmp_path, traffic)
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize("step", ["archived", "snapshot", "compacted", "trimmed", "freed"])
+async def test_the_way_out_is_walked_again_when_a_step_fails(
+    small: EtcdServer, tmp_path: Path, step: str
+) -> None:
+    failed = False
+
+    def fail(at: str) -> None:
+        nonlocal failed
+        if at == step and not failed:
+            failed = True
+            raise OSError(f"made up at {step}")
+
+    async with replica_on(small, tmp_path, step=fail, **NEVER) as stage:
+        stage.keeper.retry_s = 0.1
+        await stage.leads()
+        async with traffic_on(stage.log) as traffic:
+            await fill(stage.log, traffic)
+            await until(lambda: stage.keeper.status.relieved, 40)
+            assert failed
+            await traffic.writer.flush(20.0)
+            await history_is_whole(stage.log, tmp_path, traffic)
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+async def test_with_the_quota_known_it_is_never_reached(small: EtcdServer, tmp_path: Path) -> None:
+    async with replica_on(small, tmp_path, quota_bytes=QUOTA, **NEVER) as stage:
+        stage.keeper.pressed_every_s = 0.5
+        await stage.leads()
+        async with traffic_on(stage.log) as traffic:
+            highest = Level.CALM
+            async with asyncio.timeout(60):
+                while len(traffic.taken) * 8192 < 4 * QUOTA:
+                    await traffic.steps(16, 8192)
+                    highest = max(highest, stage.keeper.status.level)
+                    assert traffic.writer.state != "nospace"
+                    await asyncio.sleep(0.02)
+            assert highest >= Level.SHED
+            assert stage.keeper.status.relieved == 0
+            assert stage.keeper.status.rounds > 2
+            await history_is_whole(stage.log, tmp_path, traffic)
+
+
+@pytest.mark.etcd
+async def test_a_full_etcd_without_a_leader_is_relieved_by_who_starts(
+    small: EtcdServer, tmp_path: Path
+) -> None:
+    async with EtcdLog(config_for(small), name="test") as log:
+        maintenance = Maintenance(log.client)
+        async with traffic_on(log) as traffic:
+            await fill(log, traffic)
+            with pytest.raises(LogUnavailable):
+                async with log.writer("fleet"):
+                    pass
+            assert await unstick(log, tmp_path, "r0")
+            assert not await unstick(log, tmp_path, "r0")
+            assert not (await maintenance.space()).full
+            await traffic.writer.flush(20.0)
+            await history_is_whole(log, tmp_path, traffic)
+            async with replica_on(small, tmp_path) as stage:
+                await stage.leads()
+                await traffic.steps(40)
+                await until(lambda: stage.keeper.status.rounds)
+                await history_is_whole(log, tmp_path, traffic)
+
+
+@pytest.mark.etcd
+async def test_a_replica_relieves_when_the_leaders_lease_lapsed_in_nospace(
+    small: EtcdServer, tmp_path: Path
+) -> None:
+    async with replica_on(small, tmp_path, **NEVER) as stage:
+        await stage.leads()
+        async with traffic_on(stage.log) as traffic:
+            leadership = stage.replica.leadership
+            writer = leadership._writer
+            stage.keeper._looked_at = float("inf")  # it does not look while it leads
+            await fill(stage.log, traffic)
+            await writer._own.lease.revoke()
+            await until(lambda: "fleet" not in stage.fleet.owners)
+            leadership.resign("its lease is gone")
+            stage.keeper._looked_at = float("-inf")
+            await until(lambda: stage.keeper.status.relieved, 40)
+            await until(lambda: "fleet" in stage.fleet.owners, 20)
+            await traffic.writer.flush(20.0)
+            await history_is_whole(stage.log, tmp_path, traffic)
+
+
+@pytest.mark.etcd
+async def test_repair_beside_a_living_leader(etcd: EtcdServer, tmp_path: Path) -> None:
+    async with replica_on(etcd, tmp_path) as stage:
+        await stage.leads()
+        async with traffic_on(stage.log) as traffic:
+            await traffic.steps(100)
+            done = await repair(stage.log, tmp_path)
+            assert done.archived > 0 and not done.after.full
+            rounds = stage.keeper.status.rounds
+            while stage.keeper.status.rounds < rounds + 2:
+                await traffic.steps(40)
+            await history_is_whole(stage.log, tmp_path, traffic)
+
+
+@pytest.mark.etcd
+async def test_puts_are_refused_with_a_type_of_their_own(small: EtcdServer) -> None:
+    async with EtcdLog(config_for(small), name="test") as log:
+        async with traffic_on(log) as traffic:
+            await fill(log, traffic)
+        with pytest.raises(NoSpace):
+            await Maintenance(log.client).commit(7, b"{}", 0)

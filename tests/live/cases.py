@@ -1,0 +1,207 @@
+"""Requests of every kind, each with what the undisturbed fleet answered.
+
+A case is one request body; `Truth` is the answer nobody disturbed, with the text length
+after each token, so that stop strings can be laid across a chosen token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from chaos.traffic import Stream, prompts
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+MAX_TOKENS = 120
+PROMPTS = prompts(8)
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 60}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+    },
+}
+
+
+class Case(Struct, frozen=True):
+    """One request. `verdict` and `reason` (a part of it): what response and log must say."""
+
+    name: str
+    route: str
+    body: dict[str, Any]
+    verdict: str = "exact"
+    reason: str = ""
+    window: tuple[int, int] = (0, 0)
+    """Tokens over which its stop string lies."""
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.get("stream"))
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether each chunk carries the id of its one token."""
+        body = self.body
+        return body["return_token_ids"] and "stream_interval" not in body and "n" not in body
+
+    @property
+    def deterministic(self) -> bool:
+        return self.verdict != "sampled"
+
+
+class Truth(Struct):
+    """An undisturbed answer, and the length of its text after each token."""
+
+    stream: Stream
+    lengths: list[int] = field(default_factory=lambda: [0])
+
+    def on_token(self, stream: Stream) -> None:
+        """Called with each chunk."""
+        self.lengths += [len(stream.text)] * (len(stream.tokens) + 1 - len(self.lengths))
+
+    def across(self, first: int, last: int) -> str:
+        """A string that begins inside token `first` - 1 and ends inside token `last`, and
+        stands nowhere before."""
+        text, lengths = self.stream.text, self.lengths
+        stop = text[lengths[first] - 1 : lengths[last] + 1]
+        assert text.find(stop) == lengths[first] - 1, (first, last, stop)
+        return stop
+
+    def token_first_at(self, low: int, high: int) -> int:
+        """A token id that comes for the first time at an index within the bounds."""
+        tokens = self.stream.tokens
+        return next(t for i, t in enumerate(tokens) if low <= i < high and t not in tokens[:i])
+
+
+def body_of(route: str, number: int, stream: bool, **extra: Any) -> dict[str, Any]:
+    """A greedy request; `extra` overrides."""
+    body: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": MAX_TOKENS}
+    body["return_token_ids"] = True
+    if route == TEXT:
+        body["prompt"] = PROMPTS[number]
+    else:
+        body["messages"] = [
+            {"role": "system", "content": "Answer at length."},
+            {"role": "user", "content": PROMPTS[number]},
+        ]
+    if stream:
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
+    return {**body, **extra}
+
+
+def _case(name: str, route: str, number: int, stream: bool, **extra: Any) -> Case:
+    return Case(name, route, body_of(route, number, stream, **extra))
+
+
+def plain_cases() -> list[Case]:
+    """Nothing but greedy text, in all four shapes; the others are chosen from them."""
+    return [
+        _case("text-stream", TEXT, 0, True),
+        _case("text-whole", TEXT, 0, False),
+        _case("chat-stream", CHAT, 1, True),
+        _case("chat-whole", CHAT, 1, False),
+    ]
+
+
+def exact_cases(text: Truth, chat: Truth, point: int) -> list[Case]:
+    """What must go on exactly, with stop strings around token `point`."""
+    late = text.token_first_at(MAX_TOKENS - 12, MAX_TOKENS - 2)
+    soon = text.token_first_at(8, 30)
+    late_chat = chat.token_first_at(MAX_TOKENS - 12, MAX_TOKENS - 2)
+    usage_in_each = {"include_usage": True, "continuous_usage_stats": True}
+    cases = [
+        *plain_cases(),
+        _case("stop-id-text-stream", TEXT, 0, True, stop_token_ids=[late]),
+        _case("stop-id-text-whole", TEXT, 0, False, stop_token_ids=[late]),
+        _case("stop-id-chat-stream", CHAT, 1, True, stop_token_ids=[late_chat]),
+        _case("min-tokens-stream", TEXT, 0, True, stop_token_ids=[soon], min_tokens=90),
+        _case("min-tokens-whole", TEXT, 0, False, stop_token_ids=[soon], min_tokens=90),
+        _case("ignore-eos-stream", TEXT, 2, True, ignore_eos=True),
+        _case("ignore-eos-chat-whole", CHAT, 2, False, ignore_eos=True),
+        _case("usage-in-each-chunk", TEXT, 3, True, stream_options=usage_in_each),
+        _case("no-usage", TEXT, 3, True, stream_options=None),
+        _case("several-tokens-a-chunk", TEXT, 4, True, stream_interval=5),
+        Case("token-prompt", TEXT, {**body_of(TEXT, 0, True), "prompt": list(range(300, 340))}),
+        _case("neutral-sampling", TEXT, 4, True, top_p=0.9, top_k=40, min_p=0.1, n=1),
+        _case("without-ids-chat", CHAT, 5, True, return_token_ids=False),
+        _case("max-completion-tokens", CHAT, 5, True, max_tokens=None, max_completion_tokens=117),
+    ]
+    both = ((text, TEXT, 0), (chat, CHAT, 1))
+    for shift, shapes in enumerate((both, both, both[:1], both[:1])):
+        window = point - 1 + 8 * shift, point + 7 + 8 * shift
+        if window[1] < MAX_TOKENS:
+            cases += [case for shape in shapes for case in _stops(*shape, window)]
+    stop = text.across(point, point + 6)
+    body = body_of(TEXT, 0, True, stop=stop, include_stop_str_in_output=True)
+    cases.append(Case("stop-included", TEXT, body, window=(point, point + 6)))
+    return cases
+
+
+def _stops(truth: Truth, route: str, number: int, window: tuple[int, int]) -> list[Case]:
+    """A stop string over the tokens of `window`, streamed and not."""
+    stop = [truth.across(*window), "never to be seen"]
+    name = f"stop-{window[0]}-{'chat' if route == CHAT else 'text'}"
+    return [
+        Case(f"{name}-stream", route, body_of(route, number, True, stop=stop), window=window),
+        Case(f"{name}-whole", route, body_of(route, number, False, stop=stop), window=window),
+    ]
+
+
+def other_cases() -> list[Case]:
+    """What cannot be continued exactly: each says so, and why."""
+
+    def replay(name: str, reason: str, route: str, stream: bool, **extra: Any) -> Case:
+        body = body_of(route, 6, stream, **extra)
+        return Case(name, route, body, "replay", reason)
+
+    def restart(name: str, reason: str, route: str, stream: bool, **extra: Any) -> Case:
+        body = body_of(route, 7, stream, **extra)
+        return Case(name, route, body, "restart", reason)
+
+    json_format = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+    regex = {"regex": r"[a-z]{3,9}( [a-z]{3,9}){30}\."}
+    several = {"prompt": [PROMPTS[6], PROMPTS[7]]}
+    return [
+        replay("seeded-stream", "seeded", TEXT, True, temperature=0.8, seed=7),
+        replay("seeded-chat-whole", "seeded", CHAT, False, temperature=0.8, seed=7),
+        replay("penalties", "penalty", TEXT, True, presence_penalty=0.8, frequency_penalty=0.5),
+        replay("repetition", "repetition_penalty", CHAT, True, repetition_penalty=1.2),
+        replay("logprobs-stream", "logprobs", TEXT, True, logprobs=2),
+        replay("logprobs-whole", "logprobs", TEXT, False, logprobs=2),
+        replay("logprobs-chat", "logprobs", CHAT, True, logprobs=True, top_logprobs=2),
+        replay("json", "response_format", CHAT, True, response_format=json_format),
+        replay("json-whole", "response_format", CHAT, False, response_format=json_format),
+        replay("regex", "structured_outputs", TEXT, True, structured_outputs=regex),
+        replay("bias", "logit_bias", TEXT, True, logit_bias={"400": 2.0, "500": -3.0}),
+        replay("echo", "echo", TEXT, True, echo=True),
+        restart("choices-whole", "n=2", TEXT, False, n=2, temperature=0.8, seed=7),
+        restart("choices-stream", "n=2", TEXT, True, n=2, temperature=0.8, seed=7),
+        restart("prompts-whole", "several prompts", TEXT, False, **several),
+        restart("prompts-stream", "several prompts", TEXT, True, **several),
+        restart("tools-whole", "tools", CHAT, False, tools=[TOOL]),
+        restart("tools-stream", "tools", CHAT, True, tools=[TOOL]),
+        Case(
+            "sampled-stream",
+            TEXT,
+            body_of(TEXT, 6, True, temperature=0.9, ignore_eos=True),
+            "sampled",
+            "unseeded sampling",
+        ),
+        Case(
+            "sampled-whole",
+            CHAT,
+            body_of(CHAT, 6, False, temperature=0.9, ignore_eos=True),
+            "sampled",
+            "unseeded sampling",
+        ),
+    ]

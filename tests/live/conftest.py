@@ -1,0 +1,288 @@
+"""Whole fleets of real processes: etcd, zygote, agents, vLLM engines, control plane.
+
+One zygote serves the whole session (importing vLLM takes most of a start); each test
+module gets a fleet of its own, and every fleet checks at its end that nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from chaos import validators
+from chaos.traffic import Stream, complete, prompts
+from chaos.validators.clients import record_of
+from chaos.validators.records import ClientRecord, courses
+from controlplane.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
+from controlplane.processes import Child
+from controlplane.replay.verify import Verdict, verify
+from events import codec
+from events import vocabulary as v
+from events.etcd.config import EtcdConfig
+from events.etcd.factory import EtcdLog
+from events.log import RevisionGroup
+
+MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny")).absolute()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/live" in str(item.path):
+            item.add_marker(pytest.mark.live)
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Socket of a zygote shared by all fleets."""
+    if not MODEL.exists():
+        pytest.fail(f"no model at {MODEL}: run `make env`")
+    folder = tmp_path_factory.mktemp("zygote")
+    socket = str(folder / "z.sock")
+    import sys
+
+    child = Child.start(
+        "zygote",
+        [sys.executable, "-m", "engine_shim.zygote", "--socket", socket],
+        folder / "zygote.log",
+        ENGINE_ENV,
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not Path(socket).exists():
+            assert child.alive, child.tail(40)
+            assert time.monotonic() < deadline, "zygote did not come up"
+            time.sleep(0.1)
+        yield socket
+    finally:
+        asyncio.run(child.stop())
+
+
+class Scene:
+    """A running fleet and what tests do with it. `records`: every request sent so far, as
+    its client saw it, for the validators."""
+
+    def __init__(self, fleet: LocalFleet, etcd: EtcdLog) -> None:
+        self.fleet = fleet
+        self.etcd = etcd
+        self.records: list[ClientRecord] = []
+
+    @property
+    def url(self) -> str:
+        return self.fleet.gateways[0]
+
+    async def streams(
+        self,
+        count: int,
+        max_tokens: int,
+        tag: str,
+        on_start: Callable[[dict[str, Stream]], Awaitable[None]] | None = None,
+        url: str = "",
+        padding: str = "",
+        **extra: Any,
+    ) -> dict[str, Stream]:
+        """Run `count` streams at once; `on_start` acts on them while they run. `padding`
+        goes behind each prompt. A tag that begins with "calm" names the undisturbed run
+        that others are compared with."""
+        found: dict[str, Stream] = {}
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            async with asyncio.TaskGroup() as tasks:
+                for index, text in enumerate(prompts(count)):
+                    stream = found[f"{tag}-{index}"] = Stream(f"{tag}-{index}", text + padding)
+                    tasks.create_task(
+                        complete(session, url or self.url, stream, max_tokens, **extra)
+                    )
+                if on_start is not None:
+                    tasks.create_task(on_start(found))  # type: ignore[arg-type]
+        for stream in found.values():
+            self.note(stream, f"{max_tokens} {extra} {stream.prompt}", tag.startswith("calm"))
+        return found
+
+    def note(self, stream: Stream, asked: str, undisturbed: bool = False) -> None:
+        """Keep what a client saw. Requests with equal `asked` must get equal answers."""
+        self.records.append(record_of(stream, asked, undisturbed))
+
+    async def ripe(self, streams: dict[str, Stream], tokens: int, timeout_s: float = 60) -> None:
+        """Wait until every stream has at least `tokens` tokens."""
+        deadline = time.monotonic() + timeout_s
+        while any(len(s.tokens) < tokens for s in streams.values()):
+            assert time.monotonic() < deadline, [len(s.tokens) for s in streams.values()]
+            await asyncio.sleep(0.005)
+
+    async def paced(self, streams: dict[str, Stream], tokens: int, worker: str, pid: int) -> None:
+        """Let engine process `pid` of `worker` run a moment at a time, so that clients keep
+        pace with it on a busy machine, until each of `streams` that is on it has at least
+        `tokens` tokens. The process is left stopped, for the caller to kill or continue."""
+        os.kill(pid, signal.SIGSTOP)
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), 15)
+        deadline = time.monotonic() + 30
+        while not all((places := await self.routes(streams)).values()):
+            assert time.monotonic() < deadline, places
+        held = [s for name, s in streams.items() if places[name][-1].worker == worker]
+        assert held, f"nothing is on {worker}: {places}"
+        while any(len(s.tokens) < tokens and not s.done and not s.error for s in held):
+            assert time.monotonic() < deadline, [len(s.tokens) for s in held]
+            await asyncio.to_thread(let_run, pid)
+            await asyncio.sleep(0.004)
+
+    async def worker(self, name: str) -> dict[str, Any]:
+        return next(w for w in await self.fleet.workers() if w["name"] == name)
+
+    async def until_ready(self, name: str, incarnation: int = 0, timeout_s: float = 60) -> dict:
+        """Wait until worker `name` is ready with at least that incarnation."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = [w for w in await self.fleet.workers() if w["name"] == name]
+            if found and found[0]["engine"] == "ready" and found[0]["incarnation"] >= incarnation:
+                return found[0]
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.05)
+
+    async def hung(self) -> list[v.StallJudged]:
+        """The judgements that found an engine hung."""
+        return [e for e in await self.events() if type(e) is v.StallJudged and e.hung]
+
+    async def until_cleared(self, name: str, times: int = 1, timeout_s: float = 20) -> None:
+        """Wait until worker `name`, suspected so many times, is trusted again."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            cleared = [e for e in await self.events() if type(e) is v.WorkerCleared]
+            if sum(e.worker == name for e in cleared) >= times:
+                return
+            assert time.monotonic() < deadline, f"{name} goes on and is not taken back"
+            await asyncio.sleep(0.1)
+
+    async def drain(self, name: str, command: str = "drain") -> None:
+        """Tell the fleet to give worker `name` nothing new (`undrain`: to go on)."""
+        answer = await self.fleet.admin(f"workers/{name}/{command}", "POST")
+        assert answer.get("state") == "decided", answer
+
+    async def log(self) -> list[RevisionGroup]:
+        """The whole log as it stands."""
+        return await self.etcd.reader().read()
+
+    async def events(self, stream: str = "") -> list[Any]:
+        """Every event of the log (of one stream) in order."""
+        return [
+            codec.decode(record)
+            for group in await self.log()
+            for segment in group.segments
+            if segment.stream == stream or not stream
+            for record in segment.records
+        ]
+
+    async def routes(self, client_ids: Iterable[str]) -> dict[str, list[v.RouteDecided]]:
+        """The dispatches of the requests that came with those x-request-ids."""
+        found = {name: [] for name in client_ids}
+        for course in courses(await self.log()).values():
+            if course.arrived is not None and course.arrived.event.client_id in found:
+                found[course.arrived.event.client_id] += course.decisions
+        return found
+
+    async def ended(self) -> dict[str, v.RequestEnded]:
+        """Terminal events by x-request-id."""
+        events = await self.events()
+        ids = {e.request: e.client_id for e in events if type(e) is v.RequestArrived}
+        return {ids.get(e.request, ""): e for e in events if type(e) is v.RequestEnded}
+
+    async def sound(
+        self, recovery_ms: int = 10_000, but: tuple[str, ...] = (), settle_s: float = 20.0
+    ) -> Verdict:
+        """Wait until the log says that all is done, and check every promise but `but` on it
+        and on what the clients saw. No recovery may have taken longer than `recovery_ms`."""
+        deadline = time.monotonic() + settle_s
+        while True:
+            groups = await self.log()
+            left = validators.i12_drained.check(groups, self.records)
+            verdict = verify(groups)
+            if (not left and verdict.hashes) or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.5)
+        names = [n for n in validators.CHECKS if n not in ("I10", *but)]
+        found = validators.check_all(groups, self.records, names)
+        if "I10" not in but:
+            found += validators.i10_recovery_bound.check(groups, self.records, recovery_ms)
+        assert not found, "\n".join(map(str, found))
+        assert verdict.divergences == []
+        return verdict
+
+    async def unharmed(self) -> list[Any]:
+        """What the log holds against workers: suspicions, judgements, failed attempts,
+        deaths. Empty when nothing that happened counted against any of them."""
+        kinds = (v.WorkerSuspected, v.TransportObserved, v.EngineDied, v.WorkerLost)
+        return [
+            e
+            for e in await self.events()
+            if type(e) in kinds or (type(e) is v.StallJudged and e.hung)
+        ]
+
+
+@asynccontextmanager
+async def scene_of(options: FleetOptions) -> AsyncIterator[Scene]:
+    """A fleet and its log, both gone afterwards."""
+    async with LocalFleet(options, lambda text: print(text, flush=True)) as fleet:
+        config = EtcdConfig(endpoints=(fleet.etcd_endpoint,))
+        async with EtcdLog(config) as etcd:
+            yield Scene(fleet, etcd)
+        pids = [child.pid for child in fleet.children.values()]
+        engines = [w["engine_pid"] for w in await fleet.workers() if w["engine_pid"]]
+    left = [pid for pid in pids + engines if Path(f"/proc/{pid}").exists()]
+    deadline = time.monotonic() + 3
+    while left and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+        left = [pid for pid in left if Path(f"/proc/{pid}").exists()]
+    assert not left, f"processes left behind: {left}"
+
+
+def small_fleet(state_dir: Path, **more: Any) -> FleetOptions:
+    """Two workers, one replica, all on free ports under `state_dir`."""
+    base = FleetOptions(
+        workers=2,
+        replicas=1,
+        state_dir=str(state_dir),
+        model=str(MODEL),
+        port=0,
+        admin_port=0,
+        lease_ttl_s=4,
+    )
+    return msgspec.structs.replace(base, **more)
+
+
+@pytest.fixture
+def options(zygote: str, tmp_path: Path) -> FleetOptions:
+    """A small fleet whose engines come from the session's zygote."""
+    return small_fleet(tmp_path, zygote=zygote)
+
+
+def let_run(pid: int, seconds: float = 0.008) -> None:
+    """In a thread: a busy event loop must not let the process run on."""
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGSTOP)
+
+
+def same(a: dict[str, Stream], b: dict[str, Stream]) -> list[str]:
+    """What differs between two runs of the same prompts; empty when identical."""
+    differences = []
+    for left, right in zip(a.values(), b.values(), strict=True):
+        for name in ("tokens", "text", "finish", "usage"):
+            if getattr(left, name) != getattr(right, name):
+                differences.append(f"{right.request}: {name} differs")
+    return differences
+
+
+def whole(streams: dict[str, Stream]) -> list[str]:
+    """What is broken; empty when every stream ended as it should."""
+    return [f"{s.request}: {s.status} {s.error}" for s in streams.values() if not s.whole]

@@ -1,0 +1,188 @@
+"""`relume up` and `relume demo` as a person runs them: they say what to do next, and however
+they end, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.conftest import MODEL
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+ROOT = Path(__file__).parents[2]
+GONE_S = 20.0
+
+
+class Command:
+    """A `relume` command in a directory of its own; whatever it starts carries a mark."""
+
+    def __init__(self, folder: Path, *argv: str) -> None:
+        self.folder = folder
+        self.output = folder / "output"
+        self._mark = f"RELUME_TEST_MARK={uuid.uuid4()}"
+        name, _, value = self._mark.partition("=")
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self.environment = {**os.environ, name: value, "PYTHONPATH": paths}
+        self._argv = [sys.executable, "-m", "controlplane.cli", *argv]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                self._argv,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+            )
+
+    def relume(self, *argv: str) -> Any:
+        """What another `relume` command says of the fleet in this directory, as JSON."""
+        command = [sys.executable, "-m", "controlplane.cli", *argv, "--json"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, check=True
+        )
+        return json.loads(done.stdout)
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def until(self, text: str, timeout_s: float = 90) -> None:
+        """Wait until it has said `text`."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.said():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.02)
+
+    def left(self) -> dict[int, str]:
+        """Living processes that carry the mark, the command itself excepted."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit() or int(folder.name) == self.process.pid:
+                continue
+            try:
+                if self._mark.encode() in (folder / "environ").read_bytes():
+                    title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(folder.name)] = title
+            except (OSError, ValueError):
+                continue
+        return found
+
+    def ends(self, code: int) -> None:
+        """It ends with that exit code, and by then nothing else is left."""
+        assert self.process.wait(GONE_S) == code, self.said()
+        assert not self.left(), self.said()
+        assert "Traceback" not in self.said(), self.said()
+
+    def all_gone(self, timeout_s: float) -> None:
+        """Wait until nothing is left."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.left():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+
+@contextmanager
+def command(folder: Path, *argv: str) -> Iterator[Command]:
+    """A running command; what it leaves behind is killed, after the test has judged."""
+    running = Command(folder, *argv)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait()
+        for pid in running.left():
+            os.kill(pid, signal.SIGKILL)
+
+
+def up(folder: Path, workers: int = 2) -> Any:
+    """`relume up` on free ports."""
+    return command(
+        folder, "up", "--workers", str(workers), "--model", str(MODEL), "--port", "0",
+        "--admin-port", "0",
+    )  # fmt: skip
+
+
+def test_up_says_what_to_try_answers_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    with up(tmp_path) as fleet:
+        fleet.until("Ctrl-C stops everything.")
+        said = fleet.said()
+        for hint in ("curl -N", "relume status", "relume workers", "kill -9", "relume why"):
+            assert hint in said
+        gateway = re.search(r"curl -N (http://[^/]+)/v1/completions", said)
+        body = re.search(r"-d '(\{.*?\})'", said, re.DOTALL)
+        assert gateway and body, said
+        text = _stream(gateway[1], body[1])
+        assert text.count("data: ") > 200 and text.endswith("data: [DONE]\n\n")
+        workers = fleet.relume("workers")["workers"]
+        assert [w["state"] for w in workers] == ["serving", "serving"]
+        assert fleet.relume("status")["serving"] is True
+        _engine_comes_back(fleet, workers[0])
+        fleet.process.send_signal(signal.SIGINT)
+        fleet.ends(0)
+        assert not (tmp_path / ".relume/run/fleet.json").exists()
+
+
+def _stream(gateway: str, body: str) -> str:
+    """The printed curl line, without curl."""
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{gateway}/v1/completions", body.encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def _engine_comes_back(fleet: Command, worker: dict[str, Any]) -> None:
+    """The printed kill, and an agent killed: the supervisor starts another."""
+    os.kill(worker["engine_pid"], signal.SIGKILL)
+    os.kill(worker["agent_pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while True:
+        found = next(w for w in fleet.relume("workers")["workers"] if w["name"] == worker["name"])
+        if found["state"] == "serving" and found["agent_pid"] != worker["agent_pid"]:
+            return
+        assert time.monotonic() < deadline, (found, fleet.said())
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("moment", ["", "etcd answers", "zygote is importing", "worker w"])
+def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path, moment: str) -> None:
+    with up(tmp_path) as fleet:
+        fleet.until(moment)
+        if not moment:
+            time.sleep(0.05)  # while Python itself starts
+        fleet.process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        fleet.process.send_signal(signal.SIGINT)  # people press it twice
+        code = fleet.process.wait(GONE_S)
+        assert code in (0, 130, -signal.SIGINT), fleet.said()
+        fleet.all_gone(0.5)
+
+
+def test_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
+    with up(tmp_path, workers=1) as fleet:
+        fleet.until("Ctrl-C stops everything.")
+        assert len(fleet.left()) >= 5  # etcd, zygote, replica, agent, engine
+        fleet.process.kill()
+        fleet.process.wait()
+        fleet.all_gone(15)
+
+
+@pytest.mark.parametrize("moment", ["zygote is importing", "one engine will"])
+def test_interrupted_demo_leaves_nothing(tmp_path: Path, moment: str) -> None:
+    with command(tmp_path, "demo", "--model", str(MODEL), "--workers", "2", "--streams", "16",
+                 "--state-dir", str(tmp_path / "demo")) as demo:  # fmt: skip
+        demo.until(moment)
+        demo.process.send_signal(signal.SIGINT)
+        demo.ends(130)

@@ -1,0 +1,110 @@
+"""The production host: stock `vllm serve` with our plugin, each of its processes killed, and
+some stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.live.conftest import Scene, same, scene_of, small_fleet, whole
+
+pytestmark = [pytest.mark.serve, pytest.mark.slow, pytest.mark.timeout(420)]
+TOKENS = 600
+TITLES = {"core": "VLLM::EngineCore", "worker": "VLLM::Worker"}
+
+
+def family(pid: int) -> dict[str, int]:
+    """Processes of one `vllm serve` by role: api, core, worker; others by their pid."""
+    found = {"api": pid}
+    parents = [pid]
+    while parents:
+        for child in _children(parents.pop()):
+            parents.append(child)
+            title = Path(f"/proc/{child}/cmdline").read_bytes().decode()
+            role = next((r for r, t in TITLES.items() if title.startswith(t)), str(child))
+            found[role] = child
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(c) for task in tasks for c in (task / "children").read_text().split()]
+
+
+def shared_memory(pids: dict[str, int]) -> set[Path]:
+    """Files of shared memory that those processes have mapped."""
+    lines = [line for pid in pids.values() for line in Path(f"/proc/{pid}/maps").open()]
+    return {Path(line.split()[-1]) for line in lines if " /dev/shm/psm_" in line}
+
+
+async def test_each_process_of_vllm_serve_dies_or_hangs(tmp_path: Path) -> None:
+    options = small_fleet(tmp_path, host_kind="serve", ready_timeout_s=200.0)
+    async with scene_of(options) as scene:
+        calm = await scene.streams(6, TOKENS, "calm")
+        assert not whole(calm)
+        for role in ("core", "worker"):
+            await _hangs(scene, calm, role)
+        for role in ("worker", "core", "api"):
+            await _killed(scene, calm, role)
+        verdict = await scene.sound()
+        assert verdict.stalls > 0
+
+
+async def _killed(scene: Scene, calm: dict, role: str) -> None:
+    """One process of `vllm serve` is killed: streams go on, the others follow it, and the
+    worker comes back."""
+    victim = await scene.worker("w0")
+    pids = family(victim["engine_pid"])
+    shared = shared_memory(pids)
+    assert shared
+    began = time.monotonic()
+
+    async def kill(streams: dict) -> None:
+        await scene.paced(streams, 16, "w0", pids["core"])
+        os.kill(pids[role], signal.SIGKILL)
+        if role != "core":
+            os.kill(pids["core"], signal.SIGCONT)
+
+    hit = await scene.streams(6, TOKENS, f"{role}-killed", kill)
+    assert not whole(hit), role
+    assert same(calm, hit) == [], role
+    paths = {r: [d.worker for d in made] for r, made in (await scene.routes(hit)).items()}
+    assert any(len(path) > 1 for path in paths.values()), f"nobody moved: {paths}"
+    gap_s = max(s.longest_gap_s for s in hit.values())
+    await scene.until_ready("w0", victim["incarnation"] + 1, timeout_s=120)
+    print(f"{role} killed: longest gap {gap_s:.2f} s, back after {time.monotonic() - began:.1f} s")
+    left = {r: pid for r, pid in pids.items() if Path(f"/proc/{pid}").exists()}
+    assert not left, f"{role} killed, left behind: {left}"
+    assert not [path for path in shared if path.exists()], "shared memory was left behind"
+
+
+async def _hangs(scene: Scene, calm: dict, role: str) -> None:
+    """One process is stopped while the API server still answers for it. The streams are
+    rescued, and when it goes on, the worker is taken back as it is."""
+    victim = await scene.worker("w0")
+    pids = family(victim["engine_pid"])
+
+    async def hang(streams: dict) -> None:
+        await scene.paced(streams, 16, "w0", pids["core"])
+        if role != "core":
+            os.kill(pids[role], signal.SIGSTOP)
+            os.kill(pids["core"], signal.SIGCONT)
+
+    known = len(await scene.hung())
+    try:
+        hit = await scene.streams(6, TOKENS, f"{role}-hung", hang)
+    finally:
+        os.kill(pids[role], signal.SIGCONT)
+    assert not whole(hit)
+    assert same(calm, hit) == []
+    judged = (await scene.hung())[known:]
+    gap_s = max(s.longest_gap_s for s in hit.values())
+    print(f"{role} hung: longest gap {gap_s:.2f} s; judged on {judged[0]}")
+    assert {e.worker for e in judged} == {"w0"}
+    assert gap_s < 10
+    await scene.until_cleared("w0", known + 1)
+    assert (await scene.worker("w0"))["incarnation"] == victim["incarnation"]

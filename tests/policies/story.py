@@ -1,0 +1,157 @@
+"""Short ways to tell a log: segments with a true chain, and events with usual values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from events import vocabulary as v
+from events.codec import encode
+from events.log import RevisionGroup
+from events.segment import GENESIS, pack, unpack
+from policies.fleet import apply_group
+from policies.state import Fleet, Worker
+
+MODEL = "m"
+
+
+class Story:
+    """A log being written, and its fold. `tell(stream, *events)` is one transaction."""
+
+    def __init__(self) -> None:
+        self.groups: list[RevisionGroup] = []
+        self.fleet = Fleet()
+        self.heads: dict[str, tuple[int, bytes, int]] = {}
+        self.epochs: dict[str, int] = {}
+        self.seen: list[Any] = []
+
+    @property
+    def revision(self) -> int:
+        return self.groups[-1].revision if self.groups else 0
+
+    def own(self, stream: str) -> int:
+        """The stream gets a new owner; returns its epoch."""
+        self.epochs[stream] = self.revision + 1
+        self._commit(RevisionGroup(self.revision + 1, owners=((stream, self.revision + 1),)))
+        return self.epochs[stream]
+
+    def lapse(self, stream: str) -> None:
+        """The owner's lease is gone."""
+        self._commit(RevisionGroup(self.revision + 1, owners=((stream, 0),)))
+
+    def tell(self, stream: str, *events: Any) -> RevisionGroup:
+        if stream not in self.epochs:
+            self.own(stream)
+        seq, previous, first = self.heads.get(stream, (0, GENESIS, 1))
+        records = [e if isinstance(e, bytes) else encode(e) for e in events]
+        segment = unpack(pack(stream, self.epochs[stream], seq + 1, first, previous, records))
+        self.heads[stream] = (segment.seq, segment.hash, segment.last + 1)
+        return self._commit(RevisionGroup(self.revision + 1, (segment,)))
+
+    def _commit(self, group: RevisionGroup) -> RevisionGroup:
+        self.groups.append(group)
+        apply_group(self.fleet, group, lambda stream, position, event: self.seen.append(event))
+        return group
+
+    # --- usual beginnings ------------------------------------------------------------
+
+    def worker(self, name: str = "w0", incarnation: int = 1) -> Worker:
+        """A worker whose engine is ready."""
+        self.tell(
+            f"w.{name}",
+            v.WorkerRegistered(name, "host", 7),
+            started(name, incarnation),
+            ready(name, incarnation),
+        )
+        return self.fleet.workers[name]
+
+    def replica(self, name: str = "r0", boot: str = "b1") -> None:
+        """A replica that serves."""
+        self.tell(f"r.{name}", replica_started(name, boot))
+
+    def leader(self, replica: str = "r0", boot: str = "b1") -> None:
+        """`replica` leads."""
+        self.own("fleet")
+        self.tell("fleet", v.LeaderElected(replica, boot))
+
+    def healthy_ticks(self, count: int, first: int | None = None) -> int:
+        """Ticks a second apart; returns the last number."""
+        number = self.fleet.tick if first is None else first - 1
+        for _ in range(count):
+            number += 1
+            self.tell("fleet", v.Tick(number, 1_000_000 + 1000 * number))
+        return number
+
+
+def replica_started(name: str = "r0", boot: str = "b1", **more: Any) -> v.ReplicaStarted:
+    return v.ReplicaStarted(name, boot, "127.0.0.1", 8000, 11, **more)
+
+
+def started(name: str = "w0", incarnation: int = 1) -> v.EngineStarted:
+    return v.EngineStarted(name, incarnation, 100 + incarnation, 1)
+
+
+def ready(name: str = "w0", incarnation: int = 1, model: str = MODEL) -> v.EngineReady:
+    return v.EngineReady(name, incarnation, "127.0.0.1", 9000, model, 4096, 16, 512)
+
+
+def died(name: str = "w0", incarnation: int = 1) -> v.EngineDied:
+    return v.EngineDied(name, incarnation, "killed")
+
+
+def arrived(request: str = "q1", prompt: int = 100, verdict: str = "exact") -> v.RequestArrived:
+    return v.RequestArrived(request, MODEL, "completions", True, prompt, 64, verdict)
+
+
+def decided(
+    request: str = "q1",
+    attempt: int = 1,
+    worker: str = "w0",
+    incarnation: int = 1,
+    prompt: int = 100,
+    delivered: int = 0,
+    basis: v.Basis | None = None,
+) -> v.RouteDecided:
+    return v.RouteDecided(
+        f"r0.b1.{request}.{attempt}",
+        basis or v.Basis(0, 0),
+        request,
+        attempt,
+        "arrival" if attempt == 1 else "reset",
+        "new",
+        delivered,
+        prompt,
+        worker,
+        incarnation,
+        "least_load",
+        MODEL,
+    )
+
+
+def observed(
+    request: str = "q1", attempt: int = 1, worker: str = "w0", inc: int = 1, kind: str = "reset"
+) -> v.TransportObserved:
+    return v.TransportObserved(request, attempt, worker, inc, kind, 0)
+
+
+def ended(request: str = "q1", outcome: str = "completed", attempts: int = 1) -> v.RequestEnded:
+    return v.RequestEnded(request, outcome, 200, 64, "length", attempts, "exact")
+
+
+def engine_step(*changes: Any, incarnation: int = 1, lost: int = 0, us: int = 900) -> v.EngineStep:
+    return v.EngineStep(incarnation, 1, us, 1, 100, 0, 0, 8, changes, lost)
+
+
+def queued(
+    request: str = "q1", attempt: int = 1, prompt: int = 100, dispatch: bytes = b""
+) -> v.RequestQueued:
+    return v.RequestQueued(request, attempt, prompt, dispatch)
+
+
+def finished(request: str = "q1", attempt: int = 1) -> v.EngineFinished:
+    return v.EngineFinished(request, attempt, "length", 64)
+
+
+def assert_idle(worker: Worker) -> None:
+    """Nothing is held, nothing is owed."""
+    assert worker.attempts == {}
+    assert worker.prefill_left == 0

@@ -1,0 +1,140 @@
+"""The fold of checkpoints: coverage is what a living holder acknowledged, nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from events import codec
+from events import vocabulary as v
+from policies import placement
+from policies.coverage import covered_tokens
+from policies.state import dump, load, state_hash
+from tests.policies.story import Story, arrived, ended
+
+BASIS = v.Basis(1, 0)
+
+
+def scene() -> Story:
+    story = Story()
+    for name in ("w0", "w1", "w2"):
+        story.worker(name)
+        story.tell(f"w.{name}", daemon(name))
+    story.replica()
+    story.tell("r.r0", arrived("q"))
+    return story
+
+
+def daemon(name: str, boot: str = "b1", epoch: int = 1, budget: int = 10_000) -> Any:
+    return v.StateDaemonStarted(name, boot, epoch, f"tcp://{name}", budget, "f")
+
+
+def acknowledged(holder: str, tokens: int, boot: str = "b1", child: int = 0) -> Any:
+    return v.CheckpointAcknowledged(holder, boot, "q", child, 1, tokens // 16, tokens, tokens * 10)
+
+
+def chosen(holder: str, attempt: int = 1, primary: str = "w0") -> Any:
+    return v.HolderChosen(
+        "d1", BASIS, "q", attempt, "arrival", primary, (holder,), "load_aware", 1, 8, 1280
+    )
+
+
+def test_coverage_follows_acknowledgements_evictions_and_drops() -> None:
+    story = scene()
+    story.tell("w.w1", acknowledged("w1", 32), acknowledged("w1", 64))
+    assert covered_tokens(story.fleet, "w1", "q") == 64
+    assert story.fleet.holders["w1"].held_bytes == 640
+    story.tell("w.w1", acknowledged("w1", 16, child=1))
+    assert covered_tokens(story.fleet, "w1", "q") == 16, "the worst child"
+    story.tell("w.w1", v.CheckpointEvicted("w1", "b1", "q", 0, 8, 80))
+    assert covered_tokens(story.fleet, "w1", "q") == 8
+    assert story.fleet.holders["w1"].held_bytes == 80 + 160
+    for child in (0, 1):
+        story.tell("w.w1", v.CheckpointDropped("w1", "b1", "q", child, "finished"))
+    assert story.fleet.holders["w1"].covered == {}
+    assert story.fleet.holders["w1"].held_bytes == 0
+
+
+def test_an_older_life_of_the_daemon_covers_nothing() -> None:
+    story = scene()
+    story.tell("w.w1", acknowledged("w1", 64))
+    story.tell("w.w1", daemon("w1", "b2", 2))
+    assert covered_tokens(story.fleet, "w1", "q") == 0, "a new life holds nothing"
+    story.tell("w.w1", acknowledged("w1", 64, "b1"))
+    story.tell("w.w1", v.StateDaemonLost("w1", "b1", "late news"))
+    assert covered_tokens(story.fleet, "w1", "q") == 0
+    assert story.fleet.holders["w1"].alive
+    story.tell("w.w1", daemon("w1", "b1", 1))
+    assert story.fleet.holders["w1"].boot == "b2", "an older epoch changes nothing"
+
+
+def test_one_worker_does_not_speak_for_anothers_daemon() -> None:
+    story = scene()
+    story.tell("w.w2", acknowledged("w1", 64))
+    assert covered_tokens(story.fleet, "w1", "q") == 0
+
+
+def test_a_lost_host_takes_its_checkpoints_with_it() -> None:
+    story = scene()
+    story.leader()
+    story.tell("w.w1", acknowledged("w1", 64))
+    story.tell("r.r0", chosen("w1"))
+    assert placement.displaced(story.fleet) == []
+    story.tell("fleet", v.WorkerLost("w1", story.epochs["w.w1"], "lease"))
+    assert covered_tokens(story.fleet, "w1", "q") == 0
+    assert placement.displaced(story.fleet) == [("q", "holder_lost")]
+
+
+def test_a_recovered_request_needs_a_new_holder() -> None:
+    story = scene()
+    story.tell("r.r0", chosen("w1"))
+    story.tell("r.r0", chosen("w1", attempt=2, primary="w1"))
+    assert placement.displaced(story.fleet) == [("q", "recovered")]
+    story.tell("r.r0", chosen("w2", attempt=1))
+    assert story.fleet.placed["q"].attempt == 2, "an older decision changes nothing"
+
+
+def test_eq4_and_eq5_from_the_fold() -> None:
+    """A placement counts at once with what it is expected to hold, and then with what it
+    holds; the bytes of both are never counted twice."""
+    story = scene()
+    story.tell("r.r0", chosen("w1"))
+
+    def site(ahead: Any = ()) -> placement.Site:
+        (found,) = [s for s in placement.sites_of(story.fleet, ahead) if s.worker == "w1"]
+        return found
+
+    assert (site().blocks, site().used_bytes) == (8, 1280)
+    story.tell("w.w1", acknowledged("w1", 64))
+    assert (site().blocks, site().used_bytes) == (8, 1280)
+    story.tell("w.w1", acknowledged("w1", 160))
+    assert (site().blocks, site().used_bytes) == (10, 1600)
+    assert site([("w1", 5, 800)]).blocks == 15
+    story.tell("r.r0", ended("q"))
+    assert (site().blocks, site().used_bytes) == (0, 1600), "held until the holder let go"
+
+
+def test_restores_are_counted_and_snapshots_hold_everything() -> None:
+    story = scene()
+    story.tell("r.r0", chosen("w1"))
+    story.tell(
+        "w.w2",
+        v.RestoreStarted(1, "q", 0, 2, "w1", 64),
+        v.RestoreFailed(1, "q", 0, 2, "w1", 32, "corrupt"),
+        v.RestoreDone(1, "q", 0, 2, "w1", 64, 640, 900),
+    )
+    assert story.fleet.restores == {"started": 1, "failed": 1, "done": 1, "tokens": 96}
+    again = load(dump(story.fleet))
+    assert state_hash(again) == state_hash(story.fleet)
+
+
+def test_the_new_records_survive_the_wire() -> None:
+    option = v.RecoveryOption("w1", "restore", "w2", 64, 0, 900, 100, 1000)
+    for event in (
+        daemon("w1"),
+        acknowledged("w1", 64),
+        chosen("w1"),
+        v.RecoveryPlanned(
+            "d", BASIS, "w0", 3, "completion", (v.RecoveryChoice("q", 2, 99, 0, (option,)),)
+        ),
+    ):
+        assert codec.decode(codec.encode(event)) == event

@@ -1,0 +1,144 @@
+"""Recovery: restore where that ends first, nobody flooded, all alternatives kept."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.recovery_plan import POLICIES, Interrupted, Links, Rules, Stored, Target, plan
+
+LINKS = Links(local=10_000_000, remote=1_000_000, latency_us=100)
+
+
+def target(name: str, load: int = 0, wait_us: int = 0, **options: object) -> Target:
+    return Target(name, load, wait_us, 100_000, "m", "f", **options)  # type: ignore[arg-type]
+
+
+def request(name: str, tokens: int, *stored: Stored) -> Interrupted:
+    return Interrupted(name, 1, tokens, stored, "m", "f")
+
+
+def taken(choice: object) -> tuple[str, str]:
+    option = choice.options[choice.chosen]  # type: ignore[attr-defined]
+    return option.kind, option.worker
+
+
+def test_a_long_prefix_is_restored_and_a_short_one_computed_elsewhere() -> None:
+    targets = [target("w1", wait_us=60_000), target("w2")]
+    long = request("long", 2000, Stored("w1", 1984, 1_000_000))
+    short = request("short", 200, Stored("w1", 192, 100_000))
+    a, b = plan([long, short], targets, Links(10_000_000, 100_000, latency_us=100))
+    assert taken(a)[0] == "restore"
+    assert taken(b) == ("restore", "w2"), "its blocks travel: less than waiting, or computing"
+    busy = [target("w1", wait_us=600_000), target("w2")]
+    slow = Links(10_000_000, 10, latency_us=100)
+    assert taken(plan([short], busy, slow)[0]) == ("recompute", "w2")
+
+
+def test_a_holder_is_not_flooded() -> None:
+    targets = [target(f"w{i}") for i in range(1, 4)]
+    many = [request(f"r{i}", 2000, Stored("w1", 1000, 50_000)) for i in range(6)]
+    workers = [taken(c)[1] for c in plan(many, targets, LINKS)]
+    assert {w: workers.count(w) for w in set(workers)} == {"w1": 2, "w2": 2, "w3": 2}
+
+
+def test_eq6_as_published() -> None:
+    """Not overloaded: holder. Overloaded: holder for a long prefix, else least loaded."""
+    targets = [target("w1", load=100), target("w2", load=1), target("w3", load=2)]
+    long = request("long", 2000, Stored("w1", 513, 1))
+    short = request("short", 600, Stored("w1", 512, 1))
+    rules = Rules(theta=50, tau=512)
+    assert taken(plan([long], targets, LINKS, rules, "eq6")[0]) == ("restore", "w1")
+    assert taken(plan([short], targets, LINKS, rules, "eq6")[0]) == ("recompute", "w2")
+    assert taken(plan([short], targets, LINKS, Rules(theta=100), "eq6")[0]) == ("restore", "w1")
+
+
+def test_eq6_does_not_send_all_redirected_to_one() -> None:
+    targets = [target("w1", load=1000), target("w2", load=0), target("w3", load=3)]
+    many = [request(f"r{i}", 600, Stored("w1", 16, 1)) for i in range(4)]
+    workers = [taken(c)[1] for c in plan(many, targets, LINKS, Rules(theta=50), "eq6")]
+    assert workers == ["w2", "w3", "w2", "w3"]
+
+
+def test_a_worker_that_cannot_use_the_blocks_computes() -> None:
+    targets = [Target("w1", 0, 0, 100_000, "m", "other"), Target("w2", 0, 0, 100_000, "n", "f")]
+    (choice,) = plan([request("r", 500, Stored("w1", 400, 10))], targets, LINKS)
+    assert taken(choice) == ("recompute", "w1")
+    reasons = {(o.kind, o.worker): o.excluded for o in choice.options}
+    assert reasons["restore", "w1"] == "fingerprint"
+    assert reasons["recompute", "w2"] == "other model"
+
+
+def test_nobody_left_is_an_answer() -> None:
+    (choice,) = plan([request("r", 5)], [target("w1", excluded="suspected")], LINKS)
+    assert choice.chosen == -1 and choice.options[0].excluded == "suspected"
+    assert plan([request("r", 5)], [], LINKS)[0].chosen == -1
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(1, 3000),
+        st.lists(st.tuples(st.sampled_from(("w0", "w1", "w9")), st.integers(0, 3000)), max_size=2),
+    ),
+    max_size=7,
+)
+workers = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(0, 10**6), st.sampled_from(("", "", "draining"))),
+    max_size=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(requests, workers, st.sampled_from(POLICIES))
+def test_every_request_gets_an_open_way_if_there_is_one(
+    asked: list, offered: list, policy: str
+) -> None:
+    interrupted = [
+        request(f"r{i}", tokens, *(Stored(h, min(n, tokens), n * 10) for h, n in stored))
+        for i, (tokens, stored) in enumerate(asked)
+    ]
+    targets = [
+        target(f"w{i}", load, wait, excluded=why) for i, (load, wait, why) in enumerate(offered)
+    ]
+    choices = plan(interrupted, targets, LINKS, policy=policy)
+    assert [c.request for c in choices] == [r.request for r in interrupted]
+    open_exists = any(not t.excluded for t in targets)
+    for choice in choices:
+        assert (choice.chosen >= 0) == open_exists
+        if choice.chosen >= 0:
+            assert not choice.options[choice.chosen].excluded
+        for option in choice.options:
+            assert option.done_us == option.move_us + option.wait_us + option.compute_us
+    if policy == "completion":
+        for choice in choices:
+            open_ = [o.done_us for o in choice.options if not o.excluded]
+            assert not open_ or choice.options[choice.chosen].done_us == min(open_)
+    assert plan(interrupted, targets, LINKS, policy=policy) == choices
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(100, 3000), min_size=1, max_size=5), st.integers(0, 200_000))
+def test_joint_completion_is_near_the_best_of_all_assignments(
+    sizes: list[int], wait_us: int
+) -> None:
+    """LPT on two workers: within 4/3 of the best makespan (Graham 1969), plus the wait."""
+    targets = [target("w0", wait_us=wait_us), target("w1")]
+    choices = plan([request(f"r{i}", n) for i, n in enumerate(sizes)], targets, LINKS)
+    ended = max(c.options[c.chosen].done_us for c in choices)
+    best = min(
+        max(
+            wait_us * (0 in where)
+            + sum(n * 100 for n, w in zip(sizes, where, strict=True) if w == 0),
+            sum(n * 100 for n, w in zip(sizes, where, strict=True) if w == 1),
+        )
+        for where in itertools.product((0, 1), repeat=len(sizes))
+    )
+    assert ended <= best * 4 // 3 + max(sizes) * 100 // 3 + 1
+
+
+def test_an_unknown_policy_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        plan([], [], LINKS, policy="best")

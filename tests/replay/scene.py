@@ -1,0 +1,310 @@
+"""A whole control plane over MemoryLog (or etcd): real replicas, schedulers and leadership,
+scripted workers, and clients that lose their streams.
+
+Only the engines and the HTTP between are played. Times are short and real, what happens
+is drawn from the seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from controlplane.gateway.ports import Activity, Arrival, Assignment, Hopeless
+from controlplane.replica import Replica, ReplicaConfig
+from events import vocabulary as v
+from events.errors import Fenced
+from events.memory import MemoryLog
+
+MODEL = "m"
+PAUSE_S = 0.0005
+
+
+class StreamCut(ConnectionResetError):
+    """The engine died under an attempt, or refused it. `kind` as in TransportObserved."""
+
+    def __init__(self, kind: str, delivered: int) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.delivered = delivered
+
+
+class Attempt:
+    """One attempt as its gateway holds it. `delivered`: the tokens its client has;
+    `moved`: its streams were broken, and `given` is where it goes on."""
+
+    def __init__(self, given: Assignment, delivered: int) -> None:
+        self.given: Assignment | Hopeless | None = given
+        self.number = given.attempt
+        self.delivered = delivered
+        self.moved = False
+
+
+class Worker:
+    """A scripted agent with its engine."""
+
+    def __init__(self, log: Any, name: str) -> None:
+        self.name = name
+        self.incarnation = 0
+        self.alive = False
+        self._log = log
+        self._writer: Any = None
+        self._steps = 0
+        self._running = 0
+
+    def tell(self, *events: Any) -> None:
+        assert self._writer is not None
+        self._writer.append(*events)
+
+    async def register(self) -> None:
+        """A new agent takes the stream."""
+        self._writer = self._log.writer(f"w.{self.name}")
+        await self._writer.__aenter__()
+        self.tell(v.WorkerRegistered(self.name, f"host-{self.name}", 1))
+
+    def start(self) -> None:
+        self.incarnation += 1
+        self._steps = self._running = 0
+        self.alive = True
+        self.tell(
+            v.EngineStarted(self.name, self.incarnation, 1000 + self.incarnation, 1),
+            v.EngineReady(self.name, self.incarnation, "127.0.0.1", 9, MODEL, 4096, 16, 512),
+        )
+
+    def die(self) -> None:
+        """kill -9 of the engine, seen by its agent."""
+        self.alive = False
+        self.tell(v.EngineDied(self.name, self.incarnation, "killed"))
+
+    def restart(self) -> None:
+        """A death and the start after it that reach the log in one segment."""
+        died = self.incarnation
+        self.incarnation += 1
+        self._steps = self._running = 0
+        self.tell(
+            v.EngineDied(self.name, died, "killed"),
+            v.EngineRestartScheduled(self.name, self.incarnation, 0),
+            v.EngineStarted(self.name, self.incarnation, 1000 + self.incarnation, 1),
+        )
+        self.tell(v.EngineReady(self.name, self.incarnation, "127.0.0.1", 9, MODEL, 4096, 16, 512))
+
+    def vanish(self) -> None:
+        """The host is gone: nobody writes that the engine died, the lease lapses."""
+        self.alive = False
+        self._log.lapse(f"w.{self.name}")
+
+    def step(self, *changes: Any) -> None:
+        self._steps += 1
+        us = 500 + 7 * (self._steps % 13)
+        self.tell(
+            v.EngineStep(
+                self.incarnation, self._steps, us, self._running, 90, 0, 0, self._running, changes
+            )
+        )
+
+    async def serve(self, given: Assignment, tokens: int, attempt: Attempt) -> int:
+        """Generate for one attempt; returns tokens made. Raises StreamCut."""
+        if given.incarnation != self.incarnation:
+            raise StreamCut("stale", 0)
+        if not self.alive:
+            raise StreamCut("refused", 0)
+        who = given.request, given.attempt
+        prompt = 40 + len(given.request)
+        self._running += 1
+        self.step(v.RequestQueued(*who, prompt, given.dispatch), v.RequestAdmitted(*who, 8, 2))
+        await asyncio.sleep(PAUSE_S)
+        for made in range(tokens):
+            if not self.alive or given.incarnation != self.incarnation:
+                raise StreamCut("reset", made)
+            if attempt.moved:
+                self._running -= 1
+                self.step(v.EngineFinished(*who, "abort", made))
+                raise StreamCut("moved", made)
+            attempt.delivered += 1
+            first = (v.PrefillChunkDone(*who, prompt - 8, prompt), v.FirstToken(*who))
+            self.step(*(first if made == 0 else ()))
+            await asyncio.sleep(PAUSE_S)
+        if not self.alive or given.incarnation != self.incarnation:
+            raise StreamCut("reset", tokens)
+        self._running -= 1
+        self.step(v.EngineFinished(*who, "length", tokens))
+        return tokens
+
+
+class Clients:
+    """Plays the gateway of one replica, and offers GatewayPort to its stall watch."""
+
+    def __init__(self, replica: Replica, workers: dict[str, Worker], rng: random.Random) -> None:
+        self.activity: dict[tuple[str, int], Activity] = {}
+        self.broken: list[tuple[str, int]] = []
+        self.moved = 0
+        self.outcomes: dict[str, tuple[str, int]] = {}
+        self._open: dict[tuple[str, int], dict[str, Attempt]] = {}
+        self._scheduler = replica.scheduler
+        self._workers = workers
+        self._rng = rng
+
+    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+        """As the gateway does: every stream there is dispatched anew before this returns."""
+        self.broken.append((worker, incarnation))
+        moving = self._open.pop((worker, incarnation), {})
+        for name, attempt in moving.items():
+            attempt.moved = True
+            self._scheduler.observed(name, attempt.number, cause, attempt.delivered)
+            attempt.given = self._scheduler.assign(name, cause, attempt.delivered)
+        self.moved += len(moving)
+        return len(moving)
+
+    async def request(self, name: str) -> None:
+        """One client's request, to its end, whatever happens to workers."""
+        scheduler, rng = self._scheduler, self._rng
+        total = rng.randint(2, 12)
+        verdict = rng.choice(["exact"] * 8 + ["restart"])
+        scheduler.arrived(
+            Arrival(name, MODEL, "completions", True, rng.randint(5, 400), total, verdict, "drawn")
+        )
+        delivered = 0
+        given = scheduler.assign(name, "arrival", delivered)
+        while True:
+            if isinstance(given, Hopeless):
+                self._end(name, "failed", given.status, delivered)
+                return
+            if given is None:
+                if not await scheduler.capacity(name, 5.0):
+                    self._end(name, "rejected", 503, delivered)
+                    return
+                given = scheduler.assign(name, "wait_over", delivered)
+                continue
+            if rng.random() < 0.03:
+                self._end(name, "cancelled", 499, delivered)
+                return
+            attempt = Attempt(given, delivered)
+            cut = await self._attempt(name, attempt, total - delivered)
+            delivered = attempt.delivered
+            if attempt.moved:
+                given = attempt.given
+            elif cut is None:
+                self._end(name, "completed", 200, delivered)
+                return
+            else:
+                scheduler.observed(name, attempt.number, cut.kind, delivered)
+                given = scheduler.assign(name, cut.kind, delivered)
+
+    async def _attempt(self, name: str, attempt: Attempt, tokens: int) -> StreamCut | None:
+        """Let the worker serve it; why it broke, if it did."""
+        given = attempt.given
+        assert isinstance(given, Assignment)
+        place = given.worker, given.incarnation
+        self._open.setdefault(place, {})[name] = attempt
+        try:
+            await self._workers[given.worker].serve(given, tokens, attempt)
+        except StreamCut as cut:
+            return cut
+        finally:
+            self._open.get(place, {}).pop(name, None)
+        return None
+
+    def _end(self, name: str, outcome: str, status: int, tokens: int) -> None:
+        self.outcomes[name] = (outcome, tokens)
+        self._scheduler.ended(name, outcome, status, tokens, "length")
+
+
+class Scene:
+    """Replicas and workers on one log. `async with Scene(seed) as scene: ...`
+
+    `log`: a MemoryLog of its own, unless an EtcdLog is given; then nothing may be asked of
+    it that only memory can do (`lapse`, `pause`).
+    """
+
+    def __init__(
+        self, seed: int = 1, workers: int = 3, replicas: int = 2, log: Any = None, tick_s=0.02
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.log = log if log is not None else MemoryLog()
+        self._tick_s = tick_s
+        self.workers = {f"w{n}": Worker(self.log, f"w{n}") for n in range(workers)}
+        self.replicas: dict[str, Replica] = {}
+        self.clients: dict[str, Clients] = {}
+        self._names = [f"r{n}" for n in range(replicas)]
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._writers: dict[str, Any] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for worker in self.workers.values():
+            await worker.register()
+            worker.start()
+        for name in self._names:
+            await self.start_replica(name)
+        await self.until(lambda: any(r.leadership.leading for r in self.replicas.values()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if isinstance(self.log, MemoryLog):
+            self.log.resume()
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        if not isinstance(self.log, MemoryLog):
+            for writer in [w._writer for w in self.workers.values()] + [*self._writers.values()]:
+                await writer.__aexit__(None, None, None)
+
+    async def start_replica(self, name: str) -> None:
+        # A lease that an outage kept from being given back has to lapse first.
+        waiting = {} if isinstance(self.log, MemoryLog) else {"wait_s": 10.0}
+        writer = self.log.writer(f"r.{name}", **waiting)
+        await writer.__aenter__()
+        config = ReplicaConfig(name, tick_s=self._tick_s)
+        reader = self.log if isinstance(self.log, MemoryLog) else self.log.reader()
+        replica = Replica(config, reader, writer, self.log.writer)
+        await replica.catch_up()
+        self._writers[name] = writer
+        self.replicas[name] = replica
+        self.clients[name] = Clients(replica, self.workers, self.rng)
+        self._running[name] = asyncio.create_task(replica.run(self.clients[name]))
+
+    async def kill_replica(self, name: str) -> None:
+        """kill -9: its tasks end, its lease lapses, nothing more is written."""
+        self.log.lapse(f"r.{name}")
+        if self.replicas[name].leadership.leading:
+            self.log.lapse("fleet")
+        self._running[name].cancel()
+        await asyncio.gather(self._running.pop(name), return_exceptions=True)
+        del self.replicas[name], self.clients[name]
+
+    async def stop_replica(self, name: str) -> None:
+        """It ends in an outage: what did not land stays in its spool."""
+        self._running[name].cancel()
+        await asyncio.gather(self._running.pop(name), return_exceptions=True)
+        await self._writers.pop(name).__aexit__(None, None, None)
+        del self.replicas[name], self.clients[name]
+
+    async def until(self, condition: Any, timeout_s: float = 5.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def traffic(self, count: int, prefix: str = "q", at_once: int = 24) -> None:
+        """`count` requests, spread over the replicas that live when they begin."""
+        names = iter([f"{prefix}{n}" for n in range(count)])
+
+        async def client() -> None:
+            for name in names:
+                clients = self.clients[self.rng.choice(sorted(self.clients))]
+                try:
+                    await clients.request(name)
+                except Fenced:
+                    continue  # its replica was killed; so is the client's connection
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(client())
+
+    async def settled(self) -> None:
+        """Wait until every replica has folded all there is, and two ticks more."""
+        ticks = max(r.fleet.tick for r in self.replicas.values())
+        await self.until(
+            lambda: all(r.fleet.tick >= ticks + 3 for r in self.replicas.values()), 20.0
+        )

@@ -1,0 +1,173 @@
+"""Replay of logs that stand in a real etcd, outages and all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controlplane.cli import main
+from controlplane.history.errors import HistoryGap
+from controlplane.replay.history import from_etcd
+from controlplane.replay.verify import verify
+from events import vocabulary as v
+from events.codec import decode
+from events.etcd.config import EtcdConfig
+from events.etcd.factory import EtcdLog
+from events.etcd.maintenance import Maintenance
+from events.etcd.writer import EtcdWriter
+from events.log import RevisionGroup
+from tests.etcd_server import EtcdServer, etcd_binary
+from tests.history.stage import replica_on, traffic_on, until
+from tests.replay.scene import Scene
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture
+def etcd() -> Iterator[EtcdServer]:
+    if etcd_binary() is None:
+        pytest.skip("no etcd on PATH")
+    with EtcdServer() as server:
+        yield server
+
+
+def config_for(server: EtcdServer) -> EtcdConfig:
+    config = EtcdConfig(endpoints=server.endpoints)
+    return msgspec.structs.replace(
+        config,
+        call_timeout_ms=500,
+        lease_ttl_s=2,
+        backoff_max_ms=200,
+        silence_ms=500,
+        close_timeout_ms=3_000,
+        linger_ms=2,
+    )
+
+
+def of_type(groups: list[RevisionGroup], kind: type) -> list[tuple[str, object]]:
+    return [
+        (s.stream, event)
+        for g in groups
+        for s in g.segments
+        for event in map(decode, s.records)
+        if isinstance(event, kind)
+    ]
+
+
+async def test_log_on_etcd_replays_like_any_other(etcd: EtcdServer, tmp_path: Path) -> None:
+    config = config_for(etcd)
+    async with EtcdLog(config) as log:
+        async with Scene(61, log=log, tick_s=0.05) as scene:
+            await scene.traffic(60)
+            scene.workers["w0"].die()
+            await scene.traffic(30, "more")
+            scene.workers["w0"].start()
+            await scene.settled()
+    history = await from_etcd(config)
+    verdict = verify(history.groups)
+    assert verdict.divergences == []
+    assert verdict.contested > 50
+    endpoint = ",".join(etcd.endpoints)
+    stored = tmp_path / "run.rlog"
+    asked = ["--etcd", endpoint, "--state-dir", str(tmp_path)]
+    run = asyncio.to_thread(main, ["replay", "--verify", *asked, "--export", str(stored)])
+    assert await run == 0
+    assert await asyncio.to_thread(main, ["replay", "--verify", "--log", str(stored)]) == 0
+    assert await asyncio.to_thread(main, ["why", "q5", *asked]) == 0
+
+
+async def test_outage_beyond_the_leases_replays(etcd: EtcdServer) -> None:
+    """etcd stands still for longer than a lease: streams are resumed, spools land, and the
+    decisions taken meanwhile come out the same from their bases."""
+    config = config_for(etcd)
+    async with EtcdLog(config) as log:
+        async with Scene(62, log=log, tick_s=0.1) as scene:
+            await scene.traffic(20, "before")
+            etcd.stop()
+            await scene.traffic(60, "during")
+            await asyncio.sleep(4.0)
+            await scene.traffic(20, "late")
+            etcd.cont()
+            await until(lambda: all(w.healthy for w in scene._writers.values()), 20.0)
+            await scene.traffic(20, "after")
+            await scene.settled()
+    history = await from_etcd(config)
+    resumed = of_type(history.groups, v.StreamResumed)
+    assert {stream for stream, _ in resumed} >= {"r.r0", "r.r1", "w.w0"}
+    verdict = verify(history.groups)
+    assert verdict.divergences == []
+    assert verdict.contested > 80
+    ends = of_type(history.groups, v.RequestEnded)
+    assert len(ends) == len({event.request for _, event in ends}) == 120  # type: ignore[attr-defined]
+    assert of_type(history.groups, v.WorkerLost) == []
+    assert of_type(history.groups, v.ReplicaLost) == []
+
+
+async def test_replica_decides_nothing_before_its_predecessors_spool_is_folded(
+    etcd: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replay has the spool in every view of the successor; so must the successor."""
+    config = msgspec.structs.replace(config_for(etcd), spool_dir=str(tmp_path))
+    land, reached, landing = EtcdWriter._append, asyncio.Event(), asyncio.Event()
+
+    async def held_back(self: EtcdWriter) -> None:
+        if self.stream == "r.r0":
+            reached.set()
+            await landing.wait()
+        await land(self)
+
+    async with EtcdLog(config) as log:
+        async with Scene(63, replicas=1, log=log, tick_s=0.1) as scene:
+            await scene.traffic(10, "before")
+            etcd.kill9()
+            await scene.traffic(31, "during")
+            await scene.stop_replica("r0")
+            assert list(tmp_path.glob("r.r0.*.spool"))
+            monkeypatch.setattr(EtcdWriter, "_append", held_back)
+            etcd.restart()
+            starting = asyncio.create_task(scene.start_replica("r0"))
+            async with asyncio.timeout(20):
+                await reached.wait()
+            await asyncio.sleep(1.0)
+            assert not starting.done(), "serves, though it does not see its own decisions"
+            landing.set()
+            await starting
+            await scene.traffic(40, "after")
+            await scene.settled()
+    history = await from_etcd(config)
+    assert len(of_type(history.groups, v.ReplicaStarted)) == 2
+    verdict = verify(history.groups)
+    assert verdict.divergences == []
+    assert verdict.contested > 40
+
+
+async def test_trimmed_log_needs_its_archive(etcd: EtcdServer, tmp_path: Path) -> None:
+    async with replica_on(etcd, tmp_path) as stage:
+        await stage.leads()
+        async with traffic_on(stage.log) as traffic:
+            while not stage.keeper.status.trimmed:
+                await traffic.steps(40)
+            await traffic.steps(10)
+        log_id = await Maintenance(stage.log.client).identity()
+    config = EtcdConfig(endpoints=etcd.endpoints)
+    with pytest.raises(HistoryGap, match="--archive"):
+        await from_etcd(config)
+    history = await from_etcd(config, tmp_path)
+    verdict = verify(history.groups)
+    assert verdict.divergences == []
+    assert verdict.hashes > 3
+    assert (tmp_path / log_id).is_dir()
+    asked = ["--etcd", ",".join(etcd.endpoints), "--archive", str(tmp_path), "--json"]
+    assert await asyncio.to_thread(main, ["replay", *asked]) == 0
+
+
+async def test_empty_etcd_is_an_answer(
+    etcd: EtcdServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--etcd", ",".join(etcd.endpoints), "--state-dir", str(tmp_path)]
+    assert await asyncio.to_thread(main, ["replay", *asked]) == 1
+    assert "no log" in capsys.readouterr().err

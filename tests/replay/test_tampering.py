@@ -1,0 +1,280 @@
+"""Whatever is changed in a log, verification finds it, though every chain holds.
+
+Everything up to the last recorded state hash counts; what stands behind it is said to be
+unanchored, and a stored file carries a hash for its end (tests/replay/test_store.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from controlplane.replay.verify import Verdict, verify
+from events import vocabulary as v
+from events.codec import decode, encode
+from events.log import RevisionGroup
+from policies import routing, stall
+from policies.fleet import apply_group
+from policies.state import Fleet
+from tests.policies.story import Story, died, engine_step
+from tests.replay.scene import Scene
+from tests.replay.tamper import Place, dropped, exchanged, places, replaced, swapped
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[RevisionGroup]:
+    """A small log with a death in it."""
+    return asyncio.run(small_log())
+
+
+async def small_log() -> list[RevisionGroup]:
+    async with Scene(11, workers=3, replicas=2) as scene:
+        await scene.traffic(12, at_once=6)
+        scene.workers["w1"].die()
+        await scene.traffic(6, "more", at_once=6)
+        scene.workers["w1"].start()
+        await scene.settled()
+    return scene.log.groups
+
+
+def anchored(groups: list[RevisionGroup]) -> int:
+    """The last revision whose state the log holds a hash of."""
+    hashed = [
+        event.revision
+        for g in groups
+        for s in g.segments
+        if s.stream == "fleet"
+        for event in map(decode, s.records)
+        if isinstance(event, v.StateHashed)
+    ]
+    return hashed[-1]
+
+
+def anchored_places(groups: list[RevisionGroup]) -> list[Place]:
+    last = anchored(groups)
+    return [p for p, _ in places(groups) if groups[p[0]].revision <= last]
+
+
+def found(groups: list[RevisionGroup]) -> Verdict:
+    verdict = verify(groups, limit=1)
+    assert verdict.divergences, "tampering was not found"
+    assert not any(d.what == "chain" for d in verdict.divergences), "the chain was to hold"
+    return verdict
+
+
+def test_the_log_itself_is_sound(groups: list[RevisionGroup]) -> None:
+    verdict = verify(groups)
+    assert verdict.divergences == []
+    assert verdict.contested > 10
+    assert 0 < verdict.unanchored < verdict.events
+
+
+def test_any_dropped_event_is_found(groups: list[RevisionGroup]) -> None:
+    for place in anchored_places(groups):
+        found(dropped(groups, place))
+
+
+def test_any_two_neighbours_swapped_are_found(groups: list[RevisionGroup]) -> None:
+    tried = 0
+    for g, s, r in anchored_places(groups):
+        records = groups[g].segments[s].records
+        if r + 1 < len(records) and records[r] != records[r + 1]:
+            found(swapped(groups, (g, s, r)))
+            tried += 1
+    assert tried > 3
+
+
+def test_any_two_transactions_exchanged_are_found(groups: list[RevisionGroup]) -> None:
+    """Even if no decision and no state depended on which came first."""
+    last = anchored(groups)
+    tried = 0
+    for index in range(len(groups) - 1):
+        one, two = groups[index], groups[index + 1]
+        if two.revision > last or not one.segments or not two.segments:
+            continue
+        streams = {s.stream for g in (one, two) for s in g.segments}
+        if len(streams) == 2:
+            found(exchanged(groups, index))
+            tried += 1
+    assert tried > 10
+
+
+def test_altered_records_are_found(groups: list[RevisionGroup]) -> None:
+    rng = random.Random(3)
+    for place in rng.sample(anchored_places(groups), 40):
+        event = decode(groups[place[0]].segments[place[1]].records[place[2]])
+        if isinstance(event, v.EngineStep):
+            values = [getattr(event, f) for f in event.__struct_fields__]
+            values[event.__struct_fields__.index("kv_used")] += 1
+            found(replaced(groups, place, encode(v.EngineStep(*values))))
+
+
+def test_altered_candidate_is_found_by_the_policy(groups: list[RevisionGroup]) -> None:
+    """Not by a hash: here the log ends before the next one."""
+    for place, _ in places(groups):
+        event = decode(groups[place[0]].segments[place[1]].records[place[2]])
+        if isinstance(event, v.RouteDecided) and event.worker and event.candidates:
+            break
+    values = {f: getattr(event, f) for f in event.__struct_fields__}
+    first = event.candidates[0]
+    lie = v.Candidate(first.worker, first.incarnation, first.cost + 1, first.prefill_tokens, 0)
+    values["candidates"] = (lie, *event.candidates[1:])
+    verdict = verify(replaced(groups, place, encode(v.RouteDecided(**values))), limit=1)
+    (divergence,) = verdict.divergences
+    assert divergence.what == "decision"
+    assert "costs" in divergence.actual
+    assert divergence.actual != divergence.expected
+
+
+def test_changed_weight_is_found(
+    groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "REQUEST_TOKENS", routing.REQUEST_TOKENS + 1)
+    assert found(groups).divergences[0].what == "decision"
+
+
+def test_changed_tie_rule_is_found(
+    groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(routing.POLICIES, "least_load", routing.round_robin)
+    assert found(groups).divergences[0].what == "decision"
+
+
+def test_changed_fold_is_found(
+    groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from policies import account
+
+    monkeypatch.setitem(account.CHANGES, v.FirstToken, lambda worker, key, change: None)
+    found(groups)
+
+
+def test_decision_of_an_unknown_policy_is_found(groups: list[RevisionGroup]) -> None:
+    for place, _ in places(groups):
+        event = decode(groups[place[0]].segments[place[1]].records[place[2]])
+        if isinstance(event, v.RouteDecided):
+            values = {f: getattr(event, f) for f in event.__struct_fields__}
+            values["policy"] = "astrology"
+            tampered = replaced(groups, place, encode(v.RouteDecided(**values)))
+            assert "unknown policy" in found(tampered).divergences[0].actual
+            return
+
+
+def test_missing_segment_breaks_the_chain(groups: list[RevisionGroup]) -> None:
+    index = next(i for i, g in enumerate(groups) if g.segments)
+    verdict = verify(groups[:index] + groups[index + 1 :])
+    assert verdict.divergences[0].what == "chain"
+
+
+def test_groups_out_of_order_are_found(groups: list[RevisionGroup]) -> None:
+    verdict = verify([*groups, groups[-1]])
+    assert verdict.divergences[-1].what == "order"
+
+
+def test_unreadable_record_is_found(groups: list[RevisionGroup]) -> None:
+    verdict = verify(replaced(groups, anchored_places(groups)[5], b"\x91\xa9nothing/1"))
+    assert verdict.divergences[-1].what == "record"
+    assert "nothing/1" in verdict.divergences[-1].actual
+
+
+def stall_story(hung: bool, silent_us: int = 1_500_000) -> Story:
+    """A silent engine was judged, on the bound its steps taught."""
+    story = Story()
+    worker = story.worker()
+    story.replica()
+    story.tell("w.w0", engine_step(us=150_000))
+    basis = v.Basis(story.revision, 1)
+    bound = stall.bound_us(worker, stall.StallConfig())
+    judged = v.StallJudged("d1", basis, "w0", 1, silent_us, "silent", -1, 0, bound, hung)
+    story.tell("r.r0", judged)
+    return story
+
+
+def test_stall_judgement_is_taken_again() -> None:
+    sound = verify(stall_story(True).groups)
+    assert (sound.stalls, sound.divergences) == (1, [])
+    lie = verify(stall_story(False).groups)
+    assert [d.what for d in lie.divergences] == ["decision"]
+
+
+def test_stall_bound_is_worked_out_again() -> None:
+    story = stall_story(True)
+    place = next(p for p, s in places(story.groups, "w.w0") if p[2] == 0 and len(s.records) == 1)
+    slower = encode(engine_step(us=170_000))
+    (divergence,) = verify(replaced(story.groups, place, slower)).divergences
+    assert "bound=1200000us" in divergence.expected
+    assert "bound=1360000us" in divergence.actual
+
+
+def test_leader_that_owes_nothing_but_writes_is_found() -> None:
+    story = Story()
+    story.worker()
+    story.replica()
+    story.leader()
+    story.tell("fleet", v.RequestEnded("q7", "failed", 0, -1, "error", 1, "exact"))
+    (divergence,) = verify(story.groups).divergences
+    assert (divergence.what, divergence.actual) == ("answer", "nothing owed")
+
+
+def test_leader_that_answers_wrongly_is_found() -> None:
+    story = Story()
+    story.worker()
+    story.replica()
+    story.leader()
+    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    wrong = v.EffectsDecided("c1", v.Basis(story.revision, 0), "root: drain w0", ())
+    story.tell("fleet", wrong)
+    assert [d.what for d in verify(story.groups).divergences] == ["answer"]
+
+
+def test_new_leader_answers_what_the_old_one_owed() -> None:
+    """The command was folded, its leader died before it wrote the answer."""
+    story = Story()
+    story.worker()
+    story.replica()
+    story.leader()
+    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    story.leader()
+    effects = (v.Effect("drain", "w0"),)
+    basis = v.Basis(story.revision, 0)
+    story.tell("fleet", v.EffectsDecided("c1", basis, "root: drain w0", effects))
+    verdict = verify(story.groups)
+    assert (verdict.answers, verdict.divergences) == (1, [])
+
+
+def test_log_of_a_build_with_other_state_is_held_to_its_order(
+    groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """State hashes of another shape say nothing here; decisions and order still do."""
+    import controlplane.replay.verify as module
+
+    monkeypatch.setattr(module, "SHAPE", "another")
+    verdict = verify(groups)
+    assert verdict.ok
+    assert verdict.foreign == verdict.hashes > 3
+    rng = random.Random(5)
+    for place in rng.sample(anchored_places(groups), 10):
+        found(dropped(groups, place))
+
+
+def test_basis_the_log_does_not_bear_out_is_found() -> None:
+    story = Story()
+    story.worker()
+    story.replica()
+    story.tell("w.w0", died())
+    from tests.policies.story import arrived, decided
+
+    story.tell("r.r0", arrived(), decided(basis=v.Basis(story.revision, 7)))
+    (divergence,) = verify(story.groups).divergences
+    assert divergence.expected == str(v.Basis(story.revision - 1, 7))
+
+
+def test_verification_leaves_its_base_alone(groups: list[RevisionGroup]) -> None:
+    base = Fleet()
+    for group in groups[:20]:
+        apply_group(base, group)
+    before = base.revision, base.order
+    verify(groups[20:], base)
+    assert (base.revision, base.order) == before

@@ -1,0 +1,63 @@
+"""What the holder's agent writes: positions of the worst rank, and ends, once each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.stream import BlockOut, scatter
+from engine_shim.state_daemon.coverage import CoverageReports
+from events.vocabulary import CheckpointAcknowledged, CheckpointDropped, CheckpointEvicted
+from tests.state_daemon.daemon import Cache, daemon_in, hello, local, peer_of, tokens_of
+
+
+def change(rank: int = 0, blocks: int = 1, reason: str = "", attempt: int = 1) -> m.Change:
+    return m.Change("q", 0, rank, attempt, blocks, blocks * 4, blocks * 100, "w0", reason)
+
+
+def changed(cursor: int, *changes: m.Change, boot: str = "b") -> m.Changed:
+    return m.Changed(0, cursor, boot, changes)
+
+
+def test_the_worst_rank_counts_and_a_missing_one_covers_nothing() -> None:
+    reports = CoverageReports("w1", {"w0": 2})
+    assert reports.take(changed(1, change(0, 3))) == []
+    (event,) = reports.take(changed(2, change(1, 2)))
+    assert event == CheckpointAcknowledged("w1", "b", "q", 0, 1, 2, 8, 500)
+    assert reports.take(changed(3, change(0, 4))) == [], "nothing new for the request"
+
+
+def test_less_than_before_is_an_eviction_and_the_end_is_told_once() -> None:
+    reports = CoverageReports("w1")
+    reports.take(changed(1, change(0, 3)))
+    assert reports.take(changed(2, change(0, 1))) == [CheckpointEvicted("w1", "b", "q", 0, 4, 100)]
+    end = changed(3, change(0, 0, "dropped"))
+    assert reports.take(end) == [CheckpointDropped("w1", "b", "q", 0, "finished")]
+    assert reports.take(changed(4, change(0, 0, "expired"))) == []
+
+
+def test_another_boot_is_asked_from_its_beginning() -> None:
+    reports = CoverageReports("w1")
+    reports.take(changed(7, change(0, 3)))
+    assert reports.take(changed(9, change(0, 5), boot="c")) == []
+    assert reports.cursor == 0
+    (event,) = reports.take(changed(1, change(0, 2), boot="c"))
+    assert isinstance(event, CheckpointAcknowledged) and event.boot == "c"
+
+
+def test_with_a_real_daemon(tmp_path: Path) -> None:
+    with (
+        daemon_in(tmp_path) as daemon,
+        peer_of(local(daemon.socket)) as writer,
+        peer_of(local(daemon.socket), hello=hello("control")) as agent,
+    ):
+        reports = CoverageReports("w1")
+        blocks = [BlockOut("q", 0, 0, i, 1, i, tokens_of(i)) for i in range(5)]
+        scatter(Cache(5), blocks, writer)
+        assert writer.drained(5)
+        answer, _ = agent.ask(m.Changes(0, reports.cursor), 5.0)
+        (event,) = reports.take(answer)
+        assert (event.blocks, event.tokens, event.boot) == (5, 20, daemon.boot)
+        agent.ask(m.Drop(0, ("q",), 1), 5.0)
+        answer, _ = agent.ask(m.Changes(0, reports.cursor), 5.0)
+        assert reports.take(answer) == [CheckpointDropped("w1", daemon.boot, "q", 0, "finished")]

@@ -1,0 +1,536 @@
+"""Each checker passes a sound run and can fail: a check that cannot fail is a bug."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from chaos.traffic import Stream
+from chaos.validators import (
+    CHECKS,
+    check_all,
+    i1_one_terminal_event,
+    i2_identical_stream,
+    i3_indices,
+    i4_one_live_epoch,
+    i5_fencing_no_gap,
+    i6_hash_chain,
+    i7_replay,
+    i10_recovery_bound,
+    i12_drained,
+    i13_durable,
+    i15_effects_once,
+    i16_admin_logged,
+)
+from chaos.validators.clients import record_of
+from chaos.validators.records import ClientRecord, Violation, events_of
+from events import vocabulary as v
+from events.codec import decode, encode
+from events.log import Landed, RevisionGroup
+from tests.policies.story import (
+    Story,
+    arrived,
+    decided,
+    died,
+    ended,
+    engine_step,
+    finished,
+    observed,
+    queued,
+    replica_started,
+)
+from tests.replay.scene import Scene
+from tests.replay.tamper import dropped, exchanged, places, replaced
+
+
+class Run:
+    """A run that kept its promises: its log, its clients, what was acknowledged."""
+
+    def __init__(self) -> None:
+        self.groups: list[RevisionGroup] = []
+        self.clients: list[ClientRecord] = []
+        self.landed: list[Landed] = []
+
+
+async def sound_run() -> Run:
+    run = Run()
+    async with Scene(51) as scene:
+        for name in scene.replicas:
+            scene._writers[name].on_landed(run.landed.append)
+        await scene.traffic(40)
+        scene.workers["w0"].die()
+        admin = scene.replicas["r0"].scheduler
+        admin.emit(v.AdminCommanded("c1", "root", "drain", "w1"))
+        await scene.traffic(15, "more")
+        scene.workers["w0"].start()
+        scene.workers["w1"].tell(v.EffectApplied("c1", 0))
+        await scene.settled()
+        for clients in scene.clients.values():
+            for request, (outcome, tokens) in clients.outcomes.items():
+                status = {"completed": 200, "cancelled": 0, "failed": 200, "rejected": 503}
+                run.clients.append(
+                    ClientRecord(
+                        request,
+                        status[outcome],
+                        outcome,
+                        token_count=tokens,
+                        finish="length" if outcome == "completed" else "",
+                        text="x" * tokens,
+                        asked=str(tokens),
+                        starts=list(range(tokens)),
+                        gaps_ms=[1.0] * tokens,
+                    )
+                )
+    for tokens in range(1, 13):
+        kept = ClientRecord(f"calm{tokens}", 0, "completed", "x" * tokens, tokens, "length")
+        kept.asked, kept.undisturbed = str(tokens), True
+        run.clients.append(kept)
+    run.groups = [*scene.log.groups]
+    return run
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return asyncio.run(sound_run())
+
+
+def short() -> Story:
+    """q1 runs on w0; nothing is wrong, and nothing has ended yet."""
+    story = Story()
+    story.worker("w0")
+    story.worker("w1")
+    story.replica()
+    story.tell("r.r0", arrived(), decided())
+    story.tell("w.w0", engine_step(queued()))
+    return story
+
+
+def whole() -> Story:
+    story = short()
+    story.tell("w.w0", engine_step(finished()))
+    story.tell("r.r0", ended())
+    return story
+
+
+def about(found: list[Violation]) -> str:
+    assert found, "the check found nothing"
+    return "; ".join(str(f) for f in found)
+
+
+def test_sound_run_breaks_no_promise(run: Run) -> None:
+    engines = [p for p in CHECKS if p != "I12"]  # scripted engines keep their block figures
+    assert check_all(run.groups, run.clients, engines) == []
+    assert i13_durable.check(run.groups, run.clients, run.landed) == []
+    assert i16_admin_logged.check(run.groups, run.clients, [("c1", "root")]) == []
+    assert len(run.landed) > 10
+    assert len(run.clients) == 67
+
+
+# --- I1 --------------------------------------------------------------------------------
+
+
+def test_i1_finds_requests_without_an_end() -> None:
+    assert "no terminal event" in about(i1_one_terminal_event.check(short().groups, []))
+    assert i1_one_terminal_event.check(whole().groups, []) == []
+
+
+def test_i1_finds_a_second_end() -> None:
+    story = whole()
+    story.tell("r.r0", ended())
+    assert "2 terminal events of its gateway" in about(
+        i1_one_terminal_event.check(story.groups, [])
+    )
+
+
+def test_i1_finds_an_end_by_another_gateway() -> None:
+    story = short()
+    story.replica("r1")
+    story.tell("r.r1", ended())
+    assert "ended by r.r1" in about(i1_one_terminal_event.check(story.groups, []))
+
+
+def test_i1_lets_a_gateway_that_came_back_have_the_last_word() -> None:
+    story = short()
+    story.tell("fleet", ended(outcome="failed"))
+    story.tell("r.r0", ended())
+    client = ClientRecord("q1", 200, "completed", token_count=64, finish="length")
+    assert i1_one_terminal_event.check(story.groups, [client]) == []
+    late = whole()
+    late.tell("fleet", ended(outcome="failed"))
+    assert "after its gateway" in about(i1_one_terminal_event.check(late.groups, []))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"outcome": "failed"}, "told of a failure"),
+        ({"token_count": 63}, "63 tokens"),
+        ({"finish": "stop"}, "told stop"),
+        ({"outcome": "cut"}, "connection broke"),
+        ({"request": "unknown"}, "does not know it"),
+    ],
+)
+def test_i1_finds_what_log_and_client_tell_differently(changes: Any, says: str) -> None:
+    client = ClientRecord("q1", 200, "completed", token_count=64, finish="length")
+    assert i1_one_terminal_event.check(whole().groups, [client]) == []
+    other = msgspec.structs.replace(client, **changes)
+    assert says in about(i1_one_terminal_event.check(whole().groups, [other]))
+
+
+def test_i1_accepts_a_cut_when_the_gateway_died() -> None:
+    story = short()
+    client = ClientRecord("q1", 200, "cut", token_count=3)
+    story.own("r.r0")
+    story.tell("r.r0", replica_started(boot="b2"))
+    story.tell("fleet", ended(outcome="failed"))
+    assert i1_one_terminal_event.check(story.groups, [client]) == []
+    unheard = ClientRecord("q7", 200, "cut", token_count=1)
+    assert i1_one_terminal_event.check(story.groups, [unheard]) == []
+    assert i1_one_terminal_event.check(whole().groups, [unheard]) != []
+
+
+def test_i1_compares_the_status_of_refusals() -> None:
+    story = short()
+    refusal = v.RequestEnded("q1", "rejected", 503, 0, "-", 0, "exact")
+    story.tell("r.r0", refusal)
+    assert i1_one_terminal_event.check(story.groups, [ClientRecord("q1", 503, "rejected")]) == []
+    found = i1_one_terminal_event.check(story.groups, [ClientRecord("q1", 500, "failed")])
+    assert "answered 500" in about(found)
+
+
+# --- I2, I3 ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change", [{"text": "axb"}, {"tokens": [1, 9]}, {"finish": "stop"}, {"token_count": 3}]
+)
+def test_i2_finds_any_difference(change: Any) -> None:
+    calm = ClientRecord("calm", 200, "completed", "abc", 2, "length", [1, 2], asked="p")
+    calm.undisturbed = True
+    hit = msgspec.structs.replace(calm, request="q1", undisturbed=False)
+    groups = whole().groups
+    assert i2_identical_stream.check(groups, [calm, hit]) == []
+    other = msgspec.structs.replace(hit, **change)
+    assert i2_identical_stream.check(groups, [calm, other])
+
+
+def test_i2_is_not_asked_of_what_was_not_promised() -> None:
+    story = Story()
+    story.worker()
+    story.replica()
+    story.tell("r.r0", arrived(verdict="sampled"), ended())
+    calm = ClientRecord("calm", 200, "completed", "abc", asked="p", undisturbed=True)
+    other = ClientRecord("q1", 200, "completed", "xyz", asked="p")
+    assert i2_identical_stream.check(story.groups, [calm, other]) == []
+
+
+def test_i2_run_without_counterparts_is_no_proof() -> None:
+    lonely = ClientRecord("q1", 200, "completed", "abc", asked="p")
+    assert "counterpart" in about(i2_identical_stream.check(whole().groups, [lonely]))
+
+
+@pytest.mark.parametrize("starts", [[1, 2], [0, 2, 2], [0, 5], [0, 3, 1]])
+def test_i3_finds_chunks_that_do_not_join(starts: list[int]) -> None:
+    good = ClientRecord("q1", 200, "completed", token_count=4, starts=[0, 1, 3])
+    assert i3_indices.check([], [good]) == []
+    assert i3_indices.check([], [msgspec.structs.replace(good, starts=starts)])
+
+
+def test_i3_finds_ids_that_do_not_add_up() -> None:
+    assert i3_indices.check([], [ClientRecord("q1", tokens=[1, 2], token_count=3)])
+
+
+def moved(delivered: int, seen: int = 17) -> Story:
+    story = short()
+    fields = {f: getattr(observed(), f) for f in v.TransportObserved.__struct_fields__}
+    again = {
+        f: getattr(decided(attempt=2, worker="w1", delivered=delivered), f)
+        for f in v.RouteDecided.__struct_fields__
+    }
+    story.tell(
+        "r.r0",
+        v.TransportObserved(**{**fields, "delivered": seen}),
+        v.RouteDecided(**{**again, "mode": "continue"}),
+    )
+    return story
+
+
+def test_i3_finds_a_continuation_from_elsewhere() -> None:
+    assert i3_indices.check(moved(17).groups, []) == []
+    for wrong in (16, 18):
+        assert "continues from" in about(i3_indices.check(moved(wrong).groups, []))
+
+
+def test_i3_finds_delivery_that_went_back() -> None:
+    story = moved(17)
+    story.tell("r.r0", observed(attempt=2))
+    assert "had delivered 0" in about(i3_indices.check(story.groups, []))
+
+
+# --- I4 --------------------------------------------------------------------------------
+
+
+def test_i4_finds_two_live_attempts() -> None:
+    story = short()
+    story.tell("r.r0", decided(attempt=2, worker="w1"))
+    assert "while 1 was live" in about(i4_one_live_epoch.check(story.groups, []))
+    assert i4_one_live_epoch.check(moved(17).groups, []) == []
+
+
+def test_i4_finds_two_gateways() -> None:
+    story = short()
+    story.replica("r1")
+    story.tell("r.r1", observed())
+    assert "r.r0 and r.r1" in about(i4_one_live_epoch.check(story.groups, []))
+
+
+def test_i4_finds_a_dispatch_after_the_end() -> None:
+    story = whole()
+    story.tell("r.r0", decided(attempt=2, worker="w1"))
+    assert "after the end" in about(i4_one_live_epoch.check(story.groups, []))
+
+
+def test_i4_finds_a_skipped_attempt() -> None:
+    story = short()
+    story.tell("r.r0", observed(), decided(attempt=3, worker="w1"))
+    assert "follows attempt 1" in about(i4_one_live_epoch.check(story.groups, []))
+
+
+def test_i4_finds_an_engine_nobody_chose() -> None:
+    story = short()
+    story.tell("w.w1", engine_step(queued()))
+    found = about(i4_one_live_epoch.check(story.groups, []))
+    assert "taken by w1:1" in found
+    assert "2 engines" in found
+
+
+# --- I5, I6, I7 ------------------------------------------------------------------------
+
+
+def test_i5_finds_a_fenced_writer() -> None:
+    story = whole()
+    old = story.epochs["w.w0"]
+    story.own("w.w0")
+    story.tell("w.w0", engine_step())
+    assert i5_fencing_no_gap.check(story.groups, []) == []
+    story.epochs["w.w0"] = old
+    story.tell("w.w0", engine_step())
+    found = about(i5_fencing_no_gap.check(story.groups, []))
+    assert f"epoch {old} wrote after" in found
+
+
+def test_i5_finds_a_writer_without_lease() -> None:
+    story = whole()
+    story.lapse("w.w0")
+    story.tell("w.w0", engine_step())
+    assert "nobody owned it" in about(i5_fencing_no_gap.check(story.groups, []))
+
+
+def test_i5_finds_a_gap() -> None:
+    groups = whole().groups
+    index = next(i for i, g in enumerate(groups) if g.segments)
+    found = about(i5_fencing_no_gap.check(groups[:index] + groups[index + 1 :], []))
+    assert "follows segment 0" in found
+
+
+def test_i6_finds_a_forged_segment(run: Run) -> None:
+    index = next(i for i, g in enumerate(run.groups) if g.segments)
+    group = run.groups[index]
+    segment = group.segments[0]
+    forged = msgspec.structs.replace(segment, records=(*segment.records, encode(died())))
+    groups = [*run.groups]
+    groups[index] = msgspec.structs.replace(group, segments=(forged,))
+    assert "hashes to" in about(i6_hash_chain.check(groups, []))
+    assert i6_hash_chain.check(run.groups, []) == []
+
+
+def test_i6_finds_a_missing_segment(run: Run) -> None:
+    index = next(i for i, g in enumerate(run.groups) if g.segments)
+    groups = run.groups[:index] + run.groups[index + 1 :]
+    assert "follows segment 0" in about(i6_hash_chain.check(groups, []))
+
+
+def test_i7_finds_a_dropped_event_in_an_intact_chain(run: Run) -> None:
+    place = list(places(run.groups, "w.w1"))[10][0]
+    groups = dropped(run.groups, place)
+    assert i6_hash_chain.check(groups, []) == []
+    assert i7_replay.check(groups, [])
+
+
+def test_i7_finds_exchanged_transactions(run: Run) -> None:
+    for index, (one, two) in enumerate(zip(run.groups, run.groups[1:], strict=False)):
+        streams = [s.stream for g in (one, two) for s in g.segments]
+        if index > 40 and len(set(streams)) == 2:
+            break
+    assert i7_replay.check(exchanged(run.groups, index), [])
+
+
+def test_i7_a_log_that_proves_nothing_fails() -> None:
+    found = about(i7_replay.check(whole().groups, []))
+    assert "alternative" in found
+    assert "state hash" in found
+
+
+# --- I10, I12, I13 ---------------------------------------------------------------------
+
+
+def timed(story: Story, at_ms: dict[int, int]) -> list[RevisionGroup]:
+    """The story's groups with a wall clock; revisions not named share the last time."""
+    groups, now = [], 0
+    for group in story.groups:
+        now = at_ms.get(group.revision, now)
+        segments = tuple(msgspec.structs.replace(s, at_ms=now) for s in group.segments)
+        groups.append(msgspec.structs.replace(group, segments=segments))
+    return groups
+
+
+@pytest.mark.parametrize(("took_ms", "fine"), [(400, True), (900, False)])
+def test_i10_measures_from_the_death_to_the_next_first_token(took_ms: int, fine: bool) -> None:
+    story = short()
+    story.tell("w.w0", died())
+    dead = story.revision
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    back = story.revision
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, dead: 5000, back: 5000 + took_ms, back + 1: 60_000})
+    found = i10_recovery_bound.check(groups, [], bound_ms=500)
+    assert (found == []) is fine
+
+
+def test_i10_finds_a_cut_that_nothing_followed() -> None:
+    story = short()
+    story.tell("r.r0", observed())
+    assert "nothing followed" in about(i10_recovery_bound.check(story.groups, []))
+
+
+def test_i10_finds_a_gap_a_client_saw() -> None:
+    client = ClientRecord("q1", 200, "completed", gaps_ms=[3.0, 10_500.0, 4.0])
+    assert i10_recovery_bound.check([], [client])
+    assert i10_recovery_bound.check([], [client], bound_ms=11_000) == []
+
+
+def idle(kv_used: int = 0, waiting: int = 0) -> v.EngineStep:
+    return v.EngineStep(1, 9, 5, 0, 0, 0, waiting, kv_used)
+
+
+def test_i12_finds_what_is_left() -> None:
+    story = short()
+    found = about(i12_drained.check(story.groups, []))
+    assert "q1: is still live" in found
+    assert "still holds q1/1" in found
+    story.tell("w.w0", engine_step(finished()), idle())
+    story.tell("r.r0", ended())
+    assert i12_drained.check(story.groups, []) == []
+    assert "owner" in about(i12_drained.check(story.groups, [], stopped=True))
+    story.tell("w.w0", idle(kv_used=2))
+    assert "2 KV blocks" in about(i12_drained.check(story.groups, []))
+    story.tell("w.w0", idle(waiting=1))
+    assert "waiting" in about(i12_drained.check(story.groups, []))
+    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    assert "nobody carried out" in about(i12_drained.check(story.groups, []))
+
+
+def test_i13_finds_a_lost_or_changed_acknowledgement(run: Run) -> None:
+    ack = run.landed[-1]
+    gone = msgspec.structs.replace(ack, seq=ack.seq + 1000)
+    assert "is gone" in about(i13_durable.check(run.groups, [], [gone]))
+    other = msgspec.structs.replace(ack, last=ack.last + 1)
+    assert "acknowledged as" in about(i13_durable.check(run.groups, [], [other]))
+
+
+# --- I15, I16 --------------------------------------------------------------------------
+
+
+def commanded() -> Story:
+    story = Story()
+    story.worker("w0")
+    story.worker("w1")
+    story.replica()
+    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    effects = (v.Effect("drain", "w0"),)
+    story.tell("fleet", v.EffectsDecided("c1", v.Basis(1, 0), "root: drain w0", effects))
+    story.tell("w.w0", v.EffectApplied("c1", 0))
+    return story
+
+
+def test_i15_finds_a_second_application() -> None:
+    story = commanded()
+    assert i15_effects_once.check(story.groups, []) == []
+    story.tell("w.w0", v.EffectApplied("c1", 0, "already so"))
+    assert i15_effects_once.check(story.groups, []) == []
+    story.tell("w.w0", v.EffectApplied("c1", 0))
+    assert "2 times" in about(i15_effects_once.check(story.groups, []))
+
+
+def test_i15_finds_an_application_by_another_worker_or_undecided() -> None:
+    story = commanded()
+    story.tell("w.w1", v.EffectApplied("c1", 0, "already so"))
+    assert "w.w1 applied it" in about(i15_effects_once.check(story.groups, []))
+    story = commanded()
+    story.tell("w.w0", v.EffectApplied("c9", 0))
+    assert "undecided" in about(i15_effects_once.check(story.groups, []))
+
+
+def test_i15_finds_one_decision_with_two_contents() -> None:
+    story = commanded()
+    effects = (v.Effect("restart", "w0"),)
+    story.tell("fleet", v.EffectsDecided("c1", v.Basis(1, 0), "root", effects))
+    assert "differently" in about(i15_effects_once.check(story.groups, []))
+
+
+def test_i16_finds_what_is_missing_or_too_much() -> None:
+    story = commanded()
+    assert i16_admin_logged.check(story.groups, [], [("c1", "root")]) == []
+    assert "not in the log" in about(i16_admin_logged.check(story.groups, [], [("c2", "root")]))
+    assert "eve's" in about(i16_admin_logged.check(story.groups, [], [("c1", "eve")]))
+    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    assert i16_admin_logged.check(story.groups, []) == [], "a resend is no change"
+    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w1"))
+    assert "another command" in about(i16_admin_logged.check(story.groups, []))
+    story = commanded()
+    story.tell("fleet", v.ConfigChanged("stall.cap_us", "5", "c1"))
+    assert "carried out 2 times" in about(i16_admin_logged.check(story.groups, []))
+    story = commanded()
+    story.tell("fleet", v.ConfigChanged("stall.cap_us", "5"))
+    assert "without a command" in about(i16_admin_logged.check(story.groups, []))
+    story = commanded()
+    story.tell("r.r0", v.AdminCommanded("c2", "", "config", "stall.cap_us", "7"))
+    found = about(i16_admin_logged.check(story.groups, []))
+    assert "no principal" in found
+    assert "carried out 0 times" in found
+
+
+def test_altered_log_of_a_real_run_is_found_by_name(run: Run) -> None:
+    """One end turned into another: the client's word stands against the log's."""
+    for at in events_of(run.groups, "r."):
+        if type(at.event) is v.RequestEnded and at.event.outcome == "completed":
+            break
+    for place, segment in places(run.groups, at.stream):
+        if decode(segment.records[place[2]]) == at.event:
+            break
+    fields = {f: getattr(at.event, f) for f in v.RequestEnded.__struct_fields__}
+    lie = encode(v.RequestEnded(**{**fields, "outcome": "failed"}))
+    promises = {f.promise for f in check_all(replaced(run.groups, place, lie), run.clients)}
+    assert {"I1", "I7"} <= promises
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({"status": 200, "done": True, "finish": "length"}, "completed"),
+        ({"status": 200, "done": True, "finish": "length", "error": "{'code': 500}"}, "failed"),
+        ({"status": 200, "error": "ClientPayloadError: cut"}, "cut"),
+        ({"status": 200}, "cut"),
+        ({"status": 404, "error": "{}"}, "rejected"),
+        ({"status": 503, "error": "{}"}, "failed"),
+        ({"error": "ClientConnectorError: refused"}, "cut"),
+    ],
+)
+def test_streams_become_records(fields: Any, outcome: str) -> None:
+    stream = Stream("r", "p", tokens=[1, 2], text="ab", **fields)
+    record = record_of(stream)
+    assert (record.outcome, record.token_count, record.asked) == (outcome, 2, "p")
