@@ -22,6 +22,7 @@ from events.etcd.factory import EtcdLog
 from tests.agent.host import Host, left, until
 from tests.agent.stage import ENGINE, environment
 from tests.etcd_server import EtcdServer
+from tests.signals import stop
 
 pytestmark = pytest.mark.etcd
 T = TypeVar("T")
@@ -68,7 +69,7 @@ async def test_stopped_orphan_is_killed_before_its_successor_starts(host: Host) 
     agent = host.agent()
     await host.nth(v.EngineReady, 1)
     orphan = host.engine
-    os.kill(orphan.pid, signal.SIGSTOP)
+    stop(orphan.pid)
     agent.kill()
     agent.wait()
     await asyncio.sleep(1.2)

@@ -22,6 +22,7 @@ from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
 from tests.agent.host import Host, left, until
 from tests.etcd_server import EtcdServer
+from tests.signals import stop
 
 pytestmark = [pytest.mark.engine, pytest.mark.etcd, pytest.mark.slow]
 
@@ -112,7 +113,7 @@ async def test_forked_engine_lives_dies_and_comes_back(
         assert await asyncio.to_thread(ask, again) == text
         # An orphan that is stopped cannot see that its agent died.
         orphan = host.engine
-        os.kill(orphan.pid, signal.SIGSTOP)
+        stop(orphan.pid)
         agent.kill()
         agent.wait()
         agent = host.agent(*ARGUMENTS)

@@ -12,6 +12,7 @@ from engine_shim.agent_engine import Backoff
 from engine_shim.agent_process import is_alive
 from events import vocabulary as v
 from tests.agent.stage import staged
+from tests.signals import stop
 
 
 def test_backoff_walks_its_list_and_begins_anew_after_a_stable_life() -> None:
@@ -66,7 +67,7 @@ async def test_a_stopped_member_does_not_outlive_its_engine(tmp_path: Path) -> N
         await stage.nth(v.EngineReady, 1)
         await stage.until(lambda: stage.directory.state.engine.members)
         engine = stage.directory.state.engine
-        os.kill(engine.members[0].pid, signal.SIGSTOP)
+        stop(engine.members[0].pid)
         os.kill(engine.process.pid, signal.SIGKILL)
         await stage.nth(v.EngineRestartScheduled, 1)
         assert not is_alive(engine.members[0])

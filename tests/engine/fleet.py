@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import Any
 
 from engine_shim.reports import FrameReader, Hello, Ready, parse
 from events import codec
-from events.vocabulary import AnyChange, EngineStep
+from events.vocabulary import AnyChange, EngineFinished, EngineStep, RequestQueued
 
 START_TIMEOUT_S = 180.0
 VLLM_ARGUMENTS = (
@@ -158,6 +159,15 @@ class Engine:
             return state["running"] + state["waiting"] + state["kv_used"] == 0
 
         wait_until(idle, "engine idle", 10.0)
+        if not self.agent.paused.is_set():
+            wait_until(self._told, "engine's reports are read", 10.0)
+
+    def _told(self) -> bool:
+        """Whether the agent has read of every request's end and nothing more comes."""
+        before = len(self.agent.steps)
+        kinds = Counter(type(c) for c in self.agent.changes())
+        time.sleep(0.03)
+        return kinds[RequestQueued] == kinds[EngineFinished] and len(self.agent.steps) == before
 
     def stop(self) -> None:
         self.agent.close()

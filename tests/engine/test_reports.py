@@ -22,6 +22,7 @@ from events.vocabulary import (
 )
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
+from tests.signals import stop
 
 pytestmark = pytest.mark.engine
 
@@ -182,7 +183,7 @@ def test_death_of_the_agent_ends_the_engine_within_a_second(zygote: Zygote) -> N
 def test_stopped_orphan_exits_when_it_continues(zygote: Zygote) -> None:
     engine = zygote.fork()
     with engine_of(engine):
-        os.kill(engine.pid, signal.SIGSTOP)
+        stop(engine.pid)
         engine.agent.close()
         time.sleep(0.3)
         assert engine.alive()
