@@ -1,0 +1,29 @@
+"""Signals whose effect has been seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def stop(pid: int, timeout_s: float = 10.0) -> None:
+    """SIGSTOP, and wait until every thread of the process is stopped.
+
+    The signal is delivered to one thread, and the others run on until that one has been
+    scheduled: on a busy machine long enough to see and answer what the test does next.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + timeout_s
+    while running := [t for t in Path(f"/proc/{pid}/task").iterdir() if _state(t) != "T"]:
+        assert time.monotonic() < deadline, f"threads of {pid} still run: {running}"
+        time.sleep(0.001)
+
+
+def _state(task: Path) -> str:
+    """Its state letter (proc(5)); a thread that is gone counts as stopped."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"
