@@ -164,7 +164,10 @@ class Attempts:
         self.arrival = self.ctx.scheduler.arrived(self.arrival)
         self.ctx.counters.requests += 1
         self.ctx.counters.in_flight += 1
-        self._assign("arrival")
+        try:
+            self._assign("arrival")
+        except Exception as error:  # it was accepted, so it must end
+            self.on_fault(error)
 
     def _assign(self, cause: str) -> None:
         declined = cause == "declined"
@@ -194,16 +197,22 @@ class Attempts:
         self._task = self.ctx.spawn(self._guarded(work, *args))
 
     async def _guarded(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Run a task of this exchange; what breaks in it is this request's failure alone."""
+        """Run a task of this exchange."""
         try:
             await work(*args)
-        except Exception:  # the edge of one request: all others share the task group
-            log.exception("request %s broke", self.arrival.request)
-            try:
+        except Exception as error:  # the edge of one request: all others share the task group
+            self.on_fault(error)
+
+    def on_fault(self, error: Exception) -> None:
+        """Our own code failed on this request: it ends, and nothing is said of the worker."""
+        log.error("request %s broke", self.arrival.request, exc_info=error)
+        try:
+            if not self.over:
                 self.fail(500, "the gateway failed on this request")
-            except Exception:
-                log.exception("request %s could not be ended", self.arrival.request)
-                self.client.break_off()
+                return
+        except Exception:
+            log.exception("request %s could not be ended", self.arrival.request)
+        self.client.break_off()
 
     def _ask(self, cause: str) -> Assignment | Hopeless | None:
         try:
@@ -344,10 +353,13 @@ class Attempts:
 
     def broken_from_outside(self, cause: str) -> None:
         """The stall watch gave the engine up."""
-        if cause in KINDS:
-            self.attempt_failed(cause, "")
-        else:
-            self.attempt_failed("stall", cause)
+        try:
+            if cause in KINDS:
+                self.attempt_failed(cause, "")
+            else:
+                self.attempt_failed("stall", cause)
+        except Exception as error:  # the edge of one request: others on the engine follow
+            self.on_fault(error)
 
     def _leave(self, to: Assignment) -> None:
         """Take the attempt out of its engine's books and drop its connection."""

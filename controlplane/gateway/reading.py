@@ -8,6 +8,7 @@ their declared length from the head on.
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import httptools
@@ -15,6 +16,8 @@ from msgspec import Struct
 
 from controlplane.gateway.config import GatewayConfig
 from controlplane.gateway.replies import Reply, error_reply
+
+log = logging.getLogger("relume.gateway")
 
 IDLE, HEAD, BODY = "idle", "head", "body"  # what is being read
 
@@ -99,6 +102,9 @@ class RequestReader:
         self._fresh = False
         try:
             self._feed(data)
+        except httptools.HttpParserCallbackError:
+            log.exception("reading a request broke")
+            self.refuse(broke())
         except httptools.HttpParserUpgrade:
             self.refuse(error_reply(400, "CONNECT is not supported"))
         except httptools.HttpParserError:
@@ -244,6 +250,11 @@ class RequestReader:
     def _forget_body(self) -> None:
         self._reserve(0)
         self._body = []
+
+
+def broke() -> Reply:
+    """The answer to a request on which our own code failed."""
+    return error_reply(500, "the gateway failed on this request", close=True)
 
 
 def too_large(config: GatewayConfig) -> Reply:

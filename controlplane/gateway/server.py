@@ -10,13 +10,16 @@ read closes the connection, after a short linger in which what still comes is th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
 from controlplane.gateway.attempts import Counters
-from controlplane.gateway.reading import BODY, HEAD, IDLE, Door, Request, RequestReader
+from controlplane.gateway.reading import BODY, HEAD, IDLE, Door, Request, RequestReader, broke
 from controlplane.gateway.replies import CONTINUE, Reply, error_reply, status_line
+
+log = logging.getLogger("relume.gateway")
 
 NEVER = float("inf")
 
@@ -152,7 +155,7 @@ class ClientConnection(asyncio.Protocol):
             while self._waiting and not self._busy() and self._transport is not None:
                 request = self._current = self._waiting.popleft()
                 self.deadline = NEVER
-                answer = request.refusal or self._service.serve(request, self)
+                answer = request.refusal or self._served(request)
                 if isinstance(answer, Reply):
                     self.reply(answer)
                 elif self._current is request:
@@ -161,6 +164,13 @@ class ClientConnection(asyncio.Protocol):
             self._pumping = False
         if not self._busy() and self._transport is not None and not self._reader.closed:
             self._await_next()
+
+    def _served(self, request: Request) -> Reply | ActiveExchange:
+        try:
+            return self._service.serve(request, self)
+        except Exception:  # the edge of one request
+            log.exception("serving request %s broke", request.request_id)
+            return broke()
 
     def _await_next(self) -> None:
         """Nothing is being served: listen again."""

@@ -8,6 +8,7 @@ pooled per (host, port, incarnation): a restarted engine never gets an older one
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,8 @@ import httptools
 from controlplane.gateway.errors import UpstreamError
 from controlplane.gateway.ports import Activity, Assignment
 
+log = logging.getLogger("relume.gateway")
+
 EngineKey = tuple[str, int, int]  # host, port, incarnation
 
 DRAIN_TIMEOUT_S = 2.0  # for the end of a response whose content is complete
@@ -27,7 +30,8 @@ class Consumer(Protocol):
     """Takes one response; `on_data` is called once for each read from the socket.
 
     `take_chunk` is offered a read that begins where an HTTP chunk begins, with the time of
-    the read; True says that it was exactly one chunk and is dealt with.
+    the read; True says that it was exactly one chunk and is dealt with. What a consumer
+    raises is given back to it by `on_fault`: a bug of ours says nothing of the engine.
     """
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
@@ -35,6 +39,7 @@ class Consumer(Protocol):
     def on_data(self, data: bytes) -> None: ...
     def on_complete(self) -> None: ...
     def on_lost(self, kind: str, detail: str) -> None: ...
+    def on_fault(self, error: Exception) -> None: ...
 
 
 class Upstream(asyncio.Protocol):
@@ -185,10 +190,14 @@ class Upstream(asyncio.Protocol):
             self.activity.last_byte = now
         # A token a read is the rule while an engine decodes. Such a read is one HTTP chunk,
         # which the consumer can take whole: the parser, being between chunks, need not see it.
-        if self._between_chunks and self.consumer is not None:
-            if self.consumer.take_chunk(data, now):
-                return
-        self._parse(data)
+        consumer = self.consumer
+        try:
+            if self._between_chunks and consumer is not None:
+                if consumer.take_chunk(data, now):
+                    return
+            self._parse(data)
+        except Exception as error:  # the edge of one response
+            self._fault(consumer, error)
 
     def _parse(self, data: bytes) -> None:
         if not self._expecting:
@@ -198,6 +207,8 @@ class Upstream(asyncio.Protocol):
         broken = ""
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not HTTP: {error!r:.120}"
         # the last callback was a chunk's end, and no part of the next one's head was read
@@ -228,7 +239,21 @@ class Upstream(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
         if consumer is not None:
-            consumer.on_lost(kind, detail)
+            try:
+                consumer.on_lost(kind, detail)
+            except Exception as error:  # the edge of one response
+                consumer.on_fault(error)
+
+    def _fault(self, consumer: Consumer | None, error: Exception) -> None:
+        """Our own code failed on the response: the connection goes, the engine is not blamed."""
+        self.consumer = None
+        self._count(False)
+        if self.transport is not None:
+            self.transport.abort()
+        if consumer is not None:
+            consumer.on_fault(error)
+        else:
+            log.error("a response nobody waits for broke", exc_info=error)
 
     def expire(self, now: float) -> None:
         """Called by the pool's sweep: enforce the deadline of the current state."""

@@ -1,4 +1,4 @@
-"""A bug in one request's task is that request's 500; one in the gateway itself is told."""
+"""A bug of ours is one request's failure, never the worker's; one in the gateway is told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 import json
 
 import pytest
+
+from controlplane.gateway.relay import Exchange
+from tests.gateway.peers import Behaviour
 
 TEXT = "/v1/completions"
 BODY = json.dumps({"model": "m", "prompt": "hi", "temperature": 0}).encode()
@@ -66,3 +69,112 @@ async def test_join_ends_when_the_gateway_is_stopped(rig):
         await r.gateway.stop()
         async with asyncio.timeout(5):
             await joined
+
+
+STREAM = json.dumps({"model": "m", "prompt": "hi", "temperature": 0, "stream": True}).encode()
+
+
+def observed(r) -> list[tuple]:
+    return [entry for entry in r.scheduler.log if entry[0] == "observed"]
+
+
+def raising(*_args, **_kwargs):
+    raise Bug
+
+
+@pytest.mark.parametrize("hook", ["send", "on_head", "on_data", "on_complete"])
+async def test_a_bug_before_the_first_byte_is_a_500_and_not_the_workers(
+    rig, monkeypatch, caplog, hook
+):
+    async with rig() as r:
+        if hook == "on_complete":
+            r.engines[0].script.append(Behaviour(status=400))
+        with monkeypatch.context() as patch:
+            patch.setattr(Exchange, hook, raising)
+            answer = await r.ask(TEXT, STREAM)
+        assert answer.status == 500
+        assert answer.json()["error"]["type"] == "internal_server_error"
+        assert r.scheduler.endings() == [("failed", 500, 0, "-")]
+        assert not observed(r)
+        assert "Bug" in caplog.text
+        assert (await r.ask(TEXT, STREAM)).complete
+
+
+@pytest.mark.parametrize("hook", ["take_chunk", "on_data"])
+async def test_a_bug_in_midstream_ends_that_stream_with_an_error_event(rig, monkeypatch, hook):
+    async with rig(engines=1) as r:
+        r.engines[0].script.append(Behaviour(pause_s=0.01, tokens=40))
+        if hook == "on_data":  # what `take_chunk` leaves to it
+            monkeypatch.setattr(Exchange, "take_chunk", lambda *_args: False)
+        async with r.client() as client:
+            client.send(TEXT, STREAM)
+            await client.reader.readuntil(b'"index":3')
+            with monkeypatch.context() as patch:
+                patch.setattr(Exchange, hook, raising)
+                async with asyncio.timeout(20):
+                    rest = await client.reader.read()
+        assert b'"type":"internal_server_error"' in rest and b"[DONE]" not in rest
+        [(outcome, status, tokens, _)] = r.scheduler.endings()
+        assert (outcome, status) == ("failed", 500) and tokens >= 4
+        assert not observed(r)
+        assert (await r.ask(TEXT, STREAM)).complete
+
+
+async def test_a_bug_while_a_lost_attempt_is_moved_ends_that_request(rig, monkeypatch):
+    async with rig() as r:
+        r.engines[0].script.append(Behaviour(cut_at=0))
+        monkeypatch.setattr(r.scheduler, "observed", raising)
+        assert (await r.ask(TEXT, STREAM)).status == 500
+        assert r.scheduler.endings() == [("failed", 500, 0, "-")]
+
+
+async def test_a_bug_while_a_stalled_stream_is_moved_leaves_the_others_to_be_moved(
+    rig, monkeypatch
+):
+    async with rig() as r:
+        r.engines[0].script += [Behaviour(hang_at=0), Behaviour(hang_at=0)]
+        asked = [asyncio.create_task(r.ask(TEXT, STREAM)) for _ in range(2)]
+        async with asyncio.timeout(10):
+            while len(r.engines[0].seen) < 2:
+                await asyncio.sleep(0.01)
+        tell, told = r.scheduler.observed, []
+
+        def once(*args):
+            told.append(args)
+            if len(told) == 1:
+                raise Bug
+            tell(*args)
+
+        monkeypatch.setattr(r.scheduler, "observed", once)
+        assert r.gateway.break_streams("w0", 3, "stall") == 2
+        answers = await asyncio.gather(*asked)
+        assert sorted(a.status for a in answers) == [200, 500]
+
+
+async def test_a_bug_after_the_terminal_event_does_not_leave_the_client_waiting(rig, monkeypatch):
+    async with rig() as r:
+        monkeypatch.setattr(Exchange, "reply_headers", raising)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await r.ask(TEXT, BODY)
+        assert r.scheduler.endings() == [("completed", 200, 12, "stop")]
+
+
+@pytest.mark.parametrize("method", ["admit", "serve"])
+async def test_a_bug_at_the_door_is_a_500(rig, monkeypatch, method):
+    async with rig() as r:
+        with monkeypatch.context() as patch:
+            patch.setattr(r.gateway, method, raising)
+            answer = await r.ask(TEXT, BODY)
+        assert answer.status == 500
+        assert answer.json()["error"]["message"] == "the gateway failed on this request"
+        assert not r.scheduler.log
+        assert (await r.ask(TEXT, BODY)).status == 200
+
+
+async def test_a_bug_once_a_request_is_accepted_ends_it(rig, monkeypatch):
+    async with rig() as r:
+        with monkeypatch.context() as patch:
+            patch.setattr(r.scheduler, "assign", raising)
+            assert (await r.ask(TEXT, BODY)).status == 500
+        assert r.scheduler.endings() == [("failed", 500, 0, "-")]
+        assert (await r.ask(TEXT, BODY)).status == 200

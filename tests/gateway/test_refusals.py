@@ -114,3 +114,15 @@ async def test_a_moved_request_that_nobody_began_keeps_the_4xx_if_all_say_so(rig
         assert (answer.status, answer.body) == (400, ERROR)
         assert all(len(engine.seen) == 1 for engine in r.engines[1:])
         assert r.scheduler.endings() == [("rejected", 400, 0, "-")]
+
+
+async def test_a_whole_answer_that_a_worker_began_and_the_others_decline_is_502(rig):
+    """Of a request that one worker computed tokens for, a 4xx is not its client's error."""
+    async with rig(engines=3) as r:
+        r.engines[0].default = Behaviour(cut_after=5)
+        for engine in r.engines[1:]:
+            engine.default = Behaviour(status=400, body=ERROR)
+        answer = await r.ask(TEXT, body())
+        assert answer.status == 502 and answer.json()["error"]["type"] == "bad_gateway_error"
+        [(outcome, status, tokens, _)] = r.scheduler.endings()
+        assert (outcome, status) == ("failed", 502) and tokens > 0
