@@ -169,9 +169,7 @@ async def _act(
     held = [s for s in hit.values() if watch.route.get(s.request, [""])[-1] == victim]
     hurt = sum(not s.done for s in held)
     fleet.say(f"kill -9 {pid}: the engine of {victim}, with {hurt} streams on it")
-    served, back_after = await serve_meanwhile(
-        url, texts[0], watch, victim, incarnation, killed_at
-    )
+    served, back_after = await serve_meanwhile(url, texts[0], watch, victim, incarnation, killed_at)
     await running
     fleet.say(f"{victim} answers again after {back_after:.1f} s")
     await asyncio.sleep(1.0)

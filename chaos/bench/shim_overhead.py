@@ -157,9 +157,7 @@ def _kill(pid: int) -> None:
 def interval(ratios: list[float], rounds: int = 2000) -> tuple[float, float]:
     """Bootstrap 95 % interval of the median."""
     rng = random.Random(0)
-    medians = sorted(
-        statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(rounds)
-    )
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(rounds))
     return medians[int(0.025 * rounds)], medians[int(0.975 * rounds)]
 
 
