@@ -118,7 +118,9 @@ class EngineStarted(Event, frozen=True, tag="engine_started/1"):
 
 
 class EngineReady(Event, frozen=True, tag="engine_ready/1"):
-    """The engine answers HTTP at `host:port`. `exact` names what its self-test found exact."""
+    """The engine answers HTTP at `host:port`. `exact` names what its self-test found exact.
+    `family`: fingerprint family of its KV blocks, `block_bytes`: a block's size in a
+    checkpoint, all ranks together; empty and 0 when it takes no part in checkpoints."""
 
     worker: str
     incarnation: int
@@ -130,6 +132,8 @@ class EngineReady(Event, frozen=True, tag="engine_ready/1"):
     kv_blocks: int
     build: str = ""
     exact: tuple[str, ...] = ()
+    family: str = ""
+    block_bytes: int = 0
 
 
 class EngineDied(Event, frozen=True, tag="engine_died/1"):
@@ -190,9 +194,11 @@ class StreamResumed(Event, frozen=True, tag="stream_resumed/1"):
 
 
 class StateDaemonStarted(Event, frozen=True, tag="state_daemon_started/1"):
-    """The state daemon of `worker`'s host serves at `address` and holds nothing yet.
-    `boot` names this life of it, `budget_bytes` what it may hold (LUMEN Eq. 5), `family`
-    the fingerprint family of the blocks its worker can use."""
+    """The state daemon of `worker`'s host serves, and nothing said of it earlier holds: what
+    it has, if its new agent found it running, is acknowledged anew behind this. `boot` names
+    this life of it, `budget_bytes` what it may hold (LUMEN Eq. 5), `family` the fingerprint
+    family of the blocks its worker can use. `address` (tcp://...) is for other hosts, empty
+    when it listens to none; `local` (unix:...) for engines on the same `machine`."""
 
     worker: str
     boot: str
@@ -200,6 +206,8 @@ class StateDaemonStarted(Event, frozen=True, tag="state_daemon_started/1"):
     address: str
     budget_bytes: int
     family: str = ""
+    local: str = ""
+    machine: str = ""
 
 
 class StateDaemonLost(Event, frozen=True, tag="state_daemon_lost/1"):
@@ -208,6 +216,14 @@ class StateDaemonLost(Event, frozen=True, tag="state_daemon_lost/1"):
     worker: str
     boot: str
     reason: str
+
+
+class StateDaemonReported(Event, frozen=True, tag="state_daemon_reported/1"):
+    """Figures of the daemon by name, at a low rate, for people: bytes, blocks, counts."""
+
+    worker: str
+    boot: str
+    figures: tuple[tuple[str, int], ...]
 
 
 class CheckpointAcknowledged(Event, frozen=True, tag="checkpoint_acknowledged/1"):
@@ -598,6 +614,13 @@ class EffectsDecided(Event, frozen=True, tag="effects_decided/1"):
     effects: tuple[Effect, ...]
 
 
+class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
+    """These requests ended, and blocks of theirs are still held: whoever has some drops
+    them. Told once; what is not heard expires."""
+
+    requests: tuple[str, ...]
+
+
 class StateHashed(Event, frozen=True, tag="state_hashed/1"):
     """Hash of the canonical fold at `revision` (I7), as the leader computed it. `order`
     digests the segments up to there in their total order, whatever is made of them;
@@ -639,6 +662,7 @@ WORKER_EVENTS = (
     | StreamResumed
     | StateDaemonStarted
     | StateDaemonLost
+    | StateDaemonReported
     | CheckpointAcknowledged
     | CheckpointEvicted
     | CheckpointDropped
@@ -669,6 +693,7 @@ LEADER_EVENTS = (
     | WorkerLost
     | ReplicaLost
     | EffectsDecided
+    | CheckpointsReleased
     | StateHashed
     | SnapshotTaken
     | ConfigChanged

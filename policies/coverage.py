@@ -11,7 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from events import vocabulary as v
-from policies.state import Coverage, Fleet, Holder, Placed
+from policies.state import Coverage, Fleet, Holder, Placed, Rate, Worker
+
+RELEASE_TICKS = 3
+"""A request's engine tells its holders of the end by itself; after so many ticks the leader
+does. It names at most `RELEASED_AT_ONCE` in one event."""
+
+RELEASED_AT_ONCE = 256
+
+FADE_BYTES = 1 << 30
+"""Of a link's restores: older ones count half for each so many bytes."""
 
 
 def covered_tokens(fleet: Fleet, holder: str, request: str) -> int:
@@ -21,10 +30,55 @@ def covered_tokens(fleet: Fleet, holder: str, request: str) -> int:
     return min(found.tokens.values(), default=0) if found else 0
 
 
+def endpoint(fleet: Fleet, holder: str, worker: str) -> str:
+    """Where the engine of `worker` reaches `holder`'s daemon; empty when it cannot."""
+    site, own = fleet.holders.get(holder), fleet.holders.get(worker)
+    if site is None or not site.alive:
+        return ""
+    if site.local and own is not None and own.machine == site.machine:
+        return site.local
+    return site.address
+
+
+def bandwidth(fleet: Fleet, holder: str, worker: str) -> int:
+    """Measured bytes a second from `holder` to `worker`; 0 when nothing was measured."""
+    site = fleet.holders.get(holder)
+    rate = site.rates.get(worker) if site is not None else None
+    return rate.bytes * 1_000_000 // rate.us if rate is not None and rate.us else 0
+
+
 def forget(fleet: Fleet, request: str) -> None:
     """The request ended: no placement stands. Its bytes are held until the holder says
     that they are gone."""
-    fleet.placed.pop(request, None)
+    if fleet.placed.pop(request, None) is not None:
+        fleet.ending[request] = max(fleet.tick, 0)
+
+
+def held_somewhere(fleet: Fleet, request: str) -> bool:
+    """Whether any living holder said it has blocks of `request`."""
+    return any(request in site.covered for site in fleet.holders.values())
+
+
+def settle(fleet: Fleet, tick: int) -> None:
+    """Forget ended requests nobody holds blocks of any more."""
+    due = [r for r, at in fleet.ending.items() if tick - at >= RELEASE_TICKS]
+    for request in due:
+        if not held_somewhere(fleet, request):
+            del fleet.ending[request]
+
+
+def to_release(fleet: Fleet, tick: int) -> tuple[str, ...]:
+    """Ended requests whose blocks the leader must ask back, once `settle` has run."""
+    due = (r for r, at in fleet.ending.items() if tick - at >= RELEASE_TICKS)
+    return tuple(request for request, _ in zip(due, range(RELEASED_AT_ONCE), strict=False))
+
+
+def ready(fleet: Fleet, worker: Worker, event: v.EngineReady) -> None:
+    """What blocks the worker's engine writes and can use."""
+    worker.family = event.family
+    worker.block_bytes = event.block_bytes
+    if event.family and (site := fleet.holders.get(worker.name)):
+        site.family = event.family
 
 
 def lose(fleet: Fleet, worker: str) -> None:
@@ -51,12 +105,14 @@ def _on_started(fleet: Fleet, stream: str, epoch: int, event: v.StateDaemonStart
     site = fleet.holders.setdefault(event.worker, Holder(event.worker))
     if event.epoch < site.epoch:
         return
-    if event.boot != site.boot:
-        _empty(site)
+    _empty(site)
     site.boot = event.boot
     site.epoch = event.epoch
     site.address = event.address
+    site.local = event.local
+    site.machine = event.machine
     site.family = event.family
+    site.figures = {}
     site.budget_bytes = event.budget_bytes
     site.alive = True
 
@@ -65,6 +121,11 @@ def _on_lost(fleet: Fleet, stream: str, epoch: int, event: v.StateDaemonLost) ->
     site = fleet.holders.get(event.worker)
     if site is not None and site.boot == event.boot:
         lose(fleet, event.worker)
+
+
+def _on_reported(fleet: Fleet, stream: str, epoch: int, event: v.StateDaemonReported) -> None:
+    if site := _living(fleet, stream, event.worker, event.boot):
+        site.figures = dict(event.figures)
 
 
 def _on_acknowledged(
@@ -131,11 +192,24 @@ def _on_restore_started(fleet: Fleet, stream: str, epoch: int, event: v.RestoreS
 def _on_restore_done(fleet: Fleet, stream: str, epoch: int, event: v.RestoreDone) -> None:
     _count(fleet, "done", 1)
     _count(fleet, "tokens", event.tokens)
+    for site in fleet.holders.values():
+        if event.holder in (site.local, site.address, site.name):
+            rate = site.rates.setdefault(stream[2:], Rate())
+            rate.bytes += event.bytes
+            rate.us += event.duration_us
+            if rate.bytes > FADE_BYTES:
+                rate.bytes //= 2
+                rate.us //= 2
 
 
 def _on_restore_failed(fleet: Fleet, stream: str, epoch: int, event: v.RestoreFailed) -> None:
     _count(fleet, "failed", 1)
     _count(fleet, "tokens", event.tokens)
+
+
+def _on_released(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointsReleased) -> None:
+    for request in event.requests:
+        fleet.ending.pop(request, None)
 
 
 def _count(fleet: Fleet, name: str, number: int) -> None:
@@ -145,6 +219,7 @@ def _count(fleet: Fleet, name: str, number: int) -> None:
 HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.StateDaemonStarted: _on_started,
     v.StateDaemonLost: _on_lost,
+    v.StateDaemonReported: _on_reported,
     v.CheckpointAcknowledged: _on_acknowledged,
     v.CheckpointEvicted: _on_evicted,
     v.CheckpointDropped: _on_dropped,
@@ -153,4 +228,5 @@ HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.RestoreStarted: _on_restore_started,
     v.RestoreDone: _on_restore_done,
     v.RestoreFailed: _on_restore_failed,
+    v.CheckpointsReleased: _on_released,
 }

@@ -139,6 +139,7 @@ def _on_engine_ready(fleet: Fleet, stream: str, epoch: int, event: v.EngineReady
     worker.max_model_len = event.max_model_len
     worker.block_size = event.block_size
     worker.kv_blocks = event.kv_blocks
+    coverage.ready(fleet, worker, event)
     worker.restart_delay_ms = 0
 
 
@@ -363,6 +364,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     for replica in fleet.replicas.values():
         if replica.alive and f"r.{replica.name}" not in fleet.owners:
             fleet.gone.setdefault(f"r.{replica.name}", event.number)
+    coverage.settle(fleet, event.number)
 
 
 def _on_worker_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None:

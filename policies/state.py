@@ -49,6 +49,8 @@ class Worker(Struct):
     max_model_len: int = 0
     block_size: int = 0
     kv_blocks: int = 0
+    family: str = ""
+    block_bytes: int = 0
     draining: bool = False
     held: bool = False
     deaths: int = 0
@@ -127,19 +129,31 @@ class Placed(Struct):
     bytes: int
 
 
+class Rate(Struct):
+    """What restores over one link moved, and the time that took; old ones fade."""
+
+    bytes: int = 0
+    us: int = 0
+
+
 class Holder(Struct):
-    """The state daemon of one worker's host, as the log tells it."""
+    """The state daemon of one worker's host, as the log tells it. `rates`: restores from
+    it, by the worker that restored. `figures` are as the daemon last told them."""
 
     name: str
     boot: str = ""
     epoch: int = 0
     address: str = ""
+    local: str = ""
+    machine: str = ""
     family: str = ""
     budget_bytes: int = 0
     alive: bool = False
     held_bytes: int = 0
     covered: dict[str, Coverage] = field(default_factory=dict)
     evicted: int = 0
+    rates: dict[str, Rate] = field(default_factory=dict)
+    figures: dict[str, int] = field(default_factory=dict)
 
 
 class OpenCommand(Struct):
@@ -173,7 +187,8 @@ class Fleet(Struct):
     when the leader writes `WorkerLost` and `ReplicaLost`, the facts the fold goes by.
 
     `holders`: state daemons by worker; `placed`: live requests that have a checkpoint
-    holder; `restores`: how restores ended, and the tokens they saved.
+    holder; `ending`: requests that had one and ended at that tick; their blocks may still
+    be held. `restores`: how restores ended, and the tokens they saved.
     """
 
     revision: int = 0
@@ -198,10 +213,23 @@ class Fleet(Struct):
     changes: int = 0
     holders: dict[str, Holder] = field(default_factory=dict)
     placed: dict[str, Placed] = field(default_factory=dict)
+    ending: dict[str, int] = field(default_factory=dict)
     restores: dict[str, int] = field(default_factory=dict)
 
 
-_KEPT = (Fleet, Worker, Attempt, Request, Replica, OpenCommand, Head)
+_KEPT = (
+    Fleet,
+    Worker,
+    Attempt,
+    Request,
+    Replica,
+    OpenCommand,
+    Head,
+    Holder,
+    Coverage,
+    Placed,
+    Rate,
+)
 
 SHAPE = blake2b(
     repr([(t.__name__, t.__struct_fields__) for t in _KEPT]).encode(), digest_size=4

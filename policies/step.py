@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from events import vocabulary as v
+from policies import coverage
 from policies.stall import StallConfig, settings_of
 from policies.state import Fleet, OpenCommand, Request
 
@@ -35,8 +36,11 @@ def step(fleet: Fleet, event: Any) -> list[Any]:
 
 
 def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
-    """Declare lost what has been without owner long enough, and end orphans."""
+    """Declare lost what has been without owner long enough, end orphans, and have blocks
+    of ended requests let go."""
     out: list[Any] = []
+    if released := coverage.to_release(fleet, event.number):
+        out.append(v.CheckpointsReleased(released))
     if event.number - fleet.healthy_since_tick < HEALTHY_TICKS:
         return out
     for worker in fleet.workers.values():

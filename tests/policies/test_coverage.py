@@ -7,8 +7,9 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from policies import placement
-from policies.coverage import covered_tokens
+from policies.coverage import RELEASE_TICKS, bandwidth, covered_tokens, endpoint
 from policies.state import dump, load, state_hash
+from policies.step import step
 from tests.policies.story import Story, arrived, ended
 
 BASIS = v.Basis(1, 0)
@@ -138,3 +139,89 @@ def test_the_new_records_survive_the_wire() -> None:
         ),
     ):
         assert codec.decode(codec.encode(event)) == event
+
+
+def test_a_daemon_found_running_acknowledges_what_it_has_anew() -> None:
+    """What it dropped while nobody asked it is not told; what is not told again is gone."""
+    story = scene()
+    story.tell("w.w1", acknowledged("w1", 64))
+    story.tell("w.w1", daemon("w1", "b1"))
+    assert covered_tokens(story.fleet, "w1", "q") == 0
+    story.tell("w.w1", daemon("w1", "b1"), acknowledged("w1", 48))
+    assert covered_tokens(story.fleet, "w1", "q") == 48
+    assert story.fleet.holders["w1"].held_bytes == 480
+
+
+def test_an_engine_reaches_a_holder_on_its_own_machine_by_the_socket() -> None:
+    story = scene()
+    for name, machine, tcp in (("w0", "m1", ""), ("w1", "m1", ""), ("w2", "m2", "tcp://h2:7")):
+        story.tell(
+            f"w.{name}",
+            v.StateDaemonStarted(name, "b2", 2, tcp, 1, "f", f"unix:/run/{name}", machine),
+        )
+    assert endpoint(story.fleet, "w1", "w0") == "unix:/run/w1"
+    assert endpoint(story.fleet, "w2", "w0") == "tcp://h2:7"
+    assert endpoint(story.fleet, "w0", "w2") == "", "it listens to no other host"
+    story.tell("w.w1", v.StateDaemonLost("w1", "b2", "killed"))
+    assert endpoint(story.fleet, "w1", "w0") == "", "dead"
+
+
+def test_restores_measure_their_link() -> None:
+    story = scene()
+    assert bandwidth(story.fleet, "w1", "w2") == 0
+    story.tell(
+        "w.w2",
+        v.RestoreDone(1, "q", 0, 2, "tcp://w1", 64, 3_000_000, 2_000),
+        v.RestoreDone(1, "p", 0, 2, "tcp://w1", 64, 1_000_000, 2_000),
+        v.RestoreDone(1, "p", 0, 2, "tcp://elsewhere", 64, 1_000_000, 2_000),
+    )
+    assert bandwidth(story.fleet, "w1", "w2") == 1_000_000_000
+    assert bandwidth(story.fleet, "w1", "w0") == 0
+    for _ in range(3):
+        story.tell("w.w2", v.RestoreDone(1, "q", 0, 2, "tcp://w1", 64, 1 << 30, 10_000_000))
+    assert 90_000_000 < bandwidth(story.fleet, "w1", "w2") < 120_000_000, "old ones fade"
+
+
+def ticks(story: Story, first: int, last: int) -> list[Any]:
+    """What the leader owes for each of them, written as it would."""
+    owed = []
+    for number in range(first, last + 1):
+        tick = v.Tick(number, number * 1000)
+        story.tell("fleet", tick)
+        owed += step(story.fleet, tick)
+    return owed
+
+
+def test_blocks_that_outlive_their_request_are_asked_back_by_the_leader() -> None:
+    story = scene()
+    story.leader()
+    ticks(story, 0, 1)
+    story.tell("r.r0", chosen("w1"))
+    story.tell("w.w1", acknowledged("w1", 64))
+    assert ticks(story, 2, 10) == [], "it runs"
+    story.tell("r.r0", ended("q"))
+    assert ticks(story, 11, 9 + RELEASE_TICKS) == [], "its engine may still say so itself"
+    owed = ticks(story, 10 + RELEASE_TICKS, 10 + RELEASE_TICKS)
+    assert owed == [v.CheckpointsReleased(("q",))]
+    story.tell("fleet", *owed)
+    assert ticks(story, 11 + RELEASE_TICKS, 40) == [] and story.fleet.ending == {}
+
+
+def test_an_end_the_engine_told_its_holder_concerns_no_leader() -> None:
+    story = scene()
+    story.leader()
+    ticks(story, 0, 1)
+    story.tell("r.r0", chosen("w1"))
+    story.tell("w.w1", acknowledged("w1", 64))
+    story.tell("r.r0", ended("q"))
+    story.tell("w.w1", v.CheckpointDropped("w1", "b1", "q", 0, "finished"))
+    assert ticks(story, 2, 20) == [] and story.fleet.ending == {}
+
+
+def test_an_engine_tells_what_blocks_it_writes() -> None:
+    story = scene()
+    story.tell("w.w1", v.EngineStarted("w1", 2, 9, 9))
+    ready = v.EngineReady("w1", 2, "h", 1, "m", 100, 16, 10, family="f2", block_bytes=4096)
+    story.tell("w.w1", ready)
+    assert story.fleet.workers["w1"].block_bytes == 4096
+    assert story.fleet.workers["w1"].family == story.fleet.holders["w1"].family == "f2"
