@@ -147,7 +147,7 @@ def test_changed_fold_is_found(
 ) -> None:
     from policies import account
 
-    monkeypatch.setitem(account.CHANGES, v.PrefillChunkDone, lambda worker, key, change: None)
+    monkeypatch.setitem(account.CHANGES, v.EngineFinished, lambda worker, key, change: None)
     found(groups)
 
 
