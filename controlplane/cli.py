@@ -150,11 +150,12 @@ It prints what to try next. Everything it writes is under .relume/.""",
   relume config set stall.cap_us 5000000   allow engines five seconds of silence""",
     ),
     "leader": Command(
-        "which replica leads",
-        "controlplane.cli_arguments:listing",
+        "which replica leads; have it step down",
+        "controlplane.cli_arguments:leader",
         "controlplane.cli_fleet:leader",
         """
-  relume leader                      exit 1 when nobody does""",
+  relume leader                      exit 1 when nobody does
+  relume leader resign               another replica takes over (needs the role admin)""",
     ),
     "doctor": Command(
         "check this machine, the configuration and etcd",

@@ -6,7 +6,7 @@ import argparse
 
 from controlplane.cli_client import add_arguments as listing
 
-__all__ = ["config", "events", "listing", "one_worker", "requests"]
+__all__ = ["config", "events", "leader", "listing", "one_worker", "requests"]
 
 
 def requests(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,14 @@ def events(parser: argparse.ArgumentParser) -> None:
 def one_worker(parser: argparse.ArgumentParser) -> None:
     """Commands on one worker."""
     parser.add_argument("worker", metavar="WORKER", help="its name, as in `relume workers`")
+    listing(parser)
+
+
+def leader(parser: argparse.ArgumentParser) -> None:
+    """`relume leader [resign]`."""
+    parser.add_argument(
+        "action", nargs="?", default="show", choices=("show", "resign"), help="(%(default)s)"
+    )
     listing(parser)
 
 

@@ -119,8 +119,12 @@ def requests(args: argparse.Namespace) -> int:
 
 
 def leader(args: argparse.Namespace) -> int:
-    """Who leads; exit 1 when nobody does."""
-    found = AdminClient.find(args).get("leader")
+    """Who leads (exit 1 when nobody does), or have it step down."""
+    client = AdminClient.find(args)
+    if args.action == "resign":
+        _print_command(args, client.post("leader/resign"))
+        return 0
+    found = client.get("leader")
     if args.json:
         print_json(found)
     elif found["leader"]:

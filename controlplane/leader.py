@@ -22,6 +22,8 @@ from policies.state import SHAPE, Fleet, state_hash
 from policies.step import step
 
 STREAM = "fleet"
+ABSTAIN_TICKS = 10
+"""Whoever was asked to resign leaves others so long to take the stream."""
 log = structlog.get_logger("relume.leader")
 
 
@@ -51,6 +53,8 @@ class Leadership:
         self._hash_every = hash_every
         self._writer: StreamWriter | None = None
         self._acting = False
+        self._deposed = asyncio.Event()
+        self._abstain_until = 0.0
 
     @property
     def leading(self) -> bool:
@@ -73,6 +77,9 @@ class Leadership:
         owed = step(self._fleet, event)
         if owed:
             self.append(*owed)
+            if type(owed[-1]) is v.LeaderResigned:
+                self._abstain_until = time.monotonic() + ABSTAIN_TICKS * self._tick_s
+                self.resign(owed[-1].reason)
 
     def append(self, *events: Any) -> None:
         """Write as the leader; silently nothing when not (or no longer) leading.
@@ -97,7 +104,7 @@ class Leadership:
     async def run(self) -> None:
         """Campaign and lead, for ever."""
         while True:
-            if STREAM in self._fleet.owners:
+            if STREAM in self._fleet.owners or time.monotonic() < self._abstain_until:
                 await asyncio.sleep(self._tick_s / 2)
                 continue
             try:
@@ -117,10 +124,12 @@ class Leadership:
     async def _lead(self, writer: StreamWriter) -> None:
         self._writer = writer
         self._acting = False
+        self._deposed.clear()
         log.info("leader_elected", replica=self._replica, epoch=writer.epoch)
         writer.append(v.LeaderElected(self._replica, self._boot))
         number = -1
         fenced = asyncio.ensure_future(writer.fenced())
+        deposed = asyncio.ensure_future(self._deposed.wait())
         try:
             while self._writer is writer:
                 if self._acting and writer.healthy:
@@ -128,11 +137,17 @@ class Leadership:
                     self.append(v.Tick(number, time.time_ns() // 1_000_000))
                     if number % self._hash_every == 0:
                         self.append(self._state())
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(fenced), self._tick_s)
+                await asyncio.wait(
+                    {fenced, deposed},
+                    timeout=self._tick_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if fenced.done():
+                    await fenced
                     self._depose("fenced")
         finally:
             fenced.cancel()
+            deposed.cancel()
             if self._writer is writer:
                 with suppress(Fenced, LogFull):
                     writer.append(self._state(), v.LeaderResigned(self._replica, "stopping"))
@@ -146,3 +161,4 @@ class Leadership:
             log.info("leader_deposed", replica=self._replica, reason=reason)
         self._writer = None
         self._acting = False
+        self._deposed.set()

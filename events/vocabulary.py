@@ -475,8 +475,9 @@ class TimerFired(Event, frozen=True, tag="timer_fired/1"):
 
 
 class AdminCommanded(Event, frozen=True, tag="admin_commanded/1"):
-    """An operator's change, with its principal (I16). `command`: drain, undrain,
-    restart, hold, release, config. `key` is the idempotency key."""
+    """An operator's change, with its principal (I16). `command_id` is made of
+    the principal and its idempotency key. `command`: drain, undrain, restart, hold, release
+    (`target` a worker), config (a setting and its `value`), resign (the leader)."""
 
     command_id: str
     principal: str

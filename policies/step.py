@@ -26,6 +26,9 @@ has had time to own its stream again. `controlplane.config.check` refuses shorte
 AGENT_COMMANDS = ("drain", "undrain", "hold", "release", "restart")
 """Commands that become effects for the worker's agent."""
 
+RESIGN = "resign"
+"""Command on the leader itself: it writes `LeaderResigned` and lets another replica lead."""
+
 _INTEGERS = tuple(name for name, _ in settings_of(StallConfig()))
 
 
@@ -77,7 +80,10 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
     """
     out: list[Any] = [_ended(r) for r in fleet.requests.values() if r.orphaned]
     for command_id, command in fleet.open_commands.items():
-        out.append(_carried_out(fleet, command_id, command))
+        if command.command == RESIGN:  # asked of an earlier leader, which is gone
+            out.append(_decided(fleet, command_id, command, ()))
+        else:
+            out += _carried_out(fleet, command_id, command)
     return out
 
 
@@ -86,21 +92,37 @@ def on_admin_commanded(fleet: Fleet, event: v.AdminCommanded) -> list[Any]:
     command = fleet.open_commands.get(event.command_id)
     if command is None or command.asked > 1:
         return []
-    return [_carried_out(fleet, event.command_id, command)]
+    return _carried_out(fleet, event.command_id, command)
 
 
-def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> Any:
+def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[Any]:
+    """The answer to a command, and what follows from it."""
     if command.command == "config":
         if command.target in _INTEGERS and not command.value.isdecimal():
-            return v.ConfigChanged("", f"{command.target} takes an integer", command_id)
-        return v.ConfigChanged(command.target, command.value, command_id)
+            return _refused(command_id, f"{command.target} takes an integer")
+        return [v.ConfigChanged(command.target, command.value, command_id)]
+    if command.command == RESIGN:
+        if not any(r.alive and r.name != fleet.leader for r in fleet.replicas.values()):
+            return _refused(command_id, "no other replica is there to lead")
+        resigned = v.LeaderResigned(fleet.leader, f"asked by {command.principal}")
+        return [_decided(fleet, command_id, command, ()), resigned]
     worker = fleet.workers.get(command.target)
     if worker is None or command.command not in AGENT_COMMANDS:
-        return v.ConfigChanged("", f"nothing to {command.command}: {command.target}", command_id)
+        return _refused(command_id, f"nothing to {command.command}: {command.target}")
     incarnation = worker.incarnation if command.command == "restart" else 0
     effect = v.Effect(command.command, worker.name, incarnation, command.value)
+    return [_decided(fleet, command_id, command, (effect,))]
+
+
+def _decided(
+    fleet: Fleet, command_id: str, command: OpenCommand, effects: tuple[v.Effect, ...]
+) -> v.EffectsDecided:
     cause = f"{command.principal}: {command.command} {command.target}"
-    return v.EffectsDecided(command_id, v.Basis(fleet.revision, 0), cause, (effect,))
+    return v.EffectsDecided(command_id, v.Basis(fleet.revision, 0), cause, effects)
+
+
+def _refused(command_id: str, why: str) -> list[Any]:
+    return [v.ConfigChanged("", why, command_id)]
 
 
 def _ended(request: Request) -> v.RequestEnded:

@@ -11,6 +11,7 @@ from controlplane.admin.commands import CommandBook
 from controlplane.admin.errors import BadRequest, NotFound
 from controlplane.admin.models import CommandDetail, CommandInfo, SettingChange
 from controlplane.replica import Replica
+from policies.step import RESIGN
 
 
 class ChangesApi:
@@ -40,6 +41,10 @@ class ChangesApi:
             raise BadRequest(f"the body must be {{key, value}} in JSON: {error}") from None
         value = settings.checked(change.key, change.value)
         return await self._submit(request, principal, "config", change.key, value)
+
+    async def resign(self, request: web.Request, principal: Principal) -> CommandInfo:
+        """POST leader/resign."""
+        return await self._submit(request, principal, RESIGN, "leader")
 
     async def command(self, request: web.Request) -> CommandDetail:
         """GET commands/{id}."""

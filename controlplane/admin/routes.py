@@ -137,6 +137,16 @@ def routes(
             statuses=(400, 410, 503),
         ),
         get("/leader", fleet.leader, m.LeaderInfo, "Who leads"),
+        Route(
+            "POST",
+            f"{PREFIX}/leader/resign",
+            changes.resign,
+            "admin",
+            "Have the leader step down for another replica",
+            m.CommandInfo,
+            params=(_KEY,),
+            statuses=(202, 409, 503),
+        ),
         get("/streams", fleet.streams, m.StreamList, "Streams of the log and the state hash"),
         get("/config", fleet.config, m.SettingList, "Settings of the fleet and of this process"),
         Route(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import pytest
 
+from controlplane.replay.verify import verify
+from events import vocabulary as v
+from events.codec import decode
 from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
-from tests.admin.scene import Scene
+from tests.admin.scene import OPERATOR, Scene
+from tests.cli.conftest import relume  # noqa: F401
 from tests.etcd_server import EtcdServer, etcd_binary
 
 pytestmark = [
@@ -39,3 +45,48 @@ async def test_changes_history_and_resend_on_etcd(tmp_path):
                 assert {"fleet", "r.r1", "r.r2", "w.w0", "w.w1"} <= {
                     s["stream"] for s in streams["streams"]
                 }
+
+
+async def test_the_leader_resigns_once_and_the_other_replica_takes_over(tmp_path, relume):  # noqa: F811
+    key = {"Idempotency-Key": "once"}
+    with EtcdServer() as server:
+        config = EtcdConfig(endpoints=server.endpoints, spool_dir=str(tmp_path))
+        async with EtcdLog(config) as log, AsyncExitStack() as scenes:
+            first = await scenes.enter_async_context(Scene(log, name="r1"))
+            await first.until(lambda: "r1" in first.replica.fleet.replicas)
+            alone = await first.call("leader/resign", "POST")
+            assert alone[0] == 409 and "no other replica" in alone[1]["error"]["message"]
+            second = await scenes.enter_async_context(Scene(log, name="r2"))
+            await first.until(lambda: "r2" in first.replica.fleet.replicas)
+            assert (await second.call("leader/resign", "POST", OPERATOR))[0] == 403
+            done = await second.call("leader/resign", "POST", headers=key)
+            assert done[0] == 200 and done[1]["state"] == "decided"
+            assert done[1]["principal"] == "ada"
+            await first.until(lambda: second.replica.leadership.leading, 20)
+            await first.until(lambda: first.replica.fleet.leader == "r2")
+            assert not first.replica.leadership.leading
+            for scene in (first, second):
+                assert await scene.call("leader/resign", "POST", headers=key) == done
+            tick = second.replica.fleet.tick  # the new leader is at work, and stays
+            await first.until(lambda: second.replica.fleet.tick > tick + 3)
+            assert first.replica.fleet.leader == "r2"
+            code, out, _ = await relume(first, "leader", "resign")
+            assert code == 0 and "decided at revision" in out
+            await first.until(lambda: second.replica.fleet.leader == "r1", 20)
+        groups = await EtcdLog(config).reader().read()
+    told = [e for g in groups for s in g.segments for e in map(decode, s.records)]
+    asked = [e for e in told if type(e) is v.AdminCommanded]
+    assert [(e.principal, e.command) for e in asked] == [("ada", "resign")] * 3
+    steps = [
+        (type(e).__name__, e.replica)
+        for e in told
+        if type(e) in (v.LeaderElected, v.LeaderResigned)
+    ]
+    assert steps[:5] == [
+        ("LeaderElected", "r1"),
+        ("LeaderResigned", "r1"),
+        ("LeaderElected", "r2"),
+        ("LeaderResigned", "r2"),
+        ("LeaderElected", "r1"),
+    ]
+    assert verify(groups).divergences == []

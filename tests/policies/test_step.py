@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from events import vocabulary as v
+from policies.fleet import fold
+from policies.state import Fleet, Replica
 from policies.step import GONE_TICKS, HEALTHY_TICKS, step
 from tests.policies.story import Story, arrived, decided, ended, replica_started
 
@@ -161,3 +163,29 @@ def test_setting_is_changed_or_refused_with_the_reason() -> None:
     nobody = v.AdminCommanded("c3", "root", "drain", "w7")
     (refused,) = owed(story, "r.r1", nobody)
     assert "w7" in refused.value
+
+
+def test_a_leader_asked_to_resign_answers_once_and_steps_down_only_for_another():
+    fleet = Fleet(leader="r0")
+    fleet.replicas["r0"] = Replica("r0", alive=True)
+    asked = v.AdminCommanded("ada:1", "ada", "resign", "leader")
+    fold(fleet, "r.r0", 1, asked)
+    (refused,) = step(fleet, asked)
+    assert refused == v.ConfigChanged("", "no other replica is there to lead", "ada:1")
+    fleet.replicas["r1"] = Replica("r1", alive=True)
+    decided, resigned = step(fleet, asked)
+    assert (decided.decision, decided.effects) == ("ada:1", ())
+    assert resigned == v.LeaderResigned("r0", "asked by ada")
+    fold(fleet, "fleet", 2, decided)
+    assert step(fleet, asked) == []
+
+
+def test_an_election_answers_who_asked_the_leader_before_to_resign():
+    fleet = Fleet(leader="r0")
+    for name in ("r0", "r1"):
+        fleet.replicas[name] = Replica(name, alive=True)
+    fold(fleet, "r.r0", 1, v.AdminCommanded("ada:1", "ada", "resign", "leader"))
+    elected = v.LeaderElected("r1", "b")
+    fold(fleet, "fleet", 3, elected)
+    (decided,) = step(fleet, elected)
+    assert type(decided) is v.EffectsDecided and decided.decision == "ada:1"
