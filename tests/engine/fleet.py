@@ -166,7 +166,7 @@ class Engine:
         """Whether the agent has read of every request's end and nothing more comes."""
         before = len(self.agent.steps)
         kinds = Counter(type(c) for c in self.agent.changes())
-        time.sleep(0.03)
+        time.sleep(0.1)
         return kinds[RequestQueued] == kinds[EngineFinished] and len(self.agent.steps) == before
 
     def stop(self) -> None:
