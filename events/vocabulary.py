@@ -241,6 +241,26 @@ class CheckpointAcknowledged(Event, frozen=True, tag="checkpoint_acknowledged/1"
     bytes: int
 
 
+class HeldPrefix(Struct, frozen=True, array_like=True, gc=False):
+    """What one `CheckpointAcknowledged` tells, beside its holder and boot."""
+
+    request: str
+    child: int
+    attempt: int
+    blocks: int
+    tokens: int
+    bytes: int
+
+
+class CheckpointsAcknowledged(Event, frozen=True, tag="checkpoints_acknowledged/1"):
+    """Several `CheckpointAcknowledged` of one holder in one record: positions since it was
+    asked last, of each request the newest only."""
+
+    holder: str
+    boot: str
+    held: tuple[HeldPrefix, ...]
+
+
 class CheckpointEvicted(Event, frozen=True, tag="checkpoint_evicted/1"):
     """`holder` needed the room: `tokens` of the prefix are left, `bytes` in all."""
 
@@ -665,6 +685,7 @@ WORKER_EVENTS = (
     | StateDaemonLost
     | StateDaemonReported
     | CheckpointAcknowledged
+    | CheckpointsAcknowledged
     | CheckpointEvicted
     | CheckpointDropped
     | RestoreStarted

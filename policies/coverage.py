@@ -111,7 +111,8 @@ def _on_started(fleet: Fleet, stream: str, epoch: int, event: v.StateDaemonStart
     site.address = event.address
     site.local = event.local
     site.machine = event.machine
-    site.family = event.family
+    worker = fleet.workers.get(event.worker)
+    site.family = event.family or (worker.family if worker is not None else "")
     site.figures = {}
     site.budget_bytes = event.budget_bytes
     site.alive = True
@@ -132,13 +133,25 @@ def _on_acknowledged(
     fleet: Fleet, stream: str, epoch: int, event: v.CheckpointAcknowledged
 ) -> None:
     site = _living(fleet, stream, event.holder, event.boot)
-    if site is None:
-        return
-    found = site.covered.get(event.request)
+    if site is not None:
+        _acknowledge(site, event)
+
+
+def _on_all_acknowledged(
+    fleet: Fleet, stream: str, epoch: int, event: v.CheckpointsAcknowledged
+) -> None:
+    site = _living(fleet, stream, event.holder, event.boot)
+    if site is not None:
+        for held in event.held:
+            _acknowledge(site, held)
+
+
+def _acknowledge(site: Holder, held: v.CheckpointAcknowledged | v.HeldPrefix) -> None:
+    found = site.covered.get(held.request)
     if found is None:
-        found = site.covered[event.request] = Coverage(event.attempt)
-    found.attempt = event.attempt
-    _set(site, found, event.child, event.tokens, event.bytes)
+        found = site.covered[held.request] = Coverage(held.attempt)
+    found.attempt = held.attempt
+    _set(site, found, held.child, held.tokens, held.bytes)
 
 
 def _set(site: Holder, found: Coverage, child: int, tokens: int, held: int) -> None:
@@ -221,6 +234,7 @@ HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.StateDaemonLost: _on_lost,
     v.StateDaemonReported: _on_reported,
     v.CheckpointAcknowledged: _on_acknowledged,
+    v.CheckpointsAcknowledged: _on_all_acknowledged,
     v.CheckpointEvicted: _on_evicted,
     v.CheckpointDropped: _on_dropped,
     v.HolderChosen: _on_chosen,

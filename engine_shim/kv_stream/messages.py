@@ -205,7 +205,7 @@ class Changes(Message, frozen=True, tag="changes"):
 
 class Change(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A sequence's new position, or its end: `reason` is empty, or dropped, expired,
-    evicted. `worker` wrote it; `bytes` are held of it now."""
+    evicted. `worker`, which has `ranks`, wrote it; `bytes` are held of it now."""
 
     request: str
     child: int
@@ -216,6 +216,7 @@ class Change(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, g
     bytes: int
     worker: str
     reason: str = ""
+    ranks: int = 1
 
 
 class Changed(Message, frozen=True, tag="changed"):

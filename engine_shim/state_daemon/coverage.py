@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine_shim.kv_stream import messages as m
-from events.vocabulary import CheckpointAcknowledged, CheckpointDropped, CheckpointEvicted, Event
+from events.vocabulary import (
+    CheckpointAcknowledged,
+    CheckpointDropped,
+    CheckpointEvicted,
+    CheckpointsAcknowledged,
+    Event,
+    HeldPrefix,
+)
 
 REASONS = {"dropped": "finished", "expired": "expired", "evicted": "evicted"}
 
 
 class CoverageReports:
-    """Events of one holder. `ranks`: of the workers that write to it, by worker; others are
-    taken to have one."""
+    """Events of one holder."""
 
-    def __init__(self, holder: str, ranks: dict[str, int] | None = None) -> None:
+    def __init__(self, holder: str) -> None:
         self._holder = holder
-        self._ranks = ranks or {}
         self._boot = ""
         self.cursor = 0
         self._known: dict[tuple[str, int], dict[int, m.Change]] = {}
@@ -52,7 +57,7 @@ class CoverageReports:
                 reason = REASONS.get(last.reason, last.reason)
                 yield CheckpointDropped(self._holder, self._boot, *key, reason)
             return
-        complete = len(ranks) >= self._ranks.get(last.worker, 1)
+        complete = len(ranks) >= last.ranks
         worst = min(ranks.values(), key=lambda change: change.tokens)
         tokens = worst.tokens if complete else 0
         held = sum(change.bytes for change in ranks.values())
@@ -67,3 +72,16 @@ class CoverageReports:
         yield CheckpointAcknowledged(
             self._holder, self._boot, *key, last.attempt, blocks, tokens, held
         )
+
+
+def together(events: list[Event]) -> list[Event]:
+    """The same of one answer, its acknowledgements in one record: of a request there is one
+    event at most, so their order does not matter."""
+    acks = [e for e in events if isinstance(e, CheckpointAcknowledged)]
+    if len(acks) < 2:
+        return events
+    held = tuple(
+        HeldPrefix(e.request, e.child, e.attempt, e.blocks, e.tokens, e.bytes) for e in acks
+    )
+    others = [e for e in events if not isinstance(e, CheckpointAcknowledged)]
+    return [CheckpointsAcknowledged(acks[0].holder, acks[0].boot, held), *others]

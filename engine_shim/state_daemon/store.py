@@ -325,7 +325,7 @@ class BlockStore:
         tokens = sequence.prefix * holding.fingerprint.block_size
         change = Change(
             holding.request, child, rank, holding.attempt, sequence.prefix, tokens,
-            sequence.bytes, holding.writer, reason,
+            sequence.bytes, holding.writer, reason, holding.fingerprint.tp,
         )  # fmt: skip
         self.ledger.note(change)
 

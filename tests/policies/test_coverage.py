@@ -46,6 +46,11 @@ def test_coverage_follows_acknowledgements_evictions_and_drops() -> None:
     assert story.fleet.holders["w1"].held_bytes == 640
     story.tell("w.w1", acknowledged("w1", 16, child=1))
     assert covered_tokens(story.fleet, "w1", "q") == 16, "the worst child"
+    both = tuple(v.HeldPrefix("q", n, 1, 2, 32 + n, 320) for n in (0, 1))
+    story.tell("w.w1", v.CheckpointsAcknowledged("w1", "b1", both))
+    assert covered_tokens(story.fleet, "w1", "q") == 32
+    assert story.fleet.holders["w1"].held_bytes == 640
+    story.tell("w.w1", acknowledged("w1", 16, child=1))
     story.tell("w.w1", v.CheckpointEvicted("w1", "b1", "q", 0, 8, 80))
     assert covered_tokens(story.fleet, "w1", "q") == 8
     assert story.fleet.holders["w1"].held_bytes == 80 + 160

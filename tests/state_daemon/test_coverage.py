@@ -6,13 +6,21 @@ from pathlib import Path
 
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.stream import BlockOut, scatter
-from engine_shim.state_daemon.coverage import CoverageReports
-from events.vocabulary import CheckpointAcknowledged, CheckpointDropped, CheckpointEvicted
+from engine_shim.state_daemon.coverage import CoverageReports, together
+from events.vocabulary import (
+    CheckpointAcknowledged,
+    CheckpointDropped,
+    CheckpointEvicted,
+    CheckpointsAcknowledged,
+    HeldPrefix,
+)
 from tests.state_daemon.daemon import Cache, daemon_in, hello, local, peer_of, tokens_of
 
 
-def change(rank: int = 0, blocks: int = 1, reason: str = "", attempt: int = 1) -> m.Change:
-    return m.Change("q", 0, rank, attempt, blocks, blocks * 4, blocks * 100, "w0", reason)
+def change(
+    rank: int = 0, blocks: int = 1, reason: str = "", attempt: int = 1, ranks: int = 1
+) -> m.Change:
+    return m.Change("q", 0, rank, attempt, blocks, blocks * 4, blocks * 100, "w0", reason, ranks)
 
 
 def changed(cursor: int, *changes: m.Change, boot: str = "b") -> m.Changed:
@@ -20,11 +28,11 @@ def changed(cursor: int, *changes: m.Change, boot: str = "b") -> m.Changed:
 
 
 def test_the_worst_rank_counts_and_a_missing_one_covers_nothing() -> None:
-    reports = CoverageReports("w1", {"w0": 2})
-    assert reports.take(changed(1, change(0, 3))) == []
-    (event,) = reports.take(changed(2, change(1, 2)))
+    reports = CoverageReports("w1")
+    assert reports.take(changed(1, change(0, 3, ranks=2))) == []
+    (event,) = reports.take(changed(2, change(1, 2, ranks=2)))
     assert event == CheckpointAcknowledged("w1", "b", "q", 0, 1, 2, 8, 500)
-    assert reports.take(changed(3, change(0, 4))) == [], "nothing new for the request"
+    assert reports.take(changed(3, change(0, 4, ranks=2))) == [], "nothing new for the request"
 
 
 def test_less_than_before_is_an_eviction_and_the_end_is_told_once() -> None:
@@ -43,6 +51,15 @@ def test_another_boot_is_asked_from_its_beginning() -> None:
     assert reports.cursor == 0
     (event,) = reports.take(changed(1, change(0, 2), boot="c"))
     assert isinstance(event, CheckpointAcknowledged) and event.boot == "c"
+
+
+def test_the_acknowledgements_of_one_answer_are_one_record() -> None:
+    ack = [CheckpointAcknowledged("w1", "b", f"q{n}", 0, 1, 2, 8, 500) for n in range(2)]
+    dropped = CheckpointDropped("w1", "b", "q", 0, "finished")
+    assert together([ack[0], dropped]) == [ack[0], dropped]
+    held = tuple(HeldPrefix(f"q{n}", 0, 1, 2, 8, 500) for n in range(2))
+    both = CheckpointsAcknowledged("w1", "b", held)
+    assert together([ack[0], dropped, ack[1]]) == [both, dropped]
 
 
 def test_with_a_real_daemon(tmp_path: Path) -> None:
