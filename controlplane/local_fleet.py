@@ -22,6 +22,7 @@ from typing import Any, Self
 import aiohttp
 from msgspec import Struct
 
+from controlplane.leftovers import end_daemons
 from controlplane.processes import Child, free_port
 from events.errors import RelumeError
 from events.etcd.versions import judge, parse_version
@@ -53,7 +54,8 @@ class FleetOptions(Struct, frozen=True):
     """What to start. `engine_args` go to vLLM as they are. `port` 0: any free one. `etcd`,
     `zygote`: use this running one (host:port, socket path) instead of starting it;
     `replica_etcd`: what replicas are told instead, such as a proxy. `models`: several models
-    in one fleet, each `path=name`, dealt to the workers in turn; empty: `model` for all."""
+    in one fleet, each `path=name`, dealt to the workers in turn; empty: `model` for all.
+    `checkpoint_mb`: host memory of each worker's state daemon; 0: no checkpoints."""
 
     workers: int = 3
     replicas: int = 1
@@ -70,6 +72,7 @@ class FleetOptions(Struct, frozen=True):
     keep_log: bool = False
     zygote: str = ""
     ready_timeout_s: float = 180.0
+    checkpoint_mb: int = 0
     engine_args: tuple[str, ...] = (
         "--dtype", "float32", "--max-model-len", "2048", "--block-size", "32",
         "--kv-cache-memory-bytes", "67108864", "--max-num-seqs", "64", "--enforce-eager",
@@ -205,6 +208,10 @@ class LocalFleet:
             "--served-model-name", served_as, "--domain", f"host{index}",
             "--lease-ttl-s", str(options.lease_ttl_s),
         ]  # fmt: skip
+        if options.checkpoint_mb:
+            # Each worker counts as a host of its own, with a daemon and a failure domain.
+            argv += ["--checkpoint-mb", str(options.checkpoint_mb)]
+            argv += ["--checkpoint-allow-unlocked", "true"]
         if self.zygote_socket:
             argv += ["--zygote", self.zygote_socket]
         self._child(name, [*argv, "--", *options.engine_args], ENGINE_ENV)
@@ -320,6 +327,7 @@ class LocalFleet:
         for rank in (0, 1, 2, 3):
             group = [c for c in order if _stop_rank(c) == rank]
             await asyncio.gather(*(c.stop(STOP_PATIENCE_S) for c in group))
+        await end_daemons(self.dir / "run")
         (self.dir / "run" / "fleet.json").unlink(missing_ok=True)
 
 

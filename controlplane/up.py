@@ -8,7 +8,11 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
+
 from controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
+
+CHECKPOINT_MB = 128
 
 NEXT_STEPS = """
 The fleet answers. Try, in another terminal:
@@ -41,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--admin-port", type=int, default=defaults.admin_port, help="admin API; another if taken")
     add("--etcd", default="", help="use this etcd (host:port) instead of starting one")
     add("--keep-log", action="store_true", help="go on with the log of the last run")
+    add("--checkpoints", action=argparse.BooleanOptionalAction, default=True,
+        help="keep KV checkpoints of running requests on other workers' hosts")  # fmt: skip
+    add("--checkpoint-mb", type=int, default=CHECKPOINT_MB,
+        help="memory for checkpoints on each worker's host (default %(default)s)")  # fmt: skip
     add("--host-kind", choices=("zygote", "serve"), default=defaults.host_kind,
         help="engines forked from one process, or stock `vllm serve`")  # fmt: skip
 
@@ -50,6 +58,8 @@ def main(args: argparse.Namespace) -> int:
     options = FleetOptions(
         **{name: getattr(args, name) for name in FleetOptions.__struct_fields__ if name in args}
     )
+    if not args.checkpoints:
+        options = msgspec.structs.replace(options, checkpoint_mb=0)
     if not Path(options.model).exists():
         print(f"no model at {options.model}: run `make env`, or give --model", file=sys.stderr)
         return 1

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_config import AgentConfig, parse
 from engine_shim.agent_errors import EXIT_FAILED, AgentError, ConfigInvalid
 from engine_shim.agent_fleet import FleetReader
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit status; see `--help` for what each means."""
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
+        checkpoints_of(config)  # refused here, if at all
     except ConfigInvalid as error:
         print(f"relume agent: {error}", file=sys.stderr)
         return error.status

@@ -49,6 +49,18 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     restart_nice: int = 10
     restart_nice_bound_s: float = 60.0
     spool_mb: int = 256
+    checkpoint_mb: int = 0
+    checkpoint_socket: str = ""
+    checkpoint_listen: str = ""
+    checkpoint_advertise: str = ""
+    checkpoint_private_networks: tuple[str, ...] = ()
+    checkpoint_secret_file: str = ""
+    checkpoint_curve_file: str = ""
+    checkpoint_file_dir: str = ""
+    checkpoint_file_mb: int = 0
+    checkpoint_reserve_mb: int = 512
+    checkpoint_allow_unlocked: bool = False
+    checkpoint_ttl_s: float = 600.0
     log_level: str = "info"
     engine_args: tuple[str, ...] = ()
 
@@ -66,7 +78,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigInvalid("--lease-ttl-s", "etcd keeps no lease under 2 s reliably")
         if not self.backoff_s or any(delay < 0 for delay in self.backoff_s):
             raise ConfigInvalid("--backoff-s", "needs delays of 0 s or more, e.g. 0,0.5,1,2")
-        for name in ("ready_timeout_s", "stop_timeout_s", "flush_timeout_s"):
+        if bool(self.checkpoint_file_dir) != (self.checkpoint_file_mb > 0):
+            raise ConfigInvalid("--checkpoint-file-dir", "goes with --checkpoint-file-mb")
+        for name in ("ready_timeout_s", "stop_timeout_s", "flush_timeout_s", "checkpoint_ttl_s"):
             if getattr(self, name) <= 0:
                 raise ConfigInvalid(_flag(name), "must be more than 0 s")
         try:
@@ -115,6 +129,28 @@ _HELP: dict[str, tuple[str, str]] = {
     "restart_nice": ("N", "added niceness of an engine that restarts; 0 switches it off"),
     "restart_nice_bound_s": ("S", "after so long it is brought back even if not ready"),
     "spool_mb": ("MB", "disk the log may take in the run directory while etcd is away"),
+    "checkpoint_mb": (
+        "MB",
+        "host memory for KV checkpoints of other workers' requests, held by a state daemon; "
+        "0: no daemon, and this worker's engine writes none",
+    ),
+    "checkpoint_socket": ("PATH", "the daemon's unix socket (default: state.sock in --run-dir)"),
+    "checkpoint_listen": ("HOST:PORT", "where it listens to other hosts' engines; empty: nowhere"),
+    "checkpoint_advertise": ("HOST:PORT", "where they reach it (default: as it listens)"),
+    "checkpoint_private_networks": (
+        "CIDR,...",
+        "networks on which checkpoints travel unencrypted, authenticated by the shared secret",
+    ),
+    "checkpoint_secret_file": ("FILE", "the fleet's shared secret (chmod 600)"),
+    "checkpoint_curve_file": (
+        "FILE",
+        'CURVE keys: {"public", "secret_file", "hosts": {"tcp://HOST:PORT": public key}}',
+    ),
+    "checkpoint_file_dir": ("DIR", "directory for blocks nobody touched for a while"),
+    "checkpoint_file_mb": ("MB", "how much of it may be used"),
+    "checkpoint_reserve_mb": ("MB", "memory of the host the daemon always leaves to others"),
+    "checkpoint_allow_unlocked": ("BOOL", "take memory that the host could swap out"),
+    "checkpoint_ttl_s": ("S", "a request nobody wrote or asked for so long is forgotten"),
     "log_level": ("LEVEL", "debug, info, warning or error"),
 }
 
@@ -187,8 +223,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Agent
     settings.update(flags)
     if engine_args is not None:
         settings["engine_args"] = engine_args
-    if isinstance(settings.get("backoff_s"), str):
-        settings["backoff_s"] = [item for item in settings["backoff_s"].split(",") if item.strip()]
+    for name in ("backoff_s", "checkpoint_private_networks"):
+        if isinstance(settings.get(name), str):
+            settings[name] = [item.strip() for item in settings[name].split(",") if item.strip()]
     settings.setdefault("domain", socket.gethostname())
     for name in ("worker", "run_dir", "model"):
         if not settings.get(name):

@@ -9,12 +9,15 @@ On another host, without the file, the worker's own stream tells what was applie
 - hold: an engine that ends is not restarted; one that runs is left alone. release undoes it.
 - restart: the engine is killed and started anew, without a backoff.
 - drain, undrain: noted and shown; routing around the worker is the control plane's part.
+
+`CheckpointsReleased` of the same stream is passed on: dropping twice what is gone harms
+nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from engine_shim.agent_engine import Supervisor
@@ -24,7 +27,7 @@ from engine_shim.agent_state import RunDirectory
 from events.codec import decode
 from events.errors import Compacted, LogError, LogUnavailable
 from events.log import RevisionGroup
-from events.vocabulary import Effect, EffectApplied, EffectsDecided
+from events.vocabulary import CheckpointsReleased, Effect, EffectApplied, EffectsDecided
 
 FLEET = "fleet"
 APPLIED = "applied"
@@ -32,6 +35,7 @@ RETRY_S = 1.0
 MAX_RETRY_S = 30.0
 _DECIDED_TAG = b"\xb1effects_decided/1"
 _APPLIED_TAG = b"\xb0effect_applied/1"
+_RELEASED_TAG = b"\xb6checkpoints_released/1"
 
 Key = tuple[str, int]
 
@@ -81,8 +85,10 @@ class EffectRunner:
         journal: Journal,
         supervisor: Supervisor,
         logger: Logger,
+        on_released: Callable[[tuple[str, ...]], None] = lambda _requests: None,
     ) -> None:
         self._worker = worker
+        self._on_released = on_released
         self._reader = reader
         self._directory = directory
         self._journal = journal
@@ -135,6 +141,9 @@ class EffectRunner:
             for index, effect in enumerate(decided.effects):
                 if effect.worker == self._worker:
                     self._carry_out((decided.decision, index), effect)
+        for record in self._records(group, FLEET, _RELEASED_TAG):
+            released: CheckpointsReleased = decode(record)
+            self._on_released(released.requests)
         self._after = group.revision
 
     @staticmethod

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine_shim import deathwatch
+from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_child import EngineProcesses
 from engine_shim.agent_config import AgentConfig
 from engine_shim.agent_errors import HostRefused
@@ -30,7 +31,7 @@ from engine_shim.agent_logging import Logger
 from engine_shim.agent_process import may_lower_nice, stat_of
 from engine_shim.agent_reports import ReportServer
 from engine_shim.agent_state import EngineRecord, RunDirectory
-from engine_shim.reports import Hello, Ready
+from engine_shim.reports import Hello, Layout, Ready
 from events.vocabulary import EngineDied, EngineReady, EngineRestartScheduled, EngineStarted
 
 _MAX_NICE = 19
@@ -71,11 +72,13 @@ class Supervisor:
         elsewhere."""
         self._interrupted = interrupted
         self._config = config
+        self._checkpoints = checkpoints_of(config)
         self._directory = directory
         self._host = host
         self._journal = journal
         self._reports = reports
         self._logger = logger
+        self._layout = Layout("", 0)
         self._backoff = Backoff(config.backoff_s, config.stable_after_s)
         self._engine: EngineProcesses | None = None
         self._starting: asyncio.Task[EngineProcesses] | None = None
@@ -89,6 +92,7 @@ class Supervisor:
         self.restarts = 0
         reports.on_hello = self._on_hello
         reports.on_ready = self._on_ready
+        reports.on_layout = self._on_layout
 
     @property
     def incarnation(self) -> int:
@@ -149,7 +153,12 @@ class Supervisor:
         incarnation = self._directory.next_incarnation()
         self.phase = "starting"
         try:
-            order = self._order = make_order(self._config, self._directory, incarnation)
+            more = (
+                ()
+                if self._checkpoints is None
+                else self._checkpoints.engine_arguments(self._directory.state.epoch)
+            )
+            order = self._order = make_order(self._config, self._directory, incarnation, more)
             self._starting = asyncio.create_task(self._host.start(order))
             engine = await asyncio.shield(self._starting)
         except HostRefused as refused:
@@ -181,6 +190,7 @@ class Supervisor:
         self._logger.info("engine started", incarnation=order.incarnation, pid=engine.leader.pid)
         if self._interrupted:
             self._be_nice(engine)
+        self._layout = Layout("", 0)
         self._reports.begin(order.incarnation)
         self._timers = [
             loop.call_later(config.ready_timeout_s, self._not_ready, engine),
@@ -265,6 +275,9 @@ class Supervisor:
             EngineRecord(self.incarnation, engine.leader, tuple(engine.members))
         )
 
+    def _on_layout(self, layout: Layout) -> None:
+        self._layout = layout  # of the scheduler's process, which is up before HTTP answers
+
     def _on_ready(self, ready: Ready) -> None:
         engine, config = self._engine, self._config
         if engine is None or engine.ready or engine.dead.is_set():
@@ -284,6 +297,8 @@ class Supervisor:
                 kv_blocks=ready.kv_blocks,
                 build=ready.vllm,
                 exact=tuple(name for name, verdict in ready.exact.items() if verdict is True),
+                family=self._layout.family,
+                block_bytes=self._layout.block_bytes,
             )
         )
         self.phase = "ready"

@@ -37,8 +37,13 @@ class EngineOrder(Struct, frozen=True):
     arguments: tuple[str, ...]
 
 
-def make_order(config: AgentConfig, run: RunDirectory, incarnation: int) -> EngineOrder:
-    """The order for the next engine. Raises HostRefused when no port is free."""
+def make_order(
+    config: AgentConfig, run: RunDirectory, incarnation: int, more: tuple[str, ...] = ()
+) -> EngineOrder:
+    """The order for the next engine; `more` are arguments for vLLM before the user's own.
+
+    Raises HostRefused when no port is free.
+    """
     try:
         port = free_port(config.engine_host)
     except OSError as error:
@@ -56,6 +61,7 @@ def make_order(config: AgentConfig, run: RunDirectory, incarnation: int) -> Engi
             *("--model", config.model),
             *named,
             *("--host", config.engine_host, "--port", str(port)),
+            *more,
             *config.engine_args,
         ),
     )

@@ -1,12 +1,13 @@
 """The agent's life: what comes up in which order, and how it leaves.
 
     kill an orphan engine -> take the stream (WorkerRegistered) -> catch up on effects
-    -> supervise, take reports, follow effects, answer GET /state
-    -> leave: stop the engine (EngineDied: stopped), WorkerDeregistered, flush
+    -> supervise, take reports, follow effects, keep the state daemon, answer GET /state
+    -> leave: stop the engine (EngineDied: stopped) and the daemon, WorkerDeregistered, flush
 
 Reports, supervision and effects go on while etcd is away; only taking the stream at the
 start waits for it. Fenced, the agent kills its engine and stops: another one answers for
-the worker now.
+the worker now. A killed agent leaves its state daemon running for its successor; one that
+leaves or is fenced ends it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
 
+from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_config import AgentConfig
+from engine_shim.agent_coverage import StateDaemonKeeper
+from engine_shim.agent_daemon import DaemonProcess
 from engine_shim.agent_effects import EffectReader, EffectRunner
 from engine_shim.agent_engine import Supervisor
 from engine_shim.agent_errors import WorkerFenced, WorkerOwned
@@ -70,6 +74,7 @@ class Agent:
         self._journal: Journal | None = None
         self._reports: ReportServer | None = None
         self._supervisor: Supervisor | None = None
+        self._daemon: StateDaemonKeeper | None = None
 
     def stop(self, reason: str) -> None:
         """Leave. Asked a second time, do not wait for the engine to end by itself."""
@@ -139,21 +144,45 @@ class Agent:
             interrupted=interrupted,
         )
         effects = EffectRunner(
-            config.worker, self._reader, self._directory, journal, supervisor, self._logger
+            config.worker,
+            self._reader,
+            self._directory,
+            journal,
+            supervisor,
+            self._logger,
+            self._released,
         )
+        self._daemon = self._make_daemon(journal)
         try:
             await self._unless_stopped(self._work(supervisor, effects, journal))
             await supervisor.leave(config.stop_timeout_s)
+            if self._daemon is not None:
+                await self._daemon.leave("stopped")
         finally:
             await supervisor.abandon()
+            if self._daemon is not None and journal.is_fenced:
+                await self._daemon.leave("fenced")
         journal.record(WorkerDeregistered(config.worker, "agent stopped"))
         if not await journal.flush(config.flush_timeout_s):
             self._logger.warning("left before etcd took everything", **journal.describe())
+
+    def _make_daemon(self, journal: Journal) -> StateDaemonKeeper | None:
+        checkpoints = checkpoints_of(self._config)
+        if checkpoints is None:
+            return None
+        process = DaemonProcess(checkpoints, self._directory, self._logger)
+        return StateDaemonKeeper(self._config, checkpoints, process, journal, self._logger)
+
+    def _released(self, requests: tuple[str, ...]) -> None:
+        if self._daemon is not None:
+            self._daemon.release(requests)
 
     async def _work(self, supervisor: Supervisor, effects: EffectRunner, journal: Journal) -> None:
         """All there is to do until the agent leaves; ends only by cancellation or error."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._until_fenced(journal))
+            if self._daemon is not None:
+                tasks.create_task(self._daemon.run())
             await effects.catch_up()
             tasks.create_task(effects.run())
             tasks.create_task(supervisor.run())
@@ -188,4 +217,5 @@ class Agent:
             "engine": self._supervisor.describe() if self._supervisor is not None else None,
             "log": self._journal.describe() if self._journal is not None else None,
             "reports": self._reports.describe() if self._reports is not None else None,
+            "state_daemon": self._daemon.describe() if self._daemon is not None else None,
         }

@@ -27,7 +27,7 @@ import msgspec
 
 from engine_shim.agent_journal import RETRY_S, Journal
 from engine_shim.agent_logging import Logger
-from engine_shim.reports import FrameReader, Hello, Ready, parse
+from engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
 from events.segment import MAX_SEGMENT_BYTES
 
 MAX_CONNECTIONS = 256
@@ -54,8 +54,8 @@ def is_step(record: bytes) -> bool:
 class ReportServer:
     """Listens on `path` while an engine lives, between `begin` and `end`.
 
-    `on_hello(pid, hello)` and `on_ready(ready)` are called from the event loop. An async
-    context manager; leaving closes every connection.
+    `on_hello(pid, hello)`, `on_layout(layout)` and `on_ready(ready)` are called from the
+    event loop. An async context manager; leaving closes every connection.
     """
 
     def __init__(self, path: Path, journal: Journal, logger: Logger) -> None:
@@ -67,6 +67,7 @@ class ReportServer:
         self._incarnation = 0
         self.on_hello: Callable[[int, Hello], None] = lambda _pid, _hello: None
         self.on_ready: Callable[[Ready], None] = lambda _ready: None
+        self.on_layout: Callable[[Layout], None] = lambda _layout: None
         self.frames_dropped = 0
 
     async def __aenter__(self) -> ReportServer:
@@ -197,6 +198,8 @@ class _Connection:
             self._garbage("a frame before hello")
         elif isinstance(message, Ready):
             self._server.on_ready(message)
+        elif isinstance(message, Layout):
+            self._server.on_layout(message)
         else:
             self._bad_frame(f"neither a step nor a control frame: {payload[:24]!r}")
 

@@ -31,6 +31,15 @@ class EngineRecord(Struct, frozen=True):
     members: tuple[ProcessId, ...] = ()
 
 
+class DaemonRecord(Struct, frozen=True):
+    """The state daemon that runs, or ran when the agent died: in which boot of the kernel,
+    which process, and a digest of the settings it was started with."""
+
+    kernel_boot: str
+    process: ProcessId
+    settings: str
+
+
 class AgentState(Struct, frozen=True):
     """Everything remembered. `epoch` is that of the stream as last owned. `applied` are
     (decision, index) of effects carried out, the newest last, bounded: the whole list is in
@@ -42,6 +51,7 @@ class AgentState(Struct, frozen=True):
     held: bool = False
     draining: bool = False
     applied: tuple[tuple[str, int], ...] = ()
+    daemon: DaemonRecord | None = None
 
 
 class RunDirectory:
@@ -115,6 +125,10 @@ class RunDirectory:
     def remember_engine(self, engine: EngineRecord | None) -> None:
         """Note the engine that runs now (None: none does)."""
         self.update(engine=engine)
+
+    def remember_daemon(self, daemon: DaemonRecord | None) -> None:
+        """Note the state daemon that runs now (None: none does)."""
+        self.update(daemon=daemon)
 
     def remember_applied(self, effect: tuple[str, int], *, held: bool, draining: bool) -> None:
         """Note an effect and the target state it leads to, in one write."""

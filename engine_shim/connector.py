@@ -39,7 +39,7 @@ from engine_shim.checkpoint_plan import CheckpointPlan
 from engine_shim.checkpoint_rank import CheckpointRank, Reached
 from engine_shim.checkpointing import DropJob, LoadJob, SaveJob
 from engine_shim.kv_stream.errors import Unshapeable
-from engine_shim.reports import frame
+from engine_shim.reports import Layout, frame, layout_frame
 from events import codec
 
 logger = logging.getLogger(__name__)
@@ -125,6 +125,9 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
         links = Links(self._links, self._me.worker, self._me.incarnation, "reader", fingerprint)
         ranks = config.parallel_config.tensor_parallel_size
         size = config.cache_config.block_size
+        image = 4 * size + fingerprint.layers * fingerprint.piece_bytes
+        if (reporter := plugin.reporter()) is not None:
+            reporter.send(layout_frame(Layout(fingerprint.family.hex(), ranks * image)))
         return CheckpointPlan(links, size, ranks, self._links.lookup_timeout_s)
 
     @property

@@ -2,8 +2,9 @@
 
 A frame is a uint32 little-endian length and that many bytes of msgpack. A msgpack
 array is an encoded event of `events.vocabulary` and goes into a segment as it is; a
-map is about the process itself: `{"hello": ...}` first, `{"ready": ...}` once the HTTP
-server listens. Nothing travels the other way; EOF there ends the engine.
+map is about the process itself: `{"hello": ...}` first, `{"layout": ...}` when it takes
+part in checkpoints, `{"ready": ...}` once the HTTP server listens. Nothing travels the
+other way; EOF there ends the engine.
 """
 
 from __future__ import annotations
@@ -37,11 +38,20 @@ class Ready(msgspec.Struct, frozen=True):
     exact: dict[str, bool | str]
 
 
+class Layout(msgspec.Struct, frozen=True):
+    """What KV blocks the engine writes and can use: their fingerprint's family in hex, and
+    a block's bytes in a checkpoint, all ranks together."""
+
+    family: str
+    block_bytes: int
+
+
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """A map frame; exactly one member is set."""
 
     hello: Hello | None = None
     ready: Ready | None = None
+    layout: Layout | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -61,17 +71,21 @@ def ready_frame(ready: Ready) -> bytes:
     return frame(_encoder.encode(Control(ready=ready)))
 
 
-def parse(payload: bytes) -> Hello | Ready | bytes:
+def layout_frame(layout: Layout) -> bytes:
+    return frame(_encoder.encode(Control(layout=layout)))
+
+
+def parse(payload: bytes) -> Hello | Ready | Layout | bytes:
     """What one frame holds: a control message, or the bytes of an encoded event.
 
-    Raises msgspec.DecodeError for a map that is neither.
+    Raises msgspec.DecodeError for a map that is none of these.
     """
     if not _is_map(payload):
         return payload
     control = _control.decode(payload)
-    message = control.hello or control.ready
+    message = control.hello or control.ready or control.layout
     if message is None:
-        raise msgspec.DecodeError("control frame without hello or ready")
+        raise msgspec.DecodeError("control frame without hello, ready or layout")
     return message
 
 

@@ -67,7 +67,7 @@ async def serve(config: DaemonConfig, service: Service) -> None:
             server.bind()
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(server.serve()) for server in servers]
-            tasks.append(group.create_task(_keep_house(service)))
+            tasks.append(group.create_task(_keep_house(service, config.abandoned_s, stop)))
             ready = {"ready": True, "boot": service.boot, "notes": service.notes}
             print(json.dumps(ready), flush=True)
             await stop.wait()
@@ -77,13 +77,18 @@ async def serve(config: DaemonConfig, service: Service) -> None:
         service.store.close()
 
 
-async def _keep_house(service: Service) -> None:
-    """Orphans expire; pages of freed blocks go back to the host."""
+async def _keep_house(service: Service, abandoned_s: float, stop: asyncio.Event) -> None:
+    """Orphans expire; pages of freed blocks go back to the host; what no agent comes back
+    for does not stay for ever."""
     while True:
         await asyncio.sleep(HOUSEKEEPING_S)
         for request in service.store.expire(service.now()):
             logger.info("expired %s", request)
         service.store.arena.trim()
+        silent_s = service.now() - service.asked_s
+        if abandoned_s and silent_s > abandoned_s and not service.store.stats()["blocks"]:
+            logger.warning("no agent for %.0f s, and nothing is held: ends", silent_s)
+            stop.set()
 
 
 def main() -> int:

@@ -14,7 +14,8 @@ from engine_shim.state_daemon.remote_server import RemoteConfig
 class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`budget_bytes` of host DRAM for checkpoints (Eq. 5), or `budget_fraction` of the
     host's memory (Eq. 7; 0.05 to 0.1 is usual) when that is 0. `reserve_bytes` are left to
-    others always. `epoch` fences older daemons of this host."""
+    others always. `epoch` fences older daemons of this host. After `abandoned_s` without a
+    word of its agent, holding nothing, it ends (0: never)."""
 
     host: str
     socket: str
@@ -27,6 +28,7 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: float = 600.0
     cold_after_s: float = 5.0
     max_blocks: int = 1 << 20
+    abandoned_s: float = 0.0
     epoch: int = 0
     secret_file: str = ""
     remote: RemoteConfig | None = None

@@ -44,6 +44,8 @@ class Service:
         self.secret = secret
         self.now = now
         self.notes: tuple[str, ...] = ()
+        self.asked_s = now()
+        """When its agent asked last."""
         self._writers: dict[str, tuple[int, int]] = {}
 
     def fence(self, hello: m.Hello) -> None:
@@ -259,6 +261,7 @@ class Session:
 
     def _changes(self, hello: m.Hello, ask: m.Changes, chunk: memoryview) -> Reply:
         _control_only(hello)
+        self._service.asked_s = self._service.now()
         limit = min(max(ask.limit, 1), m.MAX_REQUESTS)
         cursor, changes, more = self._service.store.ledger.since(ask.cursor, limit)
         changed = m.Changed(ask.seq, cursor, self._service.boot, tuple(changes), more)

@@ -1,7 +1,7 @@
 """An engine of a hundred lines: speaks the report protocol, answers HTTP, behaves as told.
 
-It takes vLLM's `--host`, `--port`, `--model` and ignores the rest; the script is in its
-own arguments:
+It takes vLLM's `--host`, `--port`, `--model`, says that it takes part in checkpoints when
+given `--kv-transfer-config`, and ignores the rest; the script is in its own arguments:
 
     --mute              never reports ready
     --exit STATUS       ends with that status after its hello
@@ -28,7 +28,7 @@ import types
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from engine_shim.reporter import Reporter
-from engine_shim.reports import Hello, Ready, frame, ready_frame
+from engine_shim.reports import Hello, Layout, Ready, frame, layout_frame, ready_frame
 from events.codec import encode
 from events.vocabulary import EngineStep
 
@@ -50,6 +50,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--model", default="m")
     parser.add_argument("--served-model-name", default="")
+    parser.add_argument("--kv-transfer-config", default="")
     parser.add_argument("--mute", action="store_true")
     parser.add_argument("--exit", type=int)
     parser.add_argument("--after", type=float, default=0.0)
@@ -81,6 +82,8 @@ def main(argv: list[str]) -> None:
             time.sleep(60)
     server = ThreadingHTTPServer((args.host, args.port), Health)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    if args.kv_transfer_config:
+        reporter.send(layout_frame(Layout("f", 4096)))
     reporter.send(
         ready_frame(Ready(server.server_port, 2048, 32, 100, args.model, "0", {"greedy": True}))
     )

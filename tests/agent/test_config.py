@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine_shim.agent import main
+from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_config import parse
 from engine_shim.agent_errors import ConfigInvalid
+from engine_shim.checkpoint_links import LinkConfig
+from engine_shim.state_daemon.config import DaemonConfig
 
 NEEDED = ["--worker", "w0", "--run-dir", "/tmp/w0", "--model", "m"]
 
@@ -49,6 +54,7 @@ def test_etcd_by_endpoints_or_url() -> None:
         ([*NEEDED, "--etcd", "ftp://x"], "--etcd"),
         ([*NEEDED, "--engine-host", "0.0.0.0"], "--advertise-host"),
         ([*NEEDED, "--config", "/nowhere"], "--config"),
+        ([*NEEDED, "--checkpoint-file-dir", "/x"], "--checkpoint-file-dir"),
     ],
 )
 def test_a_refusal_names_its_setting(
@@ -59,6 +65,70 @@ def test_a_refusal_names_its_setting(
     assert refusal.value.setting == setting
     assert main(argv) == 2
     assert setting in capsys.readouterr().err
+
+
+ON = [*NEEDED, "--checkpoint-mb", "64"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "setting"),
+    [
+        (["--checkpoint-socket", "/tmp/with space/s"], "--checkpoint-socket"),
+        (["--checkpoint-listen", "10.0.0.1"], "--checkpoint-listen"),
+        (["--checkpoint-listen", "10.0.0.1:70000"], "--checkpoint-listen"),
+        (["--checkpoint-curve-file", "/nowhere"], "--checkpoint-curve-file"),
+    ],
+)
+def test_impossible_checkpoint_settings_are_refused_at_the_start(
+    argv: list[str], setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checkpoints_of(parse([*NEEDED, *argv], {})) is None, "asked for by nobody"
+    with pytest.raises(ConfigInvalid) as refusal:
+        checkpoints_of(parse([*ON, *argv], {}))
+    assert refusal.value.setting == setting
+    assert main([*ON, *argv]) == 2
+    assert setting in capsys.readouterr().err
+
+
+def test_checkpoints_on_a_private_network() -> None:
+    argv = (
+        "--checkpoint-listen 10.0.0.1:7000 --checkpoint-advertise 10.0.0.1:7001 "
+        "--checkpoint-private-networks 10.0.0.0/8,192.168.0.0/16 --checkpoint-secret-file /s "
+        "--checkpoint-file-dir /cold --checkpoint-file-mb 2"
+    )
+    found = checkpoints_of(parse([*ON, *argv.split()], {}))
+    assert found is not None
+    assert (found.local, found.address) == ("unix:/tmp/w0/state.sock", "tcp://10.0.0.1:7001")
+    daemon = msgspec.convert(found.daemon, DaemonConfig)
+    assert daemon.remote is not None
+    assert daemon.remote.private_networks == ("10.0.0.0/8", "192.168.0.0/16")
+    assert (daemon.budget_bytes, daemon.file_budget_bytes) == (64 << 20, 2 << 20)
+    flag, connector = found.engine_arguments(epoch=9)
+    assert flag == "--kv-transfer-config"
+    config = json.loads(connector)
+    assert config["kv_connector"] == "RelumeConnector"
+    links = LinkConfig.of(config["kv_connector_extra_config"])
+    assert (links.epoch, links.secret_file) == (9, "/s")
+
+
+def test_curve_keys_reach_daemon_and_engine(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 40)
+    keys = {"public": "p" * 40, "secret_file": str(secret), "hosts": {"tcp://h2:7": "k" * 40}}
+    file = tmp_path / "curve.json"
+    file.write_text(json.dumps(keys))
+    argv = [*ON, "--checkpoint-listen", "10.0.0.1:7", "--checkpoint-curve-file", str(file)]
+    with pytest.raises(ConfigInvalid, match="read by others"):
+        checkpoints_of(parse(argv, {}))
+    secret.chmod(0o600)
+    found = checkpoints_of(parse(argv, {}))
+    assert found is not None
+    remote = msgspec.convert(found.daemon, DaemonConfig).remote
+    assert remote is not None and remote.curve_secret == "s" * 40
+    assert set(remote.curve_clients) == {"p" * 40, "k" * 40}
+    links = LinkConfig.of(found.links)
+    assert links.curve_servers == {"tcp://h2:7": "k" * 40}
+    assert "s" * 40 not in found.engine_arguments(1)[1], "command lines are public"
 
 
 def test_help_tells_settings_defaults_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:

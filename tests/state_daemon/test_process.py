@@ -114,6 +114,17 @@ def test_the_agent_learns_positions_and_ends(tmp_path: Path) -> None:
         assert first.more and len(first.changes) == 1
 
 
+def test_one_nobody_comes_back_for_ends_when_it_holds_nothing(tmp_path: Path) -> None:
+    with daemon_in(tmp_path, abandoned_s=1.0) as daemon:
+        with peer_of(local(daemon.socket)) as writer:
+            scatter(Cache(1), outs(1, "a"), writer)
+            assert writer.drained(5) and daemon.process is not None
+            with pytest.raises(subprocess.TimeoutExpired):
+                daemon.process.wait(4.0)
+            writer.ask(m.Drop(0, ("a",), 1), 5.0)
+        assert daemon.process.wait(20) == 0
+
+
 def test_control_is_for_this_host(tmp_path: Path) -> None:
     with daemon_in(tmp_path) as daemon, peer_of(local(daemon.socket), "reader") as reader:
         for message in (m.StatsAsk(0), m.Changes(0, 0), m.Drop(0, ("a",), 1)):

@@ -1,0 +1,140 @@
+"""Checkpoint settings of a host: what its state daemon is started with, and its engines.
+
+Written from one configuration, so that both ends of every link agree on keys and secrets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from engine_shim.agent_config import AgentConfig
+from engine_shim.agent_errors import ConfigInvalid
+
+_ENDPOINT_PATH = re.compile(r"/[A-Za-z0-9_./-]{1,100}")
+ABANDONED_S = 900.0
+
+
+class CurveFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """`checkpoint_curve_file`: this host's CURVE pair (Z85; the secret in a file of its
+    own), and the public keys of the other hosts' daemons by endpoint. Hosts whose keys are
+    listed may connect."""
+
+    public: str
+    secret_file: str
+    hosts: dict[str, str] = {}
+
+
+class Checkpoints(Struct, frozen=True):
+    """What one host does about checkpoints. `local` and `address` are endpoints of its
+    daemon; `address` is empty when it listens to no other host."""
+
+    socket: str
+    local: str
+    address: str
+    daemon: dict[str, Any]
+    links: dict[str, Any]
+    machine: str
+
+    @property
+    def digest(self) -> str:
+        """Of the settings: a daemon started with others is started anew."""
+        return hashlib.blake2b(msgspec.json.encode(self.daemon), digest_size=8).hexdigest()
+
+    def engine_arguments(self, epoch: int) -> tuple[str, ...]:
+        """vLLM's arguments that make an engine take part; `epoch` is its worker's."""
+        connector = {
+            "kv_connector": "RelumeConnector",
+            "kv_connector_module_path": "engine_shim.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {**self.links, "epoch": epoch},
+        }
+        return "--kv-transfer-config", msgspec.json.encode(connector).decode()
+
+
+def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
+    """None when the configuration asks for no checkpoints. Raises ConfigInvalid."""
+    if not config.checkpoint_mb:
+        return None
+    run = Path(config.run_dir).absolute()
+    socket = config.checkpoint_socket or str(run / "state.sock")
+    if not _ENDPOINT_PATH.fullmatch(socket):
+        raise ConfigInvalid("--checkpoint-socket", f"{socket}: A-Z a-z 0-9 _ . / - only, 100 bytes")
+    daemon: dict[str, Any] = {
+        "host": config.worker,
+        "socket": socket,
+        "budget_bytes": config.checkpoint_mb << 20,
+        "reserve_bytes": config.checkpoint_reserve_mb << 20,
+        "allow_unlocked": config.checkpoint_allow_unlocked,
+        "ttl_s": config.checkpoint_ttl_s,
+        "secret_file": config.checkpoint_secret_file,
+        "abandoned_s": ABANDONED_S,
+    }
+    if config.checkpoint_file_dir:
+        daemon["file_directory"] = config.checkpoint_file_dir
+        daemon["file_budget_bytes"] = config.checkpoint_file_mb << 20
+    links: dict[str, Any] = {"secret_file": config.checkpoint_secret_file}
+    address = ""
+    curve = _curve(config.checkpoint_curve_file)
+    if curve is not None:
+        links["curve_public"] = curve.public
+        links["curve_secret_file"] = curve.secret_file
+        links["curve_servers"] = curve.hosts
+    if config.checkpoint_listen:
+        host, port = _host_port("--checkpoint-listen", config.checkpoint_listen)
+        named = config.checkpoint_advertise or config.checkpoint_listen
+        address = "tcp://{}:{}".format(*_host_port("--checkpoint-advertise", named))
+        remote: dict[str, Any] = {"host": host, "port": port}
+        if curve is not None:
+            remote["curve_public"] = curve.public
+            remote["curve_secret"] = _secret(curve.secret_file)
+            remote["curve_clients"] = sorted({curve.public, *curve.hosts.values()})
+        else:
+            remote["private_networks"] = list(config.checkpoint_private_networks)
+        daemon["remote"] = remote
+    return Checkpoints(socket, f"unix:{socket}", address, daemon, links, machine())
+
+
+def machine() -> str:
+    """Names what shares Unix sockets: a running kernel, its file tree as we see it, and our
+    user, since the daemon admits no other."""
+    space = os.stat("/proc/self/ns/mnt").st_ino
+    named = f"{kernel_boot()} {space} {os.getuid()}"
+    return hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
+
+
+def kernel_boot() -> str:
+    """The running kernel's own name of this boot: pids and start times are within it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _host_port(setting: str, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigInvalid(setting, f"{text!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def _curve(path: str) -> CurveFile | None:
+    if not path:
+        return None
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=CurveFile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigInvalid("--checkpoint-curve-file", f"{path}: {error}") from None
+
+
+def _secret(path: str) -> str:
+    try:
+        if os.stat(path).st_mode & 0o077:
+            raise ConfigInvalid("--checkpoint-curve-file", f"{path} can be read by others")
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ConfigInvalid("--checkpoint-curve-file", str(error)) from None
