@@ -1,0 +1,169 @@
+"""State daemons in a whole fleet: real engines write to the daemon of another worker's host,
+the log says what is held there, and the fleet leaves no process behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.validators import check_all
+from controlplane.leftovers import daemons
+from controlplane.local_fleet import FleetOptions, LocalFleet
+from controlplane.replay.verify import verify
+from engine_shim import frames
+from engine_shim.agent_process import marked_processes
+from events import vocabulary as v
+from events.etcd.config import EtcdConfig
+from events.etcd.factory import EtcdLog
+from policies.coverage import covered_tokens, endpoint
+from policies.fleet import apply_group
+from policies.state import Fleet
+from tests.engine import client
+from tests.live.conftest import MODEL
+
+PATH = "/v1/completions"
+PROMPT = " ".join(f"Block {i} of the lease is held by worker {i * 7 % 13}." for i in range(14))
+BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1600, "temperature": 0, "stream": True}
+
+
+class Scene:
+    """The fleet, its log, and the fold of it."""
+
+    def __init__(self, fleet: LocalFleet, etcd: EtcdLog) -> None:
+        self.fleet = fleet
+        self.etcd = etcd
+
+    @property
+    def run(self) -> Path:
+        return self.fleet.dir / "run"
+
+    async def groups(self) -> list[Any]:
+        return await self.etcd.reader().read()
+
+    async def fold(self) -> Fleet:
+        fleet = Fleet()
+        for group in await self.groups():
+            apply_group(fleet, group)
+        return fleet
+
+    async def until(self, found: Callable[[Fleet], Any], timeout_s: float = 60.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (result := found(fold := await self.fold())):
+            assert time.monotonic() < deadline, (fold.holders, fold.restores)
+            await asyncio.sleep(0.1)
+        return result
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, zygote: str) -> AsyncIterator[Scene]:
+    options = FleetOptions(
+        workers=2, state_dir=str(tmp_path), model=str(MODEL), port=0, admin_port=0,
+        zygote=zygote, checkpoint_mb=64, lease_ttl_s=4,
+    )  # fmt: skip
+    async with LocalFleet(options, print) as fleet:
+        async with EtcdLog(EtcdConfig(endpoints=(fleet.etcd_endpoint,))) as etcd:
+            yield Scene(fleet, etcd)
+    assert daemons(tmp_path / "run") == []
+    for name in ("w0", "w1"):
+        assert not [*marked_processes(f"RELUME_STATE_SOCKET={tmp_path}/run/{name}/state.sock")]
+
+
+def stream_until(port: int, name: str, to: str, tokens: int) -> tuple[Any, list[int]]:
+    """Opens a stream that is checkpointed at `to`, and reads so many tokens of it."""
+    headers = client.headers_for(request=name, checkpoint=to)
+    connection, response = client.open_stream(port, PATH, BODY, headers)
+    reader, ids = frames.FrameReader(), []
+    while len(ids) < tokens:
+        data = response.read1(65536)
+        assert data, "the stream ended early"
+        for part in reader.feed(data):
+            assert isinstance(part, frames.Tokens), part
+            ids += part.ids
+    return connection, ids
+
+
+async def test_what_one_worker_wrote_another_takes_up(scene: Scene) -> None:
+    fleet = await scene.until(lambda f: f if all(h.alive for h in f.holders.values()) else None)
+    w0, w1 = fleet.workers["w0"], fleet.workers["w1"]
+    assert w0.family == w1.family == fleet.holders["w1"].family != ""
+    assert w0.block_bytes > 0 and fleet.holders["w1"].budget_bytes == 64 << 20
+    to = endpoint(fleet, "w1", "w0")
+    assert to == f"unix:{scene.run}/w1/state.sock"
+    plain = await asyncio.to_thread(client.ask, w0.port, PATH, BODY, request="plain")
+    connection, ids = await asyncio.to_thread(stream_until, w0.port, "moved", to, 80)
+    tokens = await scene.until(lambda f: covered_tokens(f, "w1", "moved"))
+    covered = (await scene.fold()).holders["w1"].covered["moved"]
+    assert tokens % w0.block_size == 0
+    assert sum(covered.bytes.values()) == tokens // w0.block_size * w0.block_bytes
+    os.kill(w0.engine_pid, signal.SIGKILL)
+    connection.close()
+    ids = ids[:80]
+    rest = await asyncio.to_thread(
+        lambda: client.ask(
+            w1.port, PATH, BODY, attempt=2, request="moved", resume=("continue", ids),
+            created=client.created_of(plain.payload), response_id="moved", restore=to,
+            checkpoint=endpoint(fleet, "w0", "w1"),
+        )
+    )  # fmt: skip
+    assert ids + rest.ids == plain.ids
+    await scene.until(lambda f: f.restores.get("done"))
+    assert (await scene.fold()).holders["w1"].rates["w1"].bytes > 0
+    # The holder of the first attempt is told of the end by nobody but the leader.
+    async with scene.etcd.writer("r.story") as gateway:
+        basis = v.Basis(1, 0)
+        gateway.append(
+            v.RequestArrived("moved", "tiny", "/v1/completions", True, 9, 400, "exact"),
+            v.HolderChosen("d", basis, "moved", 1, "arrival", "w0", ("w1",), "load_aware", 1, 1, 1),
+            v.RequestEnded("moved", "completed", 200, 400, "length", 2, "exact"),
+        )
+        await gateway.flush(5)
+        await scene.until(lambda f: "moved" not in f.holders["w1"].covered and not f.ending)
+    released = [e for e in await events(scene) if isinstance(e, v.CheckpointsReleased)]
+    assert [e.requests for e in released] == [("moved",)]
+    groups = await scene.groups()
+    assert check_all(groups, [], ("I5", "I6", "I15")) == []
+    assert verify(groups).divergences == []
+
+
+async def events(scene: Scene) -> list[Any]:
+    found: list[Any] = []
+    fleet = Fleet()
+    for group in await scene.groups():
+        apply_group(fleet, group, lambda stream, position, event: found.append(event))
+    return found
+
+
+async def test_a_daemon_outlives_its_killed_agent_and_a_stopped_fleet_leaves_none(
+    scene: Scene,
+) -> None:
+    fleet = await scene.until(lambda f: f if all(h.alive for h in f.holders.values()) else None)
+    boot, pids = fleet.holders["w1"].boot, daemons(scene.run)
+    assert len(pids) == 2
+    connection, _ = await asyncio.to_thread(
+        stream_until, fleet.workers["w0"].port, "kept", endpoint(fleet, "w1", "w0"), 40
+    )
+    await scene.until(lambda f: covered_tokens(f, "w1", "kept"))
+    connection.close()  # aborted, it may be taken up elsewhere: its blocks stay
+    agent = scene.fleet.children["w1"]
+    agent.kill()
+    agent.process.wait()
+    assert daemons(scene.run) == pids
+    scene.fleet.restart("w1")
+    await scene.until(
+        lambda f: f.workers["w1"].incarnation == 2 and f.workers["w1"].engine == "ready"
+    )
+    fleet = await scene.fold()
+    assert (fleet.holders["w1"].boot, daemons(scene.run)) == (boot, pids)
+    assert covered_tokens(fleet, "w1", "kept") > 0
+    # Left without agent, they are ended with the fleet all the same.
+    for name in ("w0", "w1"):
+        scene.fleet.children[name].kill()
+        scene.fleet.children[name].process.wait()
+    assert daemons(scene.run) == pids
