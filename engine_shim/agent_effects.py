@@ -4,7 +4,11 @@ An effect is known by (decision, index). It is first written into the state file
 with the target state it leads to, then into the worker's stream as `EffectApplied`, and
 only then does it act. A crash in between leaves an effect that is remembered, so it is
 told to the log again and not acted on again: the next start acts on the target state.
-On another host, without the file, the worker's own stream tells what was applied.
+On another host, without the file, the worker's own stream tells what was applied. What no
+agent answered the leader states again, so trimming the log loses no effect.
+
+It also says, in the same stream, how much of the engine's steps is to be written; that is
+a state and needs no answer.
 
 - hold: an engine that ends is not restarted; one that runs is left alone. release undoes it.
 - restart: the engine is killed and started anew, without a backoff.
@@ -34,6 +38,7 @@ APPLIED = "applied"
 RETRY_S = 1.0
 MAX_RETRY_S = 30.0
 _DECIDED_TAG = b"\xb1effects_decided/1"
+_DETAIL_TAG = b"\xb0detail_decided/1"
 _APPLIED_TAG = b"\xb0effect_applied/1"
 _RELEASED_TAG = b"\xb6checkpoints_released/1"
 
@@ -111,7 +116,7 @@ class EffectRunner:
         while True:
             try:
                 return await self._reader.read()
-            except LogUnavailable as away:
+            except (LogUnavailable, Compacted) as away:
                 self._logger.warning("waiting for the log's history", why=str(away))
                 await asyncio.sleep(RETRY_S)
 
@@ -129,6 +134,8 @@ class EffectRunner:
                     self._take(group)
                     pause_s = RETRY_S
             except LogError as error:
+                if isinstance(error, Compacted):
+                    self._journal.shed(False)  # what it missed may have said so
                 if not isinstance(error, Compacted | LogUnavailable):
                     self._logger.error("cannot follow the fleet's effects", why=str(error))
                 self._after = 0
@@ -138,12 +145,14 @@ class EffectRunner:
     def _take(self, group: RevisionGroup) -> None:
         for record in self._records(group, FLEET, _DECIDED_TAG):
             decided: EffectsDecided = decode(record)
-            for index, effect in enumerate(decided.effects):
+            for index, effect in enumerate(decided.effects, max(decided.again, 0)):
                 if effect.worker == self._worker:
                     self._carry_out((decided.decision, index), effect)
         for record in self._records(group, FLEET, _RELEASED_TAG):
             released: CheckpointsReleased = decode(record)
             self._on_released(released.requests)
+        for record in self._records(group, FLEET, _DETAIL_TAG):
+            self._journal.shed(decode(record).detail != "full")
         self._after = group.revision
 
     @staticmethod

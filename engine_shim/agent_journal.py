@@ -3,7 +3,8 @@
 The writer of the log never waits and may say `LogFull` (an outage longer than the spool
 holds) or `Fenced`. Facts about the engine's life are few and must not be lost, so they
 queue here until the writer takes them again; step records are many and are refused, so
-that the report socket fills up and the engine itself counts what is lost.
+that the report socket fills up and the engine itself counts what is lost. While etcd is
+short of room the leader has steps written with less detail (`agent_detail`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from engine_shim.agent_detail import PER_S, Merger
 from engine_shim.agent_logging import Logger
 from events.codec import encode
 from events.errors import Fenced, LogFull
 from events.log import Landed, StreamWriter
+from events.segment import MAX_SEGMENT_BYTES
 
 # Restarts go on while etcd is away; at four facts a restart and 30 s between them
 # this is a day and a half beyond a full spool.
 MAX_WAITING_FACTS = 16384
 RETRY_S = 0.25
+MAX_RECORD_BYTES = MAX_SEGMENT_BYTES - 2048
+"""One record must fit a segment beside its head."""
 
 
 class Journal:
@@ -33,6 +38,8 @@ class Journal:
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_FACTS)
         self._retry: asyncio.TimerHandle | None = None
         self._fenced = asyncio.Event()
+        self._merger: Merger | None = None
+        self._due: asyncio.TimerHandle | None = None
         self.steps = 0
 
     @property
@@ -61,13 +68,37 @@ class Journal:
 
     def record(self, *events: Any) -> None:
         """Write facts, in order; keeps them while the log is full."""
+        self._waiting.extend(self._held_back())
         self._waiting.extend(encode(event) for event in events)
         self._write_waiting()
+
+    @property
+    def shedding(self) -> bool:
+        """Whether step records are merged."""
+        return self._merger is not None
+
+    def shed(self, shed: bool) -> None:
+        """Merge step records from here on, or write each of them again."""
+        if shed is self.shedding:
+            return
+        self._logger.info("detail of steps", shed=shed)
+        self._write_held()
+        self._merger = Merger(MAX_RECORD_BYTES) if shed else None
 
     def step(self, record: bytes) -> bool:
         """Write one encoded step; False when it was not taken and should come again."""
         if self._waiting:
             return False
+        if self._merger is None:
+            return self._append(record)
+        due = self._merger.offer(record)
+        self.steps += 1
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(1 / PER_S, self._write_held)
+        self._write_merged(due)
+        return True
+
+    def _append(self, record: bytes) -> bool:
         try:
             self._writer.append(record)
         except LogFull:
@@ -77,6 +108,21 @@ class Journal:
             return True  # nowhere to go: this process is about to stop
         self.steps += 1
         return True
+
+    def _write_merged(self, records: list[bytes]) -> None:
+        """What was merged is few: it waits for room like a fact."""
+        if records:
+            self._waiting.extend(records)
+            self._write_waiting()
+
+    def _held_back(self) -> list[bytes]:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        return self._merger.rest() if self._merger is not None else []
+
+    def _write_held(self) -> None:
+        self._write_merged(self._held_back())
 
     def _write_waiting(self) -> None:
         if self._retry is not None:
@@ -109,6 +155,7 @@ class Journal:
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until all is durable; False when the time ran out or the stream is lost."""
+        self._write_held()
         try:
             async with asyncio.timeout(timeout_s):
                 while self._waiting:
@@ -130,4 +177,5 @@ class Journal:
             "spooled_bytes": getattr(self._writer, "waiting_bytes", 0),
             "facts_waiting": len(self._waiting),
             "steps": self.steps,
+            "shedding": self.shedding,
         }

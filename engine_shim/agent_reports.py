@@ -25,17 +25,14 @@ from pathlib import Path
 
 import msgspec
 
-from engine_shim.agent_journal import RETRY_S, Journal
+from engine_shim.agent_journal import MAX_RECORD_BYTES, RETRY_S, Journal
 from engine_shim.agent_logging import Logger
 from engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
-from events.segment import MAX_SEGMENT_BYTES
 
 MAX_CONNECTIONS = 256
 HELLO_TIMEOUT_S = 5.0
 RECEIVE_BYTES = 256 * 1024
 MAX_DRAIN_READS = 64
-# One record must fit a segment beside its head.
-MAX_RECORD_BYTES = MAX_SEGMENT_BYTES - 2048
 _STEP_TAGS = (
     b"\xadengine_step/1",
     b"\xb1restore_started/1",

@@ -627,12 +627,27 @@ class Effect(Struct, frozen=True, array_like=True, gc=False):
 
 
 class EffectsDecided(Event, frozen=True, tag="effects_decided/1"):
-    """What the leader asks of agents; applied once by target state (I15)."""
+    """What the leader asks of agents; applied once by target state (I15). `again` >= 0:
+    nothing new, effect `again` of that decision stated anew for an agent that may have
+    missed it (the log before may be trimmed)."""
 
     decision: str
     basis: Basis
     cause: str
     effects: tuple[Effect, ...]
+    again: int = -1
+
+
+class DetailDecided(Event, frozen=True, tag="detail_decided/1"):
+    """Decision: how much of their engines' steps agents write, `full` or `shed` (figures
+    coalesced, no change of a request's course left out), where it `was`; and all it rests
+    on. Said again while shed, for agents that come later."""
+
+    detail: str
+    was: str
+    database_bytes: int
+    quota_bytes: int
+    shed_percent: int
 
 
 class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
@@ -719,5 +734,6 @@ LEADER_EVENTS = (
     | StateHashed
     | SnapshotTaken
     | ConfigChanged
+    | DetailDecided
 )
 AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

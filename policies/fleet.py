@@ -12,12 +12,9 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from events.log import RevisionGroup
-from policies import account, coverage
+from policies import account, coverage, orders
 from policies.account import CHANGES, key_of
-from policies.state import Fleet, Head, OpenCommand, Replica, Request, Worker
-
-COMMANDS = 10_000
-"""So many admin command ids are remembered to make a resend a no-op (I16)."""
+from policies.state import Fleet, Head, Replica, Request, Worker
 
 
 def apply_group(
@@ -97,6 +94,7 @@ def _on_worker_registered(fleet: Fleet, stream: str, epoch: int, event: v.Worker
     worker.agent_pid = event.agent_pid
     worker.agent_url = event.agent_url
     worker.present = True
+    orders.agent_started(fleet, worker.name)
     if worker.engine in ("starting", "ready"):
         worker.engine = "dead"
         worker.engine_pid = 0
@@ -377,42 +375,6 @@ def _on_worker_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) 
     coverage.lose(fleet, event.worker)
 
 
-def _on_effects_decided(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) -> None:
-    fleet.open_commands.pop(event.decision, None)
-    for index, effect in enumerate(event.effects):
-        fleet.pending_effects[f"{event.decision}#{index}"] = event.basis.revision
-        worker = fleet.workers.get(effect.worker)
-        if worker is None:
-            continue
-        if effect.kind in ("drain", "undrain"):
-            worker.draining = effect.kind == "drain"
-        elif effect.kind in ("hold", "release"):
-            worker.held = effect.kind == "hold"
-
-
-def _on_effect_applied(fleet: Fleet, stream: str, epoch: int, event: v.EffectApplied) -> None:
-    fleet.pending_effects.pop(f"{event.decision}#{event.index}", None)
-
-
-def _on_admin_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCommanded) -> None:
-    if event.command_id in fleet.commands:
-        if event.command_id in fleet.open_commands:
-            fleet.open_commands[event.command_id].asked += 1
-        return
-    fleet.commands[event.command_id] = True
-    fleet.open_commands[event.command_id] = OpenCommand(
-        event.principal, event.command, event.target, event.value
-    )
-    while len(fleet.commands) > COMMANDS:
-        del fleet.commands[next(iter(fleet.commands))]
-
-
-def _on_config_changed(fleet: Fleet, stream: str, epoch: int, event: v.ConfigChanged) -> None:
-    fleet.open_commands.pop(event.decision, None)
-    if event.key:
-        fleet.config[event.key] = event.value
-
-
 _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.WorkerRegistered: _on_worker_registered,
     v.WorkerDeregistered: _on_worker_deregistered,
@@ -421,7 +383,6 @@ _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.EngineDied: _on_engine_died,
     v.EngineRestartScheduled: _on_restart_scheduled,
     v.EngineStep: _on_engine_step,
-    v.EffectApplied: _on_effect_applied,
     v.StreamResumed: _on_stream_resumed,
     v.ReplicaStarted: _on_replica_started,
     v.ReplicaStopped: _on_replica_stopped,
@@ -432,12 +393,10 @@ _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.WorkerSuspected: _on_suspected,
     v.WorkerCleared: _on_cleared,
     v.RequestEnded: _on_request_ended,
-    v.AdminCommanded: _on_admin_commanded,
     v.LeaderElected: _on_leader_elected,
     v.LeaderResigned: _on_leader_resigned,
     v.Tick: _on_tick,
     v.WorkerLost: _on_worker_lost,
-    v.EffectsDecided: _on_effects_decided,
-    v.ConfigChanged: _on_config_changed,
+    **orders.HANDLERS,
     **coverage.HANDLERS,
 }

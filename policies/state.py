@@ -11,6 +11,8 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct, field
 
+from events.vocabulary import Effect
+
 
 class Attempt(Struct):
     """One attempt's share of its engine's load.
@@ -166,6 +168,18 @@ class OpenCommand(Struct):
     asked: int = 1
 
 
+class PendingEffect(Struct):
+    """Effect `index` of a decision, which its agent has neither applied nor refused yet.
+    The log that held it may be trimmed: the leader states it again from here. `due`: the
+    agent started anew since it was last stated."""
+
+    decision: str
+    index: int
+    cause: str
+    effect: Effect
+    due: bool = False
+
+
 class Head(Struct):
     """The end of one stream: epoch, segment number and hash, events so far."""
 
@@ -188,7 +202,8 @@ class Fleet(Struct):
 
     `holders`: state daemons by worker; `placed`: live requests that have a checkpoint
     holder; `ending`: requests that had one and ended at that tick; their blocks may still
-    be held. `restores`: how restores ended, and the tokens they saved.
+    be held. `restores`: how restores ended, and the tokens they saved. `detail`: of the engines'
+    steps in the log, full or shed.
     """
 
     revision: int = 0
@@ -202,7 +217,7 @@ class Fleet(Struct):
     config: dict[str, str] = field(default_factory=dict)
     commands: dict[str, bool] = field(default_factory=dict)
     open_commands: dict[str, OpenCommand] = field(default_factory=dict)
-    pending_effects: dict[str, int] = field(default_factory=dict)
+    pending_effects: dict[str, PendingEffect] = field(default_factory=dict)
     leader: str = ""
     tick: int = -1
     tick_unix_ms: int = 0
@@ -211,6 +226,7 @@ class Fleet(Struct):
     ended: int = 0
     decisions: int = 0
     changes: int = 0
+    detail: str = "full"
     holders: dict[str, Holder] = field(default_factory=dict)
     placed: dict[str, Placed] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
@@ -224,6 +240,7 @@ _KEPT = (
     Request,
     Replica,
     OpenCommand,
+    PendingEffect,
     Head,
     Holder,
     Coverage,

@@ -23,6 +23,9 @@ HEALTHY_TICKS = 8
 has had time to own its stream again. `controlplane.config.check` refuses shorter ticks."""
 
 
+RESTATE_TICKS = 60
+"""An effect that its living agent has not answered is stated again so often."""
+
 AGENT_COMMANDS = ("drain", "undrain", "hold", "release", "restart")
 """Commands that become effects for the worker's agent."""
 
@@ -39,9 +42,9 @@ def step(fleet: Fleet, event: Any) -> list[Any]:
 
 
 def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
-    """Declare lost what has been without owner long enough, end orphans, and have blocks
-    of ended requests let go."""
-    out: list[Any] = []
+    """Declare lost what has been without owner long enough, end orphans, have blocks
+    of ended requests let go, and state again what agents have not answered."""
+    out = _unanswered(fleet, event.number)
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
     if event.number - fleet.healthy_since_tick < HEALTHY_TICKS:
@@ -53,6 +56,18 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
         if replica.alive and _gone(fleet, f"r.{replica.name}", event.number):
             out.append(v.ReplicaLost(replica.name, replica.epoch))
     return out
+
+
+def _unanswered(fleet: Fleet, tick: int) -> list[Any]:
+    """Pending effects to be stated again: to agents that started anew, now and then to all."""
+    present = [name for name, worker in fleet.workers.items() if worker.present]
+    return [
+        v.EffectsDecided(
+            p.decision, v.Basis(fleet.revision, 0), p.cause, (p.effect,), again=p.index
+        )
+        for p in fleet.pending_effects.values()
+        if p.effect.worker in present and (p.due or tick % RESTATE_TICKS == 0)
+    ]
 
 
 def _gone(fleet: Fleet, stream: str, tick: int) -> bool:

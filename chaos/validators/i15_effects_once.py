@@ -23,7 +23,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     for at in events_of(groups):
         event = at.event
         if type(event) is v.EffectsDecided:
-            for index, effect in enumerate(event.effects):
+            for index, effect in enumerate(event.effects, max(event.again, 0)):
                 if decided.setdefault((event.decision, index), effect) != effect:
                     text = "was decided twice, differently"
                     out.append(Violation(PROMISE, event.decision, text, at.revision))

@@ -36,6 +36,8 @@ def check(
                 text = "was resent as another command"
                 out.append(Violation(PROMISE, event.command_id, text, at.revision))
         elif type(event) in (v.EffectsDecided, v.ConfigChanged):
+            if getattr(event, "again", -1) >= 0:
+                continue
             name = event.decision
             if name not in commands:
                 text = f"{type(event).__name__} without a command"

@@ -85,7 +85,7 @@ class CommandBook:
                 command.landed, command.commanded = True, event
         elif kind is v.EffectsDecided or kind is v.ConfigChanged:
             command = self._commands.get(event.decision)
-            if command is not None:
+            if command is not None and getattr(event, "again", -1) < 0:
                 command.take(entry.revision, event)
         elif kind is v.EffectApplied:
             command = self._commands.get(event.decision)

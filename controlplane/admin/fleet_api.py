@@ -87,6 +87,7 @@ class FleetApi:
             healthy=writer.healthy,
             silent_ms=int((time.monotonic() - replica.last_group_at) * 1000),
             spool_bytes=spool_bytes(self._config),
+            detail=replica.fleet.detail,
         )
 
     def _workers(self) -> list[m.WorkerInfo]:

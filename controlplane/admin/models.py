@@ -83,7 +83,8 @@ class LeaderInfo(Struct, frozen=True):
 
 class LogInfo(Struct, frozen=True):
     """This replica's footing in the log. `pending` of its own events are not durable yet;
-    the newest group was folded `silent_ms` ago."""
+    the newest group was folded `silent_ms` ago. `detail` of the engines' steps that agents
+    write: full, or shed while etcd is short of room."""
 
     revision: int
     position: int
@@ -92,6 +93,7 @@ class LogInfo(Struct, frozen=True):
     healthy: bool
     silent_ms: int
     spool_bytes: int
+    detail: str
 
 
 class FleetInfo(Struct, frozen=True):

@@ -31,10 +31,12 @@ from controlplane.history.cycle import Cut, Leader, Rounds, Step, Taken, cut, un
 from controlplane.history.quota import Level, QuotaConfig
 from controlplane.history.relief import relieve
 from controlplane.history.vault import Vault
+from events import vocabulary as v
 from events.errors import Compacted, Fenced, LogError
 from events.etcd.errors import NoSpace
 from events.etcd.maintenance import Maintenance
 from events.log import LogReader, RevisionGroup
+from policies import shedding
 from policies.state import Fleet
 
 log = structlog.get_logger("relume.history")
@@ -42,6 +44,7 @@ log = structlog.get_logger("relume.history")
 POLL_S = 0.25
 RETRY_S = 5.0
 PRESSED_EVERY_S = 30.0
+RESTATE_S = 60.0
 MEMORY_BYTES = 64 * 1024 * 1024
 """So much may wait for the archive's disk; past it the session begins again from etcd."""
 
@@ -105,6 +108,7 @@ class Keeper:
         self._take: Callable[[RevisionGroup], None] | None = None
         self._rounds: Rounds | None = None
         self._round_at = self._pressed_at = self._looked_at = float("-inf")
+        self._detail_told_at = float("-inf")
 
     # --- observers ---------------------------------------------------------------------
 
@@ -115,6 +119,8 @@ class Keeper:
 
     def seen(self, stream: str, position: int, event: object) -> None:
         """An event was folded."""
+        if type(event) is v.WorkerRegistered:
+            self._detail_told_at = float("-inf")
         if self._rounds is not None:
             self._rounds.seen(stream, position, event)
 
@@ -140,7 +146,7 @@ class Keeper:
 
     async def _lead(self, epoch: int) -> None:
         """Rounds as they fall due, while our leadership is of `epoch`."""
-        self._looked_at = float("-inf")
+        self._looked_at = self._detail_told_at = float("-inf")
         async with self._session(epoch) as vault:
             if await self._due_look() < Level.FULL:
                 self.status.snapshot = max(await self._maintenance.manifests(), default=0)
@@ -272,6 +278,19 @@ class Keeper:
                 quota=self.config.quota.quota_bytes,
             )
         status.level = level
+        if level < Level.FULL:
+            self._decide_detail(space.size_bytes)
+
+    def _decide_detail(self, size_bytes: int) -> None:
+        """As the leader, tell agents how much of their engines' steps to write: when that
+        changes, and now and then while it is less than all."""
+        config, was = self.config.quota, self._fleet.detail
+        figures = size_bytes, config.quota_bytes, config.shed_percent
+        detail = shedding.detail(was, *figures)
+        again = detail == shedding.SHED and self._since(self._detail_told_at) > RESTATE_S
+        if self._leader.epoch and (detail != was or again):
+            self._detail_told_at = time.monotonic()
+            self._leader.append(v.DetailDecided(detail, was, *figures))
 
     @staticmethod
     def _since(then: float) -> float:

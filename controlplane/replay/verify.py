@@ -29,7 +29,7 @@ from events import vocabulary as v
 from events.errors import BrokenChain, LogError
 from events.log import RevisionGroup
 from events.segment import Chain
-from policies import routing, stall
+from policies import routing, shedding, stall
 from policies.fleet import apply_group
 from policies.state import SHAPE, Fleet, dump, load, state_hash
 from policies.step import step
@@ -330,10 +330,22 @@ class _LeaderReplay:
                 self._owed.clear()
             elif self._acting and type(event) in _ANSWERS:
                 self._answered(stream, position, event)
+            elif type(event) is v.DetailDecided:
+                self._detailed(position, event)
         if self._acting:
             owed = step(self._fleet, event)
             if owed:
                 self._owed.extend(e for e in owed if type(e) in _ANSWERS)
+
+    def _detailed(self, position: int, event: v.DetailDecided) -> None:
+        verdict = self._verdict
+        verdict.decisions += 1
+        detail = shedding.detail(
+            event.was, event.database_bytes, event.quota_bytes, event.shed_percent
+        )
+        if detail != event.detail:
+            place = self._fleet.revision, "fleet", position
+            verdict.differ(*place, "decision", event.detail, detail)
 
     def _answered(self, stream: str, position: int, event: Any) -> None:
         self._verdict.answers += 1

@@ -9,6 +9,7 @@ given `--kv-transfer-config`, and ignores the rest; the script is in its own arg
     --ignore-term       takes no notice of SIGTERM
     --family N          starts N children in the same session, which say hello as workers
     --steps N           sends N steps once ready
+    --pace S            then a step every S seconds for ever; every 20th ends a request
     --garbage           sends an unknown frame, then an absurd length, after its steps
 
 With `--as zygote SOCKET` it is a zygote instead: the real one, forking this engine.
@@ -30,7 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from engine_shim.reporter import Reporter
 from engine_shim.reports import Hello, Layout, Ready, frame, layout_frame, ready_frame
 from events.codec import encode
-from events.vocabulary import EngineStep
+from events.vocabulary import EngineFinished, EngineStep, KvBlocksFilled
 
 
 class Health(BaseHTTPRequestHandler):
@@ -57,6 +58,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--family", type=int, default=0)
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--garbage", action="store_true")
     parser.add_argument("--role", default="core")
     return parser.parse_args(argv)
@@ -92,8 +94,21 @@ def main(argv: list[str]) -> None:
     if args.garbage:
         reporter.send(frame(b"\x92\xa5bogus\x01"))
         reporter.send(struct.pack("<I", 1 << 31) + b"lost framing")
+    step = args.steps
+    while args.pace:
+        time.sleep(args.pace)
+        step += 1
+        reporter.send(frame(encode(paced(incarnation, step))))
     while True:
         time.sleep(60)
+
+
+def paced(incarnation: int, step: int) -> EngineStep:
+    """Progress of a request in each step; every 20th is the end of one."""
+    number, place = divmod(step, 20)
+    name = f"q{incarnation}-{number + bool(place)}"
+    change = KvBlocksFilled(name, 1, place) if place else EngineFinished(name, 1, "stop", number)
+    return EngineStep(incarnation, step, 900, 1, 10, 0, 0, 1, (change,))
 
 
 def zygote(path: str) -> None:

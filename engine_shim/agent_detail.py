@@ -1,0 +1,82 @@
+"""Step records with less detail, while etcd is short of room (ETCD.md: shed at 60 %).
+
+What tells of a request's course (queued, admitted, first token, preempted, finished) is
+written at once, with everything before it, in order. Records in between hold figures and
+progress alone; they are merged, and what is merged is due PER_S times a second. Nothing
+the account of a worker is made of is left out: counts add up, and of the blocks a request
+filled its last word stays.
+"""
+
+from __future__ import annotations
+
+from events.codec import decode, encode
+from events.errors import LogError
+from events.vocabulary import AnyChange, EngineStep, KvBlocksFilled, PrefillChunkDone
+
+PER_S = 4.0
+_PROGRESS = (KvBlocksFilled, PrefillChunkDone)
+
+
+def merged(first: EngineStep, then: EngineStep) -> EngineStep | None:
+    """One record for both; None when they cannot be one (another incarnation, a loss)."""
+    if first.incarnation != then.incarnation or then.lost:
+        return None
+    last = then if then.duration_us else first  # a record between steps has no figures
+    return EngineStep(
+        incarnation=then.incarnation,
+        step=last.step,
+        duration_us=max(first.duration_us, then.duration_us),
+        batch=last.batch,
+        sum_context=last.sum_context,
+        prefill_tokens=first.prefill_tokens + then.prefill_tokens,
+        waiting=then.waiting,
+        kv_used=then.kv_used,
+        changes=_latest(first.changes + then.changes),
+        lost=first.lost,
+    )
+
+
+def _latest(changes: tuple[AnyChange, ...]) -> tuple[AnyChange, ...]:
+    """Without what a later change of filled blocks of the same attempt replaces."""
+    last = {(c.request, c.attempt): c for c in changes if type(c) is KvBlocksFilled}
+    return tuple(
+        c for c in changes if type(c) is not KvBlocksFilled or last[c.request, c.attempt] is c
+    )
+
+
+def _urgent(step: EngineStep) -> bool:
+    return bool(step.lost) or any(type(c) not in _PROGRESS for c in step.changes)
+
+
+class Merger:
+    """Holds back at most one record. `max_bytes`: of a record written."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: EngineStep | None = None
+        self.merged = 0
+        """Records that went into others."""
+
+    def offer(self, record: bytes) -> list[bytes]:
+        """What is due now that `record` came, in order; empty when it is held back."""
+        try:
+            step = decode(record)
+        except LogError:
+            return [*self.rest(), record]
+        if type(step) is not EngineStep:
+            return [*self.rest(), record]
+        out = []
+        if self._held is not None:
+            one = merged(self._held, step)
+            if one is None or len(encode(one)) > self._max_bytes:
+                out = self.rest()
+            else:
+                self.merged += 1
+                step = one
+        self._held = step
+        return out + self.rest() if _urgent(step) else out
+
+    def rest(self) -> list[bytes]:
+        """What is held back, to be written now."""
+        held, self._held = self._held, None
+        return [encode(held)] if held is not None else []

@@ -1,0 +1,18 @@
+"""How much of the engines' steps goes into the log: less of it while etcd fills up. Pure.
+
+Two marks, so that a database about the first of them does not switch to and fro: detail is
+shed from `shed_percent` of the quota on, and back below RESTORE_BELOW percent points less.
+"""
+
+from __future__ import annotations
+
+FULL = "full"
+SHED = "shed"
+
+RESTORE_BELOW = 10
+
+
+def detail(was: str, size_bytes: int, quota_bytes: int, shed_percent: int) -> str:
+    """`full` or `shed` for a database file of `size_bytes`, where it was `was` before."""
+    mark = shed_percent - RESTORE_BELOW if was == SHED else shed_percent
+    return SHED if size_bytes * 100 >= quota_bytes * mark else FULL

@@ -1,0 +1,144 @@
+"""Steps with less detail: fewer records, the same account, nothing of a request's course lost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from engine_shim.agent_detail import Merger, merged
+from events import vocabulary as v
+from events.codec import decode, encode
+from events.memory import MemoryLog
+from policies.fleet import fold
+from policies.state import Fleet, Worker
+from tests.agent.stage import staged
+
+PROGRESS = (v.KvBlocksFilled, v.PrefillChunkDone)
+
+
+def steps(seed: int, count: int = 400) -> list[v.EngineStep]:
+    """A run of an engine: requests come, are computed in chunks, decode and end."""
+    rng = random.Random(seed)
+    live: dict[str, int] = {}
+    out = []
+    for number in range(1, count + 1):
+        changes: list[v.AnyChange] = []
+        if rng.random() < 0.05:
+            name = f"q{number}"
+            live[name] = 0
+            changes += [v.RequestQueued(name, 1, 100), v.RequestAdmitted(name, 1, 16)]
+        for name in list(live):
+            live[name] += 1
+            done = live[name]
+            if done < 4:
+                changes.append(v.PrefillChunkDone(name, 1, 21, 16 + 21 * done))
+            elif done == 4:
+                changes.append(v.FirstToken(name, 1))
+            elif done % 5 == 0:
+                changes.append(v.KvBlocksFilled(name, 1, done // 5))
+            if done > 60:
+                del live[name]
+                changes.append(v.EngineFinished(name, 1, "length", done))
+        between = rng.random() < 0.1
+        figures = (0, 0, 0, 0) if between else (1000 + number, len(live), 50 * len(live), 7)
+        lost = 3 if rng.random() < 0.01 else 0
+        out.append(v.EngineStep(1, number, *figures, 2, number, tuple(changes), lost))
+    return out
+
+
+def course(records: list[v.EngineStep]) -> list[v.AnyChange]:
+    return [c for r in records for c in r.changes if type(c) not in PROGRESS]
+
+
+def account(records: list[v.EngineStep]) -> Worker:
+    fleet = Fleet()
+    fleet.workers["w0"] = Worker("w0", incarnation=1, engine="ready")
+    for record in records:
+        fold(fleet, "w.w0", 1, record)
+    return fleet.workers["w0"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_merged_records_leave_the_account_as_it_was(seed: int) -> None:
+    whole = steps(seed)
+    merger, short = Merger(1 << 16), []
+    for number, step in enumerate(whole):
+        short += merger.offer(encode(step))
+        if number % 50 == 49:  # as if the time had come
+            short += merger.rest()
+    short += merger.rest()
+    records = [decode(record) for record in short]
+    assert len(records) < len(whole) * 0.6 and merger.merged
+    assert course(records) == course(whole)
+    assert sum(r.prefill_tokens for r in records) == sum(r.prefill_tokens for r in whole)
+    full, less = account(whole), account(records)
+    less.step_us_high = full.step_us_high  # fades with each record
+    assert less == full
+
+
+def test_what_tells_of_a_request_is_not_held_back() -> None:
+    merger = Merger(1 << 16)
+    figures = (900, 1, 10, 0, 0, 1)
+    assert merger.offer(encode(v.EngineStep(1, 1, *figures))) == []
+    filled = (v.KvBlocksFilled("q", 1, 1),)
+    assert merger.offer(encode(v.EngineStep(1, 2, *figures, filled))) == []
+    ended = (v.KvBlocksFilled("q", 1, 2), v.EngineFinished("q", 1, "stop", 5))
+    (record,) = merger.offer(encode(v.EngineStep(1, 3, *figures, ended)))
+    assert decode(record) == v.EngineStep(1, 3, *figures, ended)
+    assert merger.rest() == []
+
+
+def test_other_events_keep_their_place_and_unreadable_ones_their_bytes() -> None:
+    merger = Merger(1 << 16)
+    step = encode(v.EngineStep(1, 1, 900, 1, 10, 0, 0, 1))
+    for record in (encode(v.RestoreStarted(1, "q", 0, 1, "w1", 64)), b"\x91\xadengine_step/1"):
+        assert merger.offer(step) == []
+        assert merger.offer(record) == [step, record]
+
+
+def test_records_of_two_lives_or_over_a_loss_are_not_one() -> None:
+    step = v.EngineStep(1, 1, 900, 1, 10, 0, 0, 1)
+    assert merged(step, v.EngineStep(2, 1, 900, 1, 10, 0, 0, 1)) is None
+    assert merged(step, v.EngineStep(1, 2, 900, 1, 10, 0, 0, 1, (), 4)) is None
+    grown = v.EngineStep(1, 1, 900, 1, 10, 0, 0, 1, (v.PrefillChunkDone("q" * 60, 1, 1, 1),))
+    merger = Merger(200)
+    out = [r for _ in range(20) for r in merger.offer(encode(grown))] + merger.rest()
+    assert len(out) > 1 and all(len(r) <= 200 for r in out)
+    assert sum(len(decode(r).changes) for r in out) == 20
+
+
+async def detail(log: MemoryLog, to: str) -> None:
+    """What a leader writes."""
+    async with log.writer("fleet") as leader:
+        leader.append(v.DetailDecided(to, "full", 7, 10, 60))
+
+
+async def test_an_agent_sheds_while_told_to_and_its_death_notice_comes_last(
+    tmp_path: Path,
+) -> None:
+    log = MemoryLog()
+    async with staged(tmp_path, "--pace", "0.005", log=log) as stage:
+        journal = lambda: stage.agent.describe()["log"]  # noqa: E731
+        await stage.nth(v.EngineStep, 20)
+        assert not journal()["shedding"]
+        await detail(log, "shed")
+        await stage.until(lambda: journal()["shedding"])
+        begun = len(stage.events(v.EngineStep))
+        await stage.nth(v.EngineStep, begun + 6)
+        numbers = [e.step for e in stage.events(v.EngineStep)[begun:]]
+        assert numbers[-1] - numbers[0] > 2 * len(numbers)
+        await detail(log, "shed")  # again: nothing changes
+        await detail(log, "full")
+        await stage.until(lambda: not journal()["shedding"])
+        begun = len(stage.events(v.EngineStep))
+        await stage.nth(v.EngineStep, begun + 20)
+        numbers = [e.step for e in stage.events(v.EngineStep)[begun:]]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        finished = [e for e in course(stage.events(v.EngineStep)) if type(e) is v.EngineFinished]
+        assert [f.output_tokens for f in finished] == list(range(1, len(finished) + 1))
+        await detail(log, "shed")
+        await stage.until(lambda: journal()["shedding"])
+    last = [type(e) for e in stage.events(v.EngineStep, v.EngineDied)]
+    assert last[-1] is v.EngineDied
