@@ -81,7 +81,6 @@ class ServeConfig(Struct, frozen=True):
     policy: Annotated[str, Meta(description=f"routing policy: {', '.join(POLICIES)}")] = (
         "least_load"
     )
-    seed: Annotated[int, Meta(description="seed of this replica's random choices")] = 0
     lease_ttl_s: Annotated[
         int, Meta(ge=2, le=600, description="a stream's ownership lapses so long after its owner")
     ] = 8

@@ -44,7 +44,6 @@ class ReplicaConfig(Struct, frozen=True):
     host: str = "127.0.0.1"
     port: int = 8000
     policy: str = "least_load"
-    seed: int = 0
     tick_s: float = 1.0
     stall: stall.StallConfig = stall.StallConfig()
 
@@ -132,9 +131,8 @@ class Replica:
                 self.config.host,
                 self.config.port,
                 os.getpid(),
-                self.config.seed,
-                self.config.policy,
-                stall.settings_of(self.config.stall),
+                policy=self.config.policy,
+                settings=stall.settings_of(self.config.stall),
             )
         )
         log.info("caught_up", revision=self.fleet.revision, workers=len(self.fleet.workers))

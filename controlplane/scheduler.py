@@ -142,6 +142,7 @@ class Scheduler:
                 arrival.estimated,
                 arrival.tenant,
                 arrival.client_id,
+                arrival.trace,
             )
         )
         return arrival
@@ -194,6 +195,10 @@ class Scheduler:
             mode,
             base64.urlsafe_b64encode(codec.encode(event)).rstrip(b"="),
         )
+
+    def timer_fired(self, timer: str, key: str) -> None:
+        """See SchedulerPort.timer_fired."""
+        self.emit(v.TimerFired(timer, key))
 
     async def capacity(self, request: str, timeout_s: float) -> bool:
         """See SchedulerPort.capacity."""

@@ -132,7 +132,6 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         config.host,
         config.port,
         config.policy,
-        config.seed,
         config.tick_ms / 1000,
         stall,
     )

@@ -160,6 +160,7 @@ class StallWatch:
             return
         if activity.open_streams == 0:
             return
+        self._tell(lambda: v.TimerFired("stall", f"{name}:{incarnation}"))
         silent_us = int((self._now() - progress) * 1e6)
         look = _look_of(before, after)
         self._judged += 1

@@ -139,6 +139,8 @@ class FramedResponse:
             dropped = (b"content-type", b"content-length")
             headers = [(k, v) for k, v in kept if k.lower() not in dropped]
             headers.append((b"content-type", frames.CONTENT_TYPE))
+            if cached := self._generation.cached_tokens:
+                headers.append((b"x-relume-cached", b"%d" % cached))
             start = {"type": "http.response.start", "status": 200, "headers": headers}
             await self._send(start)
         self._ended = self._ended or last

@@ -141,6 +141,8 @@ def _take(generation: Generation, output: RequestOutput, seen: int) -> int:
     """Notes the new tokens of `output`, which lie behind `seen`; returns the new `seen`."""
     (choice,) = output.outputs
     generation.take(choice.token_ids[seen:])
+    if output.num_cached_tokens:
+        generation.cached_tokens = output.num_cached_tokens
     if output.finished:
         generation.finish = choice.finish_reason or "-"
     return max(seen, len(choice.token_ids))

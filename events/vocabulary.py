@@ -347,7 +347,8 @@ class ReplicaStopped(Event, frozen=True, tag="replica_stopped/1"):
 class RequestArrived(Event, frozen=True, tag="request_arrived/1"):
     """A client's request was accepted. `verdict`: how a cut can be survived
     (`exact`, `sampled`, `replay`, `restart`), and why not better. `client_id`: the
-    x-request-id it came with or was given, which need not be unique."""
+    x-request-id it came with or was given, which need not be unique. `trace`: the W3C
+    traceparent it came with."""
 
     request: str
     model: str
@@ -360,6 +361,7 @@ class RequestArrived(Event, frozen=True, tag="request_arrived/1"):
     estimated: bool = True
     tenant: str = ""
     client_id: str = ""
+    trace: str = ""
 
 
 class Candidate(Struct, frozen=True, array_like=True, gc=False):
@@ -488,7 +490,9 @@ class GroupsReceived(Event, frozen=True, tag="groups_received/1"):
 
 
 class TimerFired(Event, frozen=True, tag="timer_fired/1"):
-    """A timer of this replica fired; `key` says for what."""
+    """A timer of this replica ran out, and what it did next follows from that. `timer`: wait
+    (request `key` found no worker within the bound), retry (it goes again to where it failed),
+    stall (`key` is worker:incarnation: its silence reached the bound)."""
 
     timer: str
     key: str

@@ -12,10 +12,10 @@ client, engine and scheduler goes first.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+import structlog
 from msgspec import Struct
 
 from controlplane.gateway.config import GatewayConfig
@@ -26,7 +26,7 @@ from controlplane.gateway.replies import Reply, error_reply
 from controlplane.gateway.upstream import Upstream, UpstreamPool
 from events.errors import LogError
 
-log = logging.getLogger("relume.gateway")
+log = structlog.get_logger("relume.gateway")
 
 # What an observed failure is called when it causes the next assignment.
 CAUSES = {"eof": "reset", "timeout": "stall"}
@@ -205,26 +205,44 @@ class Attempts:
 
     def on_fault(self, error: Exception) -> None:
         """Our own code failed on this request: it ends, and nothing is said of the worker."""
-        log.error("request %s broke", self.arrival.request, exc_info=error)
+        log.error("request_broke", exc_info=error, **self.about())
         try:
             if not self.over:
                 self.fail(500, "the gateway failed on this request")
                 return
         except Exception:
-            log.exception("request %s could not be ended", self.arrival.request)
+            log.exception("request_could_not_be_ended", **self.about())
         self.client.break_off()
+
+    def about(self) -> dict[str, str]:
+        """What log lines of this request carry."""
+        arrival = self.arrival
+        ids = {"request": arrival.request, "client_id": arrival.client_id}
+        return {**ids, "trace": arrival.trace} if arrival.trace else ids
+
+    def trace_header(self) -> str:
+        """The client's trace context for the worker, as a line of the head."""
+        trace = self.arrival.trace
+        return f"traceparent: {trace}\r\n" if trace else ""
+
+    def _fired(self, timer: str) -> None:
+        try:
+            self.ctx.scheduler.timer_fired(timer, self.arrival.request)
+        except LogError as error:
+            log.error("timer_not_written", reason=str(error), **self.about())
 
     def _ask(self, cause: str) -> Assignment | Hopeless | None:
         try:
             return self.ctx.scheduler.assign(self.arrival.request, cause, self.delivered)
         except LogError as error:
-            log.error("no decision could be written: %s", error)
+            log.error("decision_not_written", reason=str(error), **self.about())
             return Hopeless(503, "the control plane cannot take decisions at present")
 
     async def _dispatch_later(self, to: Assignment) -> None:
         """It failed there before and nobody else is left: give its death time to be known."""
         await asyncio.sleep(self._next_pause())
         if not self.over:
+            self._fired("retry")
             self._dispatch(to)
 
     def _next_pause(self) -> float:
@@ -264,6 +282,7 @@ class Attempts:
                 self._dispatch(decided)
                 return
             await asyncio.sleep(self._next_pause())
+        self._fired("wait")
         self.fail(503, "no worker can take the request at present; try again")
 
     async def _connect(self, to: Assignment) -> None:
@@ -319,7 +338,7 @@ class Attempts:
                 self.arrival.request, to.attempt, kind, self.delivered, detail
             )
         except LogError as error:
-            log.error("a failed attempt could not be written: %s", error)
+            log.error("failed_attempt_not_written", reason=str(error), **self.about())
         if kind == "engine_error":
             self._engine_errors += 1
             self._answers.add(status)
@@ -411,7 +430,7 @@ class Attempts:
         try:
             self.tell_scheduler(outcome, status, finish, detail)
         except LogError as error:
-            log.error("the end of %s could not be written: %s", self.arrival.request, error)
+            log.error("end_not_written", reason=str(error), **self.about())
         return True
 
     def tell_scheduler(self, outcome: str, status: int, finish: str, detail: str) -> None:

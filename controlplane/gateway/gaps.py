@@ -20,14 +20,14 @@ class Failover(Struct):
     decided: float = 0.0
     sent: float = 0.0
 
-    def over(self, request: str, now: float) -> None:
-        """The first new token is here: say how it went."""
+    def over(self, about: dict[str, str], now: float) -> None:
+        """The first new token is here: say how it went, and of which request (`about`)."""
         log.info(
             "failover",
-            request=request,
             kind=self.kind,
             noticed=self.noticed,
             decided=self.decided,
             sent=self.sent,
             resumed=now,
+            **about,
         )

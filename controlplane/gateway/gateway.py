@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import structlog
 
 from controlplane.gateway import routes
 from controlplane.gateway.attempts import Attempts, Context, Counters
@@ -34,12 +34,13 @@ from controlplane.gateway.server import ClientConnection
 from controlplane.gateway.upstream import UpstreamPool
 from events.errors import LogError
 
-log = logging.getLogger("relume.gateway")
+log = structlog.get_logger("relume.gateway")
 
 Delegate = Callable[[Request], Reply]
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _USABLE_ID = re.compile(rb"[A-Za-z0-9_.\-]{1,64}").fullmatch
+_TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
 _JSON_TYPE = re.compile(rb"application/json\s*(;.*)?", re.IGNORECASE).fullmatch
 
 
@@ -290,6 +291,7 @@ class Gateway:
             parsed.estimated,
             self._tenant_of(request) or "",
             request.request_id,
+            _trace_of(request),
         )
         exchange = Exchange(
             self._context, connection, arrival, request.path, request.request_id, parsed.body
@@ -316,6 +318,7 @@ class Gateway:
             True,
             self._tenant_of(request) or "",
             request.request_id,
+            _trace_of(request),
         )
         headers = tuple(
             (name.decode(), request.headers[name].decode("latin-1"))
@@ -339,7 +342,7 @@ class Gateway:
         try:
             exchange.start()
         except LogError as error:  # nothing was accepted: the log does not take it
-            log.error("a request could not be written: %s", error)
+            log.error("request_not_written", reason=str(error), **exchange.about())
             busy = "the control plane cannot take requests at present"
             return self._refused(error_reply(503, busy, retry_after_s=self.config.retry_after_s))
         return exchange
@@ -409,6 +412,12 @@ class Gateway:
 def _tenant(key: str) -> str:
     """A name for a key that does not give it away."""
     return hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def _trace_of(request: Request) -> str:
+    """Its traceparent, if that is one of version 00."""
+    given = request.headers.get(b"traceparent", b"")
+    return given.decode() if _TRACEPARENT(given) else ""
 
 
 def _require_json(request: Request) -> None:

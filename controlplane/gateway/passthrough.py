@@ -45,7 +45,8 @@ class Passthrough(Attempts):
         method = "GET" if self._method == "HEAD" else self._method
         head = (
             f"{method} {self.path} HTTP/1.1\r\nhost: {to.host}:{to.port}\r\n"
-            f"content-length: {len(self.body)}\r\nx-request-id: {self.response_id}\r\n{extra}\r\n"
+            f"content-length: {len(self.body)}\r\nx-request-id: {self.response_id}\r\n"
+            f"{self.trace_header()}{extra}\r\n"
         )
         self._status = 0
         upstream.send(self, head.encode("latin-1"), self.body, generates=False)

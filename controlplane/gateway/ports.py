@@ -18,7 +18,8 @@ class Arrival(Struct, frozen=True):
     tokens), `best_effort` (the same, on an engine that failed its self-test), `sampled`
     (continue validly, not identically), `replay` (generate again, compare), `restart`
     (only while the client has nothing); `reason` why not better. `prompt_tokens` is
-    estimated from bytes unless `estimated` is False.
+    estimated from bytes unless `estimated` is False. `trace`: its W3C traceparent, if it
+    came with one.
     """
 
     request: str
@@ -32,6 +33,7 @@ class Arrival(Struct, frozen=True):
     estimated: bool = True
     tenant: str = ""
     client_id: str = ""
+    trace: str = ""
 
 
 class Assignment(Struct, frozen=True):
@@ -99,6 +101,12 @@ class SchedulerPort(Protocol):
 
     async def capacity(self, request: str, timeout_s: float) -> bool:
         """Wait until `assign` may succeed; False when `timeout_s` went by."""
+        ...
+
+    def timer_fired(self, timer: str, key: str) -> None:
+        """A timer of the token path ran out and something follows from it. `timer`: wait (no
+        worker could take request `key` within the bound), retry (it is sent again to where it
+        failed, nobody else being left). Raises LogError."""
         ...
 
     def observed(

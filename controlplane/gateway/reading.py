@@ -8,22 +8,22 @@ their declared length from the head on.
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 import httptools
+import structlog
 from msgspec import Struct
 
 from controlplane.gateway.config import GatewayConfig
 from controlplane.gateway.replies import Reply, error_reply
 
-log = logging.getLogger("relume.gateway")
+log = structlog.get_logger("relume.gateway")
 
 IDLE, HEAD, BODY = "idle", "head", "body"  # what is being read
 
 _KEPT_HEADERS = frozenset(
     b"authorization content-type content-encoding x-request-id expect accept content-length "
-    b"transfer-encoding".split()
+    b"transfer-encoding traceparent".split()
 )
 
 
@@ -103,7 +103,7 @@ class RequestReader:
         try:
             self._feed(data)
         except httptools.HttpParserCallbackError:
-            log.exception("reading a request broke")
+            log.exception("reading_broke", client_id=self._request and self._request.request_id)
             self.refuse(broke())
         except httptools.HttpParserUpgrade:
             self.refuse(error_reply(400, "CONNECT is not supported"))

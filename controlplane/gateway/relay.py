@@ -43,6 +43,7 @@ class Exchange(Attempts):
 
     __slots__ = (
         "_begun",
+        "_cached",
         "_created",
         "_done",
         "_error",
@@ -83,6 +84,7 @@ class Exchange(Attempts):
         self._skip = b""  # of them, what the resumed attempt has yet to repeat
         self._unresumable = ""
         self._created = b""
+        self._cached = b""  # cached tokens of its prompt as the first worker counted them
         self._whole: tuple[int, bytes] | None = None
         self._finish = ""
         self._done = False  # the last bytes of the stream are with the client or in `_out`
@@ -108,6 +110,8 @@ class Exchange(Attempts):
         if to.mode in ("continue", "replay"):
             tail = self.ids.tobytes()
             extra = f"x-relume-resume: {to.mode} {len(self.ids)}\r\n"
+            if self._cached:
+                extra += f"x-relume-cached: {self._cached.decode('latin-1')}\r\n"
         elif self.ids:
             if self._begun:
                 self.fail(502, "the stream cannot begin anew: the client has a part of it")
@@ -121,7 +125,7 @@ class Exchange(Attempts):
             f"x-relume-request: {to.request}\r\nx-relume-attempt: {to.attempt}\r\n"
             f"x-relume-incarnation: {to.incarnation}\r\n"
             f"x-relume-dispatch: {to.dispatch.decode()}\r\n"
-            f"x-request-id: {self.response_id}\r\n{extra}\r\n"
+            f"x-request-id: {self.response_id}\r\n{self.trace_header()}{extra}\r\n"
         )
         upstream.send(self, head.encode("latin-1"), self.body, tail)
 
@@ -132,6 +136,8 @@ class Exchange(Attempts):
         if status == 200:
             if not headers.get(b"content-type", b"").startswith(FRAMES):
                 self.attempt_failed("engine_error", "answered without frames")
+            elif not self.ids:
+                self._cached = headers.get(b"x-relume-cached", b"")
         elif status == 409:
             self.attempt_failed("stale", "another incarnation answered")
         elif status == 429 or status >= 500 or status < 400:
@@ -368,7 +374,7 @@ class Exchange(Attempts):
         """Keep the time of the first token and the longest gap between tokens."""
         now = self.upstream.activity.last_byte if self.upstream is not None else self.ctx.clock()
         if self._failover is not None:
-            self._failover.over(self.arrival.request, now)
+            self._failover.over(self.about(), now)
             self._failover = None
         if self._first_at < 0:
             self._first_at = now

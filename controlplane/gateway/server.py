@@ -10,16 +10,17 @@ read closes the connection, after a short linger in which what still comes is th
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
+
+import structlog
 
 from controlplane.gateway.attempts import Counters
 from controlplane.gateway.reading import BODY, HEAD, IDLE, Door, Request, RequestReader, broke
 from controlplane.gateway.replies import CONTINUE, Reply, error_reply, status_line
 
-log = logging.getLogger("relume.gateway")
+log = structlog.get_logger("relume.gateway")
 
 NEVER = float("inf")
 
@@ -169,7 +170,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             return self._service.serve(request, self)
         except Exception:  # the edge of one request
-            log.exception("serving request %s broke", request.request_id)
+            log.exception("serving_broke", client_id=request.request_id)
             return broke()
 
     def _await_next(self) -> None:

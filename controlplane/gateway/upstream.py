@@ -8,18 +8,18 @@ pooled per (host, port, incarnation): a restarted engine never gets an older one
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
 import httptools
+import structlog
 
 from controlplane.gateway.errors import UpstreamError
 from controlplane.gateway.ports import Activity, Assignment
 
-log = logging.getLogger("relume.gateway")
+log = structlog.get_logger("relume.gateway")
 
 EngineKey = tuple[str, int, int]  # host, port, incarnation
 
@@ -253,7 +253,7 @@ class Upstream(asyncio.Protocol):
         if consumer is not None:
             consumer.on_fault(error)
         else:
-            log.error("a response nobody waits for broke", exc_info=error)
+            log.error("abandoned_response_broke", exc_info=error)
 
     def expire(self, now: float) -> None:
         """Called by the pool's sweep: enforce the deadline of the current state."""

@@ -142,6 +142,7 @@ class RequestTracer:
     def _arrived(self, position: int, event: v.RequestArrived) -> None:
         self._requests[event.request] = self._tracer.start_span(
             f"request {event.route}",
+            context=self._clients_span(event.trace),
             kind=self._trace.SpanKind.SERVER,
             attributes={
                 "relume.request": event.request,
@@ -157,6 +158,16 @@ class RequestTracer:
             oldest = next(iter(self._requests))
             self._end_attempt(oldest)
             self._requests.pop(oldest).end()
+
+    def _clients_span(self, traceparent: str) -> Any:
+        """The client's span as a context; None: a trace of its own."""
+        if not traceparent:
+            return None
+        _, trace_id, span_id, flags = traceparent.split("-")
+        context = self._trace.SpanContext(
+            int(trace_id, 16), int(span_id, 16), True, self._trace.TraceFlags(int(flags, 16))
+        )
+        return self._trace.set_span_in_context(self._trace.NonRecordingSpan(context))
 
     def _decided(self, position: int, event: v.RouteDecided) -> None:
         parent = self._requests.get(event.request)

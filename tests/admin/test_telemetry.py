@@ -89,6 +89,24 @@ async def test_a_request_is_a_span_with_a_child_for_each_attempt(tmp_path):
     assert root["attributes"]["gen_ai.usage.output_tokens"] == 9
 
 
+async def test_a_request_that_came_with_a_trace_is_a_span_of_it(tmp_path):
+    path = tmp_path / "spans.jsonl"
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    async with Scene() as scene:
+        await scene.worker("w0")
+        scheduler = scene.replica.scheduler
+        with tracing(scheduler, "r0", {"RELUME_TRACE_FILE": str(path)}):
+            traced = f"00-{trace}-{parent}-01"
+            scheduler.arrived(Arrival("q", "tiny", "chat", True, 5, 16, "exact", trace=traced))
+            scheduler.assign("q", "arrival", 0)
+            scheduler.ended("q", "completed", 200, 9, "length", 11, 22)
+        await scene.until(lambda: scene.replica.fleet.ended)
+    attempt, request = map(json.loads, path.read_text().splitlines())
+    assert (request["name"], request["trace_id"]) == ("request chat", trace)
+    assert request["parent_id"] == parent
+    assert (attempt["trace_id"], attempt["parent_id"]) == (trace, request["span_id"])
+
+
 async def test_tracing_off_leaves_no_observer_and_imports_no_sdk():
     async with Scene() as scene:
         with tracing(scene.replica.scheduler, "r0", {}):

@@ -123,7 +123,7 @@ def test_help_has_every_setting_with_variable_and_default():
     for field in FIELDS:
         assert f"--{field.replace('_', '-')}" in text
     assert "RELUME_ETCD_ENDPOINTS; default 127.0.0.1:2379" in text
-    assert "RELUME_SEED; default 0" in text
+    assert "RELUME_LEASE_TTL_S; default 8" in text
 
 
 def test_etcd_is_told_by_endpoints_or_by_one_url():

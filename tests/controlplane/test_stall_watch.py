@@ -102,7 +102,10 @@ async def test_engine_that_works_is_left_alone() -> None:
     async with engine(worker="w0", incarnation=3, unfinished=0, cpu_us=5) as port:
         gateway, told = await watched(port)
     assert gateway.broken == []
-    assert {(e.probe, e.hung) for e in told} == {("answered", False)}
+    judged = [e for e in told if type(e) is v.StallJudged]
+    assert {(e.probe, e.hung) for e in judged} == {("answered", False)}
+    fired = [e for e in told if type(e) is v.TimerFired]
+    assert set(fired) == {v.TimerFired("stall", "w0:3")} and len(fired) == len(judged)
 
 
 @pytest.mark.parametrize(("worker", "incarnation"), [("w0", 4), ("w0", 2), ("w1", 3)])

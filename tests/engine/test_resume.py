@@ -148,6 +148,22 @@ def test_usage_counts_the_original_prompt_and_cache(primary: Engine, standby: En
     assert usage == expected
 
 
+def test_the_head_of_an_answer_says_what_was_cached_for_who_takes_it_up(
+    primary: Engine, standby: Engine
+) -> None:
+    body = body_for(COMPLETIONS) | {"prompt": PROMPT * 12}
+    client.ask(primary.port, COMPLETIONS, body)
+    answer = client.post(primary.port, COMPLETIONS, body, headers=client.headers_for())
+    whole = client.sort_frames(answer.body)
+    expected = json.loads(whole.whole.payload)["usage"]
+    cached = answer.headers["x-relume-cached"]
+    assert int(cached) == expected["prompt_tokens_details"]["cached_tokens"] > 0
+    rest = client.ask(
+        standby.port, COMPLETIONS, body, resume=("continue", whole.ids[:20]), cached=cached
+    )
+    assert json.loads(rest.whole.payload)["usage"] == expected
+
+
 @pytest.mark.parametrize(
     "options",
     (

@@ -122,6 +122,7 @@ class Engine:
         self.name = name
         self.incarnation = incarnation
         self.created = created
+        self.cached = 0  # prompt tokens it says it found cached
         self.script: deque[Behaviour] = deque()
         self.default = Behaviour()
         self.seen: list[Seen] = []
@@ -273,6 +274,8 @@ class _EngineConnection(asyncio.Protocol):
             b"HTTP/1.1 200 OK\r\ncontent-type: application/x-relume-frames\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
         )
+        if cached := self.engine.cached:
+            head = head[:-2] + b"x-relume-cached: %d\r\n\r\n" % cached
         return [head, *(b"%x\r\n%b\r\n" % (len(f), f) for f in out), b"0\r\n\r\n"]
 
 
@@ -345,6 +348,10 @@ class FakeScheduler:
             return False
         self.avoid[request].clear()
         return True
+
+    def timer_fired(self, timer: str, key: str) -> None:
+        assert key in self.arrivals
+        self.log.append(("timer", timer))
 
     def observed(
         self, request: str, attempt: int, kind: str, delivered: int, detail: str = ""

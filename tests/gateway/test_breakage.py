@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from controlplane.gateway.relay import Exchange
 from tests.gateway.peers import Behaviour
@@ -71,6 +72,8 @@ async def test_join_ends_when_the_gateway_is_stopped(rig):
             await joined
 
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+TRACED = f"traceparent: {TRACE}\r\n"
 STREAM = json.dumps({"model": "m", "prompt": "hi", "temperature": 0, "stream": True}).encode()
 
 
@@ -83,20 +86,22 @@ def raising(*_args, **_kwargs):
 
 
 @pytest.mark.parametrize("hook", ["send", "on_head", "on_data", "on_complete"])
-async def test_a_bug_before_the_first_byte_is_a_500_and_not_the_workers(
-    rig, monkeypatch, caplog, hook
-):
+async def test_a_bug_before_the_first_byte_is_a_500_and_not_the_workers(rig, monkeypatch, hook):
     async with rig() as r:
         if hook == "on_complete":
             r.engines[0].script.append(Behaviour(status=400))
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, capture_logs() as lines:
             patch.setattr(Exchange, hook, raising)
-            answer = await r.ask(TEXT, STREAM)
+            answer = await r.ask(TEXT, STREAM, headers=f"x-request-id: mine\r\n{TRACED}")
         assert answer.status == 500
         assert answer.json()["error"]["type"] == "internal_server_error"
         assert r.scheduler.endings() == [("failed", 500, 0, "-")]
         assert not observed(r)
-        assert "Bug" in caplog.text
+        (line,) = [line for line in lines if line["event"] == "request_broke"]
+        error = line["exc_info"]  # the parser wraps what its callbacks raise
+        assert Bug in (type(error), type(error.__context__)) and line["log_level"] == "error"
+        assert line["request"] == answer.headers["x-relume-request"]
+        assert (line["client_id"], line["trace"]) == ("mine", TRACE)
         assert (await r.ask(TEXT, STREAM)).complete
 
 
