@@ -128,7 +128,7 @@ class CheckpointRank:
     def _load_one(self, job: LoadJob) -> Loaded:
         key, size = job.key, len(job.tokens[0])
         named = (self._incarnation, key.request, key.child, key.attempt, job.endpoint)
-        self._report(RestoreStarted(*named, len(job.block_ids) * size))
+        self._report(RestoreStarted(*named, len(job.block_ids) * size, job.first * size))
         began = time.monotonic_ns()
         loaded = self._fetch(job)
         tokens = loaded.blocks * size

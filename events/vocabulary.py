@@ -284,7 +284,8 @@ class CheckpointDropped(Event, frozen=True, tag="checkpoint_dropped/1"):
 
 
 class RestoreStarted(Event, frozen=True, tag="restore_started/1"):
-    """The engine fetches `tokens` of the attempt's prefix from `holder`."""
+    """The engine fetches `tokens` of the attempt's prefix from `holder`, from token `first`
+    on: what is before them it has itself."""
 
     incarnation: int
     request: str
@@ -292,6 +293,7 @@ class RestoreStarted(Event, frozen=True, tag="restore_started/1"):
     attempt: int
     holder: str
     tokens: int
+    first: int = 0
 
 
 class RestoreDone(Event, frozen=True, tag="restore_done/1"):

@@ -104,6 +104,12 @@ def _on_first_token(worker: Worker, key: str, change: v.FirstToken) -> None:
         _set_left(worker, attempt, 0)
 
 
+def _on_filled(worker: Worker, key: str, change: v.KvBlocksFilled) -> None:
+    attempt = worker.attempts.get(key)
+    if attempt is not None:
+        attempt.filled = change.blocks
+
+
 def _on_preempted(worker: Worker, key: str, change: v.RequestPreempted) -> None:
     worker.preemptions += 1
 
@@ -142,6 +148,7 @@ CHANGES: dict[type, Callable[[Worker, str, Any], None]] = {
     v.RequestAdmitted: _on_admitted,
     v.PrefillChunkDone: _on_chunk,
     v.FirstToken: _on_first_token,
+    v.KvBlocksFilled: _on_filled,
     v.RequestPreempted: _on_preempted,
     v.EngineFinished: _on_finished,
 }

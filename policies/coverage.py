@@ -11,11 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from events import vocabulary as v
+from policies.account import key_of
 from policies.state import Coverage, Fleet, Holder, Placed, Rate, Worker
 
 RELEASE_TICKS = 3
 """A request's engine tells its holders of the end by itself; after so many ticks the leader
 does. It names at most `RELEASED_AT_ONCE` in one event."""
+
+FORGET_TICKS = 15
+"""So long the end is remembered of a request nobody acknowledged blocks of: such news may
+come late."""
 
 RELEASED_AT_ONCE = 256
 
@@ -60,17 +65,37 @@ def held_somewhere(fleet: Fleet, request: str) -> bool:
 
 
 def settle(fleet: Fleet, tick: int) -> None:
-    """Forget ended requests nobody holds blocks of any more."""
-    due = [r for r, at in fleet.ending.items() if tick - at >= RELEASE_TICKS]
+    """Forget ended requests nobody holds blocks of."""
+    due = [r for r, at in fleet.ending.items() if tick - at >= FORGET_TICKS]
     for request in due:
         if not held_somewhere(fleet, request):
             del fleet.ending[request]
 
 
 def to_release(fleet: Fleet, tick: int) -> tuple[str, ...]:
-    """Ended requests whose blocks the leader must ask back, once `settle` has run."""
-    due = (r for r, at in fleet.ending.items() if tick - at >= RELEASE_TICKS)
+    """Ended requests whose blocks the leader must ask back."""
+    due = (
+        request
+        for request, at in fleet.ending.items()
+        if tick - at >= RELEASE_TICKS and held_somewhere(fleet, request)
+    )
     return tuple(request for request, _ in zip(due, range(RELEASED_AT_ONCE), strict=False))
+
+
+def progress(fleet: Fleet) -> tuple[int, int]:
+    """(tokens, covered): KV tokens in whole blocks of all live requests that have a holder,
+    and how many of them their best holder has. Their difference is the lag."""
+    tokens = covered = 0
+    for request, placed in fleet.placed.items():
+        worker = fleet.workers.get(placed.primary)
+        attempt = worker.attempts.get(key_of(request, placed.attempt)) if worker else None
+        if worker is None or attempt is None:
+            continue
+        filled = attempt.filled * worker.block_size
+        tokens += filled
+        best = max((covered_tokens(fleet, name, request) for name in placed.holders), default=0)
+        covered += min(best, filled)
+    return tokens, covered
 
 
 def ready(fleet: Fleet, worker: Worker, event: v.EngineReady) -> None:
@@ -178,6 +203,8 @@ def _on_dropped(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointDroppe
     site.held_bytes -= found.bytes.pop(event.child, 0)
     if not found.tokens:
         del site.covered[event.request]
+        if event.request in fleet.ending and not held_somewhere(fleet, event.request):
+            del fleet.ending[event.request]
 
 
 def _on_chosen(fleet: Fleet, stream: str, epoch: int, event: v.HolderChosen) -> None:

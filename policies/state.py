@@ -19,7 +19,8 @@ class Attempt(Struct):
 
     `left`: prompt tokens not computed yet. `dispatched`: its `RouteDecided` was folded;
     `queued`: the engine said it has it; `decoding`: its prefill is over; `ended`: the
-    request has its terminal event, only the engine's last word is awaited.
+    request has its terminal event, only the engine's last word is awaited; `filled`: full
+    KV blocks it has.
     """
 
     request: str
@@ -29,6 +30,7 @@ class Attempt(Struct):
     queued: bool = False
     decoding: bool = False
     ended: bool = False
+    filled: int = 0
 
 
 class Worker(Struct):

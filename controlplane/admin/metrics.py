@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from controlplane.admin.checkpoint_metrics import checkpoints
 from controlplane.admin.fleet_api import spool_bytes
 from controlplane.admin.history import Entry
 from controlplane.config import ServeConfig
@@ -156,6 +157,7 @@ class _FoldCollector(Collector):
         if replica.upkeep is not None:
             yield from _upkeep(replica.upkeep)
         yield from self._workers()
+        yield from checkpoints(fleet)
 
     def _workers(self) -> Iterator[Any]:
         view = self._replica.view

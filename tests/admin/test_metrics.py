@@ -80,3 +80,42 @@ async def test_workers_and_the_log_are_shown_as_they_are_now():
         assert found["relume_leader",] == 1 and found["relume_log_healthy",] == 1
         assert found["relume_fold_revision",] > 0 and found["relume_spool_bytes",] == 0
         assert 0 <= found["relume_log_silence_seconds",] < 5
+
+
+async def test_checkpoints_are_shown_as_the_log_tells_them():
+    async with Scene() as scene:
+        await scene.worker("w0")
+        writer = await scene.worker("w1")
+        replica = scene.replica
+        from controlplane.gateway.ports import Arrival
+
+        replica.scheduler.arrived(Arrival("q", "tiny", "completions", True, 5, 16, "exact"))
+        place = replica.scheduler.assign("q", "arrival", 0)
+        basis = replica.scheduler.basis()
+        replica.scheduler.emit(
+            v.HolderChosen(
+                "d", basis, "q", 1, "arrival", place.worker, ("w1",), "load_aware", 1, 8, 800
+            )
+        )
+        engine = scene.worker_writers[place.worker]
+        changes = (v.RequestQueued("q", 1, 5), v.KvBlocksFilled("q", 1, 4))
+        engine.append(v.EngineStep(1, 1, 9, 1, 1, 0, 0, 4, changes))
+        writer.append(
+            v.StateDaemonStarted("w1", "b", 1, "", 4096, local="unix:/s", machine="m"),
+            v.CheckpointAcknowledged("w1", "b", "q", 0, 1, 3, 48, 300),
+            v.StateDaemonReported("w1", "b", (("memory_used", 4096), ("evicted", 7))),
+            v.RestoreDone(1, "p", 0, 2, "w1", 64, 640, 900),
+        )
+        await scene.until(lambda: replica.fleet.restores.get("done"))
+        found = await samples(scene)
+        worker = ("worker", "w1")
+        assert found["relume_checkpoint_daemon_up", worker] == 1
+        assert found["relume_checkpoint_budget_bytes", worker] == 4096
+        assert found["relume_checkpoint_acknowledged_bytes", worker] == 300
+        assert found["relume_checkpoint_memory_bytes", worker] == 4096
+        assert found["relume_checkpoint_evicted_blocks_total", worker] == 7
+        assert found["relume_checkpoint_restores_total", ("outcome", "done")] == 1
+        assert found["relume_checkpoint_restored_tokens_total",] == 64
+        size = replica.fleet.workers[place.worker].block_size
+        assert found["relume_checkpoint_lag_tokens",] == 4 * size - 48
+        assert found["relume_checkpoint_coverage_ratio",] == 48 / (4 * size)

@@ -1,0 +1,90 @@
+"""What the metrics page says of checkpoints: read from the fold when the page is made.
+
+Every replica reports the same, as for workers: take `max by (worker)`. Figures the state
+daemons count themselves are as old as their last report, ten seconds or so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from policies import coverage
+from policies.state import Fleet
+
+_GAUGES = {
+    "memory_used": ("memory_bytes", "Memory its checkpoints take, page rounding included"),
+    "file_used": ("file_bytes", "What lies in its file tier"),
+    "blocks": ("blocks", "KV blocks it holds"),
+    "requests": ("requests", "Requests it holds blocks of"),
+}
+_COUNTERS = {
+    "evicted": ("evicted_blocks", "Blocks dropped for want of room"),
+    "refused": ("refused_blocks", "Blocks it did not take"),
+    "expired": ("expired_requests", "Requests forgotten because nobody asked for them"),
+    "dropped": ("dropped_requests", "Requests whose end it was told"),
+    "corrupt": ("corrupt_blocks", "Blocks found damaged"),
+    "served": ("served_blocks", "Blocks given to readers"),
+    "bytes_in": ("received_bytes", "Bytes taken from engines"),
+    "bytes_out": ("served_bytes", "Bytes given to readers"),
+}
+
+
+def checkpoints(fleet: Fleet) -> Iterator[Any]:
+    """The families, empty ones included."""
+    label = ["worker"]
+    up = GaugeMetricFamily("relume_checkpoint_daemon_up", "1 while it serves", labels=label)
+    budget = GaugeMetricFamily(
+        "relume_checkpoint_budget_bytes", "What its memory may take", labels=label
+    )
+    held = GaugeMetricFamily(
+        "relume_checkpoint_acknowledged_bytes",
+        "Bytes of the prefixes it acknowledged, those that share blocks counted in each",
+        labels=label,
+    )
+    gauges = {
+        name: GaugeMetricFamily(f"relume_checkpoint_{told}", text, labels=label)
+        for name, (told, text) in _GAUGES.items()
+    }
+    counters = {
+        name: CounterMetricFamily(f"relume_checkpoint_{told}", text, labels=label)
+        for name, (told, text) in _COUNTERS.items()
+    }
+    for holder in fleet.holders.values():
+        who = [holder.name]
+        up.add_metric(who, int(holder.alive))
+        budget.add_metric(who, holder.budget_bytes)
+        held.add_metric(who, holder.held_bytes)
+        for name, family in (*gauges.items(), *counters.items()):
+            family.add_metric(who, holder.figures.get(name, 0))
+    yield from (up, budget, held)
+    yield from gauges.values()
+    yield from counters.values()
+    yield from _requests(fleet)
+
+
+def _requests(fleet: Fleet) -> Iterator[Any]:
+    tokens, covered = coverage.progress(fleet)
+    yield GaugeMetricFamily(
+        "relume_checkpoint_lag_tokens",
+        "KV tokens of running checkpointed requests that no holder has acknowledged",
+        value=tokens - covered,
+    )
+    yield GaugeMetricFamily(
+        "relume_checkpoint_coverage_ratio",
+        "Share of the KV tokens of running checkpointed requests that a holder has",
+        value=covered / tokens if tokens else 1.0,
+    )
+    restores = CounterMetricFamily(
+        "relume_checkpoint_restores", "Restores by how they ended", labels=["outcome"]
+    )
+    for outcome in ("done", "failed"):
+        restores.add_metric([outcome], fleet.restores.get(outcome, 0))
+    yield restores
+    saved = CounterMetricFamily(
+        "relume_checkpoint_restored_tokens", "Tokens that were not computed again"
+    )
+    saved.add_metric([], fleet.restores.get("tokens", 0))
+    yield saved
