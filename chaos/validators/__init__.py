@@ -16,9 +16,11 @@ from chaos.validators import (
     i5_fencing_no_gap,
     i6_hash_chain,
     i7_replay,
+    i8_budget,
     i10_recovery_bound,
     i12_drained,
     i13_durable,
+    i14_no_bad_block,
     i15_effects_once,
     i16_admin_logged,
 )
@@ -35,9 +37,11 @@ CHECKS: dict[str, Check] = {
     "I5": i5_fencing_no_gap.check,
     "I6": i6_hash_chain.check,
     "I7": i7_replay.check,
+    "I8": i8_budget.check,
     "I10": i10_recovery_bound.check,
     "I12": i12_drained.check,
     "I13": i13_durable.check,
+    "I14": i14_no_bad_block.check,
     "I15": i15_effects_once.check,
     "I16": i16_admin_logged.check,
 }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from chaos.validators.records import ClientRecord, Violation
 from events.log import RevisionGroup
 from policies.fleet import apply_group
-from policies.state import Fleet, Worker
+from policies.state import Fleet, Holder, Worker
 
 PROMISE = "I12"
 
@@ -26,6 +26,9 @@ def check(
     out = [Violation(PROMISE, name, "is still live") for name in fleet.requests]
     for worker in fleet.workers.values():
         out += [Violation(PROMISE, worker.name, text) for text in _left(worker)]
+    for holder in fleet.holders.values():
+        out += [Violation(PROMISE, holder.name, text) for text in _checkpoints(holder)]
+    out += [Violation(PROMISE, name, "still has a checkpoint holder") for name in fleet.placed]
     for name in fleet.open_commands:
         out.append(Violation(PROMISE, name, "is a command nobody carried out"))
     if stopped:
@@ -43,4 +46,13 @@ def _left(worker: Worker) -> list[str]:
         texts.append(f"has {worker.waiting} requests waiting")
     if worker.engine == "ready" and worker.kv_used:
         texts.append(f"holds {worker.kv_used} KV blocks")
+    return texts
+
+
+def _checkpoints(holder: Holder) -> list[str]:
+    texts = []
+    if holder.covered:
+        texts.append(f"still holds checkpoints of {', '.join(sorted(holder.covered))}")
+    if holder.held_bytes:
+        texts.append(f"is still charged {holder.held_bytes} checkpoint bytes")
     return texts

@@ -4,6 +4,7 @@ the log says what is held there, and the fleet leaves no process behind."""
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from chaos.validators import check_all
+from chaos.validators import ClientRecord, check_all
 from controlplane.leftovers import daemons
 from controlplane.local_fleet import FleetOptions, LocalFleet
 from controlplane.replay.verify import verify
@@ -89,7 +90,22 @@ def stream_until(port: int, name: str, to: str, tokens: int) -> tuple[Any, list[
     return connection, ids
 
 
-async def test_what_one_worker_wrote_another_takes_up(scene: Scene) -> None:
+def flip(pid: int, image: int, size: int) -> None:
+    """A bit of the `image`-th block in a daemon's memory."""
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        link = f"/proc/{pid}/fd/{fd}"
+        if "relume-checkpoints" in os.readlink(link):
+            with open(link, "r+b", buffering=0) as file:
+                at = image * -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + size // 3
+                old = os.pread(file.fileno(), 1, at)
+                os.pwrite(file.fileno(), bytes([old[0] ^ 64]), at)
+            return
+    raise AssertionError("no arena")
+
+
+@pytest.mark.parametrize("damaged", (False, True))
+async def test_what_one_worker_wrote_another_takes_up(scene: Scene, damaged: bool) -> None:
+    """And what was damaged meanwhile it computes, with the same answer."""
     fleet = await scene.until(lambda f: f if all(h.alive for h in f.holders.values()) else None)
     w0, w1 = fleet.workers["w0"], fleet.workers["w1"]
     assert w0.family == w1.family == fleet.holders["w1"].family != ""
@@ -98,13 +114,15 @@ async def test_what_one_worker_wrote_another_takes_up(scene: Scene) -> None:
     assert to == f"unix:{scene.run}/w1/state.sock"
     plain = await asyncio.to_thread(client.ask, w0.port, PATH, BODY, request="plain")
     connection, ids = await asyncio.to_thread(stream_until, w0.port, "moved", to, 80)
-    tokens = await scene.until(lambda f: covered_tokens(f, "w1", "moved"))
-    covered = (await scene.fold()).holders["w1"].covered["moved"]
-    assert tokens % w0.block_size == 0
-    assert sum(covered.bytes.values()) == tokens // w0.block_size * w0.block_bytes
+    held = await scene.until(lambda f: f if covered_tokens(f, "w1", "moved") else None)
+    blocks, rest_tokens = divmod(covered_tokens(held, "w1", "moved"), w0.block_size)
+    assert rest_tokens == 0
+    assert sum(held.holders["w1"].covered["moved"].bytes.values()) == blocks * w0.block_bytes
     os.kill(w0.engine_pid, signal.SIGKILL)
     connection.close()
     ids = ids[:80]
+    if damaged:
+        flip(daemons(scene.run)[1], 3, w0.block_bytes)
     rest = await asyncio.to_thread(
         lambda: client.ask(
             w1.port, PATH, BODY, attempt=2, request="moved", resume=("continue", ids),
@@ -113,8 +131,8 @@ async def test_what_one_worker_wrote_another_takes_up(scene: Scene) -> None:
         )
     )  # fmt: skip
     assert ids + rest.ids == plain.ids
-    await scene.until(lambda f: f.restores.get("done"))
-    assert (await scene.fold()).holders["w1"].rates["w1"].bytes > 0
+    await scene.until(lambda f: f.restores.get("failed" if damaged else "done"))
+    assert ("w1" in (await scene.fold()).holders["w1"].rates) == (not damaged)
     # The holder of the first attempt is told of the end by nobody but the leader.
     async with scene.etcd.writer("r.story") as gateway:
         basis = v.Basis(1, 0)
@@ -128,7 +146,11 @@ async def test_what_one_worker_wrote_another_takes_up(scene: Scene) -> None:
     released = [e for e in await events(scene) if isinstance(e, v.CheckpointsReleased)]
     assert [e.requests for e in released] == [("moved",)]
     groups = await scene.groups()
-    assert check_all(groups, [], ("I5", "I6", "I15")) == []
+    calm = ClientRecord("plain", 200, text="", tokens=plain.ids, asked="a", undisturbed=True)
+    moved = ClientRecord("moved", 200, text="", tokens=ids + rest.ids, asked="a")
+    assert check_all(groups, [calm, moved], ("I5", "I6", "I8", "I14", "I15")) == []
+    moved.tokens[-1] += 1
+    assert check_all(groups, [calm, moved], ("I14",)), "its answer is compared"
     assert verify(groups).divergences == []
 
 

@@ -19,9 +19,11 @@ from chaos.validators import (
     i5_fencing_no_gap,
     i6_hash_chain,
     i7_replay,
+    i8_budget,
     i10_recovery_bound,
     i12_drained,
     i13_durable,
+    i14_no_bad_block,
     i15_effects_once,
     i16_admin_logged,
 )
@@ -432,6 +434,153 @@ def test_i12_finds_what_is_left() -> None:
     assert "waiting" in about(i12_drained.check(story.groups, []))
     story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
     assert "nobody carried out" in about(i12_drained.check(story.groups, []))
+
+
+def test_i12_finds_checkpoints_nobody_let_go() -> None:
+    story = short()
+    story.tell("w.w0", engine_step(finished()), idle())
+    story.tell("w.w1", daemon("w1"))
+    story.tell("r.r0", chosen("q1", "w1"), ended())
+    assert i12_drained.check(story.groups, []) == []
+    story.tell("w.w1", held("w1", "q1", 64))
+    assert "checkpoints of q1" in about(i12_drained.check(story.groups, []))
+    story.tell("w.w1", v.CheckpointDropped("w1", "b", "q1", 0, "finished"))
+    assert i12_drained.check(story.groups, []) == []
+
+
+# --- I8 and I14: checkpoints --------------------------------------------------------------
+
+
+def daemon(worker: str, budget: int = 1000) -> v.StateDaemonStarted:
+    return v.StateDaemonStarted(worker, "b", 1, "", budget)
+
+
+def held(worker: str, request: str, tokens: int) -> v.CheckpointAcknowledged:
+    return v.CheckpointAcknowledged(worker, "b", request, 0, 1, tokens // 16, tokens, 10 * tokens)
+
+
+def chosen(request: str, holder: str, primary: str = "w0", revision: int = 1) -> v.HolderChosen:
+    return v.HolderChosen(
+        "d", v.Basis(revision, 0), request, 1, "arrival", primary, (holder,), "load_aware", 1, 8, 80
+    )
+
+
+def reported(worker: str, **figures: int) -> v.StateDaemonReported:
+    return v.StateDaemonReported(worker, "b", tuple(figures.items()))
+
+
+def hosts() -> Story:
+    """w0 and w1 in one domain, w2 in another; each with a daemon."""
+    story = Story()
+    for name, domain in (("w0", "a"), ("w1", "a"), ("w2", "b")):
+        story.tell(f"w.{name}", v.WorkerRegistered(name, domain, 1), daemon(name))
+    story.tell("r.r0", replica_started())
+    return story
+
+
+def test_i8_finds_more_bytes_than_the_budget() -> None:
+    story = hosts()
+    story.tell("w.w1", held("w1", "q1", 64), reported("w1", memory_used=640, shared=0))
+    assert i8_budget.check(story.groups, []) == []
+    story.tell("w.w1", held("w1", "q2", 64))
+    assert "1280 bytes were acknowledged" in about(i8_budget.check(story.groups, []))
+    story.tell("w.w1", reported("w1", memory_used=640, shared=2))
+    assert i8_budget.check(story.groups, []) == [], "blocks of both are the same"
+    story.tell("w.w1", reported("w1", memory_used=1001, shared=2))
+    assert "memory_used is 1001" in about(i8_budget.check(story.groups, []))
+
+
+def test_i8_counts_the_file_and_begins_anew_with_a_new_daemon() -> None:
+    story = hosts()
+    both = tuple(v.HeldPrefix(f"q{n}", 0, 1, 4, 64, 640) for n in range(2))
+    story.tell("w.w1", v.CheckpointsAcknowledged("w1", "b", both))
+    story.tell("w.w1", reported("w1", memory_used=900, file_used=380, file_budget=400))
+    assert i8_budget.check(story.groups, []) == []
+    story.tell("w.w1", reported("w1", file_used=401, file_budget=400))
+    assert "file of 401" in about(i8_budget.check(story.groups, []))
+    story = hosts()
+    story.tell("w.w1", held("w1", "q1", 64))
+    story.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"), daemon("w1"))
+    story.tell("w.w1", held("w1", "q2", 64))
+    assert i8_budget.check(story.groups, []) == [], "the first is gone with its daemon"
+
+
+def test_i8_finds_a_holder_beside_its_primary() -> None:
+    story = hosts()
+    story.tell("r.r0", chosen("q1", "w2", revision=story.revision))
+    assert i8_budget.check(story.groups, []) == []
+    before = story.revision
+    story.tell("r.r0", chosen("q2", "w1", revision=before))
+    assert "q2: w1 is in the failure domain of w0; w2 was up" in about(
+        i8_budget.check(story.groups, [])
+    )
+    story = hosts()
+    story.tell("w.w2", v.StateDaemonLost("w2", "b", "killed"))
+    story.tell("r.r0", chosen("q2", "w1", revision=story.revision))
+    assert i8_budget.check(story.groups, []) == [], "nothing else was up"
+    story.tell("r.r0", chosen("q3", "w0", revision=story.revision))
+    assert "q3" in about(i8_budget.check(story.groups, [])), "never the primary itself"
+
+
+def restoring(begun: int, end: Any, tokens: int = 64) -> Story:
+    """An attempt that restores `tokens` from 16 on, and then computes from `begun` on."""
+    story = short()
+    story.tell("w.w0", v.RestoreStarted(1, "q1", 0, 1, "unix:/s", tokens, 16))
+    if end is not None:
+        story.tell("w.w0", end)
+    story.tell("w.w0", engine_step(v.PrefillChunkDone("q1", 1, 100 - begun, 100)))
+    return story
+
+
+def failed(tokens: int) -> v.RestoreFailed:
+    return v.RestoreFailed(1, "q1", 0, 1, "unix:/s", tokens, "corrupt")
+
+
+def done(tokens: int) -> v.RestoreDone:
+    return v.RestoreDone(1, "q1", 0, 1, "unix:/s", tokens, 999, 9)
+
+
+@pytest.mark.parametrize(
+    ("begun", "end", "fine"),
+    [
+        (80, done(64), True),
+        (96, done(64), False),
+        (48, failed(32), True),
+        (0, failed(32), True),
+        (64, failed(32), False),
+        (80, failed(32), False),
+        (80, None, False),
+    ],
+)
+def test_i14_finds_blocks_that_were_used_though_they_failed(
+    begun: int, end: Any, fine: bool
+) -> None:
+    story = restoring(begun, end)
+    assert (i14_no_bad_block.check(story.groups, []) == []) == fine
+
+
+def test_i14_leaves_out_what_the_log_cannot_tell() -> None:
+    story = restoring(80, None)
+    story.tell("w.w0", died())
+    assert i14_no_bad_block.check(story.groups, []) == [], "it died in its restore"
+    story = short()
+    story.tell("w.w0", v.RestoreStarted(1, "q1", 0, 1, "unix:/s", 64, 16), failed(32))
+    lost = v.EngineStep(1, 9, 5, 0, 0, 0, 0, 0, (v.PrefillChunkDone("q1", 1, 9, 100),), lost=3)
+    story.tell("w.w0", lost)
+    assert i14_no_bad_block.check(story.groups, []) == [], "its first chunk may be lost"
+
+
+def test_i14_compares_what_restored_requests_answered() -> None:
+    story = restoring(48, failed(32))
+    story.tell("r.r0", ended())
+    calm = ClientRecord("calm", 200, "completed", "xy", 2, "length", [1, 2])
+    calm.asked, calm.undisturbed = "a", True
+    same = msgspec.structs.replace(calm, request="q1", undisturbed=False)
+    assert i14_no_bad_block.check(story.groups, [calm, same]) == []
+    other = msgspec.structs.replace(same, tokens=[1, 3])
+    assert "was restored, and tokens differ" in about(
+        i14_no_bad_block.check(story.groups, [calm, other])
+    )
 
 
 def test_i13_finds_a_lost_or_changed_acknowledgement(run: Run) -> None:

@@ -1,0 +1,104 @@
+"""I14: no bad block is consumed.
+
+A restore that failed could use the first `tokens` of what it asked for; all behind them
+must be computed. So the first prefill chunk of that attempt begins no later than there,
+and the answers of requests that were restored equal the undisturbed ones token for token.
+A restore whose end nobody told, though its request went on, is a violation too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chaos.validators import i2_identical_stream
+from chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
+from events import vocabulary as v
+from events.log import RevisionGroup
+
+PROMISE = "I14"
+Key = tuple[str, int, str, int]
+"""Worker, incarnation, request, attempt."""
+
+
+class _Restore:
+    """One attempt's restore. `usable`: the token up to which it gave something."""
+
+    def __init__(self, revision: int, event: v.RestoreStarted) -> None:
+        self.revision = revision
+        self.first = event.first
+        self.wanted = event.first + event.tokens
+        self.usable = -1
+        self.begun = -1
+        self.died = False
+
+
+def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+    """Blocks that were used though they could not be."""
+    restores, several = _restores(groups)
+    out = []
+    for (worker, _, request, attempt), restore in restores.items():
+        if (worker, request, attempt) in several:
+            continue  # choices of one request are not told apart in steps
+        about = f"{request}/{attempt}"
+        if restore.usable < 0:
+            if restore.begun >= 0 and not restore.died:
+                text = f"{worker} went on, and its restore never ended"
+                out.append(Violation(PROMISE, about, text, restore.revision))
+        elif restore.begun > restore.usable:
+            text = (
+                f"{worker} computed from token {restore.begun} on, but only "
+                f"{restore.usable} of {restore.wanted} could be had"
+            )
+            out.append(Violation(PROMISE, about, text, restore.revision))
+    restored = {request for _, _, request, _ in restores}
+    return out + _answers(groups, clients, restored)
+
+
+def _restores(
+    groups: Sequence[RevisionGroup],
+) -> tuple[dict[Key, _Restore], set[tuple[str, str, int]]]:
+    found: dict[Key, _Restore] = {}
+    several: set[tuple[str, str, int]] = set()
+    lost: set[tuple[str, int]] = set()
+    for at in events_of(groups, "w."):
+        event, worker = at.event, at.stream[2:]
+        kind = type(event)
+        if kind is v.RestoreStarted:
+            if event.child:
+                several.add((worker, event.request, event.attempt))
+            key = worker, event.incarnation, event.request, event.attempt
+            found[key] = _Restore(at.revision, event)
+        elif kind in (v.RestoreDone, v.RestoreFailed):
+            key = worker, event.incarnation, event.request, event.attempt
+            if restore := found.get(key):
+                restore.usable = restore.first + event.tokens
+        elif kind is v.EngineStep:
+            if event.lost:
+                lost.add((worker, event.incarnation))
+            for change in event.changes:
+                key = worker, event.incarnation, change.request, change.attempt
+                restore = found.get(key)
+                if restore is None or type(change) is not v.PrefillChunkDone:
+                    continue
+                if restore.begun < 0 and (worker, event.incarnation) not in lost:
+                    restore.begun = change.computed - change.tokens
+        elif kind is v.EngineDied:
+            for (name, incarnation, _, _), restore in found.items():
+                restore.died |= (name, incarnation) == (worker, event.incarnation)
+    return found, several
+
+
+def _answers(
+    groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], restored: set[str]
+) -> list[Violation]:
+    kept = [
+        client
+        for client, course in of_clients(courses(groups), clients)
+        if client.undisturbed or (course is not None and course.request in restored)
+    ]
+    if all(client.undisturbed for client in kept):
+        return []
+    return [
+        Violation(PROMISE, broken.about, f"was restored, and {broken.detail}", broken.revision)
+        for broken in i2_identical_stream.check(groups, kept)
+    ]

@@ -1,0 +1,110 @@
+"""I8: checkpoint bytes never exceed the budget; a holder is never in the primary's failure
+domain while another is up.
+
+Two accounts: what each state daemon says of its memory and its file, and what the log adds
+up of acknowledgements. The second counts blocks that requests share once for each, so it is
+compared only up to the first report that tells of sharing. A decision is judged on the fold
+it was taken on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from chaos.validators.records import ClientRecord, Violation, events_of
+from events import vocabulary as v
+from events.log import RevisionGroup
+from policies.fleet import apply_group
+from policies.placement import sites_of, usable
+from policies.state import Fleet
+
+PROMISE = "I8"
+
+
+def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+    """Budgets that were exceeded, and holders beside their primary."""
+    decided = sorted(
+        (at for at in events_of(groups, "r.") if type(at.event) is v.HolderChosen),
+        key=lambda at: at.event.basis.revision,
+    )
+    due = deque(decided)
+    watch = _Account()
+    fleet = Fleet()
+    for group in groups:
+        while due and due[0].event.basis.revision < group.revision:
+            watch.judge(fleet, due.popleft().event)
+        watch.revision = group.revision
+        apply_group(fleet, group, lambda stream, _position, event: watch.seen(fleet, event))
+    for at in due:
+        watch.judge(fleet, at.event)
+    watch.end()
+    return watch.found
+
+
+class _Account:
+    """What was seen so far. `_most`: the most the log's account of a holder said since its
+    last report, where nothing was shared yet."""
+
+    def __init__(self) -> None:
+        self.found: list[Violation] = []
+        self.revision = 0
+        self._most: dict[str, tuple[int, int]] = {}
+        self._shares: dict[str, bool] = {}
+        self._limit: dict[str, int] = {}
+
+    def _tell(self, about: str, detail: str, revision: int = 0) -> None:
+        self.found.append(Violation(PROMISE, about, detail, revision or self.revision))
+
+    def seen(self, fleet: Fleet, event: object) -> None:
+        if type(event) is v.StateDaemonStarted:
+            self._settle(event.worker)
+            self._shares[event.worker] = False
+            self._limit[event.worker] = event.budget_bytes
+        elif type(event) is v.StateDaemonReported:
+            self._reported(event)
+        elif type(event) in (v.CheckpointAcknowledged, v.CheckpointsAcknowledged):
+            holder = fleet.holders.get(event.holder)
+            if holder is not None and holder.held_bytes > self._most.get(holder.name, (0, 0))[0]:
+                self._most[holder.name] = (holder.held_bytes, self.revision)
+
+    def _reported(self, event: v.StateDaemonReported) -> None:
+        figures = dict(event.figures)
+        budget = self._limit.get(event.worker, 0)
+        for name in ("memory_used", "memory_resident"):
+            if figures.get(name, 0) > budget:
+                self._tell(event.worker, f"{name} is {figures[name]}, its budget {budget}")
+        file_budget = figures.get("file_budget", 0)
+        if figures.get("file_used", 0) > file_budget:
+            self._tell(event.worker, f"file of {figures['file_used']} bytes, not {file_budget}")
+        self._shares[event.worker] |= figures.get("shared", 0) > 0
+        self._settle(event.worker, file_budget)
+
+    def _settle(self, worker: str, file_budget: int = 0) -> None:
+        """Compare the log's account since the last report."""
+        most, revision = self._most.pop(worker, (0, 0))
+        limit = self._limit.get(worker, 0) + file_budget
+        if most > limit and not self._shares.get(worker):
+            self._tell(worker, f"{most} bytes were acknowledged, its budget is {limit}", revision)
+
+    def end(self) -> None:
+        for worker in list(self._most):
+            self._settle(worker)
+
+    def judge(self, fleet: Fleet, event: v.HolderChosen) -> None:
+        """Whether a holder beside the primary was chosen although it need not be."""
+        primary = fleet.workers.get(event.primary)
+        if primary is None:
+            return
+        sites = [site for site in sites_of(fleet) if usable(site)]
+        elsewhere = [site.worker for site in sites if site.domain != primary.domain]
+        for name in event.holders:
+            holder = fleet.workers.get(name)
+            beside = holder is not None and holder.domain == primary.domain
+            if beside and (elsewhere or name == event.primary):
+                others = ", ".join(elsewhere) or "nobody else"
+                self._tell(
+                    event.request,
+                    f"{name} is in the failure domain of {event.primary}; {others} was up",
+                    event.basis.revision,
+                )
