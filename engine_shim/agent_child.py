@@ -28,10 +28,12 @@ from engine_shim.agent_process import (
     set_nice,
     signal_process,
     stat_of,
+    weigh_session,
 )
 from engine_shim.deathwatch import DeathWatch
 
 _POLL_S = 0.01
+WEIGH_AGAIN_S, WEIGH_TRIES = 0.15, 20
 GONE_TIMEOUT_S = 10.0
 TIDY_S = 2.0
 """So long a resource tracker of multiprocessing may take to remove what the dead left."""
@@ -58,6 +60,7 @@ class EngineProcesses:
         self.detail = ""
         self.ready = False
         self.died_at = 0.0
+        self._niceness = 0
         self._logger = logger
         self._child = child
         self._marker = marker
@@ -184,7 +187,14 @@ class EngineProcesses:
             set_nice(sorted(pids), niceness)
         except PermissionError:
             return False
+        self._niceness = niceness
+        self._weigh_session(WEIGH_TRIES)
         return True
+
+    def _weigh_session(self, tries: int) -> None:
+        if not weigh_session(self.leader.pid, self._niceness) and tries and self._pidfds:
+            loop = asyncio.get_running_loop()
+            loop.call_later(WEIGH_AGAIN_S, self._weigh_session, tries - 1)
 
     def close(self) -> None:
         """Stop watching; reap our child. Its pid stays taken until here, so that the

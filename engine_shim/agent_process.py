@@ -187,6 +187,23 @@ def set_nice(pids: list[int], niceness: int) -> None:
                 os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
 
 
+def weigh_session(pid: int, niceness: int) -> bool:
+    """Let `niceness` count against other sessions for the one that `pid` leads.
+
+    Where the kernel groups tasks by session (autogroups, sched(7)), a niceness weighs within
+    its session only. False when the kernel, which limits the rate, wants to be asked again;
+    True when it is done, or there are no such groups.
+    """
+    try:
+        if os.getsid(pid) == pid:
+            Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # no autogroups, or not ours to weigh: niceness itself is set all the same
+    return True
+
+
 # --- ports ---------------------------------------------------------------------------
 
 

@@ -22,7 +22,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any, NoReturn
+
+from engine_shim.agent_process import weigh_session
 
 PRELOAD = (
     "engine_shim.engine_host",
@@ -185,6 +188,7 @@ class Zygote:
         try:
             self._let_go()
             os.setsid()
+            _keep_niceness()
             devnull = os.open(os.devnull, os.O_RDONLY)
             for fd, target in ((devnull, 0), (output, 1), (output, 2)):
                 os.dup2(fd, target)
@@ -221,6 +225,15 @@ class Zygote:
         os.close(self._wake_write)
         if self._lifeline is not None:
             os.close(self._lifeline)
+
+
+def _keep_niceness() -> None:
+    """The niceness inherited from the zygote shall weigh in the new session too."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    for _ in range(5):
+        if niceness == 0 or weigh_session(os.getpid(), niceness):
+            return
+        time.sleep(0.12)
 
 
 def _name_process(name: str) -> None:

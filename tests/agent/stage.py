@@ -38,6 +38,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+def weight_of_session(pid: int) -> int | None:
+    """Niceness of the process's session; None where sessions have none."""
+    try:
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+    except (OSError, IndexError):
+        return None
+
+
 class Stage:
     """The agent under test, its log, and questions to both."""
 

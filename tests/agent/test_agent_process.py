@@ -20,7 +20,7 @@ from events import vocabulary as v
 from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
 from tests.agent.host import Host, left, until
-from tests.agent.stage import ENGINE, environment
+from tests.agent.stage import ENGINE, environment, weight_of_session
 from tests.etcd_server import EtcdServer
 from tests.signals import stop
 
@@ -63,6 +63,18 @@ async def test_killed_agent_is_followed_by_one_with_another_incarnation(host: Ho
     ]
     assert [e.incarnation for e in told if type(e) is v.EngineStarted] == [1, 2]
     assert told[3].incarnation == 1
+
+
+async def test_niceness_of_the_zygote_weighs_in_the_sessions_of_its_engines(host: Host) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    path = str(host.path / "nice.sock")
+    host.spawn("nice-zygote", "nice", "-n", "3", *ENGINE, "--as", "zygote", path)
+    host.settings["zygote"] = path
+    host.agent()
+    await host.nth(v.EngineReady, 1)
+    pid = host.engine.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + 3)
+    assert weight_of_session(pid) in (None, min(19, own + 3))
 
 
 async def test_stopped_orphan_is_killed_before_its_successor_starts(host: Host) -> None:

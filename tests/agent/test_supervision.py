@@ -11,7 +11,7 @@ from pathlib import Path
 from engine_shim.agent_engine import Backoff
 from engine_shim.agent_process import is_alive
 from events import vocabulary as v
-from tests.agent.stage import staged
+from tests.agent.stage import staged, weight_of_session
 from tests.signals import stop
 
 
@@ -119,9 +119,11 @@ async def test_restart_is_niced_until_it_is_ready(tmp_path: Path) -> None:
         second = (await stage.nth(v.EngineStarted, 2)).pid
         await asyncio.sleep(0.3)
         assert os.getpriority(os.PRIO_PROCESS, second) == min(19, own + 5)
+        assert weight_of_session(second) in (None, min(19, own + 5))
         await stage.nth(v.EngineReady, 2)
         threads = os.listdir(f"/proc/{second}/task")
         assert {os.getpriority(os.PRIO_PROCESS, int(t)) for t in threads} == {own}
+        assert weight_of_session(second) in (None, own)
 
 
 async def test_restarts_go_on_while_the_log_stands_still(tmp_path: Path) -> None:
