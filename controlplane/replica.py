@@ -19,6 +19,7 @@ import structlog
 from msgspec import Struct
 
 from controlplane.leader import Leadership
+from controlplane.notices import NoticeWatch
 from controlplane.scheduler import Scheduler
 from controlplane.stall_watch import StallWatch
 from events import vocabulary as v
@@ -165,14 +166,18 @@ class Replica:
             fetching.cancel()
 
     async def run(self, gateway: Any) -> None:
-        """Follow, lead, watch for stalls, until cancelled or fenced (raises Fenced)."""
+        """Follow, lead, watch for stalls, hear of deaths, until cancelled or fenced (then
+        raises Fenced)."""
         watch = StallWatch(self.scheduler, gateway, asyncio.get_running_loop().time)
         self.observe(watch.seen)
         self.observe_groups(watch.folded)
+        notices = NoticeWatch(self.scheduler, gateway)
+        self.observe(notices.seen)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="follow")
             tasks.create_task(self.leadership.run(), name="leadership")
             tasks.create_task(watch.run(), name="stall-watch")
+            tasks.create_task(notices.run(), name="notices")
             tasks.create_task(self._until_fenced(), name="fenced")
 
     async def _follow(self) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 from engine_shim.agent_logging import Logger
 from engine_shim.agent_process import (
@@ -66,6 +67,8 @@ class EngineProcesses:
         self._marker = marker
         self._pidfds: dict[ProcessId, int] = {}
         self._early: list[DeathWatch] = []
+        self.on_dying: Callable[[], None] = lambda: None
+        """Called at the first sign of a death that ends the engine, in any thread."""
         self._watch(leader, "engine")
 
     def adopt(self, process: ProcessId, role: str) -> bool:
@@ -89,6 +92,8 @@ class EngineProcesses:
         loop = asyncio.get_running_loop()
 
         def dying() -> None:
+            if process == self.leader or self.ready:
+                self.on_dying()
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
                 loop.call_soon_threadsafe(self._on_dying, process, role)
 

@@ -41,6 +41,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     engine_host: str = "127.0.0.1"
     advertise_host: str = ""
     status_port: int = 0
+    notice_port: int = 0
     ready_timeout_s: float = 300.0
     stop_timeout_s: float = 10.0
     flush_timeout_s: float = 5.0
@@ -121,6 +122,10 @@ _HELP: dict[str, tuple[str, str]] = {
     "engine_host": ("ADDR", "address the engine's HTTP listens on"),
     "advertise_host": ("ADDR", "address gateways reach it at (default: as --engine-host)"),
     "status_port": ("PORT", "port of GET /state on loopback; 0 takes a free one"),
+    "notice_port": (
+        "PORT",
+        "port, on the engine's address, where gateways hear of a death; 0 takes a free one",
+    ),
     "ready_timeout_s": ("S", "an engine that is not ready by then is killed and restarted"),
     "stop_timeout_s": ("S", "an engine asked to stop has so long before SIGKILL"),
     "flush_timeout_s": ("S", "how long leaving waits for etcd to take the last events"),

@@ -18,6 +18,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from engine_shim import deathwatch
@@ -28,6 +29,7 @@ from engine_shim.agent_errors import HostRefused
 from engine_shim.agent_hosts import EngineHost, EngineOrder, make_order
 from engine_shim.agent_journal import Journal
 from engine_shim.agent_logging import Logger
+from engine_shim.agent_notices import NoticeBoard
 from engine_shim.agent_process import may_lower_nice, stat_of
 from engine_shim.agent_reports import ReportServer
 from engine_shim.agent_state import EngineRecord, RunDirectory
@@ -64,6 +66,7 @@ class Supervisor:
         host: EngineHost,
         journal: Journal,
         reports: ReportServer,
+        board: NoticeBoard,
         logger: Logger,
         *,
         interrupted: bool = False,
@@ -77,6 +80,7 @@ class Supervisor:
         self._host = host
         self._journal = journal
         self._reports = reports
+        self._board = board
         self._logger = logger
         self._layout = Layout("", 0)
         self._backoff = Backoff(config.backoff_s, config.stable_after_s)
@@ -178,6 +182,7 @@ class Supervisor:
         self._starting = None
         self._engine = engine
         self._told_dead = False
+        engine.on_dying = partial(self._board.tell, order.incarnation)
         self._directory.remember_engine(EngineRecord(order.incarnation, engine.leader))
         self._journal.record(
             EngineStarted(
@@ -198,8 +203,10 @@ class Supervisor:
         ]
 
     async def _bury(self, engine: EngineProcesses, reason: str, detail: str) -> None:
-        """The engine is dead or condemned: tell the log first, then clean up."""
+        """The engine is dead or condemned: tell gateways and the log first, then clean up."""
         engine.kill()
+        if not self._told_dead:
+            self._board.tell(self.incarnation)
         self._cancel_timers()
         self._reports.end()
         self.phase = "cleaning"
@@ -212,6 +219,7 @@ class Supervisor:
                 incarnation=incarnation,
                 reason=reason,
                 detail=detail,
+                told_at=self._board.told_at,
                 output=str(self._directory.engine_log),
             )
         await engine.destroy()

@@ -29,6 +29,7 @@ from engine_shim.agent_errors import WorkerFenced, WorkerOwned
 from engine_shim.agent_hosts import EngineHost
 from engine_shim.agent_journal import Journal
 from engine_shim.agent_logging import Logger
+from engine_shim.agent_notices import NoticeBoard
 from engine_shim.agent_orphan import kill_orphan
 from engine_shim.agent_reports import ReportServer
 from engine_shim.agent_state import RunDirectory
@@ -73,6 +74,7 @@ class Agent:
         self._stopping = asyncio.Event()
         self._journal: Journal | None = None
         self._reports: ReportServer | None = None
+        self._board: NoticeBoard | None = None
         self._supervisor: Supervisor | None = None
         self._daemon: StateDaemonKeeper | None = None
 
@@ -94,11 +96,12 @@ class Agent:
             if writer is None:
                 return
             journal = self._journal = Journal(writer, self._logger)
-            self._register(journal, status.url, died)
+            board = await stack.enter_async_context(self._make_board(journal))
+            self._register(journal, status.url, board.address, died)
             interrupted = died is not None
             reports = ReportServer(self._directory.socket_path, journal, self._logger)
             self._reports = await stack.enter_async_context(reports)
-            await self._serve(journal, reports, interrupted)
+            await self._serve(journal, reports, board, interrupted)
 
     async def _take_stream(self, stack: AsyncExitStack) -> StreamWriter:
         """Own the worker's stream; waits for etcd, and for a dead owner's lease to lapse."""
@@ -122,17 +125,31 @@ class Agent:
                 self._logger.warning("waiting for the worker's stream", stream=stream, why=why)
             await asyncio.sleep(pause_s)
 
-    def _register(self, journal: Journal, url: str, died: EngineDied | None) -> None:
+    def _make_board(self, journal: Journal) -> NoticeBoard:
+        config = self._config
+        board = self._board = NoticeBoard(
+            config.worker,
+            config.engine_host,
+            config.notice_port,
+            config.advertise_host,
+            lambda: journal.epoch,
+            self._logger,
+        )
+        return board
+
+    def _register(self, journal: Journal, url: str, notices: str, died: EngineDied | None) -> None:
         config = self._config
         self._logger.info("owns the stream", stream=journal.stream, epoch=journal.epoch, url=url)
         self._directory.remember_epoch(journal.epoch)
         journal.on_epoch(self._directory.remember_epoch)
-        journal.record(WorkerRegistered(config.worker, config.domain, os.getpid(), url))
+        journal.record(WorkerRegistered(config.worker, config.domain, os.getpid(), url, notices))
         if died is not None:
             journal.record(died)
         self._directory.remember_engine(None)
 
-    async def _serve(self, journal: Journal, reports: ReportServer, interrupted: bool) -> None:
+    async def _serve(
+        self, journal: Journal, reports: ReportServer, board: NoticeBoard, interrupted: bool
+    ) -> None:
         config = self._config
         supervisor = self._supervisor = Supervisor(
             config,
@@ -140,6 +157,7 @@ class Agent:
             self._host,
             journal,
             reports,
+            board,
             self._logger,
             interrupted=interrupted,
         )
@@ -216,6 +234,7 @@ class Agent:
             "run_dir": str(self._directory.path),
             "engine": self._supervisor.describe() if self._supervisor is not None else None,
             "log": self._journal.describe() if self._journal is not None else None,
+            "gateways_listening": self._board.listeners if self._board is not None else 0,
             "reports": self._reports.describe() if self._reports is not None else None,
             "state_daemon": self._daemon.describe() if self._daemon is not None else None,
         }

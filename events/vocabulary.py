@@ -93,12 +93,14 @@ AnyChange = (
 
 
 class WorkerRegistered(Event, frozen=True, tag="worker_registered/1"):
-    """An agent took its worker's stream. `domain` is the failure domain."""
+    """An agent took its worker's stream. `domain` is the failure domain; at `notices`
+    (host:port) the agent tells of deaths directly, empty when it does not."""
 
     worker: str
     domain: str
     agent_pid: int
     agent_url: str = ""
+    notices: str = ""
 
 
 class WorkerDeregistered(Event, frozen=True, tag="worker_deregistered/1"):
@@ -381,8 +383,8 @@ class Candidate(Struct, frozen=True, array_like=True, gc=False):
 class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     """Where attempt `attempt` of a request goes, and on what ground: the dispatch.
 
-    `cause`: arrival, reset, stall, engine_error, stale, refused, unreachable, declined,
-    wait_over.
+    `cause`: arrival, reset, stall, engine_dead, engine_error, stale, refused, unreachable,
+    declined, wait_over.
     `mode`: new, continue, replay, restart. `worker` empty: none could take it.
     `delivered` tokens are with the client already. `avoid`: workers that failed it.
     """
@@ -405,9 +407,9 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
 
 class TransportObserved(Event, frozen=True, tag="transport_observed/1"):
     """What the replica saw of one attempt's connection.
-    `kind`: reset, eof, refused, unreachable (no connection in time), stale, engine_dead,
-    engine_error (it answered, but wrongly), declined (a moved request answered with a 4xx),
-    stall, timeout."""
+    `kind`: reset, eof, refused, unreachable (no connection in time), stale, engine_dead (its
+    agent or the engine itself said so), engine_error (it answered, but wrongly), declined (a
+    moved request answered with a 4xx), stall, timeout."""
 
     request: str
     attempt: int

@@ -93,6 +93,7 @@ def _on_worker_registered(fleet: Fleet, stream: str, epoch: int, event: v.Worker
     worker.domain = event.domain
     worker.agent_pid = event.agent_pid
     worker.agent_url = event.agent_url
+    worker.notices = event.notices
     worker.present = True
     orders.agent_started(fleet, worker.name)
     if worker.engine in ("starting", "ready"):

@@ -42,6 +42,7 @@ class Worker(Struct):
     present: bool = False
     agent_pid: int = 0
     agent_url: str = ""
+    notices: str = ""
     incarnation: int = 0
     engine: str = "none"
     engine_pid: int = 0

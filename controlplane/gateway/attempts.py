@@ -370,11 +370,11 @@ class Attempts:
         self._deaths += 1
         return self._deaths >= self.ctx.config.max_deaths
 
-    def broken_from_outside(self, cause: str) -> None:
-        """The stall watch gave the engine up."""
+    def broken_from_outside(self, cause: str, detail: str = "") -> None:
+        """Somebody else gave the engine up, or knows that it is dead."""
         try:
             if cause in KINDS:
-                self.attempt_failed(cause, "")
+                self.attempt_failed(cause, detail)
             else:
                 self.attempt_failed("stall", cause)
         except Exception as error:  # the edge of one request: others on the engine follow

@@ -211,14 +211,14 @@ class Gateway:
 
     # --- GatewayPort
 
-    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+    def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> int:
         """Fail over every attempt on that incarnation now; returns how many there were."""
         attempts = list(self._attempts.get((worker, incarnation), ()))
         activity = self.activity.get((worker, incarnation))
         if activity is not None:
             self._pool.drop(activity)
         for attempt in attempts:
-            attempt.broken_from_outside(cause)
+            attempt.broken_from_outside(cause, detail)
         return len(attempts)
 
     # --- Service, for the connections

@@ -93,8 +93,8 @@ class SchedulerPort(Protocol):
     def assign(self, request: str, cause: str, delivered: int) -> Assignment | Hopeless | None:
         """Choose a worker for the next attempt; None when none can take it at present.
 
-        `cause`: arrival, reset, stall, engine_error, stale, refused, unreachable, declined,
-        wait_over.
+        `cause`: arrival, reset, stall, engine_dead, engine_error, stale, refused, unreachable,
+        declined, wait_over.
         `delivered`: tokens the gateway holds of it (with the client when streaming).
         """
         ...
@@ -134,10 +134,10 @@ class SchedulerPort(Protocol):
 
 
 class GatewayPort(Protocol):
-    """Offered by the gateway to the stall watch and to draining."""
+    """Offered by the gateway to the stall watch, to notices and to draining."""
 
     activity: dict[tuple[str, int], Activity]
 
-    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+    def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> int:
         """Fail over every attempt on that incarnation now; returns how many there were."""
         ...
