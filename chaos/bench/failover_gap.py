@@ -3,7 +3,9 @@
 Three workers, eight streams on each; one engine is killed with SIGKILL in the middle, as
 often as asked. The gateway notes when it noticed the loss, when the next worker was
 decided, when the request was sent to it and when the first new token came (on the clock
-that also timed the kill); clients note their longest gap.
+that also timed the kill); clients note their longest gap. Noticing is told kill by kill:
+when the agent knew of the death, when the gateway heard, when the first and the last of
+the streams were given up, and by what (`engine_dead`: the notice; else the connection).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from events.etcd.factory import EtcdLog
 
 DESCRIPTION = "the client's longest gap after a kill -9, split into its parts"
 PARTS = ("noticing", "deciding", "resubmitting", "recomputing")
+HEARING = ("agent_knows", "gateway_hears")
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -36,8 +40,8 @@ def percentile(values: list[float], share: float) -> float:
 
 async def one_kill(
     fleet: LocalFleet, watch: Watch, tag: str, streams: int, tokens: int
-) -> tuple[float, list[Stream]]:
-    """Run the streams, kill one engine: when (monotonic), and the streams it held."""
+) -> tuple[float, str, list[Stream]]:
+    """Run the streams, kill one engine: when (monotonic), whose, and the streams it held."""
     hit: dict[str, Stream] = {}
     running = asyncio.create_task(run_all(fleet.gateways[0], tag, prompts(streams), tokens, hit))
     victim = ""
@@ -56,21 +60,37 @@ async def one_kill(
     deadline = time.monotonic() + 60
     while (victim, incarnation + 1) not in watch.ready_at and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
-    return killed_at, held
+    return killed_at, victim, held
 
 
-def failovers(log_path: Path) -> list[dict[str, Any]]:
-    """The gateway's own account of its failovers, in order."""
+def said(log_path: Path, event: str) -> list[dict[str, Any]]:
+    """Lines about `event` in a process's log, in order."""
     found = []
     for line in log_path.read_text(errors="replace").splitlines():
-        if '"failover"' in line:
+        if f'"{event}"' in line:
             found.append(json.loads(line))
     return found
 
 
+def noticed(
+    fleet: LocalFleet, victim: str, killed_at: float, found: list[dict[str, Any]]
+) -> tuple[dict[str, float], str]:
+    """When a death was known and heard of, in seconds after it, and that and the rest in words."""
+    told = said(fleet.children[victim].log_path, "engine died")[-1]["told_at"]
+    heard = [x["at"] for x in said(fleet.children["r0"].log_path, "engine_told_dead")]
+    times = {"agent_knows": told - killed_at}
+    if heard and heard[-1] > killed_at:
+        times["gateway_hears"] = heard[-1] - killed_at
+    given_up = sorted(x["noticed"] - killed_at for x in found)
+    words = [f"{name.replace('_', ' ')} {at * 1e3:.1f}" for name, at in times.items()]
+    words.append(f"streams given up {given_up[0] * 1e3:.1f} to {given_up[-1] * 1e3:.1f} ms")
+    by = Counter(x["kind"] for x in found)
+    return times, ", ".join([*words, *(f"{n} by {kind}" for kind, n in by.items())])
+
+
 async def measure(kills: int, streams: int, tokens: int, model: str) -> dict[str, Any]:
     """The bench; see the module's text."""
-    parts: dict[str, list[float]] = {name: [] for name in PARTS}
+    parts: dict[str, list[float]] = {name: [] for name in PARTS + HEARING}
     gaps: list[float] = []
     calm_gaps: list[float] = []
     broken = 0
@@ -86,18 +106,27 @@ async def measure(kills: int, streams: int, tokens: int, model: str) -> dict[str
                 calm_gaps = [s.longest_gap_s for s in calm.values()]
                 log_path = fleet.children["r0"].log_path
                 for number in range(kills):
-                    seen = len(failovers(log_path))
-                    killed_at, held = await one_kill(fleet, watch, f"k{number}", streams, tokens)
+                    seen = len(said(log_path, "failover"))
+                    killed_at, victim, held = await one_kill(
+                        fleet, watch, f"k{number}", streams, tokens
+                    )
                     broken += sum(not s.whole for s in held)
                     gaps += [s.longest_gap_s for s in held]
-                    for found in failovers(log_path)[seen:]:
-                        parts["noticing"].append(found["noticed"] - killed_at)
-                        parts["deciding"].append(found["decided"] - found["noticed"])
-                        parts["resubmitting"].append(found["sent"] - found["decided"])
-                        parts["recomputing"].append(found["resumed"] - found["sent"])
+                    found = said(log_path, "failover")[seen:]
+                    if not found:
+                        print(f"kill {number + 1}/{kills}: hit no stream", flush=True)
+                        continue
+                    for move in found:
+                        parts["noticing"].append(move["noticed"] - killed_at)
+                        parts["deciding"].append(move["decided"] - move["noticed"])
+                        parts["resubmitting"].append(move["sent"] - move["decided"])
+                        parts["recomputing"].append(move["resumed"] - move["sent"])
+                    times, words = noticed(fleet, victim, killed_at, found)
+                    for name, at in times.items():
+                        parts[name].append(at)
                     print(
                         f"kill {number + 1}/{kills}: {len(held)} streams, "
-                        f"longest gap {max(s.longest_gap_s for s in held) * 1e3:.0f} ms",
+                        f"longest gap {max(s.longest_gap_s for s in held) * 1e3:.0f} ms; {words}",
                         flush=True,
                     )
                 following.cancel()
@@ -108,7 +137,7 @@ def _result(
     parts: dict[str, list[float]], gaps: list[float], calm_gaps: list[float], broken: int
 ) -> dict[str, Any]:
     figures: dict[str, Any] = {"broken": {"value": broken, "goal": 0, "unit": "streams"}}
-    for name in PARTS:
+    for name in (n for n in HEARING + PARTS if parts[n]):
         for label, share in (("p50", 0.5), ("p99", 0.99)):
             value = round(percentile(parts[name], share) * 1e3, 2)
             figures[f"{name}_{label}"] = {"value": value, "goal": None, "unit": "ms"}
