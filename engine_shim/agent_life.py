@@ -94,6 +94,7 @@ class Agent:
             await stack.enter_async_context(status)
             writer = await self._unless_stopped(self._take_stream(stack))
             if writer is None:
+                await self._end_recorded_daemon()
                 return
             journal = self._journal = Journal(writer, self._logger)
             board = await stack.enter_async_context(self._make_board(journal))
@@ -190,6 +191,13 @@ class Agent:
             return None
         process = DaemonProcess(checkpoints, self._directory, self._logger)
         return StateDaemonKeeper(self._config, checkpoints, process, journal, self._logger)
+
+    async def _end_recorded_daemon(self) -> None:
+        """Asked to leave before it owned the stream: a predecessor's daemon goes too."""
+        if (checkpoints := checkpoints_of(self._config)) is not None:
+            process = DaemonProcess(checkpoints, self._directory, self._logger)
+            if (found := process.recorded()) is not None:
+                await process.end(found)
 
     def _released(self, requests: tuple[str, ...]) -> None:
         if self._daemon is not None:

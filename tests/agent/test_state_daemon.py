@@ -265,6 +265,27 @@ async def test_it_outlives_agent_and_engine_and_the_next_agent_takes_it_over(hos
 
 
 @pytest.mark.etcd
+async def test_one_asked_to_leave_while_it_waits_takes_the_daemon_along(host: Host) -> None:
+    agent = host.agent()
+    await host.nth(v.StateDaemonStarted, 1)
+    process = recorded(host.path / "run")
+    assert process is not None
+    agent.kill()
+    agent.wait()
+    await until(lambda: not host.left_over())
+    host.etcd.stop()
+    try:
+        agent = host.agent()
+        await until(lambda: "waiting for the worker's stream" in host.words())
+        assert is_alive(process)
+        agent.terminate()
+        assert await left(agent) == 0, host.words()
+        assert not is_alive(process)
+    finally:
+        host.etcd.cont()
+
+
+@pytest.mark.etcd
 async def test_other_settings_are_another_daemon(host: Host) -> None:
     run = host.path / "run"
     agent = host.agent()
