@@ -9,7 +9,10 @@ from typing import Any
 
 from controlplane.cli_client import AdminClient
 
-NOISE = "engine_step,groups_received,tick,state_hashed"
+NOISE = (
+    "engine_step,groups_received,tick,state_hashed,"
+    "checkpoint_acknowledged,checkpoints_acknowledged,state_daemon_reported"
+)
 """Left out unless asked for: there are hundreds a second of these."""
 _HIDDEN = ("type", "worker", "request", "candidates", "changes", "dispatch", "decision")
 

@@ -61,6 +61,10 @@ def _concerns_request(entry: Entry, request: str) -> bool:
     event = entry.event
     if type(event) is v.EngineStep:
         return any(change.request == request for change in event.changes)
+    if type(event) is v.CheckpointsAcknowledged:
+        return any(held.request == request for held in event.held)
+    if type(event) is v.CheckpointsReleased:
+        return request in event.requests
     return getattr(event, "request", "") == request
 
 

@@ -20,6 +20,8 @@ async def test_filters_narrow_by_type_request_worker_and_stream():
         await scene.worker("w1")
         await scene.serve_request("req-1")
         writer.append(v.EngineStep(1, 1, 9, 1, 1, 0, 0, 1, (v.FirstToken("req-1", 1),)))
+        held = (v.HeldPrefix("req-1", 0, 1, 1, 16, 9), v.HeldPrefix("req-2", 0, 1, 1, 16, 9))
+        writer.append(v.CheckpointsAcknowledged("w0", "b", held))
         writer.append(v.EngineDied("w0", 1, "killed"))
         await scene.until(lambda: scene.replica.fleet.workers["w0"].deaths)
 
@@ -30,12 +32,13 @@ async def test_filters_narrow_by_type_request_worker_and_stream():
         assert await kinds("type=engine_died,engine_ready") == ["engine_ready"] * 2 + [
             "engine_died"
         ]
-        assert await kinds("request=req-1&exclude=engine_step") == [
+        assert await kinds("request=req-1&exclude=engine_step,checkpoints_acknowledged") == [
             "request_arrived",
             "route_decided",
             "request_ended",
         ]
         assert "engine_step" in await kinds("request=req-1")
+        assert await kinds("request=req-2") == ["checkpoints_acknowledged"]
         assert set(await kinds("worker=w1")) >= {"worker_registered", "engine_ready"}
         assert "engine_died" not in await kinds("worker=w1")
         assert await kinds("stream=w.w0&limit=1") == ["engine_died"]
