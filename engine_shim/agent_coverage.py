@@ -193,6 +193,7 @@ class StateDaemonKeeper:
         self._journal.record(started, *held)
         self._logger.info("state daemon serves", boot=stats.boot, adopted=len(held))
         self._boot = stats.boot
+        self._process.named(stats.boot)
 
     async def _changes(self, peer: Peer, reports: CoverageReports) -> None:
         more = True

@@ -96,6 +96,12 @@ class DaemonProcess:
         self._run.remember_daemon(DaemonRecord(kernel_boot(), stat.id, self._checkpoints.digest))
         return stat.id
 
+    def named(self, boot: str) -> None:
+        """Note what the recorded daemon calls this life of it."""
+        record = self._run.state.daemon
+        if record is not None:
+            self._run.remember_daemon(msgspec.structs.replace(record, boot=boot))
+
     async def ended(self, process: ProcessId) -> str:
         """Wait until it is dead; how it died, in words."""
         pidfd = open_pidfd(process)
@@ -145,6 +151,17 @@ class DaemonProcess:
         except OSError:
             return ""
         return text[-400:].strip().rpartition("\n")[2]
+
+
+def end_unwanted(run: RunDirectory, logger: Logger) -> str:
+    """End the daemon a dead agent left, for an agent that is to have none; its boot."""
+    record = run.state.daemon
+    if record is None:
+        return ""
+    if record.kernel_boot == kernel_boot() and signal_process(record.process, signal.SIGKILL):
+        logger.warning("state daemon of the previous agent killed", pid=record.process.pid)
+    run.remember_daemon(None)
+    return record.boot
 
 
 def _private(path: str, flags: int) -> int:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_config import AgentConfig
 from engine_shim.agent_coverage import StateDaemonKeeper
-from engine_shim.agent_daemon import DaemonProcess
+from engine_shim.agent_daemon import DaemonProcess, end_unwanted
 from engine_shim.agent_effects import EffectReader, EffectRunner
 from engine_shim.agent_engine import Supervisor
 from engine_shim.agent_errors import WorkerFenced, WorkerOwned
@@ -37,7 +37,7 @@ from engine_shim.agent_status import StatusServer
 from engine_shim.agent_takeover import FreeStream
 from events.errors import LogUnavailable, StreamOwned
 from events.log import StreamWriter
-from events.vocabulary import EngineDied, WorkerDeregistered, WorkerRegistered
+from events.vocabulary import EngineDied, StateDaemonLost, WorkerDeregistered, WorkerRegistered
 
 OWNED_POLL_S = 0.25
 UNAVAILABLE_POLL_S = 0.5
@@ -172,6 +172,8 @@ class Agent:
             self._released,
         )
         self._daemon = self._make_daemon(journal)
+        if self._daemon is None and (boot := end_unwanted(self._directory, self._logger)):
+            journal.record(StateDaemonLost(config.worker, boot, "not wanted any more"))
         try:
             await self._unless_stopped(self._work(supervisor, effects, journal))
             await supervisor.leave(config.stop_timeout_s)

@@ -33,11 +33,13 @@ class EngineRecord(Struct, frozen=True):
 
 class DaemonRecord(Struct, frozen=True):
     """The state daemon that runs, or ran when the agent died: in which boot of the kernel,
-    which process, and a digest of the settings it was started with."""
+    which process, a digest of the settings it was started with, and its own name for this
+    life, once it was told."""
 
     kernel_boot: str
     process: ProcessId
     settings: str
+    boot: str = ""
 
 
 class AgentState(Struct, frozen=True):

@@ -300,6 +300,15 @@ async def test_other_settings_are_another_daemon(host: Host) -> None:
     second = await host.nth(v.StateDaemonStarted, 2)
     assert second.boot != first.boot and second.budget_bytes == 4 << 20
     assert not is_alive(process)
+    process = recorded(run)
+    assert process is not None
+    agent.kill()
+    agent.wait()
+    await until(lambda: not host.left_over())
+    host.settings["checkpoint_mb"] = "0"
+    agent = host.agent()
+    assert (await host.nth(v.StateDaemonLost, 1)).boot == second.boot
+    await until(lambda: not is_alive(process))
     agent.terminate()
     assert await left(agent) == 0, host.words()
 
