@@ -72,5 +72,5 @@ async def _killed_before_reading(scene: Scene, calm: dict) -> None:
     assert not whole(hit)
     assert same(calm, hit) == []
     again = [d for made in (await scene.routes(hit)).values() for d in made if d.attempt == 2]
-    assert again and all(d.cause in ("reset", "refused", "stall") for d in again)
+    assert again and all(d.cause in ("engine_dead", "reset", "refused", "stall") for d in again)
     await scene.until_ready("w0", victim["incarnation"] + 1)
