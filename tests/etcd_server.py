@@ -26,6 +26,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
+from tests.signals import stop
+
 _given_out: set[int] = set()
 
 
@@ -179,8 +181,8 @@ class EtcdServer:
         proc.wait(timeout=10)
 
     def stop(self, member: int = 0) -> None:
-        """SIGSTOP: the member hangs with its sockets open."""
-        self._running(member).send_signal(signal.SIGSTOP)
+        """SIGSTOP, seen to take effect: the member hangs with its sockets open."""
+        stop(self._running(member).pid)
 
     def cont(self, member: int = 0) -> None:
         """SIGCONT a stopped member."""

@@ -85,11 +85,16 @@ async def follow(scene: Scene, query: str, count: int, last_id: str = "") -> lis
     return found
 
 
+async def attached(scene: Scene) -> None:
+    """Until a follower is there: from here on it is told."""
+    await scene.until(lambda: scene.admin._events._followers)
+
+
 async def test_following_shows_what_happens_from_now_on():
     async with Scene() as scene:
         writer = await scene.worker("w0")
         following = asyncio.create_task(follow(scene, "type=engine_died,engine_started", 2))
-        await asyncio.sleep(0.1)
+        await attached(scene)
         writer.append(v.EngineDied("w0", 1, "killed"))
         await asyncio.sleep(0.02)
         writer.append(v.EngineStarted("w0", 2, 5001, 2))
@@ -121,7 +126,7 @@ async def test_following_from_before_the_memory_reads_the_log():
 async def test_the_server_stops_at_once_with_followers_attached():
     async with Scene() as scene:
         following = asyncio.create_task(follow(scene, "type=engine_died", 1))
-        await asyncio.sleep(0.1)
+        await attached(scene)
         async with asyncio.timeout(2):
             await scene.admin.__aexit__(None, None, None)
             assert await following == []

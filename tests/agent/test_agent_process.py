@@ -147,7 +147,7 @@ async def test_fenced_agent_kills_its_engine_and_says_so(host: Host) -> None:
     agent = host.agent()
     await host.nth(v.EngineReady, 1)
     engine = host.engine
-    os.kill(agent.pid, signal.SIGSTOP)
+    stop(agent.pid)
     async with host.log.writer("w.w0", wait_s=20) as usurper:
         usurper.append(v.WorkerRegistered("w0", "elsewhere", 1))
         await usurper.flush(5)

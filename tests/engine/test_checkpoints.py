@@ -19,6 +19,7 @@ from engine_shim.kv_stream.stream import BlockOut, scatter
 from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 from tests.engine import client
 from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
+from tests.signals import stop
 from tests.state_daemon.daemon import Cache, Daemon, daemon_in, hello, local, peer_of, stats
 
 pytestmark = pytest.mark.engine
@@ -233,7 +234,7 @@ def test_a_holder_stopped_in_the_restore_costs_its_time_limit_only(
             ids = run_until_killed(first, holder, "stopped", 60)
         assert holder.process is not None
         created = client.created_of(expected.payload)
-        os.kill(holder.process.pid, signal.SIGSTOP)
+        stop(holder.process.pid)
         forget_prefixes(second)
         rest = resumed(second, holder, "stopped", ids, created)
         assert rest.ids == expected.ids[60:]

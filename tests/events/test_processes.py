@@ -16,6 +16,7 @@ from events.vocabulary import StreamResumed
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import events_of, numbers, positions, until
+from tests.signals import stop
 
 pytestmark = pytest.mark.etcd
 
@@ -68,7 +69,7 @@ async def test_process_stopped_beyond_its_lease_resumes_when_nobody_came(
     etcd: EtcdServer, log: EtcdLog
 ) -> None:
     async with child_of(etcd) as child:
-        child.process.send_signal(signal.SIGSTOP)
+        stop(child.process.pid)
         async with asyncio.timeout(8):
             while await log.reader().owners():
                 await asyncio.sleep(0.05)
@@ -88,7 +89,7 @@ async def test_process_stopped_beyond_its_lease_is_fenced_when_another_came(
     etcd: EtcdServer, log: EtcdLog
 ) -> None:
     async with child_of(etcd) as child:
-        child.process.send_signal(signal.SIGSTOP)
+        stop(child.process.pid)
         async with log.writer("w.w0", wait_s=8) as writer:
             groups = await log.reader().read()
             child.process.send_signal(signal.SIGCONT)

@@ -300,9 +300,8 @@ async def test_stall_watch_moves_streams_of_a_hung_engine(rig):
         ]
         while sum(r.gateway.activity.get(("w0", 3), _none).open_streams for _ in (1,)) < 5:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
         activity = r.gateway.activity["w0", 3]
-        assert r.gateway.clock() - activity.last_byte > 0.05
+        await until(lambda: r.gateway.clock() - activity.last_byte > 0.05)
         assert r.gateway.break_streams("w0", 3, "stall") == 5
         for i, answer in enumerate(await asyncio.gather(*tasks)):
             assert answer.body == expected_stream(body, f"chatcmpl-q{i}", "1700000000", 12, True)
@@ -354,7 +353,7 @@ async def test_no_worker_waits_then_goes_on(rig):
     async with rig(engines=1) as r:
         r.scheduler.serving = False
         task = asyncio.create_task(r.ask(TEXT, text_body()))
-        await asyncio.sleep(0.1)
+        await until(lambda: r.gateway.counters.waits)
         r.scheduler.serving = True
         r.scheduler.changed.set()
         assert (await task).status == 200
@@ -396,7 +395,7 @@ async def test_client_gone_while_waiting_or_streaming_is_cancelled(rig):
         r.scheduler.serving = False
         async with r.client() as client:
             client.send(CHAT, chat_body())
-            await asyncio.sleep(0.1)
+            await until(lambda: r.scheduler.arrivals)
         await until(lambda: len(r.scheduler.endings()) == 2)
 
 

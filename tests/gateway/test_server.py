@@ -524,9 +524,13 @@ async def test_failover_while_the_client_is_slow(rig):
         async with r.client() as client:
             client.writer.transport.pause_reading()
             client.send(TEXT, stream_body(), headers="x-request-id: q\r\n")
-            await asyncio.sleep(0.5)
-            assert r.gateway.break_streams("w0", 3, "stall") == 1
-            await asyncio.sleep(0.2)
+            async with asyncio.timeout(20):
+                while not (r.engines[0].seen and r.gateway._attempts):
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)  # let buffers fill; whether they did is no matter
+                assert r.gateway.break_streams("w0", 3, "stall") == 1
+                while not r.engines[1].seen:
+                    await asyncio.sleep(0.01)
             client.writer.transport.resume_reading()
             async with asyncio.timeout(30):
                 answer = await client.answer()

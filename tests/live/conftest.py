@@ -31,6 +31,7 @@ from events import vocabulary as v
 from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
 from events.log import RevisionGroup
+from tests.signals import stop
 
 MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny")).absolute()
 
@@ -124,7 +125,7 @@ class Scene:
         """Let engine process `pid` of `worker` run a moment at a time, so that clients keep
         pace with it on a busy machine, until each of `streams` that is on it has at least
         `tokens` tokens. The process is left stopped, for the caller to kill or continue."""
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), 15)
         deadline = time.monotonic() + 30
@@ -270,7 +271,7 @@ def let_run(pid: int, seconds: float = 0.008) -> None:
     """In a thread: a busy event loop must not let the process run on."""
     os.kill(pid, signal.SIGCONT)
     time.sleep(seconds)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
 
 
 def same(a: dict[str, Stream], b: dict[str, Stream]) -> list[str]:

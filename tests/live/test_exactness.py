@@ -36,6 +36,7 @@ from tests.live.cases import (
     plain_cases,
 )
 from tests.live.conftest import Scene, scene_of
+from tests.signals import stop
 
 EARLY, MIDDLE, LATE = 4, 55, 90
 WHERE = {"early": EARLY, "middle": MIDDLE, "late": LATE}
@@ -145,14 +146,14 @@ def killing(first: str, at: int, second: str = "", second_at: int = 0) -> Act:
     async def act(round_: Round) -> None:
         scene = round_.scene
         victims = {w["name"]: w["engine_pid"] for w in await scene.fleet.workers()}
-        os.kill(victims[first], signal.SIGSTOP)
+        stop(victims[first])
         await _until_held(scene, first, len(round_.cases))
         for name in victims:
             if name != first:
                 await scene.drain(name, "undrain")
         await scene.paced(round_.telling, at, first, victims[first])
         if second:
-            os.kill(victims[second], signal.SIGSTOP)
+            stop(victims[second])
         os.kill(victims[first], signal.SIGKILL)
         if second:
             await _until_moved(round_, first)

@@ -12,6 +12,7 @@ from controlplane.local_fleet import FleetOptions
 from events import vocabulary as v
 from policies import stall
 from tests.live.conftest import Scene, same, scene_of, whole
+from tests.signals import stop
 
 
 async def test_hung_slow_and_orphaned_engines(options: FleetOptions) -> None:
@@ -110,7 +111,7 @@ async def test_etcd_away_longer_than_leases_restarts_nothing(options: FleetOptio
         calm = await scene.streams(4, 400, "calm")
         before = {w["name"]: w["incarnation"] for w in await scene.fleet.workers()}
         etcd = scene.fleet.children["etcd"]
-        os.kill(etcd.pid, signal.SIGSTOP)
+        stop(etcd.pid)
         try:
             started = time.monotonic()
             number = 0

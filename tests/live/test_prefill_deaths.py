@@ -11,6 +11,7 @@ import msgspec
 from controlplane.local_fleet import FleetOptions
 from events import vocabulary as v
 from tests.live.conftest import Scene, let_run, same, scene_of, whole
+from tests.signals import stop
 
 LONG = " ".join(f"word{n} and" for n in range(330))
 
@@ -32,7 +33,7 @@ async def _killed_in_prefill(scene: Scene) -> dict:
     victim = await scene.worker("w0")
 
     async def kill(streams: dict) -> None:
-        os.kill(victim["engine_pid"], signal.SIGSTOP)
+        stop(victim["engine_pid"])
         while not all((places := await scene.routes(streams)).values()):
             await asyncio.sleep(0.02)
         ours = {made[-1].request for made in places.values()}
@@ -62,10 +63,11 @@ async def _prefilling(scene: Scene, victim: dict) -> set[str]:
 async def _killed_before_reading(scene: Scene, calm: dict) -> None:
     """The engine is stopped when the requests are sent to it, then killed."""
     victim = await scene.worker("w0")
-    os.kill(victim["engine_pid"], signal.SIGSTOP)
+    stop(victim["engine_pid"])
 
     async def kill(streams: dict) -> None:
-        await asyncio.sleep(0.4)
+        while not all((await scene.routes(streams)).values()):
+            await asyncio.sleep(0.02)
         os.kill(victim["engine_pid"], signal.SIGKILL)
 
     hit = await scene.streams(8, 24, "unread", kill, padding=LONG)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.conftest import Scene, same, scene_of, small_fleet, whole
+from tests.signals import stop
 
 pytestmark = [pytest.mark.serve, pytest.mark.slow, pytest.mark.timeout(420)]
 TOKENS = 600
@@ -91,7 +92,7 @@ async def _hangs(scene: Scene, calm: dict, role: str) -> None:
     async def hang(streams: dict) -> None:
         await scene.paced(streams, 16, "w0", pids["core"])
         if role != "core":
-            os.kill(pids[role], signal.SIGSTOP)
+            stop(pids[role])
             os.kill(pids["core"], signal.SIGCONT)
 
     known = len(await scene.hung())
