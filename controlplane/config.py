@@ -25,6 +25,7 @@ from msgspec import Meta, Struct
 from events.errors import RelumeError
 from events.etcd.config import EtcdConfig, parse_url
 from events.etcd.errors import BadUrl
+from policies.checkpoint_settings import PLACEMENTS, RECOVERIES, CheckpointConfig
 from policies.routing import POLICIES
 from policies.step import HEALTHY_TICKS
 
@@ -53,6 +54,9 @@ class ConfigError(RelumeError):
         self.problem = problem
         self.remedy = remedy
         self.source = source
+
+
+_CHECKPOINTS = CheckpointConfig()
 
 
 class ServeConfig(Struct, frozen=True):
@@ -138,6 +142,22 @@ class ServeConfig(Struct, frozen=True):
     stall_factor: Annotated[
         int, Meta(ge=1, description="silence allowed, in slowest recent steps")
     ] = 8
+    checkpoint_placement: Annotated[
+        str, Meta(description=f"who holds a request's KV checkpoint: {', '.join(PLACEMENTS)}")
+    ] = _CHECKPOINTS.placement
+    checkpoint_holders: Annotated[
+        int, Meta(ge=1, le=4, description="so many holders a request, in other failure domains")
+    ] = _CHECKPOINTS.holders
+    checkpoint_recovery: Annotated[
+        str, Meta(description=f"how interrupted requests go on: {', '.join(RECOVERIES)}")
+    ] = _CHECKPOINTS.recovery
+    checkpoint_links: Annotated[
+        dict[str, int],
+        Meta(
+            description="MB/s of links not measured yet, TIER=N: machine (shared memory, 4000), "
+            "domain (within a failure domain, 1000), network (500)"
+        ),
+    ] = {}
     tick_ms: Annotated[int, Meta(ge=50, le=60_000, description="period of the leader's tick")] = (
         1000
     )
@@ -152,7 +172,14 @@ SECRETS = frozenset({"api_keys", "admin_tokens"})
 _CREDENTIALS = re.compile(r"//[^/@]*@")
 _HINTS = get_type_hints(ServeConfig, include_extras=True)
 _VARIABLES = {"etcd": "RELUME_ETCD_ENDPOINTS"}  # RELUME_ETCD names the etcd program
-_CHOICES = {"policy": tuple(POLICIES), "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
+_CHOICES = {
+    "policy": tuple(POLICIES),
+    "checkpoint_placement": PLACEMENTS,
+    "checkpoint_recovery": RECOVERIES,
+    "log_level": LOG_LEVELS,
+    "log_format": LOG_FORMATS,
+}
+LINK_TIERS = ("machine", "domain", "network")
 
 
 # --- reading -------------------------------------------------------------------------
@@ -206,6 +233,11 @@ def check(config: ServeConfig) -> None:
             f"makes {HEALTHY_TICKS} ticks shorter than lease_ttl_s = {config.lease_ttl_s}",
             "raise it or lower the lease, or an outage is taken for a loss",
         )
+    for tier, rate in config.checkpoint_links.items():
+        if tier not in LINK_TIERS or rate < 1:
+            told = f"{tier}={rate}"
+            tiers = ", ".join(LINK_TIERS)
+            raise ConfigError("checkpoint_links", told, "is no rate of a tier", f"tiers: {tiers}")
     if config.admin_port and (config.host, config.port) == (config.admin_host, config.admin_port):
         raise ConfigError("admin_port", config.admin_port, "is the port too", "choose another")
     for role in config.admin_tokens.values():

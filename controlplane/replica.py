@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import structlog
 from msgspec import Struct
 
+from controlplane.holder_watch import HolderWatch
 from controlplane.leader import Leadership
 from controlplane.notices import NoticeWatch
 from controlplane.scheduler import Scheduler
@@ -26,7 +27,8 @@ from events import vocabulary as v
 from events.errors import BrokenChain, Compacted, Fenced, LogUnavailable
 from events.log import LogReader, RevisionGroup, StreamWriter
 from events.segment import GENESIS
-from policies import stall
+from policies import checkpoint_settings, stall
+from policies.checkpoint_settings import CheckpointConfig
 from policies.fleet import apply_group
 from policies.state import Fleet
 from policies.view import View
@@ -47,6 +49,7 @@ class ReplicaConfig(Struct, frozen=True):
     policy: str = "least_load"
     tick_s: float = 1.0
     stall: stall.StallConfig = stall.StallConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
 
 
 class KeptFold(Protocol):
@@ -133,7 +136,8 @@ class Replica:
                 self.config.port,
                 os.getpid(),
                 policy=self.config.policy,
-                settings=stall.settings_of(self.config.stall),
+                settings=stall.settings_of(self.config.stall)
+                + checkpoint_settings.settings_of(self.config.checkpoints),
             )
         )
         log.info("caught_up", revision=self.fleet.revision, workers=len(self.fleet.workers))
@@ -169,8 +173,11 @@ class Replica:
         """Follow, lead, watch for stalls, hear of deaths, until cancelled or fenced (then
         raises Fenced)."""
         watch = StallWatch(self.scheduler, gateway, asyncio.get_running_loop().time)
-        self.observe(watch.seen)
-        self.observe_groups(watch.folded)
+        holders = HolderWatch(self.scheduler)
+        self.scheduler.checkpoints.delivered_on = gateway.delivered_on
+        for watching in (watch, holders):
+            self.observe(watching.seen)
+            self.observe_groups(watching.folded)
         notices = NoticeWatch(self.scheduler, gateway)
         self.observe(notices.seen)
         async with asyncio.TaskGroup() as tasks:
@@ -178,6 +185,7 @@ class Replica:
             tasks.create_task(self.leadership.run(), name="leadership")
             tasks.create_task(watch.run(), name="stall-watch")
             tasks.create_task(notices.run(), name="notices")
+            tasks.create_task(holders.run(), name="holder-watch")
             tasks.create_task(self._until_fenced(), name="fenced")
 
     async def _follow(self) -> None:

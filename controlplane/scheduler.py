@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from controlplane.checkpoints import Checkpoints
 from controlplane.gateway.ports import Arrival, Assignment, Hopeless
 from events import codec
 from events import vocabulary as v
@@ -27,9 +28,19 @@ RECEIPT_GROUPS = 256
 
 
 class LiveRequest:
-    """What the replica must remember of one open request beyond the log."""
+    """What the replica must remember of one open request beyond the log. `running`: its
+    attempt is under way; `failure`: how the last one ended; `delivered` as it was then."""
 
-    __slots__ = ("arrival", "attempt", "avoid", "incarnation", "worker")
+    __slots__ = (
+        "arrival",
+        "attempt",
+        "avoid",
+        "delivered",
+        "failure",
+        "incarnation",
+        "running",
+        "worker",
+    )
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
@@ -37,6 +48,9 @@ class LiveRequest:
         self.avoid: tuple[str, ...] = ()
         self.worker = ""
         self.incarnation = 0
+        self.running = False
+        self.failure = ""
+        self.delivered = 0
 
 
 class Scheduler:
@@ -59,6 +73,7 @@ class Scheduler:
         self.policy = policy
         self.live: dict[str, LiveRequest] = {}
         self.decisions = 0
+        self.checkpoints = Checkpoints(self, microseconds)
         self.observers: list[Callable[[int, Any], None]] = []
         self._clock = microseconds
         self._last_receipt_us = microseconds()
@@ -83,6 +98,11 @@ class Scheduler:
         self._emit_receipts()
         self.view.reach(self.writer.position)
         return self.view.basis
+
+    def decision_id(self) -> str:
+        """A name for the next decision of this replica, unique over its lives."""
+        self.decisions += 1
+        return f"{self.view.replica}.{self.boot}.{self.decisions}"
 
     def received(self, revision: int) -> None:
         """A watched revision group arrived now; noted for the next segment."""
@@ -159,13 +179,17 @@ class Scheduler:
             return Hopeless(502, f"the worker was lost and this cannot go on: {arrival.reason}")
         if mode == "new":
             delivered = 0
-        query = routing.Query(request, arrival.model, arrival.prompt_tokens, delivered, live.avoid)
+        live.delivered = delivered
+        query = routing.Query(
+            request, arrival.model, arrival.prompt_tokens, delivered, live.avoid, live.attempt
+        )
+        planned = cause != "wait_over" and self.checkpoints.planned(live)
+        policy = "planned" if planned else self.policy
         basis = self.basis()
-        choice = routing.POLICIES[self.policy](self.view, query)
-        self.decisions += 1
+        choice = routing.RECORDED[policy](self.view, query)
         attempt = live.attempt + 1 if choice.worker else live.attempt
         event = v.RouteDecided(
-            f"{self.view.replica}.{self.boot}.{self.decisions}",
+            self.decision_id(),
             basis,
             request,
             attempt,
@@ -175,7 +199,7 @@ class Scheduler:
             arrival.prompt_tokens,
             choice.worker,
             choice.incarnation,
-            self.policy,
+            policy,
             arrival.model,
             live.avoid,
             choice.candidates,
@@ -183,7 +207,9 @@ class Scheduler:
         self.emit(event)
         if not choice.worker:
             return None
+        lost = live.attempt
         live.attempt, live.worker, live.incarnation = attempt, choice.worker, choice.incarnation
+        live.running = True
         worker = self.view.fleet.workers[choice.worker]
         return Assignment(
             request,
@@ -194,6 +220,7 @@ class Scheduler:
             worker.port,
             mode,
             base64.urlsafe_b64encode(codec.encode(event)).rstrip(b"="),
+            *self.checkpoints.of_dispatch(live, lost),
         )
 
     def timer_fired(self, timer: str, key: str) -> None:
@@ -216,6 +243,7 @@ class Scheduler:
     ) -> None:
         """See SchedulerPort.observed."""
         live = self.live[request]
+        live.running, live.failure = False, kind
         failed = f"{live.worker}:{live.incarnation}"
         if failed not in live.avoid:
             live.avoid = (*live.avoid, failed)

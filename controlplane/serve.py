@@ -20,6 +20,7 @@ from events import vocabulary as v
 from events.errors import Fenced, LogError, LogUnavailable, StreamOwned
 from events.etcd.factory import EtcdLog
 from events.etcd.maintenance import Maintenance
+from policies.checkpoint_settings import CheckpointConfig
 from policies.stall import StallConfig
 
 DRAIN_S = 10.0
@@ -134,6 +135,17 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         config.policy,
         config.tick_ms / 1000,
         stall,
+        _checkpoint_config(config),
+    )
+
+
+def _checkpoint_config(config: ServeConfig) -> CheckpointConfig:
+    links = {f"link_{tier}": mb_s * 1000 for tier, mb_s in config.checkpoint_links.items()}
+    return CheckpointConfig(
+        config.checkpoint_placement,
+        config.checkpoint_recovery,
+        config.checkpoint_holders,
+        **links,
     )
 
 

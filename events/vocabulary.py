@@ -385,7 +385,8 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
 
     `cause`: arrival, reset, stall, engine_dead, engine_error, stale, refused, unreachable,
     declined, wait_over.
-    `mode`: new, continue, replay, restart. `worker` empty: none could take it.
+    `mode`: new, continue, replay, restart. `worker` empty: none could take it. `policy`
+    planned: as the `RecoveryPlanned` of the lost attempt has it.
     `delivered` tokens are with the client already. `avoid`: workers that failed it.
     """
 
@@ -529,8 +530,8 @@ class HolderCandidate(Struct, frozen=True, array_like=True, gc=False):
 
 class HolderChosen(Event, frozen=True, tag="holder_chosen/1"):
     """Decision: where a request's checkpoint goes (LUMEN Algorithm 1). `cause`: arrival,
-    recovered, holder_lost, draining. `holders` may be fewer than wanted, or none: `reason`
-    says why (budget, alone, policy). `expected_bytes` is what was reserved."""
+    recovered, holder_lost, draining, holder_joined. `holders` may be fewer than wanted, or
+    none: `reason` says why (budget, alone, policy). `expected_bytes` is what was reserved."""
 
     decision: str
     basis: Basis
@@ -564,13 +565,15 @@ class RecoveryOption(Struct, frozen=True, array_like=True, gc=False):
 
 
 class RecoveryChoice(Struct, frozen=True, array_like=True, gc=False):
-    """What was chosen for one request (`chosen` indexes `options`; -1: none was left)."""
+    """What was chosen for one request (`chosen` indexes `options`; -1: none was left).
+    `tokens` of it must be in a cache. `avoid`: `worker:incarnation` that failed it before."""
 
     request: str
     attempt: int
     tokens: int
     chosen: int
     options: tuple[RecoveryOption, ...]
+    avoid: tuple[str, ...] = ()
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned/1"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from events import vocabulary as v
 from policies.account import key_of
-from policies.state import Coverage, Fleet, Holder, Placed, Rate, Worker
+from policies.state import Coverage, Fleet, Holder, Placed, Planned, Rate, Worker
 
 RELEASE_TICKS = 3
 """A request's engine tells its holders of the end by itself; after so many ticks the leader
@@ -52,10 +52,43 @@ def bandwidth(fleet: Fleet, holder: str, worker: str) -> int:
     return rate.bytes * 1_000_000 // rate.us if rate is not None and rate.us else 0
 
 
+def share(placed: Placed, covered: Coverage | None) -> tuple[int, int]:
+    """What a placement is to one of its holders: blocks as Eq. 4 counts them (what is
+    expected, until more is held) and bytes still to come (Eq. 5)."""
+    held = sum(covered.bytes.values()) if covered is not None else 0
+    per_block = max(placed.bytes // max(placed.blocks, 1), 1)
+    return max(placed.blocks, held // per_block), max(0, placed.bytes - held)
+
+
+def _count_share(fleet: Fleet, site: Holder, request: str, sign: int) -> None:
+    placed = fleet.placed.get(request)
+    if placed is not None and site.name in placed.holders:
+        blocks, promised = share(placed, site.covered.get(request))
+        site.placed_blocks += sign * blocks
+        site.promised_bytes += sign * promised
+
+
+def _place(fleet: Fleet, request: str, placed: Placed | None) -> None:
+    """The request's placement is another now, or none: its holders' sums follow."""
+    known = fleet.placed.get(request)
+    for name in known.holders if known is not None else ():
+        if site := fleet.holders.get(name):
+            _count_share(fleet, site, request, -1)
+    if placed is None:
+        fleet.placed.pop(request, None)
+        return
+    fleet.placed[request] = placed
+    for name in placed.holders:
+        if site := fleet.holders.get(name):
+            _count_share(fleet, site, request, 1)
+
+
 def forget(fleet: Fleet, request: str) -> None:
     """The request ended: no placement stands. Its bytes are held until the holder says
     that they are gone."""
-    if fleet.placed.pop(request, None) is not None:
+    fleet.planned.pop(request, None)
+    if request in fleet.placed:
+        _place(fleet, request, None)
         fleet.ending[request] = max(fleet.tick, 0)
 
 
@@ -109,13 +142,15 @@ def ready(fleet: Fleet, worker: Worker, event: v.EngineReady) -> None:
 def lose(fleet: Fleet, worker: str) -> None:
     """The worker's host is lost, its state daemon with it."""
     if site := fleet.holders.get(worker):
-        _empty(site)
+        _empty(fleet, site)
         site.alive = False
 
 
-def _empty(site: Holder) -> None:
+def _empty(fleet: Fleet, site: Holder) -> None:
     site.covered.clear()
-    site.held_bytes = 0
+    site.held_bytes = site.placed_blocks = site.promised_bytes = 0
+    for request in fleet.placed:
+        _count_share(fleet, site, request, 1)
 
 
 def _living(fleet: Fleet, stream: str, holder: str, boot: str) -> Holder | None:
@@ -130,7 +165,7 @@ def _on_started(fleet: Fleet, stream: str, epoch: int, event: v.StateDaemonStart
     site = fleet.holders.setdefault(event.worker, Holder(event.worker))
     if event.epoch < site.epoch:
         return
-    _empty(site)
+    _empty(fleet, site)
     site.boot = event.boot
     site.epoch = event.epoch
     site.address = event.address
@@ -159,7 +194,7 @@ def _on_acknowledged(
 ) -> None:
     site = _living(fleet, stream, event.holder, event.boot)
     if site is not None:
-        _acknowledge(site, event)
+        _acknowledge(fleet, site, event)
 
 
 def _on_all_acknowledged(
@@ -168,15 +203,17 @@ def _on_all_acknowledged(
     site = _living(fleet, stream, event.holder, event.boot)
     if site is not None:
         for held in event.held:
-            _acknowledge(site, held)
+            _acknowledge(fleet, site, held)
 
 
-def _acknowledge(site: Holder, held: v.CheckpointAcknowledged | v.HeldPrefix) -> None:
+def _acknowledge(fleet: Fleet, site: Holder, held: v.CheckpointAcknowledged | v.HeldPrefix) -> None:
+    _count_share(fleet, site, held.request, -1)
     found = site.covered.get(held.request)
     if found is None:
         found = site.covered[held.request] = Coverage(held.attempt)
     found.attempt = held.attempt
     _set(site, found, held.child, held.tokens, held.bytes)
+    _count_share(fleet, site, held.request, 1)
 
 
 def _set(site: Holder, found: Coverage, child: int, tokens: int, held: int) -> None:
@@ -191,7 +228,9 @@ def _on_evicted(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointEvicte
         return
     site.evicted += 1
     if found := site.covered.get(event.request):
+        _count_share(fleet, site, event.request, -1)
         _set(site, found, event.child, event.tokens, event.bytes)
+        _count_share(fleet, site, event.request, 1)
 
 
 def _on_dropped(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointDropped) -> None:
@@ -199,12 +238,14 @@ def _on_dropped(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointDroppe
     found = site.covered.get(event.request) if site else None
     if site is None or found is None:
         return
+    _count_share(fleet, site, event.request, -1)
     found.tokens.pop(event.child, None)
     site.held_bytes -= found.bytes.pop(event.child, 0)
     if not found.tokens:
         del site.covered[event.request]
         if event.request in fleet.ending and not held_somewhere(fleet, event.request):
             del fleet.ending[event.request]
+    _count_share(fleet, site, event.request, 1)
 
 
 def _on_chosen(fleet: Fleet, stream: str, epoch: int, event: v.HolderChosen) -> None:
@@ -212,7 +253,12 @@ def _on_chosen(fleet: Fleet, stream: str, epoch: int, event: v.HolderChosen) -> 
     known = fleet.placed.get(event.request)
     if event.request not in fleet.requests or (known and known.attempt > event.attempt):
         return
-    fleet.placed[event.request] = Placed(
+    _place(fleet, event.request, placed_by(event))
+
+
+def placed_by(event: v.HolderChosen) -> Placed:
+    """The placement a decision makes."""
+    return Placed(
         event.primary,
         event.attempt,
         event.holders,
@@ -223,6 +269,17 @@ def _on_chosen(fleet: Fleet, stream: str, epoch: int, event: v.HolderChosen) -> 
 
 def _on_planned(fleet: Fleet, stream: str, epoch: int, event: v.RecoveryPlanned) -> None:
     fleet.decisions += 1
+    for choice in event.choices:
+        if choice.request in fleet.requests and (planned := planned_by(choice)):
+            fleet.planned[choice.request] = planned
+
+
+def planned_by(choice: v.RecoveryChoice) -> Planned | None:
+    """The move a plan decides for one request; None when it found no way."""
+    if choice.chosen < 0:
+        return None
+    option = choice.options[choice.chosen]
+    return Planned(choice.attempt, option.worker, option.holder)
 
 
 def _on_restore_started(fleet: Fleet, stream: str, epoch: int, event: v.RestoreStarted) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from events.log import RevisionGroup
-from policies import account, coverage, orders
+from policies import account, coverage, orders, pace
 from policies.account import CHANGES, key_of
 from policies.state import Fleet, Head, Replica, Request, Worker
 
@@ -186,6 +186,7 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
         worker.step_us_high = duration if duration > faded else faded
         worker.batch = event.batch
         worker.sum_context = event.sum_context
+        pace.learn(worker, event)
     worker.waiting = event.waiting
     worker.kv_used = event.kv_used
     if event.lost:

@@ -18,12 +18,11 @@ domain is the lesser of two ranges, O(log W), and so is an update. All integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from events.vocabulary import HolderCandidate
-from policies.state import Fleet
 
 POLICIES = ("load_aware", "neighbour", "none")
 FAR = 1 << 62
@@ -56,7 +55,8 @@ class Site(Struct, frozen=True):
 
 
 class Demand(Struct, frozen=True):
-    """What is to be placed: the primary, the size expected, and how many holders."""
+    """What is to be placed: the primary, the size expected, and how many holders. `keep`:
+    holders it has already that are to stay."""
 
     request: str
     primary: str
@@ -65,6 +65,7 @@ class Demand(Struct, frozen=True):
     bytes: int
     family: str = ""
     wanted: int = 1
+    keep: tuple[str, ...] = ()
 
 
 class Placement(Struct, frozen=True):
@@ -85,46 +86,9 @@ def budget_bytes(host_bytes: int, rho_percent: int) -> int:
     return host_bytes * rho_percent // 100
 
 
-def sites_of(fleet: Fleet, ahead: Iterable[tuple[str, int, int]] = ()) -> list[Site]:
-    """All holders with what Eq. 4 and 5 need, from the fold. `ahead`: (holder, blocks,
-    bytes) of decisions the fold does not hold yet."""
-    blocks: dict[str, int] = {}
-    promised: dict[str, int] = {}
-    for request, placed in fleet.placed.items():
-        for name in placed.holders:
-            site = fleet.holders.get(name)
-            covered = site.covered.get(request) if site is not None else None
-            held = sum(covered.bytes.values()) if covered else 0
-            per_block = max(placed.bytes // max(placed.blocks, 1), 1)
-            blocks[name] = blocks.get(name, 0) + max(placed.blocks, held // per_block)
-            promised[name] = promised.get(name, 0) + max(0, placed.bytes - held)
-    for name, more_blocks, more_bytes in ahead:
-        blocks[name] = blocks.get(name, 0) + more_blocks
-        promised[name] = promised.get(name, 0) + more_bytes
-    sites = []
-    for name, holder in fleet.holders.items():
-        worker = fleet.workers.get(name)
-        if worker is None:
-            continue
-        sites.append(
-            Site(
-                name,
-                worker.domain,
-                blocks.get(name, 0),
-                len(worker.attempts),
-                holder.budget_bytes,
-                holder.held_bytes + promised.get(name, 0),
-                holder.family,
-                holder.alive and worker.present,
-                worker.draining,
-            )
-        )
-    return sites
-
-
 class Index:
     """Sites by load, for O(log W) decisions. Mutable, but no part of the state: it is
-    built from `sites_of`, and kept up by `update` when a site changes."""
+    built from `checkpoints.sites`, and kept up by `update` when a site changes."""
 
     def __init__(self, sites: Sequence[Site], weights: Weights | None = None) -> None:
         self._weights = weights or Weights()
@@ -238,13 +202,14 @@ def choose(index: Index, demand: Demand, policy: str = "load_aware") -> Placemen
 
 def _load_aware(index: Index, demand: Demand) -> Placement:
     looked: list[HolderCandidate] = []
-    holders: list[Site] = []
+    holders = [s for s in map(index.site, demand.keep) if s is not None][: demand.wanted]
     home = index.domain_range(demand.domain)
     mine = [f for f in index.families() if f == demand.family]
     others = [f for f in index.families() if f != demand.family]
     full = False
     for families in (mine, others):
-        blocked = [home]  # the primary's domain, those taken, and sites without room
+        # the primary's domain, and sites without room
+        blocked = [home]
         while len(holders) < demand.wanted:
             taken = [index.domain_range(site.domain) for site in holders]
             at = index.least(families, [*blocked, *taken])
@@ -340,23 +305,3 @@ _CHOOSERS: dict[str, Callable[[Index, Demand], Placement]] = {
     "neighbour": _neighbour,
     "none": _none,
 }
-
-
-def displaced(fleet: Fleet) -> list[tuple[str, str]]:
-    """(request, cause) of live requests whose checkpoint must be placed anew: a holder is
-    gone or drains, or the request runs in a holder's own domain now."""
-    found = []
-    for request, placed in fleet.placed.items():
-        primary = fleet.workers.get(placed.primary)
-        for name in placed.holders:
-            holder, worker = fleet.holders.get(name), fleet.workers.get(name)
-            if holder is None or worker is None or not (holder.alive and worker.present):
-                found.append((request, "holder_lost"))
-            elif worker.draining:
-                found.append((request, "draining"))
-            elif name == placed.primary or primary is None:
-                found.append((request, "recovered"))
-            else:
-                continue
-            break
-    return found

@@ -26,6 +26,9 @@ from events.vocabulary import RecoveryChoice, RecoveryOption
 
 POLICIES = ("completion", "eq6")
 
+OPTIONS_KEPT = 4096
+"""Options of one plan that are recorded; of each request the chosen one and the next best."""
+
 
 class Stored(Struct, frozen=True):
     """One holder's checkpoint of a request: `tokens` covered, `bytes` to move for them."""
@@ -37,7 +40,8 @@ class Stored(Struct, frozen=True):
 
 class Interrupted(Struct, frozen=True):
     """A request that lost its worker. `tokens`: prompt and delivered ones, all of which
-    must be in a cache before the next one comes. `model`, `family`: what it needs."""
+    must be in a cache before the next one comes. `model`, `family`: what it needs. `avoid`:
+    `worker:incarnation` that failed it before."""
 
     request: str
     attempt: int
@@ -45,6 +49,7 @@ class Interrupted(Struct, frozen=True):
     stored: tuple[Stored, ...] = ()
     model: str = ""
     family: str = ""
+    avoid: tuple[str, ...] = ()
 
 
 class Target(Struct, frozen=True):
@@ -59,22 +64,26 @@ class Target(Struct, frozen=True):
     model: str = ""
     family: str = ""
     excluded: str = ""
+    incarnation: int = 0
 
 
 class Links(Struct, frozen=True):
-    """Measured bandwidth in bytes a millisecond, by (holder, worker); of one host; and of
-    any pair that has not been measured. `latency_us` once a restore."""
+    """Bandwidth in bytes a millisecond: measured ones by (holder, worker); of one host; and of
+    any other pair. 0: no way between them. `latency_us` once a restore."""
 
     local: int
     remote: int
     measured: dict[tuple[str, str], int] = {}
     latency_us: int = 500
 
+    def rate(self, holder: str, worker: str) -> int:
+        """Bytes a millisecond from `holder` to `worker`."""
+        usual = self.local if holder == worker else self.remote
+        return self.measured.get((holder, worker), usual)
+
     def move_us(self, holder: str, worker: str, size: int) -> int:
         """Microseconds to move `size` bytes."""
-        usual = self.local if holder == worker else self.remote
-        rate = self.measured.get((holder, worker), usual)
-        return self.latency_us + size * 1000 // max(rate, 1)
+        return self.latency_us + size * 1000 // max(self.rate(holder, worker), 1)
 
 
 class Rules(Struct, frozen=True):
@@ -102,6 +111,7 @@ def plan(
     Raises KeyError for a policy that is not in `POLICIES`.
     """
     state = _State(targets, links, rules or Rules())
+    state.kept = max(2, OPTIONS_KEPT // max(len(interrupted), 1))
     order = _ORDERS[policy](interrupted, state)
     chosen = {r.request: _CHOOSERS[policy](r, state) for r in order}
     return tuple(chosen[r.request] for r in interrupted)
@@ -114,6 +124,7 @@ class _State:
         self.targets = targets
         self.links = links
         self.rules = rules
+        self.kept = OPTIONS_KEPT
         self.free_us = {t.worker: t.wait_us for t in targets}
         self.link_us = {t.worker: 0 for t in targets}
         self.load = {t.worker: t.load for t in targets}
@@ -127,9 +138,14 @@ class _State:
             for stored in request.stored:
                 if stored.tokens <= 0:
                     continue
-                unfit = excluded or ("fingerprint" if target.family != request.family else "")
+                unfit = excluded or self._unfit(request, target, stored)
                 found.append(self._restore(request, target, stored, unfit))
         return found
+
+    def _unfit(self, request: Interrupted, target: Target, stored: Stored) -> str:
+        if target.family != request.family:
+            return "fingerprint"
+        return "" if self.links.rate(stored.holder, target.worker) else "unreachable"
 
     def _recompute(self, request: Interrupted, target: Target, excluded: str) -> RecoveryOption:
         wait = self.free_us[target.worker]
@@ -179,6 +195,8 @@ class _State:
 def _exclusion(request: Interrupted, target: Target) -> str:
     if target.excluded:
         return target.excluded
+    if f"{target.worker}:{target.incarnation}" in request.avoid:
+        return "failed it before"
     return "other model" if target.model != request.model else ""
 
 
@@ -218,7 +236,17 @@ def _decide(
 ) -> RecoveryChoice:
     if at >= 0:
         state.take(request, options[at])
-    return RecoveryChoice(request.request, request.attempt, request.tokens, at, tuple(options))
+    if len(options) > state.kept:
+        ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
+        options = [options[n] for n in ranked[: state.kept]]
+        at = min(at, 0)
+    return RecoveryChoice(
+        request.request, request.attempt, request.tokens, at, tuple(options), request.avoid
+    )
+
+
+def _rank(option: RecoveryOption) -> tuple[bool, int]:
+    return bool(option.excluded), option.done_us
 
 
 def _longest_first(interrupted: Sequence[Interrupted], state: _State) -> list[Interrupted]:

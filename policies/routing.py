@@ -22,13 +22,15 @@ REQUEST_TOKENS = 32
 
 
 class Query(Struct, frozen=True):
-    """What is to be placed. `avoid` holds `worker:incarnation` that failed it before."""
+    """What is to be placed. `avoid` holds `worker:incarnation` that failed it before; `lost`
+    is the attempt that was (0: none yet)."""
 
     request: str
     model: str
     prompt_tokens: int
     delivered: int
     avoid: tuple[str, ...] = ()
+    lost: int = 0
 
 
 class Choice(Struct, frozen=True):
@@ -98,7 +100,24 @@ def round_robin(view: View, query: Query) -> Choice:
     return Choice(chosen.worker, chosen.incarnation, choice.candidates)
 
 
+def planned(view: View, query: Query) -> Choice:
+    """Where the plan made for the failure sends it, if that can still take it; else as
+    `least_load`."""
+    choice = least_load(view, query)
+    plan = view.checkpoints.plan(query.request)
+    if plan is None or plan.attempt != query.lost:
+        return choice
+    for candidate in choice.candidates:
+        if candidate.worker == plan.worker and not candidate.excluded:
+            return Choice(candidate.worker, candidate.incarnation, choice.candidates)
+    return choice
+
+
 POLICIES: dict[str, Callable[[View, Query], Choice]] = {
     "least_load": least_load,
     "round_robin": round_robin,
 }
+"""What a replica may be told to route by."""
+
+RECORDED: dict[str, Callable[[View, Query], Choice]] = {**POLICIES, "planned": planned}
+"""What decisions in the log may name."""

@@ -70,6 +70,10 @@ class Worker(Struct):
     step_us_high: int = 0
     lost_records: int = 0
     preemptions: int = 0
+    # what computing a prompt costs here (policies.pace)
+    decode_us: int = 0
+    prefill_us: int = 0
+    prefill_tokens: int = 0
     # the account
     prefill_left: int = 0
     attempts: dict[str, Attempt] = field(default_factory=dict)
@@ -134,6 +138,15 @@ class Placed(Struct):
     bytes: int
 
 
+class Planned(Struct):
+    """Where a request goes if attempt `attempt` of it is lost, and the holder it is restored
+    from (empty: it is computed again)."""
+
+    attempt: int
+    worker: str
+    holder: str = ""
+
+
 class Rate(Struct):
     """What restores over one link moved, and the time that took; old ones fade."""
 
@@ -143,7 +156,9 @@ class Rate(Struct):
 
 class Holder(Struct):
     """The state daemon of one worker's host, as the log tells it. `rates`: restores from
-    it, by the worker that restored. `figures` are as the daemon last told them."""
+    it, by the worker that restored. `figures` are as the daemon last told them.
+    `placed_blocks`: of the checkpoints placed on it, as Eq. 4 counts them, `promised_bytes`
+    of them not held yet; kept up as sums of `coverage.share`."""
 
     name: str
     boot: str = ""
@@ -157,6 +172,8 @@ class Holder(Struct):
     held_bytes: int = 0
     covered: dict[str, Coverage] = field(default_factory=dict)
     evicted: int = 0
+    placed_blocks: int = 0
+    promised_bytes: int = 0
     rates: dict[str, Rate] = field(default_factory=dict)
     figures: dict[str, int] = field(default_factory=dict)
 
@@ -205,8 +222,8 @@ class Fleet(Struct):
 
     `holders`: state daemons by worker; `placed`: live requests that have a checkpoint
     holder; `ending`: requests that had one and ended at that tick; their blocks may still
-    be held. `restores`: how restores ended, and the tokens they saved. `detail`: of the engines'
-    steps in the log, full or shed.
+    be held. `planned`: decided moves of requests by the request. `restores`: how restores
+    ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     """
 
     revision: int = 0
@@ -234,6 +251,7 @@ class Fleet(Struct):
     placed: dict[str, Placed] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
     restores: dict[str, int] = field(default_factory=dict)
+    planned: dict[str, Planned] = field(default_factory=dict)
 
 
 _KEPT = (
@@ -248,6 +266,7 @@ _KEPT = (
     Holder,
     Coverage,
     Placed,
+    Planned,
     Rate,
 )
 

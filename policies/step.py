@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from events import vocabulary as v
-from policies import coverage
+from policies import checkpoint_settings, coverage
 from policies.stall import StallConfig, settings_of
 from policies.state import Fleet, OpenCommand, Request
 
@@ -32,7 +32,10 @@ AGENT_COMMANDS = ("drain", "undrain", "hold", "release", "restart")
 RESIGN = "resign"
 """Command on the leader itself: it writes `LeaderResigned` and lets another replica lead."""
 
-_INTEGERS = tuple(name for name, _ in settings_of(StallConfig()))
+_INTEGERS = (
+    *(name for name, _ in settings_of(StallConfig())),
+    *checkpoint_settings.INTEGERS,
+)
 
 
 def step(fleet: Fleet, event: Any) -> list[Any]:
@@ -115,6 +118,9 @@ def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[An
     if command.command == "config":
         if command.target in _INTEGERS and not command.value.isdecimal():
             return _refused(command_id, f"{command.target} takes an integer")
+        choices = checkpoint_settings.CHOICES.get(command.target)
+        if choices and command.value not in choices:
+            return _refused(command_id, f"{command.target} takes {', '.join(choices)}")
         return [v.ConfigChanged(command.target, command.value, command_id)]
     if command.command == RESIGN:
         if not any(r.alive and r.name != fleet.leader for r in fleet.replicas.values()):

@@ -22,6 +22,7 @@ from msgspec import Struct
 from events import vocabulary as v
 from policies.account import key_of
 from policies.fleet import SUSPICIOUS, places_of
+from policies.own_checkpoints import OwnCheckpoints
 from policies.state import Fleet, Worker
 
 
@@ -44,12 +45,14 @@ class _Pending(Struct, gc=False):
 
 
 class View:
-    """`fleet` is the canonical fold; the rest is the overlay of stream `stream`."""
+    """`fleet` is the canonical fold; the rest is the overlay of stream `stream`; `checkpoints`
+    is its part about holders and planned moves."""
 
     def __init__(self, stream: str, fleet: Fleet) -> None:
         self.stream = stream
         self.replica = stream[2:]
         self.fleet = fleet
+        self.checkpoints = OwnCheckpoints(fleet)
         self.position = 0
         self._pending: deque[_Pending] = deque()
         self._own: dict[str, dict[str, _Own]] = {}
@@ -101,7 +104,11 @@ class View:
         elif kind is v.ReplicaStarted:
             if self._started is not None and self._started[0] == position:
                 self._started = None
-        elif kind is not v.RequestEnded:
+        elif kind is v.HolderChosen or kind is v.RequestEnded:
+            self.checkpoints.forget(position, event)
+        elif kind is v.RecoveryPlanned:
+            self.checkpoints.forget_plan(position, event)
+        else:
             told = self._suspicion.get(event.worker)
             if told and told[0][0] == position:
                 del told[0]
@@ -138,7 +145,16 @@ class View:
             self._on_suspected(position, event)
         return self._close(position, [(event.worker, key_of(event.request, event.attempt))])
 
+    def _on_chosen(self, position: int, event: v.HolderChosen) -> list[tuple[str, str]]:
+        self.checkpoints.chosen(position, event)
+        return []
+
+    def _on_planned(self, position: int, event: v.RecoveryPlanned) -> list[tuple[str, str]]:
+        self.checkpoints.planned(position, event)
+        return []
+
     def _on_ended(self, position: int, event: v.RequestEnded) -> list[tuple[str, str]]:
+        self.checkpoints.ended(position, event.request)
         places = self._places.pop(event.request, [])
         # A view that began with a snapshot has not seen earlier dispatches; more places
         # than there are attempts change nothing.
@@ -238,4 +254,6 @@ _OWN: dict[type, Callable[[View, int, Any], list[tuple[str, str]]]] = {
     v.WorkerSuspected: View._on_suspected,
     v.WorkerCleared: View._on_cleared,
     v.RequestEnded: View._on_ended,
+    v.HolderChosen: View._on_chosen,
+    v.RecoveryPlanned: View._on_planned,
 }

@@ -6,17 +6,26 @@ from msgspec import Struct
 
 from controlplane.admin.errors import BadRequest
 from controlplane.admin.models import Setting
+from policies import checkpoint_settings
+from policies.checkpoint_settings import CheckpointConfig
 from policies.stall import StallConfig
 from policies.view import View
 
 
 class Known(Struct, frozen=True):
-    """A setting: its default, limits and meaning."""
+    """A setting: its default, limits (of a number) or choices, and meaning."""
 
-    default: int
+    default: int | str
     least: int
     most: int
     description: str
+    choices: tuple[str, ...] = ()
+
+
+def _checkpoint(name: str, least: int, most: int, description: str) -> tuple[str, Known]:
+    key = checkpoint_settings.PREFIX + name
+    choices = checkpoint_settings.CHOICES.get(key, ())
+    return key, Known(getattr(CheckpointConfig(), name), least, most, description, choices)
 
 
 _STALL = StallConfig()
@@ -28,6 +37,23 @@ KNOWN: dict[str, Known] = {
         _STALL.cap_us, 10_000, 600_000_000, "silence beyond this is always judged, microseconds"
     ),
     "stall.factor": Known(_STALL.factor, 1, 10_000, "silence allowed, in slowest recent steps"),
+    **dict(
+        (
+            _checkpoint("placement", 0, 0, "who holds a request's checkpoint"),
+            _checkpoint("recovery", 0, 0, "how interrupted requests go on"),
+            _checkpoint("holders", 1, 4, "holders of a request, in other failure domains"),
+            _checkpoint("alpha", 0, 10_000, "recovery load of a block to restore"),
+            _checkpoint("beta", 0, 10_000, "recovery load of a request in the queue"),
+            _checkpoint(
+                "theta_percent",
+                0,
+                1_000_000,
+                "eq6: a holder's load that is too much, in percent of the mean",
+            ),
+            _checkpoint("tau", 0, 1 << 31, "eq6: a longer prefix is restored all the same, tokens"),
+            _checkpoint("output_tokens", 0, 1 << 20, "a request is expected to make at most"),
+        )
+    ),
 }
 
 
@@ -37,6 +63,10 @@ def checked(key: str, value: str | int | float) -> str:
     if known is None:
         raise BadRequest(f"{key!r} is no setting; known: {', '.join(KNOWN)}", "key")
     text = str(value)
+    if known.choices:
+        if text not in known.choices:
+            raise BadRequest(f"{key}={text!r}: expected {', '.join(known.choices)}", "value")
+        return text
     if not text.isdigit() or not known.least <= int(text) <= known.most:
         raise BadRequest(
             f"{key}={text!r}: expected a whole number from {known.least} to {known.most}", "value"

@@ -221,6 +221,11 @@ class Gateway:
             attempt.broken_from_outside(cause, detail)
         return len(attempts)
 
+    def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        """Requests under way on that incarnation, and the tokens the gateway has of each."""
+        attempts = self._attempts.get((worker, incarnation), ())
+        return {a.arrival.request: a.delivered for a in attempts}
+
     # --- Service, for the connections
 
     def identify(self, request: Request) -> None:
@@ -319,6 +324,7 @@ class Gateway:
             self._tenant_of(request) or "",
             request.request_id,
             _trace_of(request),
+            protected=False,
         )
         headers = tuple(
             (name.decode(), request.headers[name].decode("latin-1"))

@@ -19,7 +19,7 @@ class Arrival(Struct, frozen=True):
     (continue validly, not identically), `replay` (generate again, compare), `restart`
     (only while the client has nothing); `reason` why not better. `prompt_tokens` is
     estimated from bytes unless `estimated` is False. `trace`: its W3C traceparent, if it
-    came with one.
+    came with one. `protected`: its route is one on which engines keep checkpoints.
     """
 
     request: str
@@ -34,11 +34,14 @@ class Arrival(Struct, frozen=True):
     tenant: str = ""
     client_id: str = ""
     trace: str = ""
+    protected: bool = True
 
 
 class Assignment(Struct, frozen=True):
     """Where one attempt goes. `mode`: new, continue, replay. `dispatch` is the
-    value of the header `x-relume-dispatch`: the encoded decision in base64url."""
+    value of the header `x-relume-dispatch`: the encoded decision in base64url. `checkpoint`
+    and `restore`: endpoints of state daemons that are to hold its blocks, or may have them;
+    `priority` is its checkpoint's weight."""
 
     request: str
     attempt: int
@@ -48,6 +51,9 @@ class Assignment(Struct, frozen=True):
     port: int
     mode: str
     dispatch: bytes
+    checkpoint: tuple[str, ...] = ()
+    restore: tuple[str, ...] = ()
+    priority: int = 1
 
 
 class Hopeless(Struct, frozen=True):
@@ -140,4 +146,8 @@ class GatewayPort(Protocol):
 
     def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> int:
         """Fail over every attempt on that incarnation now; returns how many there were."""
+        ...
+
+    def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        """Requests under way on that incarnation, and the tokens the gateway has of each."""
         ...

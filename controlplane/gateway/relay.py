@@ -117,6 +117,7 @@ class Exchange(Attempts):
                 self.fail(502, "the stream cannot begin anew: the client has a part of it")
                 return
             self.ids = array("I")
+        extra += _checkpoint_headers(to)
         if self._created:
             extra += f"x-relume-created: {self._created.decode()}\r\n"
         head = (
@@ -396,6 +397,16 @@ class Exchange(Attempts):
             reason = arrival.reason.encode("ascii", "replace").decode()
             headers += (("x-relume-reason", reason.replace("\r", " ").replace("\n", " ")),)
         return headers
+
+
+def _checkpoint_headers(to: Assignment) -> str:
+    lines = ""
+    if to.checkpoint:
+        lines = f"x-relume-checkpoint: {','.join(to.checkpoint)}\r\n"
+        lines += f"x-relume-priority: {to.priority}\r\n"
+    if to.restore:
+        lines += f"x-relume-restore: {','.join(to.restore)}\r\n"
+    return lines
 
 
 def _created_in(payload: bytes) -> bytes:

@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from controlplane.replay.verify_checkpoints import check_holders, check_plan
 from events import codec
 from events import vocabulary as v
 from events.errors import BrokenChain, LogError
@@ -55,7 +56,8 @@ class Verdict(Struct):
     """The outcome.
 
     `contested` counts decisions that had at least two open candidates: a log without
-    such decisions proves nothing about the policy. `answers` are the leader's. `skipped`
+    such decisions proves nothing about the policy. `stalls`, `holders`, `plans` are those of
+    their kinds. `answers` are the leader's. `skipped`
     decisions were taken on a state older than the snapshot replay began with. Of the
     `hashes`, `foreign` ones are of a state that this build does not keep: only the order
     of events was compared there. `unanchored` events stand behind the last state hash.
@@ -64,6 +66,8 @@ class Verdict(Struct):
     decisions: int = 0
     contested: int = 0
     stalls: int = 0
+    holders: int = 0
+    plans: int = 0
     answers: int = 0
     skipped: int = 0
     hashes: int = 0
@@ -260,14 +264,19 @@ def _check_route(
 ) -> None:
     verdict.decisions += 1
     revision = event.basis.revision
-    policy = routing.POLICIES.get(event.policy)
+    policy = routing.RECORDED.get(event.policy)
     if policy is None:
         verdict.differ(revision, stream, position, "decision", event.policy, "unknown policy")
         return
     choice = policy(
         view,
         routing.Query(
-            event.request, event.model, event.prompt_tokens, event.delivered, event.avoid
+            event.request,
+            event.model,
+            event.prompt_tokens,
+            event.delivered,
+            event.avoid,
+            event.attempt - 1 if event.worker else event.attempt,
         ),
     )
     if len([c for c in choice.candidates if not c.excluded]) > 1:
@@ -305,7 +314,12 @@ def _check_stall(
         verdict.differ(event.basis.revision, stream, position, "decision", expected, actual)
 
 
-_CHECKS = {v.RouteDecided: _check_route, v.StallJudged: _check_stall}
+_CHECKS = {
+    v.RouteDecided: _check_route,
+    v.StallJudged: _check_stall,
+    v.HolderChosen: check_holders,
+    v.RecoveryPlanned: check_plan,
+}
 
 _ANSWERS = (v.RequestEnded, v.EffectsDecided, v.ConfigChanged)
 """What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` tell of

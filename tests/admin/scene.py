@@ -34,6 +34,9 @@ class NoStreams:
     def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
         return 0
 
+    def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        return {}
+
 
 class Scene:
     """One replica with its admin server on a log; `call` asks it."""

@@ -47,6 +47,9 @@ class QuietGateway:
 
     activity: dict[tuple[str, int], Any] = {}
 
+    def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        return {}
+
     def break_streams(self, worker: str, incarnation: int, cause: str) -> None:
         """There are none."""
 

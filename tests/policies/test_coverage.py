@@ -7,9 +7,11 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from policies import placement
+from policies.checkpoints import displaced, sites
 from policies.coverage import RELEASE_TICKS, bandwidth, covered_tokens, endpoint
 from policies.state import dump, load, state_hash
 from policies.step import step
+from policies.view import View
 from tests.policies.story import Story, arrived, ended
 
 BASIS = v.Basis(1, 0)
@@ -82,19 +84,22 @@ def test_one_worker_does_not_speak_for_anothers_daemon() -> None:
 def test_a_lost_host_takes_its_checkpoints_with_it() -> None:
     story = scene()
     story.leader()
+    view = View("r.r0", story.fleet)
     story.tell("w.w1", acknowledged("w1", 64))
     story.tell("r.r0", chosen("w1"))
-    assert placement.displaced(story.fleet) == []
+    assert displaced(view, "q", "w0") == ""
     story.tell("fleet", v.WorkerLost("w1", story.epochs["w.w1"], "lease"))
     assert covered_tokens(story.fleet, "w1", "q") == 0
-    assert placement.displaced(story.fleet) == [("q", "holder_lost")]
+    assert displaced(view, "q", "w0") == "holder_lost"
 
 
 def test_a_recovered_request_needs_a_new_holder() -> None:
     story = scene()
+    view = View("r.r0", story.fleet)
+    assert displaced(view, "q", "w0") == "holder_joined", "it has none yet"
     story.tell("r.r0", chosen("w1"))
     story.tell("r.r0", chosen("w1", attempt=2, primary="w1"))
-    assert placement.displaced(story.fleet) == [("q", "recovered")]
+    assert displaced(view, "q", "w1") == "recovered"
     story.tell("r.r0", chosen("w2", attempt=1))
     assert story.fleet.placed["q"].attempt == 2, "an older decision changes nothing"
 
@@ -103,10 +108,11 @@ def test_eq4_and_eq5_from_the_fold() -> None:
     """A placement counts at once with what it is expected to hold, and then with what it
     holds; the bytes of both are never counted twice."""
     story = scene()
+    view = View("r.r0", story.fleet)
     story.tell("r.r0", chosen("w1"))
 
-    def site(ahead: Any = ()) -> placement.Site:
-        (found,) = [s for s in placement.sites_of(story.fleet, ahead) if s.worker == "w1"]
+    def site() -> placement.Site:
+        (found,) = [s for s in sites(view) if s.worker == "w1"]
         return found
 
     assert (site().blocks, site().used_bytes) == (8, 1280)
@@ -114,7 +120,6 @@ def test_eq4_and_eq5_from_the_fold() -> None:
     assert (site().blocks, site().used_bytes) == (8, 1280)
     story.tell("w.w1", acknowledged("w1", 160))
     assert (site().blocks, site().used_bytes) == (10, 1600)
-    assert site([("w1", 5, 800)]).blocks == 15
     story.tell("r.r0", ended("q"))
     assert (site().blocks, site().used_bytes) == (0, 1600), "held until the holder let go"
 

@@ -17,9 +17,12 @@ from controlplane.replica import Replica, ReplicaConfig
 from events import vocabulary as v
 from events.errors import Fenced
 from events.memory import MemoryLog
+from policies.checkpoint_settings import CheckpointConfig
 
 MODEL = "m"
 PAUSE_S = 0.0005
+BLOCK_BYTES = 1000
+BUDGET = 1 << 20
 
 
 class StreamCut(ConnectionResetError):
@@ -49,6 +52,9 @@ class Worker:
         self.name = name
         self.incarnation = 0
         self.alive = False
+        self.peers: dict[str, Worker] = {}
+        self.boot = 0
+        self.present = False
         self._log = log
         self._writer: Any = None
         self._steps = 0
@@ -60,9 +66,23 @@ class Worker:
 
     async def register(self) -> None:
         """A new agent takes the stream."""
+        self.present = True
         self._writer = self._log.writer(f"w.{self.name}")
         await self._writer.__aenter__()
-        self.tell(v.WorkerRegistered(self.name, f"host-{self.name}", 1))
+        self.tell(v.WorkerRegistered(self.name, f"host-{self.name}", 1), self._new_daemon())
+
+    def start_daemon(self) -> None:
+        """Its host's state daemon begins a life, with nothing in it."""
+        self.tell(self._new_daemon())
+
+    def _new_daemon(self) -> v.StateDaemonStarted:
+        self.boot += 1
+        address = f"tcp://{self.name}:{self.boot}"
+        return v.StateDaemonStarted(self.name, f"b{self.boot}", self.boot, address, BUDGET, "f")
+
+    def kill_daemon(self) -> None:
+        self.tell(v.StateDaemonLost(self.name, f"b{self.boot}", "killed"))
+        self.boot += 1  # what is acknowledged from here on comes too late
 
     def start(self) -> None:
         self.incarnation += 1
@@ -70,8 +90,32 @@ class Worker:
         self.alive = True
         self.tell(
             v.EngineStarted(self.name, self.incarnation, 1000 + self.incarnation, 1),
-            v.EngineReady(self.name, self.incarnation, "127.0.0.1", 9, MODEL, 4096, 16, 512),
+            self._ready(),
         )
+
+    def _ready(self) -> v.EngineReady:
+        return v.EngineReady(
+            self.name, self.incarnation, "127.0.0.1", 9, MODEL, 4096, 16, 512,
+            family="f", block_bytes=BLOCK_BYTES,
+        )  # fmt: skip
+
+    def hold(self, request: str, attempt: int, blocks: int) -> None:
+        """Its daemon has so many blocks of a request; nothing when its host is gone."""
+        if not self.present:
+            return
+        size = blocks * BLOCK_BYTES
+        ack = (self.name, f"b{self.boot}", request, 0, attempt, blocks, blocks * 16, size)
+        self.tell(v.CheckpointAcknowledged(*ack))
+
+    def _stream_out(self, given: Assignment, tokens: int) -> None:
+        for endpoint in given.checkpoint:
+            holder = self.peers[endpoint.removeprefix("tcp://").partition(":")[0]]
+            holder.hold(given.request, given.attempt, tokens // 16)
+
+    def _restore(self, given: Assignment) -> None:
+        for endpoint in given.restore[:1]:
+            who = self.incarnation, given.request, 0, given.attempt, endpoint
+            self.tell(v.RestoreStarted(*who, 32), v.RestoreDone(*who, 32, 2 * BLOCK_BYTES, 900))
 
     def die(self) -> None:
         """kill -9 of the engine, seen by its agent."""
@@ -88,11 +132,11 @@ class Worker:
             v.EngineRestartScheduled(self.name, self.incarnation, 0),
             v.EngineStarted(self.name, self.incarnation, 1000 + self.incarnation, 1),
         )
-        self.tell(v.EngineReady(self.name, self.incarnation, "127.0.0.1", 9, MODEL, 4096, 16, 512))
+        self.tell(self._ready())
 
     def vanish(self) -> None:
         """The host is gone: nobody writes that the engine died, the lease lapses."""
-        self.alive = False
+        self.alive = self.present = False
         self._log.lapse(f"w.{self.name}")
 
     def step(self, *changes: Any) -> None:
@@ -114,7 +158,9 @@ class Worker:
         prompt = 40 + len(given.request)
         self._running += 1
         self.step(v.RequestQueued(*who, prompt, given.dispatch), v.RequestAdmitted(*who, 8, 2))
+        self._restore(given)
         await asyncio.sleep(PAUSE_S)
+        self._stream_out(given, prompt)
         for made in range(tokens):
             if not self.alive or given.incarnation != self.incarnation:
                 raise StreamCut("reset", made)
@@ -129,6 +175,7 @@ class Worker:
         if not self.alive or given.incarnation != self.incarnation:
             raise StreamCut("reset", tokens)
         self._running -= 1
+        self._stream_out(given, prompt + tokens)
         self.step(v.EngineFinished(*who, "length", tokens))
         return tokens
 
@@ -156,6 +203,15 @@ class Clients:
             attempt.given = self._scheduler.assign(name, cause, attempt.delivered)
         self.moved += len(moving)
         return len(moving)
+
+    def running_covered(self, worker: str) -> bool:
+        """Whether something runs there of which the log says that a holder has a part."""
+        fleet = self._scheduler.view.fleet
+        running = {n for (name, _), open_ in self._open.items() if name == worker for n in open_}
+        return any(running & site.covered.keys() for site in fleet.holders.values())
+
+    def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        return {n: a.delivered for n, a in self._open.get((worker, incarnation), {}).items()}
 
     async def request(self, name: str) -> None:
         """One client's request, to its end, whatever happens to workers."""
@@ -219,12 +275,21 @@ class Scene:
     """
 
     def __init__(
-        self, seed: int = 1, workers: int = 3, replicas: int = 2, log: Any = None, tick_s=0.02
+        self,
+        seed: int = 1,
+        workers: int = 3,
+        replicas: int = 2,
+        log: Any = None,
+        tick_s: float = 0.02,
+        checkpoints: CheckpointConfig | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.log = log if log is not None else MemoryLog()
         self._tick_s = tick_s
+        self._checkpoints = checkpoints or CheckpointConfig()
         self.workers = {f"w{n}": Worker(self.log, f"w{n}") for n in range(workers)}
+        for worker in self.workers.values():
+            worker.peers = self.workers
         self.replicas: dict[str, Replica] = {}
         self.clients: dict[str, Clients] = {}
         self._names = [f"r{n}" for n in range(replicas)]
@@ -256,7 +321,7 @@ class Scene:
         waiting = {} if isinstance(self.log, MemoryLog) else {"wait_s": 10.0}
         writer = self.log.writer(f"r.{name}", **waiting)
         await writer.__aenter__()
-        config = ReplicaConfig(name, tick_s=self._tick_s)
+        config = ReplicaConfig(name, tick_s=self._tick_s, checkpoints=self._checkpoints)
         reader = self.log if isinstance(self.log, MemoryLog) else self.log.reader()
         replica = Replica(config, reader, writer, self.log.writer)
         await replica.catch_up()

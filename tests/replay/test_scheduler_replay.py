@@ -22,6 +22,7 @@ async def eventful_log(seed: int, requests: int = 120) -> list[RevisionGroup]:
         traffic = asyncio.create_task(scene.traffic(requests))
         await asyncio.sleep(0.02)
         scene.workers["w0"].die()
+        scene.workers["w2"].kill_daemon()
         await asyncio.sleep(0.01)
         scene.log.pause()
         await asyncio.sleep(0.01)
@@ -32,6 +33,7 @@ async def eventful_log(seed: int, requests: int = 120) -> list[RevisionGroup]:
         scene.workers["w0"].start()
         scheduler = scene.replicas["r0"].scheduler
         scheduler.emit(v.WorkerSuspected("w2", scene.workers["w2"].incarnation, "played"))
+        scene.workers["w2"].start_daemon()
         await asyncio.sleep(0.01)
         scheduler.emit(v.WorkerCleared("w2", scene.workers["w2"].incarnation, "played"))
         await traffic
@@ -62,6 +64,7 @@ async def test_eventful_log_replays_without_divergence(seed: int) -> None:
     verdict = verify(groups)
     assert_same(verdict, seed)
     assert verdict.contested > 100
+    assert verdict.holders > 100 and verdict.plans > 0
     assert verdict.hashes > 4
     assert verdict.answers > 0, "the killed replica's orphans were ended by the leader"
     assert verdict.skipped == 0

@@ -138,7 +138,7 @@ def test_changed_weight_is_found(
 def test_changed_tie_rule_is_found(
     groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(routing.POLICIES, "least_load", routing.round_robin)
+    monkeypatch.setitem(routing.RECORDED, "least_load", routing.round_robin)
     assert found(groups).divergences[0].what == "decision"
 
 

@@ -1,0 +1,97 @@
+"""Running requests get another holder when theirs is lost or drains.
+
+It follows the fold: what changed among the state daemons is noted with the events, decided
+when their group is folded (`Checkpoints.replace`), and the engine that runs the request is
+told (`POST /relume/checkpoint`). An engine that cannot be told loses nothing but coverage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import structlog
+
+from controlplane.checkpoints import Replaced
+from controlplane.scheduler import Scheduler
+from events import vocabulary as v
+from events.errors import LogError
+from events.log import RevisionGroup
+
+TELL_TIMEOUT_S = 2.0
+TELLERS = 16
+"""So many engines are told at once; a slow one must not hold up the others."""
+WAITING = 10_000
+
+log = structlog.get_logger("relume.holders")
+
+_CHANGES = (v.StateDaemonStarted, v.StateDaemonLost, v.WorkerLost, v.EffectsDecided)
+"""What may displace a checkpoint, or make a place for one."""
+
+
+class HolderWatch:
+    """One for a replica, for the requests it serves."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._changed = False
+        self._started: list[str] = []
+        self._to_tell: asyncio.Queue[Replaced] = asyncio.Queue(WAITING)
+
+    def seen(self, stream: str, position: int, event: Any) -> None:
+        """Called with each event folded."""
+        kind = type(event)
+        if kind in _CHANGES:
+            self._changed = True
+            if kind is v.StateDaemonStarted:
+                self._started.append(event.worker)
+
+    def folded(self, group: RevisionGroup) -> None:
+        """Called when a whole group was folded: a decision's basis is no less."""
+        if not self._changed:
+            return
+        self._changed, started, self._started = False, self._started, []
+        checkpoints = self._scheduler.checkpoints
+        # A daemon that is back may be reached elsewhere, and has all to be offered again.
+        found = [told for holder in started for told in checkpoints.held_by(holder)]
+        try:
+            found += checkpoints.replace()
+        except LogError as error:
+            log.warning("holders_not_written", reason=str(error))
+        for told in found:
+            try:
+                self._to_tell.put_nowait(told)
+            except asyncio.QueueFull:
+                log.warning("holders_not_told", request=told.request, reason="too many wait")
+
+    async def run(self) -> None:
+        """Tell engines, for ever; the caller owns the task."""
+        timeout = aiohttp.ClientTimeout(total=TELL_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+            for _ in range(TELLERS):
+                tasks.create_task(self._tell_all(session))
+
+    async def _tell_all(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            told = await self._to_tell.get()
+            try:
+                status = await self._tell(session, told)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                status = repr(error)
+            if status != "200":
+                log.info("holders_not_told", request=told.request, reason=status)
+
+    async def _tell(self, session: aiohttp.ClientSession, told: Replaced) -> str:
+        worker = self._scheduler.view.fleet.workers.get(told.worker)
+        if worker is None or worker.incarnation != told.incarnation:
+            return "its engine is gone"
+        body = {
+            "request": told.request,
+            "attempt": told.attempt,
+            "incarnation": told.incarnation,
+            "holders": told.endpoints,
+        }
+        url = f"http://{worker.host}:{worker.port}/relume/checkpoint"
+        async with session.post(url, json=body) as answer:
+            return str(answer.status)

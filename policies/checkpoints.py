@@ -1,0 +1,253 @@
+"""Decisions about checkpoints, on a view: where they go, and how lost requests go on.
+
+The algorithms are in `placement` and `recovery_plan`; here stands what they are asked with:
+Eq. 4's sums, link speeds and paces, all of them from the view. The scheduler decides by
+calling these, and so does replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from events.vocabulary import RecoveryChoice
+from policies import coverage, placement, recovery_plan, routing
+from policies.checkpoint_settings import CheckpointConfig, config_of
+from policies.pace import prefill_ns
+from policies.placement import Demand, Index, Placement, Site, Weights
+from policies.recovery_plan import Interrupted, Links, Rules, Stored, Target
+from policies.state import Fleet, Worker
+from policies.view import View
+
+MOST_HOLDERS = 4
+"""So many endpoints fit into a dispatch."""
+
+
+class Lost(Struct, frozen=True):
+    """A request whose attempt was lost: `tokens` of it must be in a cache again. `avoid`:
+    `worker:incarnation` that failed it before."""
+
+    request: str
+    attempt: int
+    tokens: int
+    avoid: tuple[str, ...] = ()
+
+
+# --- where checkpoints go ----------------------------------------------------------------
+
+
+def sites(view: View) -> list[Site]:
+    """All holders with what Eq. 4 and 5 need, the replica's own decisions included."""
+    fleet, ahead = view.fleet, view.checkpoints.shares()
+    found = []
+    for name, holder in fleet.holders.items():
+        worker = fleet.workers.get(name)
+        if worker is None:
+            continue
+        blocks, promised = ahead.get(name, (0, 0))
+        found.append(
+            Site(
+                name,
+                worker.domain,
+                holder.placed_blocks + blocks,
+                view.load(worker)[1],
+                holder.budget_bytes,
+                holder.held_bytes + holder.promised_bytes + promised,
+                holder.family,
+                holder.alive and worker.present,
+                worker.draining,
+            )
+        )
+    return found
+
+
+def expected_blocks(worker: Worker, tokens: int, max_tokens: int, config: CheckpointConfig) -> int:
+    """Blocks a request is expected to fill on `worker`: `tokens` it has, and as many to come
+    as it may make, of which no more than `config.output_tokens` are counted on."""
+    most = min(max_tokens, config.output_tokens) if max_tokens > 0 else config.output_tokens
+    whole = min(tokens + most, max(worker.max_model_len, 1))
+    return -(-whole // max(worker.block_size, 1))
+
+
+def takes_part(view: View, worker: str) -> bool:
+    """Whether requests on `worker` can have a checkpoint: its engine makes them, and some
+    daemon is there."""
+    found = view.fleet.workers.get(worker)
+    return bool(found and found.block_bytes) and any(h.alive for h in view.fleet.holders.values())
+
+
+def place(view: View, request: str, primary: str, blocks: int) -> tuple[Placement, int]:
+    """Holders for a request that runs on `primary` (LUMEN Algorithm 1), and the bytes they
+    are to expect. Holders it has that are still of use stay.
+
+    Raises KeyError for a policy or worker nobody knows.
+    """
+    config = config_of(view)
+    worker = view.fleet.workers[primary]
+    size = blocks * worker.block_bytes
+    demand = Demand(
+        request,
+        primary,
+        worker.domain,
+        blocks,
+        size,
+        worker.family,
+        min(config.holders, MOST_HOLDERS),
+        kept_holders(view, request, worker),
+    )
+    index = Index(sites(view), Weights(config.alpha, config.beta))
+    return placement.choose(index, demand, config.placement), size
+
+
+def kept_holders(view: View, request: str, primary: Worker) -> tuple[str, ...]:
+    """Of the request's holders those that may stay, now that it runs on `primary`."""
+    placed = view.checkpoints.placement(request)
+    if placed is None:
+        return ()
+    workers = view.fleet.workers
+    return tuple(
+        name
+        for name in placed.holders
+        if not unfit(view.fleet, name) and workers[name].domain != primary.domain
+    )
+
+
+def unfit(fleet: Fleet, holder: str) -> str:
+    """Why `holder` may not go on holding checkpoints: holder_lost, draining; else empty."""
+    site, worker = fleet.holders.get(holder), fleet.workers.get(holder)
+    if site is None or worker is None or not (site.alive and worker.present):
+        return "holder_lost"
+    return "draining" if worker.draining else ""
+
+
+def displaced(view: View, request: str, primary: str) -> str:
+    """Why the checkpoint of a request that runs on `primary` must be placed anew; empty when
+    it stands. `holder_joined`: it has too few holders."""
+    placed = view.checkpoints.placement(request)
+    holders = placed.holders if placed is not None else ()
+    for name in holders:
+        if name == primary:
+            return "recovered"
+        if cause := unfit(view.fleet, name):
+            return cause
+    config = config_of(view)
+    wanted = 0 if config.placement == "none" else min(config.holders, MOST_HOLDERS)
+    return "holder_joined" if len(holders) < wanted else ""
+
+
+# --- how lost requests go on --------------------------------------------------------------
+
+
+def stored(fleet: Fleet, request: str) -> tuple[Stored, ...]:
+    """Which living holders have a part of the request, and how much."""
+    found = []
+    for name, site in fleet.holders.items():
+        covered = site.covered.get(request) if site.alive else None
+        if covered is not None and (tokens := coverage.covered_tokens(fleet, name, request)):
+            found.append(Stored(name, tokens, sum(covered.bytes.values())))
+    return tuple(found)
+
+
+def plan(
+    view: View, worker: str, incarnation: int, lost: Sequence[Lost]
+) -> tuple[RecoveryChoice, ...]:
+    """How the requests that one failure interrupted go on, decided together (LUMEN
+    Algorithm 2). None when nobody holds anything of them: then there is nothing to weigh.
+
+    Raises KeyError for a policy or worker nobody knows.
+    """
+    config = config_of(view)
+    failed = view.fleet.workers[worker]
+    held = {r.request: stored(view.fleet, r.request) for r in lost}
+    if config.recovery == "recompute" or not any(held.values()):
+        return ()
+    interrupted = [
+        Interrupted(
+            r.request, r.attempt, r.tokens, held[r.request], failed.model, failed.family, r.avoid
+        )
+        for r in lost
+    ]
+    holders = {s.holder for parts in held.values() for s in parts}
+    at = Index(sites(view), Weights(config.alpha, config.beta))
+    targets = [_target(view, w, at, f"{worker}:{incarnation}", config) for w in _known(view)]
+    rules = Rules(
+        -1, config.theta_percent, config.tau, config.beta, max(failed.block_size, 1), config.alpha
+    )
+    links = _links(view.fleet, sorted(holders), config)
+    return recovery_plan.plan(interrupted, targets, links, rules, config.recovery)
+
+
+def _known(view: View) -> list[Worker]:
+    return [w for w in view.fleet.workers.values() if w.model]
+
+
+def _target(view: View, worker: Worker, at: Index, failed: str, config: CheckpointConfig) -> Target:
+    query = routing.Query("", worker.model, 0, 0)
+    excluded = routing.exclusion(view, worker, query)
+    if not excluded and f"{worker.name}:{worker.incarnation}" == failed:
+        excluded = "failed"
+    site = at.site(worker.name)
+    prefill, requests = view.load(worker)
+    load = placement.load(site, at.weights) if site is not None else config.beta * requests
+    pace = prefill_ns(view.fleet, worker, config.prefill_ns)
+    return Target(
+        worker.name,
+        load,
+        prefill * pace // 1000,
+        pace,
+        worker.model,
+        worker.family,
+        excluded,
+        worker.incarnation,
+    )
+
+
+def _links(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:
+    """Measured bandwidths, and what is taken for the tier of links not measured yet."""
+    rates = {}
+    for holder in holders:
+        for worker in fleet.workers:
+            rates[holder, worker] = _rate(fleet, holder, worker, config)
+    return Links(config.link_machine, config.link_network, rates, config.latency_us)
+
+
+def _rate(fleet: Fleet, holder: str, worker: str, config: CheckpointConfig) -> int:
+    """Bytes a millisecond; 0 when the worker cannot reach the holder."""
+    if not (where := coverage.endpoint(fleet, holder, worker)):
+        return 0
+    if measured := coverage.bandwidth(fleet, holder, worker):
+        return max(measured // 1000, 1)
+    if where.startswith("unix:"):
+        return config.link_machine
+    one, other = fleet.workers.get(holder), fleet.workers.get(worker)
+    near = one is not None and other is not None and one.domain == other.domain
+    return config.link_domain if near else config.link_network
+
+
+def tokens_lost(view: View, request: str, tokens: int) -> int:
+    """What must be in a cache for the request to go on: `tokens` as its gateway counts them
+    (prompts by their bytes), and more than its holders have."""
+    held = max((part.tokens for part in stored(view.fleet, request)), default=0)
+    return max(tokens, held + 1)
+
+
+def sources(view: View, request: str, worker: str, attempt: int) -> tuple[str, ...]:
+    """Endpoints the engine of `worker` may have the request's blocks from, the planned one
+    first; none when lost attempt `attempt` was planned to be computed again."""
+    if config_of(view).recovery == "recompute":
+        return ()
+    planned = view.checkpoints.plan(request)
+    first = ""
+    if planned is not None and (planned.attempt, planned.worker) == (attempt, worker):
+        first = planned.holder
+        if not first:
+            return ()
+    parts = sorted(stored(view.fleet, request), key=lambda p: (p.holder != first, -p.tokens))
+    return endpoints(view, (p.holder for p in parts), worker)
+
+
+def endpoints(view: View, holders: Iterable[str], worker: str) -> tuple[str, ...]:
+    """Where the engine of `worker` reaches these holders; those out of reach are left out."""
+    reached = (coverage.endpoint(view.fleet, holder, worker) for holder in holders)
+    return tuple(dict.fromkeys(e for e in reached if e))[:MOST_HOLDERS]

@@ -1,0 +1,44 @@
+"""What computing a prompt token costs on a worker, learnt from its recorded steps.
+
+A step that computes prompt tokens also decodes; what it took beyond a usual step without
+any is put down to them. Sums, of which old parts fade, so that a long chunk counts as long
+as it was. Integers.
+"""
+
+from __future__ import annotations
+
+from events import vocabulary as v
+from policies.state import Fleet, Worker
+
+FADE_TOKENS = 1 << 16
+"""Beyond so many tokens, older ones count half."""
+
+ENOUGH_TOKENS = 64
+"""Fewer tell nothing of a worker."""
+
+
+def learn(worker: Worker, event: v.EngineStep) -> None:
+    """Take one step of `duration_us` above 0 into account."""
+    took, tokens = event.duration_us, event.prefill_tokens
+    if tokens:
+        worker.prefill_us += max(took - worker.decode_us, 0)
+        worker.prefill_tokens += tokens
+        if worker.prefill_tokens > FADE_TOKENS:
+            worker.prefill_us >>= 1
+            worker.prefill_tokens >>= 1
+    elif worker.decode_us:
+        worker.decode_us += (took - worker.decode_us) >> 3
+    else:
+        worker.decode_us = took
+
+
+def prefill_ns(fleet: Fleet, worker: Worker, unknown_ns: int) -> int:
+    """Nanoseconds a prompt token takes on `worker`; of one that has not shown it, what the
+    others of its model take; else `unknown_ns`."""
+    if worker.prefill_tokens >= ENOUGH_TOKENS:
+        return max(worker.prefill_us * 1000 // worker.prefill_tokens, 1)
+    alike = [w for w in fleet.workers.values() if w.model == worker.model]
+    tokens = sum(w.prefill_tokens for w in alike)
+    if tokens < ENOUGH_TOKENS:
+        return unknown_ns
+    return max(sum(w.prefill_us for w in alike) * 1000 // tokens, 1)

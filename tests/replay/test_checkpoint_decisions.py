@@ -1,0 +1,136 @@
+"""Holders and recovery plans are decided again in replay, and changes to them are found by
+the policies: the logs end before a hash could tell."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.replay.verify import verify
+from events import vocabulary as v
+from events.codec import decode, encode
+from events.log import RevisionGroup
+from policies import checkpoints, placement, recovery_plan
+from policies.checkpoint_settings import CheckpointConfig
+from tests.replay.scene import Scene
+from tests.replay.tamper import Place, places, replaced
+
+
+async def log_with_plans(**config: Any) -> list[RevisionGroup]:
+    """A small log in which deaths interrupted requests of which there were checkpoints."""
+    async with Scene(5, replicas=1, checkpoints=CheckpointConfig(**config)) as scene:
+        held = scene.replicas["r0"].fleet
+        for victim in ("w0", "w1", "w2") * 4:
+            traffic = asyncio.create_task(scene.traffic(9, f"to-{victim}-{held.decisions}-"))
+            while not traffic.done() and not scene.clients["r0"].running_covered(victim):
+                await asyncio.sleep(0.001)
+            if not traffic.done():
+                scene.workers[victim].die()
+                await traffic
+                scene.workers[victim].start()
+            await scene.settled()
+            if planned(scene.log.groups):
+                break
+    return scene.log.groups
+
+
+def recorded(groups: list[RevisionGroup], kind: type) -> list[tuple[Place, Any]]:
+    """Events of one kind with their places."""
+    events = [(p, decode(groups[p[0]].segments[p[1]].records[p[2]])) for p, _ in places(groups)]
+    return [(place, event) for place, event in events if type(event) is kind]
+
+
+def planned(groups: list[RevisionGroup]) -> list[tuple[Place, Any]]:
+    return recorded(groups, v.RecoveryPlanned)
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[RevisionGroup]:
+    groups = asyncio.run(log_with_plans())
+    assert planned(groups), "nothing was planned, so nothing is tested"
+    return groups
+
+
+def divergence(groups: list[RevisionGroup], place: Place, event: Any) -> Any:
+    """What is found when the log has `event` there, and ends with it."""
+    tampered = replaced(groups, place, encode(event))
+    (found,) = verify(tampered[: place[0] + 1], limit=1).divergences
+    assert found.what == "decision"
+    return found
+
+
+def test_holders_and_plans_replay(groups: list[RevisionGroup]) -> None:
+    verdict = verify(groups)
+    assert verdict.divergences == []
+    assert verdict.holders > 8 and verdict.plans > 0
+    moved = [e for _, e in recorded(groups, v.RouteDecided) if e.policy == "planned"]
+    assert moved, "plans are kept by the dispatches"
+
+
+@pytest.mark.parametrize(
+    "config", [{"placement": "neighbour"}, {"recovery": "eq6"}, {"holders": 2}]
+)
+def test_other_policies_replay_too(config: dict[str, Any]) -> None:
+    groups = asyncio.run(log_with_plans(**config))
+    verdict = verify(groups)
+    assert verdict.divergences == []
+    assert verdict.holders > 8
+    chosen = [e for _, e in recorded(groups, v.HolderChosen)]
+    assert max(len(e.holders) for e in chosen) == config.get("holders", 1)
+
+
+def test_no_checkpoints_leave_no_trace() -> None:
+    groups = asyncio.run(log_with_plans(placement="none"))
+    assert verify(groups).divergences == []
+    assert not recorded(groups, v.HolderChosen) and not planned(groups)
+
+
+def test_another_holder_or_load_is_found(groups: list[RevisionGroup]) -> None:
+    place, event = recorded(groups, v.HolderChosen)[3]
+    other = next(w for w in ("w0", "w1", "w2") if w not in (*event.holders, event.primary))
+    assert (
+        other
+        in divergence(groups, place, msgspec.structs.replace(event, holders=(other,))).expected
+    )
+    first, *rest = event.candidates
+    lie = msgspec.structs.replace(first, load=first.load + 1)
+    told = divergence(groups, place, msgspec.structs.replace(event, candidates=(lie, *rest)))
+    assert f"load {first.load + 1}" in told.expected and f"load {first.load}," in told.actual
+
+
+def test_another_plan_is_found(groups: list[RevisionGroup]) -> None:
+    place, event = planned(groups)[0]
+    choice = event.choices[0]
+    lie = msgspec.structs.replace(choice, chosen=(choice.chosen + 1) % len(choice.options))
+    divergence(groups, place, msgspec.structs.replace(event, choices=(lie, *event.choices[1:])))
+    option = msgspec.structs.replace(choice.options[0], move_us=choice.options[0].move_us + 1)
+    lie = msgspec.structs.replace(choice, options=(option, *choice.options[1:]))
+    divergence(groups, place, msgspec.structs.replace(event, choices=(lie, *event.choices[1:])))
+
+
+@pytest.mark.parametrize(
+    "name, value", [("checkpoints.beta", "5"), ("checkpoints.prefill_ns", "7")]
+)
+def test_one_changed_weight_is_found(groups: list[RevisionGroup], name: str, value: str) -> None:
+    place, event = recorded(groups, v.ReplicaStarted)[0]
+    settings = tuple((n, value if n == name else old) for n, old in event.settings)
+    assert settings != event.settings
+    altered = replaced(groups, place, encode(msgspec.structs.replace(event, settings=settings)))
+    found = verify(altered, limit=10_000).divergences
+    assert [d for d in found if d.what == "decision" and d.stream == "r.r0"]
+
+
+def test_a_changed_policy_is_found(
+    groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, "load", lambda site, weights: site.blocks)
+        assert verify(groups, limit=1).divergences[0].what == "decision"
+    with monkeypatch.context() as patch:
+        patch.setitem(recovery_plan._ORDERS, "completion", recovery_plan._ORDERS["eq6"])
+        patch.setattr(checkpoints, "tokens_lost", lambda view, request, tokens: tokens)
+        patch.setattr(checkpoints, "prefill_ns", lambda fleet, worker, unknown: 1)
+        assert verify(groups, limit=1).divergences[0].what == "decision"
