@@ -181,12 +181,12 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
         return
     duration = event.duration_us
     if duration > 0:
+        pace.learn(worker, event)
         worker.step = event.step
         faded = worker.step_us_high - (worker.step_us_high >> 5)
         worker.step_us_high = duration if duration > faded else faded
         worker.batch = event.batch
         worker.sum_context = event.sum_context
-        pace.learn(worker, event)
     worker.waiting = event.waiting
     worker.kv_used = event.kv_used
     if event.lost:

@@ -18,7 +18,10 @@ ENOUGH_TOKENS = 64
 
 
 def learn(worker: Worker, event: v.EngineStep) -> None:
-    """Take one step of `duration_us` above 0 into account."""
+    """Take one step of `duration_us` above 0 into account, before its number is the worker's
+    last. Records merged from several (engine_shim/agent_detail.py) tell no duration."""
+    if event.step != worker.step + 1:
+        return
     took, tokens = event.duration_us, event.prefill_tokens
     if tokens:
         worker.prefill_us += max(took - worker.decode_us, 0)

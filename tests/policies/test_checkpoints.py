@@ -252,12 +252,13 @@ def test_pace_is_learnt_from_steps_that_compute_prompts() -> None:
     w0, w1 = story.fleet.workers["w0"], story.fleet.workers["w1"]
     assert prefill_ns(story.fleet, w0, 50_000) == 50_000
     story.tell("w.w0", engine_step(us=1000))
-    step = v.EngineStep(1, 2, 21_000, 1, 100, 1000, 0, 8)
-    story.tell("w.w0", step)
+    story.tell("w.w0", v.EngineStep(1, 2, 21_000, 1, 100, 1000, 0, 8))
     assert prefill_ns(story.fleet, w0, 1) == 20_000
     assert prefill_ns(story.fleet, w1, 1) == 20_000, "as the others of its model"
-    for _ in range(200):
-        story.tell("w.w0", step)
+    story.tell("w.w0", v.EngineStep(1, 9, 21_000, 1, 100, 7000, 0, 8))
+    assert prefill_ns(story.fleet, w0, 1) == 20_000, "seven steps in one record tell nothing"
+    for number in range(10, 200):
+        story.tell("w.w0", v.EngineStep(1, number, 21_000, 1, 100, 1000, 0, 8))
     assert w0.prefill_tokens <= 1 << 16, "old steps fade"
 
 
