@@ -154,6 +154,17 @@ class CheckpointPlan:
         if ended:
             self._drops += [DropJob(endpoint, *root) for endpoint in track.targets]
 
+    def retarget(self, request: str, attempt: int, targets: tuple[str, ...]) -> bool:
+        """Other holders for a running attempt; False when it is not here. What it has goes to
+        new ones from the first block on; whoever held blocks is told of its end."""
+        root = request, attempt
+        found = [t for t in self._tracks.values() if (t.key.request, t.key.attempt) == root]
+        for track in found:
+            track.next = {endpoint: track.next.get(endpoint, 0) for endpoint in targets}
+            track.targets = tuple(dict.fromkeys((*track.targets, *targets)))
+            track.due = 0
+        return bool(found)
+
     # --- restoring ---------------------------------------------------------------------
 
     def match(self, engine_id: str, computed_tokens: int) -> int | None:

@@ -196,6 +196,10 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
 
     # --- the scheduler -----------------------------------------------------------------
 
+    def retarget(self, request: str, attempt: int, targets: tuple[str, ...]) -> bool:
+        """See CheckpointPlan.retarget; on the engine core's thread."""
+        return self._scheduling.retarget(request, attempt, targets)
+
     @property
     def _scheduling(self) -> CheckpointPlan:
         assert self._plan is not None, "called in a worker process"

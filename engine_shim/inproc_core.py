@@ -137,6 +137,9 @@ class ThreadedCoreClient(EngineCoreClient):
         self._inputs.put(call)
         return await asyncio.wrap_future(done)
 
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        return await self._call(method, *args)
+
     async def get_supported_tasks_async(self) -> Any:
         return await self._call("get_supported_tasks")
 

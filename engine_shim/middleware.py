@@ -14,6 +14,8 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import msgspec
+
 from engine_shim import identity, plugin
 from engine_shim.checkpointing import endpoints
 from engine_shim.framing import FramedResponse
@@ -37,12 +39,22 @@ Send = Callable[[Message], Awaitable[None]]
 
 FRAMED = ("/v1/completions", "/v1/chat/completions")
 STATE_PATH = "/relume/state"
+CHECKPOINT_PATH = "/relume/checkpoint"
 PREFIX = b"x-relume-"
 
 ENGINE_DEAD_EXIT = 71
 ENGINE_POLL_S = 0.05
 LAST_WORDS_S = 0.5
 """Between the engine's death and the process's: broken streams get their `:x` frame."""
+
+
+class Retarget(msgspec.Struct, frozen=True):
+    """Body of `POST /relume/checkpoint`."""
+
+    request: str
+    attempt: int
+    incarnation: int
+    holders: tuple[str, ...] = ()
 
 
 class RelumeMiddleware:
@@ -61,6 +73,8 @@ class RelumeMiddleware:
             await self._app(scope, receive, send)
         elif scope["path"] == STATE_PATH:
             await _send_json(send, 200, self._state())
+        elif scope["path"] == CHECKPOINT_PATH and scope["method"] == "POST":
+            await self._retarget(receive, send)
         else:
             await self._serve(scope, receive, send)
 
@@ -102,6 +116,22 @@ class RelumeMiddleware:
             raise
         finally:
             CURRENT.reset(token)
+
+    async def _retarget(self, receive: Receive, send: Send) -> None:
+        """Other holders for a running attempt."""
+        try:
+            asked = msgspec.json.decode(await _read(receive), type=Retarget)
+            request_id(asked.request)
+            holders = endpoints("checkpoint", ",".join(asked.holders))
+        except (MalformedDispatch, msgspec.MsgspecError) as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        if asked.incarnation != self._identity.incarnation:
+            await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
+        elif await plugin.retarget(asked.request, asked.attempt, holders):
+            await _send_json(send, 200, {"holders": holders})
+        else:
+            await _send_error(send, 404, "not here, or without checkpoints")
 
     def _state(self) -> dict[str, Any]:
         return {

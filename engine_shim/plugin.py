@@ -94,6 +94,13 @@ def exact() -> dict[str, bool | str]:
     return vllm_private.verdicts(_greedy)
 
 
+async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool:
+    """Other holders for a running attempt; False when it is not here."""
+    from engine_shim import vllm_private, vllm_private_core
+
+    return await vllm_private_core.retarget(vllm_private.engines(), request, attempt, targets)
+
+
 def state() -> dict[str, Any]:
     """What `GET /relume/state` shows beside the identity."""
     from engine_shim import vllm_private

@@ -37,7 +37,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request
 
-from engine_shim import identity
+from engine_shim import identity, vllm_private_core
 from engine_shim.generation import CURRENT, IDENTITY_KEY, EngineStopped, Generation, ReplayMismatch
 
 SUPPORTED = "0.32."
@@ -72,6 +72,7 @@ def install() -> None:
     AsyncLLM.generate = _generate
     AsyncLLM.add_request = _add_request
     AsyncLLM._add_request = _add_single_request
+    vllm_private_core.install()
     async_llm_module.RequestOutputCollector = _collector
 
 
@@ -80,6 +81,11 @@ _stock_add_request = AsyncLLM.add_request
 _stock_add_single_request = AsyncLLM._add_request
 
 _engines: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
+
+
+def engines() -> list[AsyncLLM]:
+    """The engines of this API process."""
+    return list(_engines)
 
 
 def unfinished() -> int:

@@ -280,6 +280,30 @@ def test_many_at_once_are_saved_and_restored(
     second.wait_idle()
 
 
+def test_a_running_request_gets_another_holder(
+    second: Engine, daemon: Daemon, tmp_path: Path
+) -> None:
+    """The new one has all of it from the first block on; both hear of its end."""
+    path = "/relume/checkpoint"
+    expected = whole(second, "moves-plain")
+    with daemon_in(tmp_path, budget_bytes=64 << 20) as other:
+        headers = client.headers_for(request="moves", checkpoint=endpoint(daemon))
+        connection, response = client.open_stream(second.port, PATH, body_for(), headers)
+        asked = {"request": "moves", "attempt": 1, "incarnation": 1, "holders": [endpoint(other)]}
+        wait_until(lambda: held_blocks(daemon, "moves") > 0, "held where it was", 10.0)
+        assert client.post(second.port, path, asked).status == 200
+        wait_until(lambda: held_blocks(other, "moves") >= full_blocks(second, 1) > 0, "moved", 10.0)
+        rest = client.sort_frames(response.read())
+        connection.close()
+        assert rest.ids == expected.ids
+        for holder in (daemon, other):
+            wait_until(lambda h=holder: held_blocks(h, "moves") == 0, "dropped", 10.0)
+    assert client.post(second.port, path, asked).status == 404, "it is over"
+    assert client.post(second.port, path, {**asked, "incarnation": 9}).status == 409
+    assert client.post(second.port, path, {**asked, "holders": ["http://x"]}).status == 400
+    assert client.post(second.port, path, {"request": 1}).status == 400
+
+
 def test_choices_are_kept_apart(second: Engine, daemon: Daemon) -> None:
     """Children of n>1 share an identity and no blocks behind the prompt."""
     body = body_for(n=3, temperature=0.8, seed=5, max_tokens=400)
@@ -335,10 +359,15 @@ def test_stock_vllm_serve_restores_what_another_wrote(
         rest = resumed(stock, daemon, "stock", ids, created)
         assert rest.ids == expected.ids[60:]
         assert isinstance(outcome(stock, "stock")[-1], RestoreDone)
-        saved = client.ask(
-            stock.port, PATH, body_for(), request="stock-saves", checkpoint=endpoint(daemon)
-        )
-        assert saved.ids == expected.ids
+        with daemon_in(tmp_path / "other", budget_bytes=64 << 20) as other:
+            headers = client.headers_for(request="stock-saves", checkpoint=endpoint(other))
+            connection, response = client.open_stream(stock.port, PATH, body_for(), headers)
+            asked = {"request": "stock-saves", "attempt": 1, "incarnation": 1}
+            to = {"holders": [endpoint(daemon)]}
+            assert client.post(stock.port, "/relume/checkpoint", {**asked, **to}).status == 200
+            wait_until(lambda: held_blocks(daemon, "stock-saves") > 0, "moved", 10.0)
+            assert client.sort_frames(response.read()).ids == expected.ids
+            connection.close()
     assert stats(daemon)["dropped"] > 0
 
 

@@ -151,7 +151,8 @@ async def test_what_one_worker_wrote_another_takes_up(scene: Scene, damaged: boo
     assert check_all(groups, [calm, moved], ("I5", "I6", "I8", "I14", "I15")) == []
     moved.tokens[-1] += 1
     assert check_all(groups, [calm, moved], ("I14",)), "its answer is compared"
-    assert verify(groups).divergences == []
+    # What the story tells as a replica was decided by nobody.
+    assert {d.stream for d in verify(groups).divergences} == {"r.story"}
 
 
 async def events(scene: Scene) -> list[Any]:
