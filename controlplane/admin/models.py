@@ -195,6 +195,55 @@ class DecisionList(Struct, frozen=True):
     decisions: list[DecisionInfo]
 
 
+class HolderInfo(Struct, frozen=True):
+    """A state daemon. `load`: expected recovery load (LUMEN Eq. 4) of `placed_blocks` and the
+    worker's requests; `promised_bytes` are placed on it and not held yet; `rates_bytes_s`:
+    measured restores from it, by the worker that restored."""
+
+    worker: str
+    alive: bool
+    boot: str
+    domain: str
+    address: str
+    local: str
+    budget_bytes: int
+    held_bytes: int
+    promised_bytes: int
+    placed_blocks: int
+    load: int
+    requests: int
+    evicted: int
+    rates_bytes_s: dict[str, int]
+
+
+class CheckpointInfo(Struct, frozen=True):
+    """The checkpoint of one live request: its holders, and the tokens each acknowledged
+    (`covered`, former holders included) of the `kv_tokens` that its engine has in whole
+    blocks (-1: not known)."""
+
+    request: str
+    attempt: int
+    worker: str
+    holders: tuple[str, ...]
+    expected_blocks: int
+    covered: dict[str, int]
+    kv_tokens: int
+
+
+class CheckpointList(Struct, frozen=True):
+    """Who holds what. `balance_percent`: the highest load of a living holder to the lowest,
+    in percent (0: fewer than two); `restores` by how they ended, and the `tokens` saved."""
+
+    revision: int
+    placement: str
+    recovery: str
+    wanted: int
+    balance_percent: int
+    restores: dict[str, int]
+    holders: list[HolderInfo]
+    requests: list[CheckpointInfo]
+
+
 class EffectInfo(Struct, frozen=True):
     """One effect of a command. `outcome`: pending, applied, or why the agent refused."""
 

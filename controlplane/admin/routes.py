@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from controlplane.admin import models as m
 from controlplane.admin.changes import ChangesApi
+from controlplane.admin.checkpoints_api import CheckpointsApi
 from controlplane.admin.commands import WORKER_COMMANDS
 from controlplane.admin.events_api import EventsApi
 from controlplane.admin.fleet_api import FleetApi
@@ -78,7 +79,12 @@ _FOLLOW = (
 
 
 def routes(
-    fleet: FleetApi, events: EventsApi, changes: ChangesApi, openapi: Handler, metrics: Handler
+    fleet: FleetApi,
+    checkpoints: CheckpointsApi,
+    events: EventsApi,
+    changes: ChangesApi,
+    openapi: Handler,
+    metrics: Handler,
 ) -> tuple[Route, ...]:
     """Every route of the admin port."""
 
@@ -115,6 +121,14 @@ def routes(
             m.DecisionList,
             "Every decision about one request, with its basis",
             _ID,
+        ),
+        get(
+            "/checkpoints",
+            checkpoints.checkpoints,
+            m.CheckpointList,
+            "Holders of KV checkpoints, and what they have of live requests",
+            Param("request", "query", "only this request"),
+            Param("worker", "query", "only requests that run on this worker"),
         ),
         Route(
             "GET",

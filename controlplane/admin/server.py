@@ -13,6 +13,7 @@ from aiohttp import web
 
 from controlplane.admin import auth, errors, openapi
 from controlplane.admin.changes import ChangesApi
+from controlplane.admin.checkpoints_api import CheckpointsApi
 from controlplane.admin.commands import CommandBook
 from controlplane.admin.events_api import EventsApi
 from controlplane.admin.fleet_api import FleetApi, Unserving
@@ -57,6 +58,7 @@ class AdminServer:
         self._events = EventsApi(self.history)
         self.routes = routes(
             FleetApi(replica, config, self.history, self.book),
+            CheckpointsApi(replica),
             self._events,
             ChangesApi(replica, self.commands),
             self._openapi,

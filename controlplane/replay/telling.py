@@ -140,6 +140,57 @@ def _judged(event: v.StallJudged) -> list[str]:
     ]
 
 
+def _holders(event: v.HolderChosen) -> list[str]:
+    cause = event.cause.replace("_", " ")
+    size = f"{event.expected_blocks} blocks, {event.expected_bytes} bytes expected"
+    if event.holders:
+        first = f"its checkpoint goes to {', '.join(event.holders)} because of {cause} ({size})"
+    else:
+        first = f"nobody holds its checkpoint: {event.reason} (cause {cause}, {size})"
+    basis = f"basis ({event.basis.revision}, {event.basis.position})"
+    lines = [first, f"{event.decision} by {event.policy} on {basis}"]
+    for candidate in event.candidates:
+        lines.append(
+            f"{'->' if candidate.worker in event.holders else '  '} {candidate.worker} "
+            f"has a recovery load of {candidate.load}, {candidate.free_bytes} bytes free"
+            + (f", not taken: {candidate.excluded}" if candidate.excluded else "")
+        )
+    return lines
+
+
+def _plan(event: v.RecoveryPlanned) -> list[str]:
+    basis = f"basis ({event.basis.revision}, {event.basis.position})"
+    lines = [f"planned with all that {event.worker}:{event.incarnation} was running"]
+    for choice in event.choices:
+        if choice.chosen < 0:
+            lines[0] += ": nobody could take it"
+        else:
+            option = choice.options[choice.chosen]
+            how = f"computed again on {option.worker}"
+            if option.kind == "restore":
+                how = f"restored on {option.worker} from {option.holder}"
+            lines[0] += f": {choice.tokens} tokens to be {how} in {option.done_us / 1000:.1f} ms"
+        lines.append(f"{event.decision} by {event.policy} on {basis}")
+        for at, option in enumerate(choice.options):
+            lines.append(f"{'->' if at == choice.chosen else '  '} {_option(option)}")
+    return lines
+
+
+def _option(option: v.RecoveryOption) -> str:
+    what = f"compute all on {option.worker}"
+    if option.kind == "restore":
+        what = f"restore {option.restored} tokens of {option.holder} on {option.worker}"
+    parts = (("move", option.move_us), ("wait", option.wait_us), ("compute", option.compute_us))
+    took = ", ".join(f"{name} {us / 1000:.1f}" for name, us in parts if us)
+    refused = f", not possible: {option.excluded}" if option.excluded else ""
+    return f"{what}: {option.done_us / 1000:.1f} ms ({took}){refused}"
+
+
+def _restored(event: v.RestoreDone) -> list[str]:
+    took = f"{event.bytes} bytes in {event.duration_us / 1000:.1f} ms"
+    return [f"{event.tokens} tokens were restored from {event.holder}: {took}"]
+
+
 _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RequestArrived: _arrived,
     v.RouteDecided: _decided,
@@ -154,6 +205,14 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RequestPreempted: lambda e: ["preempted: it lost its blocks and waits"],
     v.EngineFinished: lambda e: [f"the engine finished: {e.reason}, {e.output_tokens} tokens"],
     v.EngineDied: lambda e: [f"the engine {e.worker}:{e.incarnation} died ({e.reason})"],
+    v.HolderChosen: _holders,
+    v.RecoveryPlanned: _plan,
+    v.RestoreStarted: lambda e: [f"{e.tokens} tokens are fetched from {e.holder}"],
+    v.RestoreDone: _restored,
+    v.RestoreFailed: lambda e: [
+        f"only {e.tokens} tokens could be had from {e.holder}: {e.reason}; the rest is computed"
+    ],
+    v.CheckpointEvicted: lambda e: [f"{e.holder} needed the room: it keeps {e.tokens} tokens"],
     v.WorkerSuspected: lambda e: [f"{e.worker}:{e.incarnation} is suspected: {e.reason}"],
     v.WorkerCleared: lambda e: [f"{e.worker}:{e.incarnation} is cleared: {e.evidence}"],
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],

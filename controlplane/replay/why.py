@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from events import codec
@@ -116,6 +117,12 @@ class _Collector:
         elif kind in _OF_REQUEST:
             if event.request == self._why.request:
                 self._of_request(step, event)
+        elif kind in _OF_CHECKPOINT:
+            if event.request == self._why.request:
+                self._why.steps.append(step)
+        elif kind is v.RecoveryPlanned:
+            if any(c.request == self._why.request for c in event.choices):
+                self._why.steps.append(msgspec.structs.replace(step, event=_only(event, self._why)))
         elif self._why.ended is None and self._befell(event):
             self._why.steps.append(step)
 
@@ -185,5 +192,18 @@ class _Collector:
         return self._why
 
 
+def _only(event: v.RecoveryPlanned, found: Why) -> v.RecoveryPlanned:
+    """The plan with the choice for this request alone."""
+    choices = tuple(c for c in event.choices if c.request == found.request)
+    return msgspec.structs.replace(event, choices=choices)
+
+
 _OF_REQUEST = (v.RequestArrived, v.RouteDecided, v.TransportObserved, v.RequestEnded)
+_OF_CHECKPOINT = (
+    v.HolderChosen,
+    v.CheckpointEvicted,
+    v.RestoreStarted,
+    v.RestoreDone,
+    v.RestoreFailed,
+)
 _OF_ENGINE = (v.EngineDied, v.StallJudged, v.WorkerSuspected, v.WorkerCleared)

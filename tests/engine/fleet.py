@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from engine_shim.reports import FrameReader, Hello, Ready, parse
+from engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
 from events import codec
 from events.vocabulary import AnyChange, EngineFinished, EngineStep, RequestQueued
 
@@ -60,6 +60,7 @@ class AgentSocket:
         self.path = path
         self.hellos: list[Hello] = []
         self.ready: Ready | None = None
+        self.layout: Layout | None = None
         self.steps: list[EngineStep] = []
         self.events: list[Any] = []
         self.paused = threading.Event()
@@ -92,11 +93,13 @@ class AgentSocket:
             for payload in reader.feed(data):
                 self._take(parse(payload))
 
-    def _take(self, message: Hello | Ready | bytes) -> None:
+    def _take(self, message: Hello | Ready | Layout | bytes) -> None:
         if isinstance(message, Hello):
             self.hellos.append(message)
         elif isinstance(message, Ready):
             self.ready = message
+        elif isinstance(message, Layout):
+            self.layout = message
         else:
             event = codec.decode(message)
             (self.steps if isinstance(event, EngineStep) else self.events).append(event)

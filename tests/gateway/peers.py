@@ -289,6 +289,7 @@ class FakeScheduler:
     hopeless: Hopeless | None = None
     serving: bool = True
     wrong_incarnation: int = 0  # so many assignments name an older incarnation
+    checkpoints: bool = False  # assignments name holders, later ones also sources
 
     def __post_init__(self) -> None:
         self.avoid: dict[str, set[str]] = {}
@@ -337,7 +338,14 @@ class FakeScheduler:
             engine.port,
             mode,
             base64.urlsafe_b64encode(b"decision-" + request.encode()),
+            *self._endpoints(self.attempts[request]),
         )
+
+    def _endpoints(self, attempt: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if not self.checkpoints:
+            return (), ()
+        source = (f"tcp://h{attempt - 1}:1",) if attempt > 1 else ()
+        return (f"tcp://h{attempt}:1", "unix:/run/d"), source
 
     async def capacity(self, request: str, timeout_s: float) -> bool:
         self.changed.clear()

@@ -52,6 +52,19 @@ async def test_undisturbed_stream_is_the_engines_bytes(rig):
         ]
 
 
+async def test_each_attempt_names_its_holders_and_a_later_one_where_its_blocks_are(rig):
+    async with rig() as r:
+        r.scheduler.checkpoints = True
+        r.engines[0].script = [Behaviour(cut_at=400)]
+        answer = await r.ask(CHAT, chat_body())
+        assert answer.status == 200 and answer.complete
+        first, second = r.engines[0].seen[0].headers, r.engines[1].seen[0].headers
+        assert first["x-relume-checkpoint"] == "tcp://h1:1,unix:/run/d"
+        assert first["x-relume-priority"] == "1" and "x-relume-restore" not in first
+        assert second["x-relume-checkpoint"] == "tcp://h2:1,unix:/run/d"
+        assert second["x-relume-restore"] == "tcp://h1:1"
+
+
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize("cut,apart", [("fin", False), ("rst", False), ("fin", True)])
 async def test_cut_at_any_byte_leaves_the_stream_identical(rig, chat, cut, apart):

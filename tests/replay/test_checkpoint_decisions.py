@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from controlplane.replay.telling import told
 from controlplane.replay.verify import verify
+from controlplane.replay.why import why
 from events import vocabulary as v
 from events.codec import decode, encode
 from events.log import RevisionGroup
@@ -134,3 +136,21 @@ def test_a_changed_policy_is_found(
         patch.setattr(checkpoints, "tokens_lost", lambda view, request, tokens: tokens)
         patch.setattr(checkpoints, "prefill_ns", lambda fleet, worker, unknown: 1)
         assert verify(groups, limit=1).divergences[0].what == "decision"
+
+
+def test_why_tells_holders_and_how_it_went_on(groups: list[RevisionGroup]) -> None:
+    dispatched = [e for _, e in recorded(groups, v.RouteDecided) if e.policy == "planned"]
+    plans = {c.request: c for _, e in planned(groups) for c in e.choices}
+    restored = [e for e in dispatched if plans[e.request].options[plans[e.request].chosen].holder]
+    assert restored, "nothing was restored"
+    request = restored[0].request
+    found = why(groups, request)
+    assert found is not None
+    text = "\n".join(told(found))
+    assert "its checkpoint goes to w" in text and "has a recovery load of" in text
+    choice = plans[request]
+    option = choice.options[choice.chosen]
+    assert f"restored on {option.worker} from {option.holder} in" in text
+    assert "compute all on" in text and "tokens were restored from" in text
+    (plan,) = [s.event for s in found.steps if type(s.event) is v.RecoveryPlanned]
+    assert [c.request for c in plan.choices] == [request], "not the story of the others"

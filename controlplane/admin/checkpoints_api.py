@@ -1,0 +1,97 @@
+"""Handler that shows checkpoints: who holds what of which request."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from controlplane.admin import models as m
+from controlplane.replica import Replica
+from policies import checkpoints, coverage, placement
+from policies.account import key_of
+from policies.checkpoint_settings import config_of
+from policies.placement import Site, Weights
+from policies.state import Fleet, Placed
+from policies.view import View
+
+SHOWN = 1000
+"""So many requests in one answer, the newest."""
+
+
+class CheckpointsApi:
+    """Read-only, over one replica."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def checkpoints(self, request: web.Request) -> m.CheckpointList:
+        """GET checkpoints; `request` and `worker` narrow the requests."""
+        view = self._replica.view
+        fleet, config = view.fleet, config_of(view)
+        sites = {site.worker: site for site in checkpoints.sites(view)}
+        weights = Weights(config.alpha, config.beta)
+        wanted, worker = request.query.get("request"), request.query.get("worker")
+        found = [
+            _request(fleet, name, placed)
+            for name, placed in fleet.placed.items()
+            if wanted in (None, "", name) and worker in (None, "", placed.primary)
+        ]
+        return m.CheckpointList(
+            fleet.revision,
+            config.placement,
+            config.recovery,
+            config.holders,
+            balance_percent(view),
+            dict(fleet.restores),
+            [_holder(fleet, site, placement.load(site, weights)) for site in sites.values()],
+            found[-SHOWN:],
+        )
+
+
+def balance_percent(view: View) -> int:
+    """The highest expected recovery load (Eq. 4) of a living holder to the lowest, counted
+    from one block on; 0 when there are fewer than two."""
+    config = config_of(view)
+    weights = Weights(config.alpha, config.beta)
+    loads = [placement.load(s, weights) for s in checkpoints.sites(view) if s.alive]
+    return 100 * max(*loads, 1) // max(min(loads), 1) if len(loads) > 1 else 0
+
+
+def _holder(fleet: Fleet, site: Site, load: int) -> m.HolderInfo:
+    holder = fleet.holders[site.worker]
+    rates = {name: coverage.bandwidth(fleet, holder.name, name) for name in holder.rates}
+    return m.HolderInfo(
+        holder.name,
+        site.alive,
+        holder.boot,
+        site.domain,
+        holder.address,
+        holder.local,
+        holder.budget_bytes,
+        holder.held_bytes,
+        site.used_bytes - holder.held_bytes,
+        site.blocks,
+        load,
+        len(holder.covered),
+        holder.evicted,
+        rates,
+    )
+
+
+def _request(fleet: Fleet, request: str, placed: Placed) -> m.CheckpointInfo:
+    worker = fleet.workers.get(placed.primary)
+    attempt = worker.attempts.get(key_of(request, placed.attempt)) if worker else None
+    kv_tokens = attempt.filled * worker.block_size if worker and attempt else -1
+    covered = {
+        name: coverage.covered_tokens(fleet, name, request)
+        for name, holder in fleet.holders.items()
+        if request in holder.covered
+    }
+    return m.CheckpointInfo(
+        request,
+        placed.attempt,
+        placed.primary,
+        placed.holders,
+        placed.blocks,
+        covered,
+        kv_tokens,
+    )
