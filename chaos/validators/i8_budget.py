@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from chaos.validators.records import ClientRecord, Violation, events_of
 from events import vocabulary as v
 from events.log import RevisionGroup
+from policies.checkpoints import sites
 from policies.fleet import apply_group
-from policies.placement import sites_of, usable
+from policies.placement import usable
 from policies.state import Fleet
+from policies.view import View
 
 PROMISE = "I8"
 
@@ -96,8 +98,8 @@ class _Account:
         primary = fleet.workers.get(event.primary)
         if primary is None:
             return
-        sites = [site for site in sites_of(fleet) if usable(site)]
-        elsewhere = [site.worker for site in sites if site.domain != primary.domain]
+        up = [site for site in sites(View("", fleet)) if usable(site)]
+        elsewhere = [site.worker for site in up if site.domain != primary.domain]
         for name in event.holders:
             holder = fleet.workers.get(name)
             beside = holder is not None and holder.domain == primary.domain

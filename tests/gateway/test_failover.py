@@ -55,7 +55,7 @@ async def test_undisturbed_stream_is_the_engines_bytes(rig):
 async def test_each_attempt_names_its_holders_and_a_later_one_where_its_blocks_are(rig):
     async with rig() as r:
         r.scheduler.checkpoints = True
-        r.engines[0].script = [Behaviour(cut_at=400)]
+        r.engines[0].script.append(Behaviour(cut_at=400))
         answer = await r.ask(CHAT, chat_body())
         assert answer.status == 200 and answer.complete
         first, second = r.engines[0].seen[0].headers, r.engines[1].seen[0].headers
