@@ -51,5 +51,5 @@ def _is_relume(place: Path) -> bool:
     """A package of ours has its siblings beside it."""
     beside = place.resolve().parent
     return place.suffix != ".py" and (
-        (beside / "events" / "vocabulary.py").is_file() and (beside / "controlplane").is_dir()
+        (beside / "events" / "segment.py").is_file() and (beside / "controlplane").is_dir()
     )

@@ -1,0 +1,136 @@
+"""Every fact and decision the log may hold, as frozen structs.
+
+Facts are in the past tense. A struct is data only; what it does to the fleet is in
+`policies.fleet`. Wire form is a msgpack array whose first element is the tag,
+`name/version`. A published tag never changes its meaning: a field may be appended
+with a default, anything else takes a new version and an upcast in `events.codec`.
+
+Units are in the names: `_us` microseconds, `_ms` milliseconds, `_tokens`, `_blocks`.
+Worker events stand in stream `w.<worker>`, replica events in `r.<replica>`, the
+leader's in `fleet`; identities are (worker, incarnation) and (request, attempt).
+"""
+
+from __future__ import annotations
+
+from events.vocabulary.base import Basis, Event
+from events.vocabulary.changes import (
+    AnyChange,
+    Change,
+    EngineFinished,
+    FirstToken,
+    KvBlocksFilled,
+    PrefillChunkDone,
+    RequestAdmitted,
+    RequestPreempted,
+    RequestQueued,
+)
+from events.vocabulary.checkpoints import (
+    CheckpointAcknowledged,
+    CheckpointDropped,
+    CheckpointEvicted,
+    CheckpointsAcknowledged,
+    HeldPrefix,
+    HolderCandidate,
+    HolderChosen,
+    RecoveryChoice,
+    RecoveryOption,
+    RecoveryPlanned,
+    RestoreDone,
+    RestoreFailed,
+    RestoreStarted,
+    StateDaemonLost,
+    StateDaemonReported,
+    StateDaemonStarted,
+)
+from events.vocabulary.leader import (
+    CheckpointsReleased,
+    ConfigChanged,
+    DetailDecided,
+    Effect,
+    EffectsDecided,
+    LeaderElected,
+    LeaderResigned,
+    ReplicaLost,
+    SnapshotTaken,
+    StateHashed,
+    Tick,
+    WorkerLost,
+)
+from events.vocabulary.replica import (
+    AdminCommanded,
+    Candidate,
+    GroupsReceived,
+    ReplicaStarted,
+    ReplicaStopped,
+    RequestArrived,
+    RequestEnded,
+    RouteDecided,
+    StallJudged,
+    TimerFired,
+    TransportObserved,
+    WorkerCleared,
+    WorkerSuspected,
+)
+from events.vocabulary.worker import (
+    EffectApplied,
+    EngineDied,
+    EngineReady,
+    EngineRestartScheduled,
+    EngineStarted,
+    EngineStep,
+    StreamResumed,
+    WorkerDeregistered,
+    WorkerRegistered,
+)
+
+WORKER_EVENTS = (
+    WorkerRegistered
+    | WorkerDeregistered
+    | EngineStarted
+    | EngineReady
+    | EngineDied
+    | EngineRestartScheduled
+    | EngineStep
+    | EffectApplied
+    | StreamResumed
+    | StateDaemonStarted
+    | StateDaemonLost
+    | StateDaemonReported
+    | CheckpointAcknowledged
+    | CheckpointsAcknowledged
+    | CheckpointEvicted
+    | CheckpointDropped
+    | RestoreStarted
+    | RestoreDone
+    | RestoreFailed
+)
+REPLICA_EVENTS = (
+    ReplicaStarted
+    | ReplicaStopped
+    | RequestArrived
+    | RouteDecided
+    | TransportObserved
+    | StallJudged
+    | WorkerSuspected
+    | WorkerCleared
+    | RequestEnded
+    | GroupsReceived
+    | TimerFired
+    | AdminCommanded
+    | HolderChosen
+    | RecoveryPlanned
+)
+LEADER_EVENTS = (
+    LeaderElected
+    | LeaderResigned
+    | Tick
+    | WorkerLost
+    | ReplicaLost
+    | EffectsDecided
+    | CheckpointsReleased
+    | StateHashed
+    | SnapshotTaken
+    | ConfigChanged
+    | DetailDecided
+)
+AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

@@ -1,0 +1,17 @@
+"""What every event is made of."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Event(Struct, frozen=True, array_like=True, gc=False):
+    """Base of all events; array_like keeps a record near 40 bytes."""
+
+
+class Basis(Struct, frozen=True, array_like=True, gc=False):
+    """What a decision was taken on: the canonical fold at `revision` (etcd's), plus the
+    replica's own events up to `position` (1-based, its stream) that it did not hold yet."""
+
+    revision: int
+    position: int
