@@ -190,3 +190,25 @@ async def test_a_daemon_outlives_its_killed_agent_and_a_stopped_fleet_leaves_non
         scene.fleet.children[name].kill()
         scene.fleet.children[name].process.wait()
     assert daemons(scene.run) == pids
+
+
+@pytest.mark.serve
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_stock_vllm_serve_takes_part(tmp_path: Path) -> None:
+    """Three processes an engine: the scheduler's tells the layout, the rank's writes."""
+    options = FleetOptions(
+        workers=1, state_dir=str(tmp_path), model=str(MODEL), port=0, admin_port=0,
+        host_kind="serve", checkpoint_mb=64, ready_timeout_s=200.0,
+    )  # fmt: skip
+    async with LocalFleet(options, print) as fleet:
+        async with EtcdLog(EtcdConfig(endpoints=(fleet.etcd_endpoint,))) as etcd:
+            scene = Scene(fleet, etcd)
+            found = await scene.until(lambda f: f if f.holders["w0"].alive else None)
+            worker = found.workers["w0"]
+            assert worker.family and worker.block_bytes > 0
+            to = found.holders["w0"].local
+            connection, _ = await asyncio.to_thread(stream_until, worker.port, "q", to, 80)
+            await scene.until(lambda f: covered_tokens(f, "w0", "q"))
+            connection.close()
+    assert daemons(tmp_path / "run") == []
