@@ -179,6 +179,20 @@ def test_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
         fleet.all_gone(15)
 
 
+def test_demo_ends_with_one_line_that_holds(tmp_path: Path) -> None:
+    with command(tmp_path, "demo", "--model", str(MODEL),
+                 "--state-dir", str(tmp_path / "demo")) as demo:  # fmt: skip
+        demo.process.wait(140)
+        demo.ends(0)
+        told = json.loads(demo.said().splitlines()[-1])
+        assert told["streams"] == told["identical"] >= 8
+        assert (told["broken"], told["divergences"]) == (0, 0)
+        assert told["moved"] >= 8 and told["distinct_tokens_min"] >= 30
+        assert told["served_while_down"] > 0 and told["replayed_decisions"] >= told["moved"]
+        assert told["back_after_s"] > 0
+        assert told["longest_gap_ms"] > 0 and told["undisturbed_gap_ms"] > 0
+
+
 @pytest.mark.parametrize("moment", ["zygote is importing", "one engine will"])
 def test_interrupted_demo_leaves_nothing(tmp_path: Path, moment: str) -> None:
     with command(tmp_path, "demo", "--model", str(MODEL), "--workers", "2", "--streams", "16",
