@@ -129,8 +129,9 @@ class CheckpointPlan:
             return
         targets, sources = tuple(mark.get("to", ())), tuple(mark.get("from", ()))
         root = mark["r"], mark["a"]
-        child = self._children.get(root, 0)
-        self._children[root] = child + 1
+        count = self._children.get(root, 0)
+        self._children[root] = count + 1
+        child = mark.get("c", count)
         self._live[root] = self._live.get(root, 0) + 1
         key = Key(mark["r"], mark["a"], child)
         track = _Track(request, key, targets, mark.get("p", 1))

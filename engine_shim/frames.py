@@ -11,15 +11,16 @@ from collections.abc import Sequence
 import msgspec
 
 CONTENT_TYPE = b"application/x-relume-frames"
-MULTIPLE = -1
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """`:r`: tokens from index `start` on (-1: several choices, no ids) and their bytes."""
+    """`:r`: tokens from index `start` on and their bytes. `:c`: the same for one of several
+    choices."""
 
     start: int
     ids: tuple[int, ...]
     payload: bytes
+    choice: int = 0
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -49,10 +50,11 @@ class MalformedFrame(ValueError):
     """Bytes that are no frame of the worker protocol."""
 
 
-def tokens(start: int, ids: Sequence[int], payload: bytes = b"") -> bytes:
-    numbers = " ".join(map(str, ids))
-    head = f":r {start} {len(payload)} {numbers}\n" if ids else f":r {start} {len(payload)}\n"
-    return head.encode() + payload
+def tokens(start: int, ids: Sequence[int], payload: bytes = b"", choice: int = -1) -> bytes:
+    """`choice`: which of several; -1 when there is one only."""
+    kind = f":c {choice} {start}" if choice >= 0 else f":r {start}"
+    numbers = "".join(f" {number}" for number in ids)
+    return f"{kind} {len(payload)}{numbers}\n".encode() + payload
 
 
 def whole(status: int, payload: bytes) -> bytes:
@@ -88,7 +90,8 @@ class FrameReader:
             return None
         words = self._buffer[:newline].decode().split(" ")
         try:
-            length = 0 if words[0] == ":e" else int(words[2])
+            at = {":e": 0, ":c": 3}.get(words[0], 2)
+            length = int(words[at]) if at else 0
             stop = newline + 1 + length
             if len(self._buffer) < stop:
                 return None
@@ -103,6 +106,8 @@ def _frame(words: list[str], payload: bytes) -> Frame:
     match words[0]:
         case ":r":
             return Tokens(int(words[1]), tuple(map(int, words[3:])), payload)
+        case ":c":
+            return Tokens(int(words[2]), tuple(map(int, words[4:])), payload, int(words[1]))
         case ":w":
             return Whole(int(words[1]), payload)
         case ":e":

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from engine_shim import frames
-from engine_shim.generation import Generation
+from engine_shim.generation import Generation, Taken
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -58,17 +58,29 @@ class FramedResponse:
             await self._write(frame)
 
     def _drain(self) -> bytes:
-        """The frame of what was taken and rendered since the last one; may be empty."""
-        start, ids = self._generation.unsent()
+        """The frames of what was taken and rendered since the last one; may be empty."""
+        generation = self._generation
+        unsent = generation.unsent()
         payload = b""
         if self._streaming:
             payload = b"".join(self._held)
             self._held.clear()
-        if not self._generation.caught_up:
+        if not self._streaming:
+            return b"".join(self._frame(t, t.note) for t in unsent if generation.new_of(t.choice))
+        if not generation.caught_up:
             return b""
-        if self._generation.multiple:
-            start, ids = frames.MULTIPLE, []
-        return frames.tokens(start, ids, payload) if ids or payload else b""
+        if not unsent:
+            unsent = [Taken(generation.choice, generation.taken(generation.choice), [])]
+            if not payload:
+                return b""
+        # The handler renders one choice's output before it takes another's.
+        *before, last = unsent
+        early = b"".join(self._frame(t, b"") for t in before if generation.new_of(t.choice))
+        return early + self._frame(last, payload)
+
+    def _frame(self, taken: Taken, payload: bytes) -> bytes:
+        choice = taken.choice if self._generation.multiple else -1
+        return frames.tokens(taken.start, taken.ids, payload, choice)
 
     async def fail(self, error: BaseException) -> None:
         """The handler itself raised."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import base64
+import hashlib
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -52,30 +53,60 @@ class EngineStopped(RuntimeError):
         super().__init__("the engine stopped before the request was done")
 
 
+class Delivered(msgspec.Struct, frozen=True):
+    """What the gateway holds of one choice: its tokens, and of a request that does not
+    stream what the engine noted beside them (`records`)."""
+
+    ids: tuple[int, ...] = ()
+    note: bytes = b""
+
+
 class Resume(msgspec.Struct, frozen=True):
-    """How to take the request up again, and the tokens the client has."""
+    """How to take the request up again, and what was delivered of each choice."""
 
     mode: Mode
-    tail: tuple[int, ...]
+    choices: tuple[Delivered, ...] = ()
+
+    @classmethod
+    def of(cls, mode: Mode, tail: Sequence[int]) -> Resume:
+        """A request of one choice."""
+        return cls(mode, (Delivered(tuple(tail)),))
+
+    def choice(self, index: int) -> Delivered:
+        """What was delivered of choice `index`; nothing of one that is not named."""
+        return self.choices[index] if index < len(self.choices) else Delivered()
 
 
 def parse_resume(header: str, body: bytes) -> tuple[Resume, bytes]:
     """The resumption and the client's own body.
 
-    `header` is `<mode> <n>`; the last 4*n bytes of `body` are little-endian uint32 ids.
-    Raises MalformedDispatch.
+    `header` is `<mode> <n>[:<m>][,<n>[:<m>]...]`, one part a choice; `body` ends with the
+    n little-endian uint32 ids of each, then the m noted bytes of each. Raises
+    MalformedDispatch.
     """
-    mode, _, count = header.partition(" ")
+    mode, _, counts = header.partition(" ")
     if mode not in ("continue", "replay"):
         raise MalformedDispatch("resume", f"unknown mode {mode[:20]!r}")
-    size = 4 * number("resume", count)
+    sizes = []
+    for count in counts.split(","):
+        ids, colon, note = count.partition(":")
+        sizes.append((number("resume", ids), number("resume", note) if colon else 0))
+    size = sum(4 * ids + note for ids, note in sizes)
     if size > len(body):
-        raise MalformedDispatch("resume", f"{count} tokens in a body of {len(body)} bytes")
-    split = len(body) - size
-    ids = array.array("I", body[split:])
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return Resume(mode, tuple(ids)), body[:split]
+        raise MalformedDispatch("resume", f"{counts[:80]} tokens in a body of {len(body)} bytes")
+    at = split = len(body) - size
+    tails = []
+    for ids, _ in sizes:
+        tail = array.array("I", body[at : at + 4 * ids])
+        if sys.byteorder == "big":
+            tail.byteswap()
+        tails.append(tuple(tail))
+        at += 4 * ids
+    choices = []
+    for tail, (_, note) in zip(tails, sizes, strict=True):
+        choices.append(Delivered(tail, body[at : at + note]))
+        at += note
+    return Resume(mode, tuple(choices)), body[:split]
 
 
 def number(header: str, text: str) -> int:
@@ -100,11 +131,23 @@ def dispatch_record(text: str) -> bytes:
         raise MalformedDispatch("dispatch", str(error)) from None
 
 
+class Taken(msgspec.Struct):
+    """Tokens of one choice that are not in a frame yet: the first one's index, their ids,
+    and the engine's note of them."""
+
+    choice: int
+    start: int
+    ids: list[int]
+    note: bytes = b""
+
+
 class Generation:
     """State of one attempt inside the API process; lives on the event loop only.
 
     `failure` is the `:x` kind of what broke it (`error` says what), empty while nothing
-    did or when the request itself was at fault.
+    did or when the request itself was at fault. `stepwise`: a parser reads the output, so
+    delivered tokens must pass it one by one, as they did the first time. `whole`: the answer
+    is rendered in one piece.
     """
 
     def __init__(
@@ -125,25 +168,30 @@ class Generation:
         self.checkpoint = checkpoint
         self.restore = restore
         self.priority = priority
+        self.stepwise = False
+        self.whole = False
         self.flush: Callable[[], Awaitable[None]] | None = None
         self.failure = ""
         self.error = ""
         self.finish = "-"
         self.outputs = 0
         self.calls = 0
+        self.width = 1
+        self.choice = 0
         self._dispatch = dispatch
-        self._taken = 0
-        self._unsent: list[int] = []
+        self._taken: dict[int, int] = {}
+        self._unsent: list[Taken] = []
+        self._tool_calls: dict[int, int] = {}
 
     @property
     def delivered(self) -> int:
-        """Tokens the client already has."""
-        return len(self.resume.tail) if self.resume else 0
+        """Tokens the client already has, of all choices."""
+        return sum(len(c.ids) for c in self.resume.choices) if self.resume else 0
 
     @property
     def multiple(self) -> bool:
-        """Several choices or prompts: token indices mean nothing."""
-        return self.finish == "multi" or self.calls > 1
+        """Several choices or prompts."""
+        return self.width > 1 or self.calls > 1
 
     def identity(self) -> dict[str, Any]:
         """What travels to EngineCore in `sampling_params.extra_args[IDENTITY_KEY]`."""
@@ -152,21 +200,46 @@ class Generation:
             mark |= {"to": self.checkpoint, "from": self.restore, "p": self.priority}
         return mark
 
-    def take(self, ids: Sequence[int]) -> None:
-        """The handler takes an engine output with new tokens `ids`."""
+    def take(self, ids: Sequence[int], choice: int = 0, note: bytes = b"") -> None:
+        """The handler takes an engine output with new tokens `ids` of `choice`."""
         self.outputs += 1
-        self._taken += len(ids)
-        self._unsent.extend(ids)
+        self.choice = choice
+        start = self._taken.get(choice, 0)
+        self._taken[choice] = start + len(ids)
+        if not ids:
+            return
+        last = self._unsent[-1] if self._unsent else None
+        if last is not None and last.choice == choice:
+            last.ids.extend(ids)
+            last.note += note
+        else:
+            self._unsent.append(Taken(choice, start, list(ids), note))
 
-    def unsent(self) -> tuple[int, list[int]]:
-        """Index of the first token not yet in a frame, and those tokens; forgets them."""
-        ids, self._unsent = self._unsent, []
-        return self._taken - len(ids), ids
+    def taken(self, choice: int) -> int:
+        """Tokens the handler has taken of `choice`."""
+        return self._taken.get(choice, 0)
+
+    def unsent(self) -> list[Taken]:
+        """Tokens not yet in a frame; forgets them."""
+        unsent, self._unsent = self._unsent, []
+        return unsent
 
     @property
     def caught_up(self) -> bool:
-        """Whether anything taken so far is new to the client. Without a resumption, all is."""
-        return self._taken > self.delivered or not self.delivered
+        """Whether what was taken last is new to the client. Without a resumption, all is."""
+        return self.new_of(self.choice) or not self.delivered
+
+    def new_of(self, choice: int) -> bool:
+        """Whether more of `choice` was taken than the client has."""
+        known = len(self.resume.choice(choice).ids) if self.resume else 0
+        return self._taken.get(choice, 0) > known
+
+    def tool_call_id(self) -> str:
+        """16 hex digits for the next tool call: the same ones in every attempt."""
+        number = self._tool_calls.get(self.choice, 0)
+        self._tool_calls[self.choice] = number + 1
+        name = f"{self.request}/{self.choice}/{number}"
+        return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 CURRENT: ContextVar[Generation | None] = ContextVar("relume_generation", default=None)

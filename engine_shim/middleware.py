@@ -92,7 +92,7 @@ class RelumeMiddleware:
             await self._app({**scope, "headers": headers}, receive, send)
             return
         try:
-            generation, receive, headers = await _open(ours, headers, receive)
+            generation, receive, headers = await _open(ours, headers, receive, scope)
         except MalformedDispatch as malformed:
             await _send_error(send, 400, str(malformed))
             return
@@ -184,7 +184,7 @@ async def _announce(state: Any) -> None:
 
 
 async def _open(
-    ours: dict[bytes, str], headers: list[tuple[bytes, bytes]], receive: Receive
+    ours: dict[bytes, str], headers: list[tuple[bytes, bytes]], receive: Receive, scope: Scope
 ) -> tuple[Generation, Receive, list[tuple[bytes, bytes]]]:
     """The generation the headers describe, and receive and headers for the stock handler.
 
@@ -194,9 +194,10 @@ async def _open(
     attempt = number("attempt", ours.get(b"x-relume-attempt", "1"))
     cached_tokens = number("cached", ours.get(b"x-relume-cached", "0"))
     dispatch = dispatch_record(ours.get(b"x-relume-dispatch", ""))
-    resume = None
+    resume, parsed = None, False
     if b"x-relume-resume" in ours:
         resume, body = parse_resume(ours[b"x-relume-resume"], await _read(receive))
+        parsed = plugin.parses_output(scope, body)
         receive = _replayed(body, receive)
         headers = [(k, v) for k, v in headers if k != b"content-length"]
         headers.append((b"content-length", str(len(body)).encode()))
@@ -212,6 +213,7 @@ async def _open(
         endpoints("restore", ours.get(b"x-relume-restore", "")),
         number("priority", ours.get(b"x-relume-priority", "1")),
     )
+    generation.stepwise = parsed
     return generation, receive, headers
 
 

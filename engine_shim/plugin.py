@@ -6,6 +6,7 @@ Without RELUME_AGENT_SOCKET nothing reports, which is how vLLM runs outside a fl
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 from typing import Any
@@ -18,7 +19,7 @@ from engine_shim.reports import Hello, Ready, ready_frame
 _registered_pid = 0
 _reporter: Reporter | None = None
 _progress: Progress | None = None
-_greedy: bool | str = "not tested yet"
+_exact: dict[str, bool | str] = {}
 
 
 def register(role: str = "") -> None:
@@ -78,20 +79,30 @@ def vllm_version() -> str:
 
 async def test_exactness(engine: Any) -> None:
     """Runs the self-test on vLLM's AsyncLLM, once, before the engine says it is ready."""
-    global _greedy
-    from engine_shim import selftest
+    global _exact
+    from engine_shim import selftest, vllm_private
 
-    try:
-        _greedy = await selftest.greedy_verdict(engine)
-    except TimeoutError:
-        _greedy = "the self-test did not end in time"
+    vllm_private.pin_tool_call_ids()
+    _exact = await selftest.verdicts(engine)
 
 
 def exact() -> dict[str, bool | str]:
-    """Which ways to resume are exact here, or why not."""
+    """Ways to take a request up again, and whether what follows is exact here, or why not.
+    Empty until they are tested."""
+    return _exact
+
+
+def parses_output(scope: Any, body: bytes) -> bool:
+    """Whether a parser with a state of its own reads what the request of `scope` streams."""
     from engine_shim import vllm_private
 
-    return vllm_private.verdicts(_greedy)
+    if not scope["path"].endswith("/chat/completions"):
+        return False
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(asked, dict) and vllm_private.parses_output(scope["app"].state, asked)
 
 
 async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool:

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine_shim import identity, plugin
+from engine_shim import identity, plugin, vllm_private_resume
 from engine_shim.generation import IDENTITY_KEY, UNREPORTED
 from engine_shim.reports import frame
 from events import codec
@@ -37,6 +37,7 @@ from events.vocabulary import (
 def relume_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:
     """Makes the reporting form of the scheduler vLLM would have taken itself."""
     plugin.register("core")
+    vllm_private_resume.patch_runner()
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     return _reporting(base)(vllm_config=vllm_config, **options)
 
@@ -44,11 +45,12 @@ def relume_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:
 class _Track:
     """What has been reported of one request the scheduler holds."""
 
-    __slots__ = ("attempt", "blocks", "first_token", "name", "target")
+    __slots__ = ("attempt", "blocks", "delivered", "first_token", "name", "target")
 
-    def __init__(self, name: str, attempt: int) -> None:
+    def __init__(self, name: str, attempt: int, delivered: int) -> None:
         self.name = name
         self.attempt = attempt
+        self.delivered = delivered
         self.target = 0
         self.blocks = 0
         self.first_token = False
@@ -105,8 +107,8 @@ class _Reports:
             self._names[name, attempt] = count + 1
             if count:
                 name = f"{name}#{count}"
-        self._tracks[request.request_id] = _Track(name, attempt)
-        self.changes.append(RequestQueued(name, attempt, request.num_prompt_tokens, dispatch))
+        self._tracks[request.request_id] = _Track(name, attempt, request.num_output_tokens)
+        self.changes.append(RequestQueued(name, attempt, request.num_tokens, dispatch))
 
     def admitted(self, request: Request, cached_tokens: int, blocks: int) -> None:
         track = self._tracks.get(request.request_id)
@@ -130,7 +132,7 @@ class _Reports:
         else:
             self._names.pop(root, None)
         reason = request.get_finished_reason()
-        tokens = request.num_output_tokens
+        tokens = request.num_output_tokens - track.delivered
         self.changes.append(EngineFinished(track.name, track.attempt, str(reason), tokens))
 
     def begin(self, began_ns: int) -> _StepInFlight:
@@ -229,6 +231,8 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
 
         def add_request(self, request: Request) -> None:
             known = request.request_id in self.requests
+            if not known:
+                vllm_private_resume.take_up(request)
             super().add_request(request)
             if not known:
                 self._reports.queued(request)
@@ -264,6 +268,12 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
                 self._reports.flush(*self._pressure())
                 self._show()
             return finished
+
+        def _handle_blocked_waiting_request(self, request: Request) -> bool:
+            waited = vllm_private_resume.waits_for_grammar(request)
+            if not super()._handle_blocked_waiting_request(request):
+                return False
+            return not waited or vllm_private_resume.advance_grammar(self, request)
 
         def _preempt_request(self, request: Request, *args: Any, **options: Any) -> None:
             super()._preempt_request(request, *args, **options)

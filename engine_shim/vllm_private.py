@@ -1,32 +1,38 @@
-"""Everything private of vLLM that we touch, in one place, for 0.32.x.
+"""Everything private of vLLM's API side that we touch, in one place, for 0.32.x.
 
-What is patched, all on the API side of the engine:
+What is patched:
 
 - `AsyncLLM.generate` follows what the handler takes from the engine, so that rendered
   bytes can be attributed to tokens;
 - `AsyncLLM.add_request` sends our identity to EngineCore in `extra_args`, and keeps the
   client's KV-transfer parameters and anybody's forged identity away from it;
-- `AsyncLLM._add_request` takes a request up where another engine left it: the output
-  processor gets the *original* request and all delivered tokens as one synthetic output,
-  so detokeniser, stop strings, parsers and usage stand exactly where they stood; the core
-  gets a copy whose prompt is prompt + delivered tokens;
+- the engine core client's `add_request_async` takes a request up where another engine left
+  it: the output processor gets the delivered tokens as synthetic outputs of the original
+  request, so detokeniser, stop strings, parsers, log probabilities and usage stand exactly
+  where they stood; the core is told which tokens it is to count as output
+  (`vllm_private_resume`);
 - `RequestOutputCollector` is replaced for our requests by one that never merges later
-  tokens into the delivered ones.
+  tokens into the delivered ones (`vllm_private_outputs`);
+- ids of tool calls are derived from the request, so that every attempt names them alike;
+- completions of several prompts are followed where their outputs are merged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import weakref
-from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextvars import ContextVar
 from copy import copy
 from typing import Any
 
 import vllm
+from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMUnprocessableEntityError
 from vllm.outputs import RequestOutput
+from vllm.renderers import chat_utils
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -37,15 +43,19 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request
 
-from engine_shim import identity, vllm_private_core
-from engine_shim.generation import CURRENT, IDENTITY_KEY, EngineStopped, Generation, ReplayMismatch
+from engine_shim import identity, records, vllm_private_core
+from engine_shim.generation import (
+    CURRENT,
+    IDENTITY_KEY,
+    Delivered,
+    EngineStopped,
+    Generation,
+    ReplayMismatch,
+)
+from engine_shim.vllm_private_outputs import OrderedCollector, logprobs_of, record_of
+from engine_shim.vllm_private_resume import TAIL, packed
 
 SUPPORTED = "0.32."
-MERGE_AFTER = 64
-"""Outputs a slow reader may leave unread before further ones are merged into the last."""
-MERGED_TOKENS = 32
-"""And so many tokens a merged one may hold: it is rendered in one go, and the server serves
-nobody else meanwhile (a thousand tokens with their log probabilities take seconds)."""
 
 
 class UnsupportedVllm(RuntimeError):
@@ -71,14 +81,33 @@ def install() -> None:
     AsyncLLM._relume = True
     AsyncLLM.generate = _generate
     AsyncLLM.add_request = _add_request
-    AsyncLLM._add_request = _add_single_request
     vllm_private_core.install()
     async_llm_module.RequestOutputCollector = _collector
+    completion_serving.merge_async_iterators = _merged
+    pin_tool_call_ids()
+
+
+def pin_tool_call_ids() -> None:
+    """Make every parser loaded so far take ids of tool calls from the request."""
+    for name, module in list(sys.modules.items()):
+        parser = name.startswith(("vllm.tool_parsers.", "vllm.parser."))
+        if parser and getattr(module, "random_uuid", None) is _stock_uuid:
+            module.random_uuid = _tool_call_uuid
+    chat_utils.random_uuid = _tool_call_uuid
+
+
+def _tool_call_uuid() -> str:
+    generation = CURRENT.get()
+    return _stock_uuid() if generation is None else generation.tool_call_id()
 
 
 _stock_generate = AsyncLLM.generate
 _stock_add_request = AsyncLLM.add_request
-_stock_add_single_request = AsyncLLM._add_request
+_stock_merged = completion_serving.merge_async_iterators
+_stock_uuid = chat_utils.random_uuid
+
+_PROMPT: ContextVar[int] = ContextVar("relume_prompt", default=0)
+"""Which of a body's prompts is being added to the engine."""
 
 _engines: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
 
@@ -93,6 +122,15 @@ def unfinished() -> int:
     return sum(engine.output_processor.get_num_unfinished_requests() for engine in _engines)
 
 
+def parses_output(app_state: Any, body: dict[str, Any]) -> bool:
+    """Whether a parser with a state of its own reads what this chat request streams."""
+    chat = getattr(app_state, "openai_serving_chat", None)
+    parser = getattr(chat, "parser_cls", None)
+    if parser is None:
+        return False
+    return bool(parser.reasoning_parser_cls or body.get("tools") or body.get("functions"))
+
+
 # --- following what the handler takes ----------------------------------------------
 
 
@@ -103,34 +141,47 @@ def _generate(
     stock = _stock_generate(self, prompt, sampling_params, request_id, **options)
     if generation is None:
         return stock
+    index = generation.calls
     generation.calls += 1
-    return _followed(generation, sampling_params, stock)
+    generation.width = max(generation.width, sampling_params.n)
+    return _followed(generation, index, sampling_params, stock)
 
 
 async def _followed(
-    generation: Generation, params: SamplingParams, outputs: AsyncGenerator[RequestOutput, None]
+    generation: Generation,
+    prompt: int,
+    params: SamplingParams,
+    outputs: AsyncGenerator[RequestOutput, None],
 ) -> AsyncGenerator[RequestOutput, None]:
-    """`outputs` as they are; between two of them, what the handler made is flushed."""
-    if params.n > 1:
-        generation.finish = "multi"
-    whole = params.output_kind == RequestOutputKind.FINAL_ONLY and not generation.multiple
+    """`outputs` as they are; between two of them, what the handler made is flushed.
+    `prompt`: which of the body's prompts they belong to."""
+    whole = params.output_kind == RequestOutputKind.FINAL_ONLY
+    generation.whole = whole
     if whole:
         # Only the last output is shown to the handler, but all are seen here: the
         # gateway must know the tokens of a request that will answer in one piece.
         params.output_kind = RequestOutputKind.CUMULATIVE
-    seen = 0
+    _PROMPT.set(prompt)
+    latest: dict[int, Any] = {}
     try:
         async for output in outputs:
             if output.finished and any(c.finish_reason == "abort" for c in output.outputs):
                 # The client is still there, so this is the engine's doing: not an end.
                 raise EngineStopped
-            if generation.multiple:
-                generation.outputs += 1
-            else:
-                seen = _take(generation, output, seen if whole else 0)
-            if not whole or output.finished:
-                yield output
-            if not output.finished and generation.flush is not None:
+            if output.num_cached_tokens:
+                generation.cached_tokens = output.num_cached_tokens
+            if whole:
+                _take_whole(generation, prompt, output, latest, params.logprobs)
+                if not output.finished:
+                    if generation.flush is not None:
+                        await generation.flush()
+                    continue
+                output.outputs = [latest[index] for index in sorted(latest)]
+                generation.choice = 0
+            elif generation.calls == 1:
+                _take(generation, prompt, output)
+            yield output
+            if generation.calls == 1 and not output.finished and generation.flush is not None:
                 await generation.flush()
     except (asyncio.CancelledError, GeneratorExit):
         raise
@@ -143,15 +194,51 @@ async def _followed(
         await outputs.aclose()
 
 
-def _take(generation: Generation, output: RequestOutput, seen: int) -> int:
-    """Notes the new tokens of `output`, which lie behind `seen`; returns the new `seen`."""
-    (choice,) = output.outputs
-    generation.take(choice.token_ids[seen:])
-    if output.num_cached_tokens:
-        generation.cached_tokens = output.num_cached_tokens
-    if output.finished:
-        generation.finish = choice.finish_reason or "-"
-    return max(seen, len(choice.token_ids))
+def _take(generation: Generation, prompt: int, output: RequestOutput) -> None:
+    """Notes the tokens that `output`, of a stream, brings."""
+    for choice in output.outputs:
+        generation.take(choice.token_ids, prompt * generation.width + choice.index)
+        if output.finished:
+            generation.finish = choice.finish_reason or "-"
+
+
+def _take_whole(
+    generation: Generation,
+    prompt: int,
+    output: RequestOutput,
+    latest: dict[int, Any],
+    ranks: int | None,
+) -> None:
+    """Notes what the cumulative `output` of a request in one piece brings beyond `latest`.
+    `ranks`: how many log probabilities a token has beside its own."""
+    for choice in output.outputs:
+        latest[choice.index] = choice
+        index = prompt * generation.width + choice.index
+        seen = generation.taken(index)
+        note = b""
+        if ranks is not None:
+            note = records.encode(record_of(entry, ranks) for entry in choice.logprobs[seen:])
+        generation.take(choice.token_ids[seen:], index, note)
+        if output.finished:
+            generation.finish = choice.finish_reason or "-"
+
+
+async def _merged(*iterators: Any) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Outputs of several prompts: which of them is rendered next is only known here."""
+    generation = CURRENT.get()
+    outputs = _stock_merged(*iterators)
+    left = len(iterators)
+    try:
+        async for prompt, output in outputs:
+            follow = generation is not None and len(iterators) > 1 and not generation.whole
+            if follow:
+                _take(generation, prompt, output)
+            yield prompt, output
+            left -= output.finished
+            if follow and left and generation.flush is not None:
+                await generation.flush()
+    finally:
+        await outputs.aclose()
 
 
 def failure_kind(error: BaseException) -> str:
@@ -166,104 +253,13 @@ def failure_kind(error: BaseException) -> str:
     return "internal"
 
 
-# --- outputs in order --------------------------------------------------------------
-
-
-class OrderedCollector(RequestOutputCollector):
-    """Hands outputs over one by one, in order, instead of merging what waits.
-
-    Outputs that bring tokens the client already has are never merged with later ones: the
-    first of a continued request, and in replay mode as many as bring the expected tokens.
-    Those are held back, and compared, until all of them came again.
-    """
-
-    def __init__(
-        self, output_kind: RequestOutputKind, request_id: str, mode: str, tail: tuple[int, ...]
-    ) -> None:
-        super().__init__(output_kind, request_id)
-        self._items: deque[RequestOutput | Exception] = deque()
-        self._expected = tail if mode == "replay" else ()
-        self._held: list[RequestOutput] = []
-        self._compared = 0
-        self._sealed = 1 if tail and mode == "continue" else 0
-
-    def put(self, output: Any) -> None:
-        if self._expected and isinstance(output, RequestOutput):
-            self._compare(output)
-        elif self._mergeable() and isinstance(output, RequestOutput):
-            self._items[-1].add(output, aggregate=self.aggregate)
-        else:
-            self._items.append(output)
-        if self._items:
-            self.ready.set()
-
-    def _mergeable(self) -> bool:
-        """Whether what waits last may take up more: only the latest of cumulative outputs
-        counts, and a slow reader's queue has an end."""
-        most = MERGE_AFTER if self.aggregate else 1
-        if len(self._items) - self._sealed < most:
-            return False
-        last = self._items[-1]
-        if not isinstance(last, RequestOutput):
-            return False
-        return not self.aggregate or len(last.outputs[0].token_ids) < MERGED_TOKENS
-
-    def _compare(self, output: RequestOutput) -> None:
-        """Holds `output` back until all expected tokens came again."""
-        (choice,) = output.outputs
-        fresh = choice.token_ids if self.aggregate else choice.token_ids[self._compared :]
-        for index, actual in enumerate(fresh):
-            if self._compared == len(self._expected):
-                if self.aggregate:
-                    # One output brings tokens on both sides of the cut; its text is one.
-                    self._mismatch(None, fresh[index])
-                    return
-                break
-            if actual != self._expected[self._compared]:
-                self._mismatch(self._expected[self._compared], actual)
-                return
-            self._compared += 1
-        self._held.append(output)
-        if self._compared == len(self._expected):
-            self._items.extend(self._held if self.aggregate else self._held[-1:])
-            self._sealed = len(self._items) if self.aggregate else 0
-            self._settle()
-        elif output.finished:
-            self._mismatch(self._expected[self._compared], None)
-
-    def _mismatch(self, expected: int | None, actual: int | None) -> None:
-        self._items.append(ReplayMismatch(self._compared, expected, actual))
-        self._settle()
-
-    def _settle(self) -> None:
-        self._expected = ()
-        self._held = []
-
-    async def get(self) -> Any:
-        while not self._items:
-            await self.ready.wait()
-        return self._pop()
-
-    def get_nowait(self) -> Any:
-        return self._pop() if self._items else None
-
-    def _pop(self) -> Any:
-        item = self._items.popleft()
-        self._sealed = max(0, self._sealed - 1)
-        if not self._items:
-            self.ready.clear()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-
 def _collector(output_kind: RequestOutputKind, request_id: str) -> RequestOutputCollector:
     generation = CURRENT.get()
-    if generation is None or generation.multiple or output_kind == RequestOutputKind.FINAL_ONLY:
+    if generation is None or output_kind == RequestOutputKind.FINAL_ONLY:
         return RequestOutputCollector(output_kind, request_id)
     resume = generation.resume
-    mode, tail = (resume.mode, resume.tail) if resume else ("", ())
-    return OrderedCollector(output_kind, request_id, mode, tail)
+    expected = resume.choice(0).ids if resume is not None and resume.mode == "replay" else ()
+    return OrderedCollector(output_kind, request_id, expected)
 
 
 # --- identity and resumption -------------------------------------------------------
@@ -272,7 +268,9 @@ def _collector(output_kind: RequestOutputKind, request_id: str) -> RequestOutput
 async def _add_request(
     self: AsyncLLM, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
 ) -> RequestOutputCollector:
-    _engines.add(self)
+    if self not in _engines:
+        _engines.add(self)
+        _hook_core(self)
     if isinstance(params, SamplingParams):
         _stamp(params, CURRENT.get())
     return await _stock_add_request(self, request_id, prompt, params, *args, **options)
@@ -286,85 +284,114 @@ def _stamp(params: SamplingParams, generation: Generation | None) -> None:
         extra.pop("kv_transfer_params", None)
         extra.pop("ec_transfer_params", None)
     if generation is not None:
-        if generation.delivered and (generation.multiple or params.n > 1):
-            raise VLLMUnprocessableEntityError("cannot resume: several choices or prompts")
+        resume = generation.resume
+        if generation.delivered and (reason := inexact(params, resume.mode, generation.multiple)):
+            raise VLLMUnprocessableEntityError(f"cannot resume: {reason}")
         extra[IDENTITY_KEY] = generation.identity()
     params.extra_args = extra or None
 
 
-async def _add_single_request(
-    self: AsyncLLM,
-    request: EngineCoreRequest,
-    prompt: str | None,
-    parent: Any,
-    index: int,
-    queue: RequestOutputCollector,
-) -> None:
-    generation = CURRENT.get()
-    resume = generation.resume if generation is not None else None
-    if resume is None or resume.mode == "replay" or not resume.tail:
-        await _stock_add_single_request(self, request, prompt, parent, index, queue)
-        return
-    if reason := inexact(request.sampling_params, request):
-        raise VLLMUnprocessableEntityError(f"cannot resume: {reason}")
-    self.check_admission(request_id=request.request_id)
-    self.output_processor.add_request(request, prompt, parent, index, queue)
-    if _deliver_again(self, request, resume.tail, generation.cached_tokens):
-        return
-    await self.engine_core.add_request_async(_continuation(request, resume.tail))
-
-
-def inexact(params: SamplingParams | None, request: EngineCoreRequest) -> str:
-    """Why feeding delivered tokens as prompt would change what follows; empty if not."""
-    if params is None or request.prompt_token_ids is None:
-        return "no token prompt"
-    if params.logprobs is not None or params.prompt_logprobs is not None:
-        return "logprobs of delivered tokens are unknown"
-    if params.structured_outputs is not None:
-        return "the grammar would restart at its root"
-    if params.presence_penalty or params.frequency_penalty:
-        return "penalties count output tokens only"
-    if params.bad_words:
-        return "bad words are matched in output tokens only"
-    if params.temperature and params.seed is not None:
-        return "a seeded sampler would restart its sequence"
-    if params.repetition_detection is not None or params.thinking_token_budget is not None:
-        return "a limit counts output tokens only"
+def inexact(params: SamplingParams, mode: str, multiple: bool) -> str:
+    """Why `mode` would change what follows the delivered tokens; empty if not."""
+    if mode == "replay":
+        return "several choices or prompts are not compared" if multiple else ""
+    if params.prompt_logprobs is not None:
+        return "log probabilities of the prompt would be told twice"
+    if params.logprob_token_ids is not None:
+        return "log probabilities of chosen tokens are not kept"
+    if params.thinking_token_budget is not None:
+        return "the budget's state is not carried over"
     return ""
 
 
-def _deliver_again(
-    engine: AsyncLLM, request: EngineCoreRequest, tail: tuple[int, ...], cached_tokens: int
-) -> bool:
-    """Feeds the delivered tokens to the output processor; True when they end the request."""
-    finish_reason, stop_reason = _end_of(request, tail, engine.model_config.max_model_len)
+def _hook_core(engine: AsyncLLM) -> None:
+    """Have each request of `engine` looked at on its way to the core."""
+    core = engine.engine_core
+    add = core.add_request_async
+
+    async def add_request(request: EngineCoreRequest) -> None:
+        generation = CURRENT.get()
+        resume = generation.resume if generation is not None else None
+        if resume is None or resume.mode == "replay" or not generation.delivered:
+            await add(request)
+        elif continued := _taken_up(engine, generation, request):
+            await add(continued)
+
+    core.add_request_async = add_request
+
+
+def _taken_up(
+    engine: AsyncLLM, generation: Generation, request: EngineCoreRequest
+) -> EngineCoreRequest | None:
+    """What the core is to compute of a request taken up; None when it is at its end. Raises
+    VLLMUnprocessableEntityError."""
     processor = engine.output_processor
-    processor.process_outputs(
-        [
-            EngineCoreOutput(
-                request_id=request.request_id,
-                new_token_ids=list(tail),
-                finish_reason=finish_reason,
-                stop_reason=stop_reason,
-                prefill_stats=PrefillStats(
-                    num_prompt_tokens=len(request.prompt_token_ids or ()),
-                    num_cached_tokens=cached_tokens,
-                ),
-            )
-        ]
-    )
     state = processor.request_states.get(request.request_id)
     if state is None:
-        return True
+        return None  # its delivered tokens ended it
+    first = _PROMPT.get() * generation.width
+    if state.request_index == 0:
+        # All of them before the core may say anything: what the handler shows once for all
+        # choices is known to the client if any of them has a token.
+        for other in [s for s in processor.request_states.values() if s.queue is state.queue]:
+            held = generation.resume.choice(first + other.request_index)
+            if held.ids:
+                _deliver_again(engine, generation, _child(request, other.request_id), held)
+    if request.request_id not in processor.request_states:
+        return None
+    held = generation.resume.choice(first + state.request_index)
+    return _continuation(request, generation, held, first + state.request_index)
+
+
+def _child(request: EngineCoreRequest, request_id: str) -> EngineCoreRequest:
+    """The request of another choice, as far as its end is concerned."""
+    child = copy(request)
+    child.request_id = request_id
+    return child
+
+
+def _deliver_again(
+    engine: AsyncLLM, generation: Generation, request: EngineCoreRequest, held: Delivered
+) -> None:
+    """Feeds the delivered tokens to the output processor, which may find them complete."""
+    processor = engine.output_processor
+    state = processor.request_states[request.request_id]
+    try:
+        finish_reason, stop_reason = _end_of(request, held.ids, engine.model_config.max_model_len)
+        logprobs = logprobs_of(request.sampling_params, held, generation.whole)
+    except ValueError as error:
+        processor.abort_requests([request.request_id], internal=True)
+        raise VLLMUnprocessableEntityError(f"cannot resume: {error}") from None
+    size = 1 if generation.stepwise and not generation.whole else len(held.ids)
+    for at in range(0, len(held.ids), size):
+        last = at + size >= len(held.ids)
+        processor.process_outputs(
+            [
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=list(held.ids[at : at + size]),
+                    new_logprobs=logprobs.slice_request(at, size) if logprobs else None,
+                    finish_reason=finish_reason if last else None,
+                    stop_reason=stop_reason if last else None,
+                    prefill_stats=PrefillStats(
+                        num_prompt_tokens=len(request.prompt_token_ids or ()),
+                        num_cached_tokens=generation.cached_tokens,
+                    ),
+                )
+            ]
+        )
+        if isinstance(state.queue, OrderedCollector):
+            state.queue.seal()
     if state.stats is not None:
         # The next token's latency is counted from here, not from the epoch.
         state.stats.first_token_ts = state.stats.last_token_ts = time.monotonic()
-    return False
 
 
-def _end_of(request: EngineCoreRequest, tail: tuple[int, ...], max_model_len: int) -> tuple:
+def _end_of(request: EngineCoreRequest, tail: Sequence[int], max_model_len: int) -> tuple:
     """(finish reason, stop reason) when the last delivered token ended the request, by
-    the scheduler's own rule."""
+    the scheduler's own rule. Raises ValueError without a prompt of tokens."""
+    if request.prompt_token_ids is None:
+        raise ValueError("no token prompt")
     probe = Request.from_engine_core_request(request, None)
     probe.append_output_token_ids(list(tail))
     if not check_stop(probe, max_model_len):
@@ -372,27 +399,15 @@ def _end_of(request: EngineCoreRequest, tail: tuple[int, ...], max_model_len: in
     return probe.get_finished_reason(), probe.stop_reason
 
 
-def _continuation(request: EngineCoreRequest, tail: tuple[int, ...]) -> EngineCoreRequest:
-    """What the core computes: the same request with the delivered tokens in its prompt."""
+def _continuation(
+    request: EngineCoreRequest, generation: Generation, held: Delivered, choice: int
+) -> EngineCoreRequest:
+    """What the core is to compute: the same request, with what was delivered of it."""
     params = request.sampling_params.clone()
-    params.max_tokens -= len(tail)
-    params.min_tokens = max(0, params.min_tokens - len(tail))
+    mark = {**generation.identity(), "c": choice}
+    if held.ids:
+        mark[TAIL] = packed(held.ids)
+    params.extra_args = {**(params.extra_args or {}), IDENTITY_KEY: mark}
     continued = copy(request)
-    continued.prompt_token_ids = [*request.prompt_token_ids, *tail]
     continued.sampling_params = params
     return continued
-
-
-def verdicts(greedy: bool | str) -> dict[str, bool | str]:
-    """Ways to take a request up again, and whether what follows is exact (or why not).
-    `greedy` is the self-test's verdict, on which the text-level features rest."""
-    return {
-        "greedy": greedy,
-        "stop_strings": greedy,
-        "usage": greedy,
-        "replay": greedy,
-        "seeded": "a seeded sampler would restart its sequence",
-        "penalties": "penalties count output tokens only",
-        "structured": "the grammar would restart at its root",
-        "logprobs": "logprobs of delivered tokens are unknown",
-    }

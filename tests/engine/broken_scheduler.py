@@ -1,9 +1,10 @@
-"""A scheduler with a step that fails, to see an engine core die by itself."""
+"""Schedulers with a fault: an engine core that dies by itself, generators in a wrong state."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from engine_shim import vllm_private_runner
 from engine_shim.scheduler import relume_scheduler
 
 FAILING_STEP = 400
@@ -27,4 +28,12 @@ def failing_scheduler(**options: Any) -> Any:
         return stock(*args)
 
     scheduler.update_from_output = update_from_output
+    return scheduler
+
+
+def misdrawing_scheduler(**options: Any) -> Any:
+    """Takes seeded requests up one draw too late. In the engine's one process."""
+    scheduler = relume_scheduler(**options)
+    skip = vllm_private_runner.skip_draws
+    vllm_private_runner.skip_draws = lambda runner, gen, count: skip(runner, gen, count + 1)
     return scheduler

@@ -34,6 +34,9 @@ class Framed(NamedTuple):
     def ids(self) -> list[int]:
         return [i for frame in self.tokens for i in frame.ids]
 
+    def ids_of(self, choice: int) -> list[int]:
+        return [i for frame in self.tokens if frame.choice == choice for i in frame.ids]
+
     @property
     def payload(self) -> bytes:
         return b"".join(frame.payload for frame in self.tokens)
@@ -133,9 +136,10 @@ def sort_frames(body: bytes) -> Framed:
     wholes = [f for f in all_frames if isinstance(f, frames.Whole)]
     assert isinstance(all_frames[-1], frames.End | frames.Broken), all_frames[-1]
     assert len(tokens) + len(wholes) + 1 == len(all_frames)
-    indexed = [f for f in tokens if f.start >= 0]
-    for before, after in itertools.pairwise(indexed):
-        assert after.start == before.start + len(before.ids)
+    for choice in {f.choice for f in tokens}:
+        mine = [f for f in tokens if f.choice == choice]
+        for before, after in itertools.pairwise(mine):
+            assert after.start == before.start + len(before.ids)
     return Framed(tokens, wholes[0] if wholes else None, all_frames[-1])
 
 

@@ -7,7 +7,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from engine_shim.generation import ReplayMismatch
-from engine_shim.vllm_private import MERGE_AFTER, MERGED_TOKENS, OrderedCollector
+from engine_shim.vllm_private_outputs import MERGE_AFTER, MERGED_TOKENS, OrderedCollector
 
 pytestmark = pytest.mark.engine
 
@@ -31,12 +31,12 @@ def output(*ids: int, finished: bool = False) -> RequestOutput:
     )
 
 
-def delta(mode: str = "", *tail: int) -> OrderedCollector:
-    return OrderedCollector(RequestOutputKind.DELTA, "r", mode, tail)
+def delta(*expected: int) -> OrderedCollector:
+    return OrderedCollector(RequestOutputKind.DELTA, "r", expected)
 
 
-def cumulative(mode: str = "", *tail: int) -> OrderedCollector:
-    return OrderedCollector(RequestOutputKind.CUMULATIVE, "r", mode, tail)
+def cumulative(*expected: int) -> OrderedCollector:
+    return OrderedCollector(RequestOutputKind.CUMULATIVE, "r", expected)
 
 
 async def taken(collector: OrderedCollector) -> list[list[int]]:
@@ -56,8 +56,9 @@ async def test_outputs_that_wait_are_not_merged() -> None:
 
 
 async def test_slow_reader_bounds_the_queue_and_loses_nothing() -> None:
-    collector = delta("continue", 100, 101, 102)
+    collector = delta()
     collector.put(output(100, 101, 102))
+    collector.seal()
     for i in range(3 * MERGE_AFTER):
         collector.put(output(i))
     pulled = await taken(collector)
@@ -84,7 +85,7 @@ async def test_error_comes_after_the_outputs_before_it() -> None:
 
 
 async def test_replay_holds_until_all_expected_tokens_came() -> None:
-    collector = delta("replay", 1, 2, 3)
+    collector = delta(1, 2, 3)
     collector.put(output(1))
     collector.put(output(2))
     assert collector.get_nowait() is None
@@ -95,7 +96,7 @@ async def test_replay_holds_until_all_expected_tokens_came() -> None:
 
 async def test_long_replay_is_not_merged_with_what_follows() -> None:
     tail = tuple(range(2 * MERGE_AFTER))
-    collector = delta("replay", *tail)
+    collector = delta(*tail)
     for i in range(3 * MERGE_AFTER):
         collector.put(output(i))
     pulled = await taken(collector)
@@ -106,7 +107,7 @@ async def test_long_replay_is_not_merged_with_what_follows() -> None:
     ("ids", "index"), (([1, 9], 1), ([9], 0), ([1, 2, 9], 2)), ids=("second", "first", "third")
 )
 async def test_replay_mismatch_names_the_token(ids: list[int], index: int) -> None:
-    collector = delta("replay", 1, 2, 3)
+    collector = delta(1, 2, 3)
     for i in ids:
         collector.put(output(i))
     with pytest.raises(ReplayMismatch) as raised:
@@ -115,21 +116,21 @@ async def test_replay_mismatch_names_the_token(ids: list[int], index: int) -> No
 
 
 async def test_replay_that_ends_early_is_a_mismatch() -> None:
-    collector = delta("replay", 1, 2, 3)
+    collector = delta(1, 2, 3)
     collector.put(output(1, 2, finished=True))
     with pytest.raises(ReplayMismatch):
         await collector.get()
 
 
 async def test_replay_across_the_cut_is_refused_not_split() -> None:
-    collector = delta("replay", 1, 2, 3)
+    collector = delta(1, 2, 3)
     collector.put(output(1, 2, 3, 4))
     with pytest.raises(ReplayMismatch):
         await collector.get()
 
 
 async def test_cumulative_replay_compares_what_is_new() -> None:
-    collector = cumulative("replay", 1, 2, 3)
+    collector = cumulative(1, 2, 3)
     for ids in ((1,), (1, 2), (1, 2, 3, 4)):
         collector.put(output(*ids))
     assert await taken(collector) == [[1, 2, 3, 4]]

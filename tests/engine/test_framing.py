@@ -10,7 +10,7 @@ import pytest
 from engine_shim import frames
 from engine_shim.frames import Broken, End, Tokens, Whole
 from engine_shim.framing import FramedResponse
-from engine_shim.generation import Generation, MalformedDispatch, Resume, parse_resume
+from engine_shim.generation import Delivered, Generation, MalformedDispatch, Resume, parse_resume
 
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
 JSON = [(b"content-type", b"application/json"), (b"content-length", b"2")]
@@ -46,7 +46,7 @@ class Handler:
 
     def __init__(self, tail: tuple[int, ...] = (), created: str = "") -> None:
         self.server = Server()
-        resume = Resume("continue", tail) if tail else None
+        resume = Resume.of("continue", tail) if tail else None
         self.generation = Generation("r", 1, resume=resume)
         self.generation.calls = 1
         self.response = FramedResponse(self.generation, self.server.send, created)
@@ -201,7 +201,17 @@ async def test_handler_that_raises_is_told_once_begun() -> None:
 def test_tail_is_split_off_the_body() -> None:
     tail = bytes([1, 0, 0, 0, 255, 255, 255, 255])
     resume, body = parse_resume("replay 2", b'{"a":1}' + tail)
-    assert (resume.mode, resume.tail, body) == ("replay", (1, 0xFFFFFFFF), b'{"a":1}')
+    assert (resume, body) == (Resume.of("replay", (1, 0xFFFFFFFF)), b'{"a":1}')
     assert parse_resume("continue 0", b"{}")[1] == b"{}"
     with pytest.raises(MalformedDispatch):
         parse_resume("continue 3", bytes(11))
+
+
+def test_tails_and_notes_of_several_choices_are_split_off() -> None:
+    tail = bytes([1, 0, 0, 0]) + bytes([2, 0, 0, 0, 3, 0, 0, 0]) + b"note"
+    resume, body = parse_resume("continue 1,2:4,0", b"{}" + tail)
+    assert resume.choices == (Delivered((1,)), Delivered((2, 3), b"note"), Delivered())
+    assert body == b"{}"
+    for malformed in ("continue 1,", "continue 1:x", "continue 1,99"):
+        with pytest.raises(MalformedDispatch):
+            parse_resume(malformed, b"{}" + tail)

@@ -26,7 +26,7 @@ STEP = EngineStep(1, 2, 3, 4, 5, 6, 7, 8, (FirstToken("r", 1),), 9)
 def test_frames_survive_any_cut() -> None:
     written = [
         frames.tokens(0, [1, 2], b"data: \n:e stop\n"),
-        frames.tokens(frames.MULTIPLE, [], b"x"),
+        frames.tokens(4, [7], b"x", choice=1),
         frames.tokens(2, [3]),
         frames.whole(200, b"{}\n"),
         frames.broken("engine", "größer"),

@@ -69,19 +69,22 @@ def test_tokens_and_bytes_of_a_frame_belong_together(primary: Engine) -> None:
 
 
 @pytest.mark.parametrize("stream", (True, False))
-def test_several_choices_have_no_token_ids(primary: Engine, stream: bool) -> None:
+def test_several_choices_are_told_apart(primary: Engine, stream: bool) -> None:
     body = COMPLETION | {"n": 2, "temperature": 0.5, "stream": stream}
     framed = client.ask(primary.port, COMPLETIONS, body)
-    assert framed.ids == []
-    assert all(frame.start == frames.MULTIPLE for frame in framed.tokens)
+    assert [len(framed.ids_of(choice)) for choice in (0, 1, 2)] == [24, 24, 0]
+    assert framed.ids_of(0) != framed.ids_of(1)
     assert framed.last == frames.End("multi")
 
 
 @pytest.mark.parametrize("stream", (True, False))
-def test_several_prompts_have_no_token_ids(primary: Engine, stream: bool) -> None:
-    body = COMPLETION | {"prompt": ["One lease", "Two leases"], "stream": stream}
-    framed = client.ask(primary.port, COMPLETIONS, body)
-    assert framed.ids == []
+def test_several_prompts_are_told_apart(primary: Engine, stream: bool) -> None:
+    prompts = ["One lease", "Two leases"]
+    body = COMPLETION | {"stream": stream}
+    framed = client.ask(primary.port, COMPLETIONS, body | {"prompt": prompts})
+    for choice, prompt in enumerate(prompts):
+        alone = client.ask(primary.port, COMPLETIONS, body | {"prompt": prompt})
+        assert framed.ids_of(choice) == alone.ids
     assert framed.last == frames.End("multi")
 
 

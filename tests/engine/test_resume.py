@@ -167,18 +167,15 @@ def test_the_head_of_an_answer_says_what_was_cached_for_who_takes_it_up(
 @pytest.mark.parametrize(
     "options",
     (
-        {"seed": 7, "temperature": 0.8},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
-        {"logprobs": 2},
-        {"structured_outputs": {"regex": "[a-z ]+"}},
-        {"n": 2, "temperature": 0.5},
+        {"prompt_logprobs": 2},
+        {"logprob_token_ids": [5, 6]},
+        {"logprobs": 2, "stream": False},
     ),
 )
 def test_what_cannot_be_continued_exactly_is_refused(
     standby: Engine, options: dict[str, Any]
 ) -> None:
-    body = body_for(COMPLETIONS, stream=True, **options)
+    body = body_for(COMPLETIONS, **{"stream": True, **options})
     headers = client.headers_for(resume=("continue", [300, 301]))
     answer = client.post(standby.port, COMPLETIONS, body, headers=headers, tail=[300, 301])
     assert answer.status == 422, answer.body

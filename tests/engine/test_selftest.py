@@ -19,19 +19,25 @@ class Decoder:
     """Stands for AsyncLLM: tokens are a function of the prompt, of how many requests run
     (when `batch_matters`) and of the tail (when `recompute_differs`)."""
 
-    def __init__(self, batch_matters: bool = False, recompute_differs: bool = False) -> None:
+    def __init__(
+        self,
+        batch_matters: bool = False,
+        recompute_differs: bool = False,
+        seeds_differ: bool = False,
+    ) -> None:
         self.model_config = SimpleNamespace(
             max_model_len=512, runner_type="generate", get_vocab_size=lambda: 1000
         )
         self._batch_matters = batch_matters
         self._recompute_differs = recompute_differs
+        self._seeds_differ = seeds_differ
         self._running = 0
 
     async def generate(self, prompt: Any, params: Any, name: str) -> Any:
         generation = CURRENT.get()
         assert generation is not None and generation.resume is not None
         assert params.skip_reading_prefix_cache
-        tail = generation.resume.tail
+        tail = generation.resume.choice(0).ids
         self._running += 1
         with contextlib.ExitStack() as stack:
             stack.callback(self._leave)
@@ -41,7 +47,7 @@ class Decoder:
             await asyncio.sleep(0)
             if self._batch_matters and self._running > 1:
                 ids[-1] += 1
-            if self._recompute_differs and tail:
+            if tail and (self._recompute_differs or (self._seeds_differ and params.seed)):
                 ids[-1] += 1
             for token in ids:
                 yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])])
@@ -52,19 +58,28 @@ class Decoder:
 
 
 async def test_engine_that_always_says_the_same_is_exact() -> None:
-    assert await selftest.greedy_verdict(Decoder()) is True
+    verdicts = await selftest.verdicts(Decoder())
+    assert set(verdicts.values()) == {True}
+    assert {"greedy", "seeded", "penalties", "structured", "logprobs"} <= set(verdicts)
 
 
 async def test_batch_dependence_is_found() -> None:
-    assert await selftest.greedy_verdict(Decoder(batch_matters=True)) == selftest.BATCH_MATTERS
+    verdicts = await selftest.verdicts(Decoder(batch_matters=True))
+    assert set(verdicts.values()) == {selftest.BATCH_MATTERS}
 
 
 async def test_difference_by_recomputation_is_found() -> None:
-    verdict = await selftest.greedy_verdict(Decoder(recompute_differs=True))
-    assert verdict == selftest.RECOMPUTE_DIFFERS
+    verdicts = await selftest.verdicts(Decoder(recompute_differs=True))
+    assert set(verdicts.values()) == {selftest.RECOMPUTE_DIFFERS}
+
+
+async def test_generator_in_a_wrong_state_is_found() -> None:
+    verdicts = await selftest.verdicts(Decoder(seeds_differ=True))
+    assert verdicts.pop("seeded") == selftest.STATE_DIFFERS
+    assert set(verdicts.values()) == {True}
 
 
 async def test_engine_too_small_to_test_says_so() -> None:
     small = Decoder()
     small.model_config.max_model_len = 32
-    assert await selftest.greedy_verdict(small) == selftest.UNTESTED
+    assert set((await selftest.verdicts(small)).values()) == {selftest.UNTESTED}
