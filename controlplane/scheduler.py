@@ -145,7 +145,9 @@ class Scheduler:
 
     def arrived(self, arrival: Arrival) -> Arrival:
         """See SchedulerPort.arrived."""
-        verdict, reason = recovery.grounded(self.view, arrival.model, arrival.verdict)
+        verdict, reason = recovery.grounded(
+            self.view, arrival.model, arrival.verdict, arrival.needs, arrival.fallback
+        )
         if verdict != arrival.verdict:
             arrival = msgspec.structs.replace(arrival, verdict=verdict, reason=reason)
         self.live[arrival.request] = LiveRequest(arrival)

@@ -2,7 +2,7 @@
 
 | verdict | nothing delivered | something delivered |
 |---|---|---|
-| exact | new | continue: the delivered tokens become prompt, the rest is identical |
+| exact | new | continue: taken up behind the delivered tokens, the rest is identical |
 | best_effort | new | continue: the engine failed its self-test, so the rest may differ |
 | sampled | new | continue: a valid continuation, not the identical one |
 | replay | new | replay: generate again and compare; the client sees only the rest |
@@ -38,15 +38,23 @@ def mode_of(verdict: str, streaming: bool, delivered: int) -> str:
     return MODES[verdict, delivered > 0]
 
 
-def grounded(view: View, model: str, verdict: str) -> tuple[str, str]:
-    """(verdict, reason) that the fleet can keep: `exact` only where every engine of the
-    model that serves now passed its self-test of recomputed tokens; else `best_effort`.
+def grounded(
+    view: View, model: str, verdict: str, needs: tuple[str, ...] = (), fallback: str = ""
+) -> tuple[str, str]:
+    """(verdict, reason) that the fleet can keep, by the self-tests of every engine of the
+    model that serves now: any of them may have to take the request over, so the weakest
+    decides.
 
-    Any of them may have to take the request over, so the weakest decides.
+    Where recomputed tokens are exact but one of `needs` is not taken up, the `fallback`
+    holds; where they are not, `exact` becomes `best_effort`.
     """
-    if verdict != "exact":
-        return verdict, ""
+    kept = verdict, ""
     for worker in view.fleet.workers.values():
-        if worker.model == model and worker.engine == "ready" and "greedy" not in worker.exact:
-            return "best_effort", f"{worker.name} failed its self-test of recomputed tokens"
-    return verdict, ""
+        if worker.model != model or worker.engine != "ready":
+            continue
+        if "greedy" not in worker.exact:
+            if verdict == "exact":
+                kept = "best_effort", f"{worker.name} failed its self-test of recomputed tokens"
+        elif missing := [need for need in needs if need not in worker.exact]:
+            return fallback, f"{worker.name} failed its self-test of {missing[0]}"
+    return kept

@@ -44,7 +44,8 @@ _value = msgspec.json.Decoder().decode
 
 class Parsed(Struct, frozen=True):
     """What the gateway read. `body` is the client's bytes unless something was stripped.
-    `prompt_tokens` is an estimate where `estimated`; `max_tokens` 0: not given."""
+    `prompt_tokens` is an estimate where `estimated`; `max_tokens` 0: not given. `verdict`
+    and what follows it: see `classify.Judged`."""
 
     model: str
     stream: bool
@@ -53,6 +54,8 @@ class Parsed(Struct, frozen=True):
     max_tokens: int
     verdict: str
     reason: str
+    needs: tuple[str, ...]
+    fallback: str
     body: bytes
 
 
@@ -133,15 +136,14 @@ def parse(body: bytes, *, chat: bool) -> Parsed:
             check(name, value)
         fields[name] = value
     prompt_tokens, estimated = _read_prompt(members, fields, chat)
-    verdict, reason = classify(fields)
+    judged = classify(fields)
     return Parsed(
         fields.get("model") or "",
         fields.get("stream") or False,
         prompt_tokens,
         estimated,
         _max_tokens(fields, chat),
-        verdict,
-        reason,
+        *judged,
         body,
     )
 

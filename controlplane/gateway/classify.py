@@ -2,137 +2,158 @@
 
 Verdicts, best first (ports.Arrival):
 
-- `exact`: greedy text; another worker continues from the delivered tokens, identically.
-- `replay`: deterministic, but the engine keeps state along the output that a continuation
-  would not have (penalties, a seeded generator, a grammar, logprobs): generated again from
-  the start and compared.
-- `sampled`: unseeded sampling without such state; continued validly, not identically.
+- `exact`: another worker continues from the delivered tokens, identically.
+- `sampled`: unseeded sampling; continued validly, not identically.
+- `replay`: deterministic, but with state that no engine takes up in the middle: generated
+  again from the start and compared.
 - `restart`: neither; started anew while the client has nothing, else failed honestly.
 
+A request `needs` features of an engine to be continued (penalties, a seeded generator, a
+grammar, log probabilities, parsers, several choices); whether the engines there have them
+is said by their self-test (policies.recovery.grounded), and `fallback` is the verdict
+without them.
+
 Each field of vLLM 0.32's completion and chat requests stands in `FIELDS` with what a
-value of it does to the verdict. A field that is not there may hold state, so it counts as
-`state`; a field whose value is its neutral one counts for nothing.
+value of it does. A field that is not there may hold state that nobody knows of, so it
+counts as `state`; a field whose value is its neutral one counts for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-# What one field's value does: nothing, adds state along the output, several outputs.
-NONE, STATE, MULTI = "", "state", "multi"
+# What one field's value does: nothing, needs a feature, adds state that cannot be taken
+# up, several searches at once.
+NONE, STATE, SEARCH = "", "state", "search"
+SEEDED, PENALTIES, LOGPROBS = "seeded", "penalties", "logprobs"
+STRUCTURED, PARSERS, CHOICES = "structured", "parsers", "choices"
 
 Effect = Callable[[Any], str]
+
+
+class Judged(NamedTuple):
+    """`reason`: why the verdict is not better; empty for `exact`."""
+
+    verdict: str
+    reason: str = ""
+    needs: tuple[str, ...] = ()
+    fallback: str = ""
 
 
 def _nothing(_value: Any) -> str:
     return NONE
 
 
-def _state_unless(*neutral: Any) -> Effect:
-    """State unless the value is one of `neutral` (null always is neutral)."""
-    return lambda value: NONE if value in neutral else STATE
+def _unless(effect: str, *neutral: Any) -> Effect:
+    """The effect unless the value is one of `neutral` (null always is neutral)."""
+    return lambda value: NONE if value in neutral else effect
 
 
-def _state_if_filled(value: Any) -> str:
-    return STATE if value else NONE
+def _filled(effect: str) -> Effect:
+    return lambda value: effect if value else NONE
 
 
 def _always_state(_value: Any) -> str:
     return STATE
 
 
-def _several(value: Any) -> str:
-    return NONE if value == 1 else MULTI
-
-
-def _multi_if_true(value: Any) -> str:
-    return MULTI if value else NONE
-
-
 def _format(value: Any) -> str:
     """`{"type": "text"}` is the default format; every other one is a grammar."""
-    return NONE if isinstance(value, dict) and value.get("type") == "text" else STATE
+    return NONE if isinstance(value, dict) and value.get("type") == "text" else STRUCTURED
 
 
-# Fields that do not touch what is generated, or do so from the prompt alone.
+# Fields that do not touch what is generated, or do so without a state along the output.
 _HARMLESS = (
     "model prompt messages stream stream_options user metadata store service_tier "
     "safety_identifier prompt_cache_key request_id session_id priority cache_salt "
     "max_tokens max_completion_tokens min_tokens stop stop_token_ids include_stop_str_in_output "
-    "ignore_eos skip_special_tokens "
+    "ignore_eos skip_special_tokens logit_bias allowed_token_ids "
     "spaces_between_special_tokens detokenize truncate_prompt_tokens truncation_side "
     "add_special_tokens add_generation_prompt continue_final_message chat_template "
     "chat_template_kwargs documents reasoning_effort include_reasoning parallel_tool_calls "
     "length_penalty return_tokens_as_token_ids return_token_ids stream_interval "
     # judged together with others below
-    "temperature seed top_p top_k min_p tools tool_choice functions function_call"
+    "temperature seed top_p top_k min_p echo tools tool_choice functions function_call"
 ).split()
 
 FIELDS: Mapping[str, Effect] = {
     **dict.fromkeys(_HARMLESS, _nothing),
-    "n": _several,
-    "best_of": _several,
-    "use_beam_search": _multi_if_true,
-    "presence_penalty": _state_unless(0),
-    "frequency_penalty": _state_unless(0),
-    "repetition_penalty": _state_unless(1),
+    "n": _unless(CHOICES, 1),
+    "best_of": _unless(SEARCH, 1),
+    "use_beam_search": _filled(SEARCH),
+    "presence_penalty": _unless(PENALTIES, 0),
+    "frequency_penalty": _unless(PENALTIES, 0),
+    "repetition_penalty": _unless(PENALTIES, 1),
+    "repetition_detection": _filled(PENALTIES),
+    "bad_words": _filled(PENALTIES),
     # completions: 0 asks for the sampled token's; chat: true, with top_logprobs beside it
-    "logprobs": lambda value: NONE if value is False else STATE,
-    "top_logprobs": _state_unless(0),
+    "logprobs": lambda value: NONE if value is False else LOGPROBS,
+    "top_logprobs": _unless(LOGPROBS, 0),
     "prompt_logprobs": _always_state,
-    "logprob_token_ids": _state_if_filled,
-    "logit_bias": _state_if_filled,
-    "allowed_token_ids": _state_if_filled,
-    "bad_words": _state_if_filled,
-    "echo": _state_if_filled,
-    "suffix": _state_if_filled,
+    "logprob_token_ids": _filled(STATE),
+    "suffix": _filled(STATE),
     "response_format": _format,
-    "structured_outputs": _state_if_filled,
+    "structured_outputs": _filled(STRUCTURED),
     "guided_json": _always_state,
     "guided_regex": _always_state,
     "guided_choice": _always_state,
     "guided_grammar": _always_state,
     "thinking_token_budget": _always_state,
-    "repetition_detection": _always_state,
-    "watermarking": _state_if_filled,
-    "vllm_xargs": _state_if_filled,
+    "watermarking": _filled(STATE),
+    "vllm_xargs": _filled(STATE),
 }
 
 
-def classify(body: Mapping[str, Any]) -> tuple[str, str]:
-    """(verdict, reason) of a decoded body; `reason` is empty for `exact`.
+def classify(body: Mapping[str, Any]) -> Judged:
+    """Judge a decoded body.
 
     `prompt` and `messages` stand in `body` as `body.Prompts` puts them: a number of
     prompts under "prompts" and a flag "multimodal"; both may be absent.
     """
-    if body.get("prompts", 1) != 1:
-        return "restart", "several prompts"
-    tools = _tools(body)
-    if tools:
-        return "restart", tools
+    needs: dict[str, str] = {}  # feature: the field that needs it
     stateful = "multimodal input" if body.get("multimodal") else ""
+    if body.get("prompts", 1) != 1:
+        needs[CHOICES] = "several prompts"
+    if tools := _tools(body):
+        needs[PARSERS] = tools
+        if tools == "tool_choice":  # forced by a grammar
+            needs[STRUCTURED] = tools
     for name, value in body.items():
         if value is None or name in ("prompts", "multimodal"):
             continue
         effect = FIELDS.get(name, _always_state)(value)
-        if effect is MULTI:
-            return "restart", f"{name}={value!r:.20}"
-        if effect is STATE and not stateful:
-            stateful = name if name in FIELDS else f"unknown field {name!r:.40}"
-    temperature = body.get("temperature")
-    if temperature == 0:
-        return ("replay", stateful) if stateful else ("exact", "")
-    if body.get("seed") is not None:
-        return "replay", stateful or "seeded sampling"
+        if effect == SEARCH:
+            return Judged("restart", f"{name}={value!r:.20}")
+        if effect == STATE:
+            stateful = stateful or (name if name in FIELDS else f"unknown field {name!r:.40}")
+        elif effect:
+            needs.setdefault(effect, name)
+    if body.get("echo") and LOGPROBS in needs:
+        stateful = stateful or "log probabilities of the prompt"
+    return _judged(body, needs, stateful)
+
+
+def _judged(body: Mapping[str, Any], needs: dict[str, str], stateful: str) -> Judged:
+    temperature, seed = body.get("temperature"), body.get("seed")
+    deterministic = temperature == 0 or seed is not None
+    if deterministic and temperature != 0:
+        needs[SEEDED] = "seeded sampling"
+    # What has several outputs, or is shown by a parser, is not compared in a replay.
+    again = "replay" if deterministic and not {CHOICES, PARSERS} & set(needs) else "restart"
     sampled = "temperature not set" if temperature is None else "unseeded sampling"
     if stateful:
-        return "restart", f"{sampled} with {stateful}"
-    return "sampled", sampled
+        if again == "restart":
+            beside = needs.get(CHOICES) or needs.get(PARSERS) or sampled
+            return Judged("restart", f"{beside} with {stateful}")
+        return Judged("replay", stateful)
+    if deterministic:
+        return Judged("exact", "", tuple(needs), again if needs else "")
+    return Judged("sampled", sampled, tuple(needs), "restart" if needs else "")
 
 
 def _tools(body: Mapping[str, Any]) -> str:
-    """Why tool parsing may run, or empty: call ids are random and deltas merge by timing."""
+    """Why tool parsing may run, or empty."""
     choice = body.get("tool_choice")
     if choice == "none":
         return ""

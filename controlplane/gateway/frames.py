@@ -24,7 +24,11 @@ class FrameSink(Protocol):
 
     def on_tokens(self, start: int, ids: list[int], shown: list[bytes]) -> None:
         """A run of token frames: tokens `start..` and the SSE bytes that show them. Frames
-        without ids come alone; `start` is -1 for several choices."""
+        without ids come alone; `start` is -1 when ids are not told."""
+        ...
+
+    def on_choice(self, choice: int, start: int, ids: list[int], shown: bytes) -> None:
+        """The same of one of several choices, frame by frame."""
         ...
 
     def on_whole(self, status: int, payload: bytes) -> None:
@@ -172,6 +176,8 @@ class FrameParser:
         """Hand on a frame that is no token frame; returns where the next one begins."""
         if self._ended:
             raise FrameError("bytes after the last frame")
+        if fields[0] == b":c":
+            return self._choice_frame(fields, data, pos, at)
         try:
             number, word, length = _other(fields)
         except (ValueError, IndexError) as error:
@@ -188,6 +194,20 @@ class FrameParser:
             self._sink.on_end(word[1:])
         else:
             self._sink.on_broken(word[1:], data[at:end].decode("utf-8", "replace"))
+        return end
+
+    def _choice_frame(self, fields: list[bytes], data: bytes, pos: int, at: int) -> int:
+        try:
+            choice, start, length, *ids = map(int, fields[1:])
+        except ValueError as error:
+            raise FrameError(f"bad header {fields[:5]!r:.80}") from error
+        end = at + length
+        if end > len(data) or length < 0:
+            self._hold_payload(data[pos:], length, end - pos)
+            return len(data)
+        if choice < 0:
+            raise FrameError(f"choice {choice}")
+        self._sink.on_choice(choice, start, ids, data[at:end])
         return end
 
 

@@ -297,6 +297,8 @@ class Gateway:
             self._tenant_of(request) or "",
             request.request_id,
             _trace_of(request),
+            needs=parsed.needs,
+            fallback=parsed.fallback,
         )
         exchange = Exchange(
             self._context, connection, arrival, request.path, request.request_id, parsed.body

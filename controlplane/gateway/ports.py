@@ -17,8 +17,9 @@ class Arrival(Struct, frozen=True):
     `verdict` says how a cut can be survived: `exact` (continue from the delivered
     tokens), `best_effort` (the same, on an engine that failed its self-test), `sampled`
     (continue validly, not identically), `replay` (generate again, compare), `restart`
-    (only while the client has nothing); `reason` why not better. `prompt_tokens` is
-    estimated from bytes unless `estimated` is False. `trace`: its W3C traceparent, if it
+    (only while the client has nothing); `reason` why not better. `needs` names what engines
+    must have in their self-test for it, `fallback` is the verdict without. `prompt_tokens`
+    is estimated from bytes unless `estimated` is False. `trace`: its W3C traceparent, if it
     came with one. `protected`: its route is one on which engines keep checkpoints.
     """
 
@@ -35,6 +36,8 @@ class Arrival(Struct, frozen=True):
     client_id: str = ""
     trace: str = ""
     protected: bool = True
+    needs: tuple[str, ...] = ()
+    fallback: str = ""
 
 
 class Assignment(Struct, frozen=True):

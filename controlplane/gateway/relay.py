@@ -13,6 +13,7 @@ import re
 from array import array
 
 from controlplane.gateway.attempts import Attempts, ClientPort, Context
+from controlplane.gateway.delivered import Delivered
 from controlplane.gateway.errors import FrameError
 from controlplane.gateway.frames import FrameParser
 from controlplane.gateway.ports import Arrival, Assignment
@@ -50,6 +51,7 @@ class Exchange(Attempts):
         "_finish",
         "_first_at",
         "_frames",
+        "_held",
         "_last_at",
         "_longest_gap",
         "_out",
@@ -60,7 +62,6 @@ class Exchange(Attempts):
         "_tail",
         "_unresumable",
         "_whole",
-        "ids",
     )
 
     def __init__(
@@ -73,7 +74,7 @@ class Exchange(Attempts):
         body: bytes,
     ) -> None:
         super().__init__(ctx, client, arrival, path, response_id, body)
-        self.ids = array("I")
+        self._held = Delivered()
         self._frames: FrameParser | None = None
         self._status = 0
         self._error: list[bytes] = []
@@ -97,7 +98,7 @@ class Exchange(Attempts):
 
     @property
     def delivered(self) -> int:
-        return len(self.ids)
+        return self._held.count
 
     def send(self, to: Assignment, upstream: Upstream) -> None:
         self._frames = FrameParser(self)
@@ -108,15 +109,15 @@ class Exchange(Attempts):
         tail = b""
         extra = ""
         if to.mode in ("continue", "replay"):
-            tail = self.ids.tobytes()
-            extra = f"x-relume-resume: {to.mode} {len(self.ids)}\r\n"
+            counts, tail = self._held.resumption()
+            extra = f"x-relume-resume: {to.mode} {counts}\r\n"
             if self._cached:
                 extra += f"x-relume-cached: {self._cached.decode('latin-1')}\r\n"
-        elif self.ids:
+        elif self.delivered:
             if self._begun:
                 self.fail(502, "the stream cannot begin anew: the client has a part of it")
                 return
-            self.ids = array("I")
+            self._held = Delivered()
         extra += _checkpoint_headers(to)
         if self._created:
             extra += f"x-relume-created: {self._created.decode()}\r\n"
@@ -137,7 +138,7 @@ class Exchange(Attempts):
         if status == 200:
             if not headers.get(b"content-type", b"").startswith(FRAMES):
                 self.attempt_failed("engine_error", "answered without frames")
-            elif not self.ids:
+            elif not self.delivered:
                 self._cached = headers.get(b"x-relume-cached", b"")
         elif status == 409:
             self.attempt_failed("stale", "another incarnation answered")
@@ -155,7 +156,7 @@ class Exchange(Attempts):
         if match is None:
             return False
         chunk, start, length, token = match.groups()
-        ids = self.ids
+        ids = self._held.ids
         at, size = match.end(), int(length)
         if (
             len(data) != at + size + 2
@@ -219,27 +220,46 @@ class Exchange(Attempts):
     def on_tokens(self, start: int, ids: list[int], shown: list[bytes]) -> None:
         if self.over or self.assignment is None:
             return
-        if ids and start != len(self.ids):
-            raise FrameError(f"token {start} came where {len(self.ids)} was due")
-        payload = self._accepted(shown) if shown else b""
-        if ids:  # only now: ids and the bytes that show them count together or not at all
-            try:
-                self.ids.fromlist(ids)
-            except OverflowError:
-                raise FrameError("a token id is out of range") from None
-            self._time()
-        elif start < 0 and shown:
+        payload = b""
+        if shown:
+            payload = shown[0] if len(shown) == 1 else b"".join(shown)
+        if ids:
+            self._add(self._held.ids, 0, start, ids, payload)
+            return
+        payload = self._accepted(payload)
+        if start < 0 and shown:
             self._unresumable = "several choices are under way"
             self._time()
         if payload:
-            self._take(payload, bool(ids))
+            self._take(payload, False)
 
-    def _accepted(self, shown: list[bytes]) -> bytes:
-        """What of these bytes is for the client."""
+    def on_choice(self, choice: int, start: int, ids: list[int], shown: bytes) -> None:
+        if self.over or self.assignment is None:
+            return
+        if ids:
+            self._add(self._held.of(choice), choice, start, ids, shown)
+        elif payload := self._accepted(shown):
+            self._take(payload, False)
+
+    def _add(
+        self, known: array[int], choice: int, start: int, ids: list[int], payload: bytes
+    ) -> None:
+        """Tokens of a choice and what shows them: they count together or not at all."""
+        self._held.expect(known, start)
+        if self.arrival.stream and payload:
+            payload = self._accepted(payload)
+        self._held.add(known, ids)
+        self._time()
         if not self.arrival.stream:
+            self._held.note(choice, payload)
+        elif payload:
+            self._take(payload, True)
+
+    def _accepted(self, payload: bytes) -> bytes:
+        """What of these bytes is for the client."""
+        if payload and not self.arrival.stream:
             raise FrameError("events for a request that does not stream")
-        payload = shown[0] if len(shown) == 1 else b"".join(shown)
-        return self._without_known(payload) if self._skip else payload
+        return self._without_known(payload) if self._skip and payload else payload
 
     def _without_known(self, payload: bytes) -> bytes:
         """What of a resumed attempt's first bytes the client does not have."""
@@ -329,13 +349,13 @@ class Exchange(Attempts):
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
             upstream.release()
-        if self._tries > 1 or self.ids:
+        if self._tries > 1 or self.delivered:
             self.attempt_failed("declined", f"answered {self._status}", self._status)
         else:
             self._relay_refusal()
 
     def declined_by_all(self) -> None:
-        if self._begun or self.ids:
+        if self._begun or self.delivered:
             super().declined_by_all()
         else:
             self._relay_refusal()
@@ -357,12 +377,12 @@ class Exchange(Attempts):
 
     def tell_scheduler(self, outcome: str, status: int, finish: str, detail: str) -> None:
         ttft = self._first_at - self._arrived_at
-        self.ctx.counters.tokens += len(self.ids)
+        self.ctx.counters.tokens += self.delivered
         self.ctx.scheduler.ended(
             self.arrival.request,
             outcome,
             status,
-            len(self.ids),
+            self.delivered,
             finish,
             int(ttft * 1e6) if self._first_at >= 0 else -1,
             int(self._longest_gap * 1e6) if self._first_at >= 0 else -1,

@@ -52,6 +52,7 @@ class Seen:
     body: bytes
     resume: str = ""
     ids: tuple[int, ...] = ()
+    notes: bytes = b""
     gone: bool = False
     finished: bool = False
 
@@ -197,13 +198,14 @@ class _EngineConnection(asyncio.Protocol):
         engine = self.engine
         behaviour = engine.script.popleft() if engine.script else engine.default
         resume = self.headers.get("x-relume-resume", "")
-        body, ids = self.body, ()
+        body, ids, notes = self.body, (), b""
         if resume:
-            n = int(resume.split()[1])
-            cut = len(body) - 4 * n
-            ids = struct.unpack(f"<{n}I", body[cut:])
-            body = body[:cut]
-        self.seen = Seen(self.url.decode(), dict(self.headers), body, resume, ids)
+            counts = [part.split(":") for part in resume.split()[1].split(",")]
+            n = sum(int(count[0]) for count in counts)
+            cut = len(body) - 4 * n - sum(int(count[1]) for count in counts if count[1:])
+            ids = struct.unpack_from(f"<{n}I", body, cut)
+            body, notes = body[:cut], body[cut + 4 * n :]
+        self.seen = Seen(self.url.decode(), dict(self.headers), body, resume, ids, notes)
         engine.seen.append(self.seen)
         engine.methods.append(self.parser.get_method().decode())
         task = asyncio.get_running_loop().create_task(self.answer(behaviour, self.seen))

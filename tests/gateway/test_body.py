@@ -53,36 +53,64 @@ def test_greedy_text_is_exact(extra):
 @pytest.mark.parametrize(
     ("extra", "expected", "reason"),
     [
-        ({"presence_penalty": 0.5}, "replay", "presence_penalty"),
-        ({"repetition_penalty": 1.1}, "replay", "repetition_penalty"),
-        ({"logprobs": 0}, "replay", "logprobs"),
         ({"prompt_logprobs": 1}, "replay", "prompt_logprobs"),
-        ({"echo": True}, "replay", "echo"),
-        ({"logit_bias": {"5": 1}}, "replay", "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "replay", "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "replay", "structured_outputs"),
+        ({"echo": True, "logprobs": 1}, "replay", "log probabilities of the prompt"),
         ({"guided_json": {}}, "replay", "guided_json"),
-        ({"bad_words": ["no"]}, "replay", "bad_words"),
         ({"thinking_token_budget": 5}, "replay", "thinking_token_budget"),
         ({"vllm_xargs": {"a": 1}}, "replay", "vllm_xargs"),
         ({"brand_new_field": 3}, "replay", "unknown field 'brand_new_field'"),
         ({"prompt_embeds": "abc"}, "replay", "unknown field 'prompt_embeds'"),
-        ({"temperature": 0.7, "seed": 1}, "replay", "seeded sampling"),
-        ({"temperature": 0.7, "seed": 1, "frequency_penalty": 1}, "replay", "frequency_penalty"),
+        ({"temperature": 0.7, "seed": 1, "prompt_logprobs": 1}, "replay", "prompt_logprobs"),
         ({"temperature": 0.7}, "sampled", "unseeded sampling"),
         ({"temperature": None}, "sampled", "temperature not set"),
-        ({"temperature": 0.7, "logprobs": 2}, "restart", "unseeded sampling with logprobs"),
-        ({"n": 2}, "restart", "n=2"),
+        ({"temperature": 0.7, "logprobs": 2}, "sampled", "unseeded sampling"),
+        ({"temperature": 0.7, "n": 2}, "sampled", "unseeded sampling"),
+        ({"temperature": 0.7, "suffix": "x"}, "restart", "unseeded sampling with suffix"),
+        ({"n": 2, "prompt_logprobs": 1}, "restart", "n with prompt_logprobs"),
         ({"best_of": 2}, "restart", "best_of=2"),
         ({"use_beam_search": True}, "restart", "use_beam_search=True"),
-        ({"prompt": ["a", "b"]}, "restart", "several prompts"),
-        ({"prompt": [[1], [2]]}, "restart", "several prompts"),
+        ({"prompt": ["a", "b"], "suffix": "x"}, "restart", "several prompts with suffix"),
     ],
     ids=str,
 )
 def test_verdict_says_how_and_why_not_better(extra, expected, reason):
     got = verdict(**extra)
     assert (got.verdict, got.reason) == (expected, reason)
+
+
+@pytest.mark.parametrize(
+    ("extra", "needs", "fallback"),
+    [
+        ({}, (), ""),
+        ({"seed": 7}, (), ""),
+        ({"logit_bias": {"5": 1}, "echo": True}, (), ""),
+        ({"temperature": 0.7, "seed": 1}, ("seeded",), "replay"),
+        ({"presence_penalty": 0.5}, ("penalties",), "replay"),
+        ({"repetition_penalty": 1.1}, ("penalties",), "replay"),
+        ({"bad_words": ["no"]}, ("penalties",), "replay"),
+        ({"logprobs": 0}, ("logprobs",), "replay"),
+        ({"response_format": {"type": "json_object"}}, ("structured",), "replay"),
+        (
+            {"structured_outputs": {"regex": "a"}, "logprobs": 1, "temperature": 1, "seed": 2},
+            ("structured", "logprobs", "seeded"),
+            "replay",
+        ),
+        ({"n": 2}, ("choices",), "restart"),
+        ({"prompt": ["a", "b"]}, ("choices",), "restart"),
+        ({"prompt": [[1], [2]]}, ("choices",), "restart"),
+        ({"tools": TOOL}, ("parsers",), "restart"),
+        ({"tools": TOOL, "tool_choice": "required"}, ("parsers", "structured"), "restart"),
+    ],
+    ids=str,
+)
+def test_what_an_exact_verdict_rests_on_is_told(extra, needs, fallback):
+    got = verdict(**extra)
+    assert (got.verdict, got.reason, got.needs, got.fallback) == ("exact", "", needs, fallback)
+
+
+def test_unseeded_sampling_with_state_rests_on_it_too():
+    got = verdict(temperature=0.7, presence_penalty=1)
+    assert (got.verdict, got.needs, got.fallback) == ("sampled", ("penalties",), "restart")
 
 
 @pytest.mark.parametrize(
@@ -93,10 +121,13 @@ def test_verdict_says_how_and_why_not_better(extra, expected, reason):
         ({"tools": TOOL, "tool_choice": "none"}, "exact", ""),
         ({"tools": []}, "exact", ""),
         ({"chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}, "exact", ""),
-        ({"logprobs": True}, "replay", "logprobs"),
-        ({"tools": TOOL}, "restart", "tools"),
-        ({"tools": TOOL, "tool_choice": "auto"}, "restart", "tools"),
-        ({"tools": TOOL, "tool_choice": "required"}, "restart", "tool_choice"),
+        ({"logprobs": True}, "exact", ""),
+        ({"tools": TOOL}, "exact", ""),
+        (
+            {"tools": TOOL, "thinking_token_budget": 9},
+            "restart",
+            "tools with thinking_token_budget",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "replay",

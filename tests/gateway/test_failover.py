@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from controlplane.gateway.relay import DONE
 from tests.gateway.peers import Behaviour, decoded_dispatch, expected_stream, token_ids
 
 CHAT = "/v1/chat/completions"
@@ -328,7 +329,7 @@ class _none:
 
 
 async def test_what_cannot_be_continued_fails_honestly_inside_the_stream(rig):
-    body = text_body(stream=True, n=2)
+    body = text_body(stream=True, n=2, best_of=2)
     async with rig() as r:
         events = b'data: {"a":1}\n\n'
         frame = b":r -1 %d\n%b" % (len(events), events)
@@ -340,15 +341,57 @@ async def test_what_cannot_be_continued_fails_honestly_inside_the_stream(rig):
         assert "cannot be continued" in error["error"]["message"] or "choices" in str(error)
         assert b"[DONE]" not in answer.body
         assert answer.headers["x-relume-verdict"] == "restart"
-        assert answer.headers["x-relume-reason"].startswith("n=2")
+        assert answer.headers["x-relume-reason"].startswith("best_of=2")
         assert r.scheduler.endings()[-1][:2] == ("failed", 502)
         # before the first byte it is simply started anew
         r.engines[0].script.append(Behaviour(cut_at=60))
         assert (await r.ask(TEXT, body)).complete
 
 
+def framed(*frames: bytes) -> list[bytes]:
+    """An engine's answer of these frames."""
+    head = raw_response(text_body(), "q")[0]
+    return [head, *(b"%x\r\n%b\r\n" % (len(f), f) for f in frames), b"0\r\n\r\n"]
+
+
+async def test_each_of_several_choices_goes_on_from_its_own_tokens(rig):
+    body = text_body(stream=True, n=2)
+    async with rig() as r:
+        events = [b"data: %d\n\n" % i for i in range(5)]
+        first = [
+            b":c 0 0 %d 70\n%b" % (len(events[0]), events[0]),
+            b":c 1 0 %d 80\n%b" % (len(events[1]), events[1]),
+            b":c 0 1 %d 71\n%b" % (len(events[2]), events[2]),
+        ]
+        raw = b"".join(framed(*first)[:-1])
+        r.engines[0].script.append(Behaviour(raw=raw, cut_at=len(raw)))
+        rest = [
+            b":c 1 1 %d 81\n%b" % (len(events[3]), events[3]),
+            b":c 0 2 %d 72\n%b" % (len(events[4]) + len(DONE), events[4] + DONE),
+            b":e multi\n",
+        ]
+        r.engines[1].script.append(Behaviour(raw=framed(*rest)))
+        answer = await r.ask(TEXT, body)
+        assert answer.body == b"".join(events) + DONE
+        assert r.engines[1].seen[0].resume == "continue 2,1"
+        assert r.engines[1].seen[0].ids == (70, 71, 80)
+        assert r.scheduler.endings()[-1][:3] == ("completed", 200, 5)
+
+
+async def test_notes_beside_the_tokens_of_a_whole_answer_are_given_back(rig):
+    async with rig() as r:
+        raw = b"".join(framed(b":r 0 3 70\nabc", b":r 1 2 71\nde")[:-1])
+        r.engines[0].script.append(Behaviour(raw=raw, cut_at=len(raw)))
+        rest = framed(b":r 2 1 72\nf", b":w 200 2\n{}", b":e stop\n")
+        r.engines[1].script.append(Behaviour(raw=rest))
+        answer = await r.ask(TEXT, text_body(logprobs=1))
+        assert answer.body == b"{}"
+        resumed = r.engines[1].seen[0]
+        assert (resumed.resume, resumed.ids, resumed.notes) == ("continue 2:5", (70, 71), b"abcde")
+
+
 async def test_mismatch_of_a_replay_is_told_and_not_retried(rig):
-    body = text_body(stream=True, presence_penalty=1)
+    body = text_body(stream=True, prompt_logprobs=1)
     async with rig() as r:
         raw = raw_response(body, "cmpl-q")
         r.engines[0].script.append(Behaviour(cut_at=len(b"".join(raw[:6]))))

@@ -27,6 +27,9 @@ class Sink:
             self.others.append(("bare", start, len(self.tokens)))
         self.shown += b"".join(shown)
 
+    def on_choice(self, choice, start, ids, shown):
+        self.others.append(("choice", choice, start, tuple(ids), shown))
+
     def on_whole(self, status, payload):
         self.others.append(("whole", status, payload))
 
@@ -49,10 +52,14 @@ def bodies(draw):
         st.lists(st.tuples(st.lists(token, max_size=4), payloads), max_size=12)
     ):
         start = len(tokens) if ids or draw(st.booleans()) else -1
-        out += b" ".join([b":r", b"%d" % start, b"%d" % len(payload), *(b"%d" % i for i in ids)])
+        kind = b":r"
+        if draw(st.booleans()) and draw(st.booleans()):
+            kind = b":c %d" % draw(st.integers(0, 9))
+        out += b" ".join([kind, b"%d" % start, b"%d" % len(payload), *(b"%d" % i for i in ids)])
         out += b"\n" + payload
-        tokens += ids
-        shown += payload
+        if kind == b":r":
+            tokens += ids
+            shown += payload
     ending = draw(st.sampled_from([b":e stop\n", b":x engine 3\nbad", b":w 200 4\n{\n\n}:e -\n"]))
     return out + ending, tokens, shown
 
@@ -115,6 +122,11 @@ def test_a_flipped_byte_never_breaks_the_parser(body, data):
         b":w 99 0\n",
         b":w 200 -3\n",
         b":e\n",
+        b":c 0 0\n",
+        b":c -1 0 0 5\n",
+        b":c 0 0 -1 5\n",
+        b":c 0 0 1 x\nx",
+        b":c 0 0 %d 5\n" % (MAX_PAYLOAD_BYTES + 1),
         b":r 0 " + b"9" * 5000 + b" 1\n",
         b":r " + b"9" * 5000 + b" 1 1\nx",
         b":r 0 1 " + b"9" * 5000 + b"\nx",

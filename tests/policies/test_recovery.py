@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from policies.recovery import mode_of
+from events import vocabulary as v
+from policies.recovery import grounded, mode_of
+from policies.view import View
+from tests.policies.story import MODEL, Story, started
 
 
 @pytest.mark.parametrize("verdict", ["exact", "sampled", "replay", "restart"])
@@ -32,3 +35,37 @@ def test_client_that_waits_for_the_whole_has_no_bytes_yet(verdict: str, mode: st
 def test_unknown_verdict_is_a_broken_invariant() -> None:
     with pytest.raises(KeyError):
         mode_of("maybe", True, 1)
+
+
+def fleet_of(**exact: str) -> View:
+    """Workers with what their engines' self-tests found exact."""
+    story = Story()
+    for name, features in exact.items():
+        ready = v.EngineReady(name, 1, "h", 1, MODEL, 100, 16, 10, exact=tuple(features.split()))
+        registered = v.WorkerRegistered(name, "host", 7)
+        story.tell(f"w.{name}", registered, started(name, 1), ready)
+    return View("r.r0", story.fleet)
+
+
+@pytest.mark.parametrize(
+    ("exact", "verdict"),
+    [
+        ({"w0": "greedy seeded"}, "exact"),
+        ({"w0": "greedy seeded", "w1": "greedy seeded more"}, "exact"),
+        ({"w0": "greedy seeded", "w1": "greedy"}, "replay"),
+        ({"w0": "greedy", "w1": ""}, "replay"),
+        ({"w0": "greedy seeded", "w1": ""}, "best_effort"),
+        ({}, "exact"),
+    ],
+)
+def test_weakest_engine_decides_what_the_fleet_keeps(exact: dict[str, str], verdict: str) -> None:
+    found, reason = grounded(fleet_of(**exact), MODEL, "exact", ("seeded",), "replay")
+    assert found == verdict
+    assert ("self-test" in reason) == (found != "exact")
+
+
+def test_sampling_falls_back_only_for_what_it_needs() -> None:
+    view = fleet_of(w0="greedy penalties", w1="greedy")
+    assert grounded(view, MODEL, "sampled")[0] == "sampled"
+    assert grounded(view, MODEL, "sampled", ("penalties",), "restart")[0] == "restart"
+    assert grounded(fleet_of(w0=""), MODEL, "sampled", ("penalties",), "restart")[0] == "sampled"
