@@ -31,7 +31,9 @@ class Stream(Struct):
     """One request as its client saw it. `gaps_s` are times between tokens' chunks.
 
     `text`, `tokens`, `finish`, `stop_reason` and `logprobs` are the first choice's, put
-    together from all chunks; `others` holds the texts of further choices. `response_ids`
+    together from all chunks; `others` holds the texts of further choices, `calls` what was
+    shown of tool calls (choice, index, id, name, arguments) and `reasoning` of thoughts.
+    `response_ids`
     and `created` list the different values seen, so a stable answer has one of each.
     `answer` is the JSON of an answer that did not stream. `verdict` and `reason` are the
     response's headers.
@@ -56,6 +58,8 @@ class Stream(Struct):
     stop_reason: Any = None
     logprobs: list[Any] = field(default_factory=list)
     others: dict[int, str] = field(default_factory=dict)
+    calls: dict[tuple[int, int], tuple[str, str, str]] = field(default_factory=dict)
+    reasoning: str = ""
     answer: dict[str, Any] = field(default_factory=dict)
     verdict: str = ""
     reason: str = ""
@@ -156,10 +160,13 @@ def take_event(stream: Stream, event: dict[str, Any]) -> None:
 def _take(stream: Stream, choice: dict[str, Any]) -> None:
     shown = choice.get("delta") or choice.get("message") or choice
     text = shown.get("content") or shown.get("text") or ""
+    for at, call in enumerate(shown.get("tool_calls") or ()):
+        _take_call(stream, (choice["index"], call.get("index", at)), call)
     if index := choice.get("index", 0):
         stream.others[index] = stream.others.get(index, "") + text
         return
     stream.text += text
+    stream.reasoning += shown.get("reasoning") or ""
     ids = choice.get("token_ids") or []
     if ids:
         now = time.monotonic()
@@ -174,6 +181,12 @@ def _take(stream: Stream, choice: dict[str, Any]) -> None:
     if choice.get("finish_reason"):
         stream.finish = choice["finish_reason"]
         stream.stop_reason = choice.get("stop_reason")
+
+
+def _take_call(stream: Stream, place: tuple[int, int], call: dict[str, Any]) -> None:
+    known, function = stream.calls.get(place, ("", "", "")), call.get("function") or {}
+    new = call.get("id"), function.get("name"), function.get("arguments")
+    stream.calls[place] = tuple(a + (b or "") for a, b in zip(known, new, strict=True))
 
 
 def _logprobs(found: dict[str, Any]) -> list[Any]:

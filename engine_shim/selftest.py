@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from engine_shim.generation import CURRENT, UNREPORTED, Generation, Resume
+from engine_shim.generation import CURRENT, UNREPORTED, Delivered, Generation, Resume
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ PROMPT_LENGTHS = (3, 21, 50)
 TOKENS = 16
 CUTS = (1, 9)
 TIMEOUT_S = 60.0
+LOGPROB_TOLERANCE = 1e-2
 
 BATCH_MATTERS = "what else is in the batch changes greedy output here"
 RECOMPUTE_DIFFERS = "recomputed tokens change greedy output here"
@@ -35,7 +37,7 @@ UNTESTED = "not tested: this engine does not decode prompts of the self-test's s
 LATE = "the self-test did not end in time"
 STATE_DIFFERS = "taken up in the middle, it goes on differently here"
 
-GREEDY = ("greedy", "stop_strings", "usage", "replay", "parsers", "choices")
+GREEDY = ("greedy", "stop_strings", "usage", "replay", "parsers")
 """What is exact where recomputed tokens are."""
 
 FEATURES: Mapping[str, Mapping[str, Any]] = {
@@ -47,6 +49,7 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
         "min_tokens": TOKENS // 2,
     },
     "logprobs": {"logprobs": 2},
+    "choices": {"temperature": 0.9, "seed": 42, "n": 2},
     "structured": {"structured_outputs": r"[a-z]{2}( [a-z]+[,.]){200}"},
 }
 """Sampling parameters of what else is tested, over those of greedy decoding."""
@@ -66,12 +69,26 @@ async def verdicts(engine: Any) -> dict[str, bool | str]:
     return dict.fromkeys(GREEDY, True) | features
 
 
+class Decoded(NamedTuple):
+    """What was sampled: token ids and their log probabilities (if asked for), by choice."""
+
+    ids: list[list[int]]
+    logprobs: list[list[float]]
+
+    def same(self, other: Decoded) -> bool:
+        """Equal, up to the last bits of log probabilities."""
+        pairs = zip(chain(*self.logprobs), chain(*other.logprobs), strict=False)
+        close = all(abs(a - b) < LOGPROB_TOLERANCE for a, b in pairs)
+        lengths = [list(map(len, decoded.logprobs)) for decoded in (self, other)]
+        return self.ids == other.ids and lengths[0] == lengths[1] and close
+
+
 async def greedy_verdict(engine: Any) -> bool | str:
     """True when greedy output did not change; else why it is not exact."""
     config = engine.model_config
     if config.max_model_len < PROMPT_LENGTHS[-1] + TOKENS or config.runner_type != "generate":
         return UNTESTED
-    prompts = [_prompt(length, config.get_vocab_size()) for length in PROMPT_LENGTHS]
+    prompts = _prompts(engine)
     alone = [await _decode(engine, prompt) for prompt in prompts]
     together = await asyncio.gather(*(_decode(engine, prompt) for prompt in prompts))
     if together != alone:
@@ -81,11 +98,10 @@ async def greedy_verdict(engine: Any) -> bool | str:
 
 async def feature_verdict(engine: Any, name: str) -> bool | str:
     """The same for one of FEATURES, on an engine whose greedy output is exact."""
-    vocabulary = engine.model_config.get_vocab_size()
-    prompts = [_prompt(length, vocabulary) for length in PROMPT_LENGTHS]
+    prompts, options = _prompts(engine), FEATURES[name]
     try:
-        whole = await asyncio.gather(*(_decode(engine, p, (), FEATURES[name]) for p in prompts))
-        return await _continues(engine, prompts, whole, FEATURES[name]) or STATE_DIFFERS
+        whole = await asyncio.gather(*(_decode(engine, p, None, options) for p in prompts))
+        return await _continues(engine, prompts, whole, options) or STATE_DIFFERS
     except TimeoutError:
         raise
     except Exception as error:  # whatever vLLM makes of it: this engine cannot do it
@@ -94,37 +110,45 @@ async def feature_verdict(engine: Any, name: str) -> bool | str:
 
 
 async def _continues(
-    engine: Any, prompts: list[list[int]], whole: list[list[int]], options: Mapping[str, Any]
+    engine: Any, prompts: list[list[int]], whole: list[Decoded], options: Mapping[str, Any]
 ) -> bool:
     """Whether each output is the same when it is taken up at each of CUTS."""
     for cut in CUTS:
-        parts = zip(prompts, whole, strict=True)
-        rests = (_decode(engine, prompt, tuple(ids[:cut]), options) for prompt, ids in parts)
-        if await asyncio.gather(*rests) != whole:
+        tails = [
+            Decoded([ids[:cut] for ids in w.ids], [p[:cut] for p in w.logprobs]) for w in whole
+        ]
+        parts = zip(prompts, tails, strict=True)
+        rests = await asyncio.gather(*(_decode(engine, p, t, options) for p, t in parts))
+        if not all(map(Decoded.same, rests, whole)):
             return False
     return True
 
 
-def _prompt(length: int, vocabulary: int) -> list[int]:
+def _prompts(engine: Any) -> list[list[int]]:
     """Token ids spread over the middle of the vocabulary, away from special tokens."""
+    vocabulary = engine.model_config.get_vocab_size()
     low, span = vocabulary // 8, vocabulary // 2
-    return [low + (i * i * 7919 + i * 104_729 + length) % span for i in range(length)]
+    return [
+        [low + (i * i * 7919 + i * 104_729 + length) % span for i in range(length)]
+        for length in PROMPT_LENGTHS
+    ]
 
 
 async def _decode(
     engine: Any,
     prompt: list[int],
-    tail: tuple[int, ...] = (),
+    tail: Decoded | None = None,
     options: Mapping[str, Any] | None = None,
-) -> list[int]:
+) -> Decoded:
     """Output of `prompt`, `tail` of it already delivered. Runs in a context of its own, so
     that it is seen as one dispatched request."""
     options = dict(options or {})
     if pattern := options.pop("structured_outputs", ""):
         options["structured_outputs"] = StructuredOutputsParams(regex=pattern)
+    delivered = tuple(Delivered(tuple(ids)) for ids in tail.ids) if tail else ()
 
-    async def decode() -> list[int]:
-        CURRENT.set(Generation(UNREPORTED, 1, resume=Resume.of("continue", tail)))
+    async def decode() -> Decoded:
+        CURRENT.set(Generation(UNREPORTED, 1, resume=Resume("continue", delivered)))
         params = SamplingParams(
             **{"temperature": 0, **options},
             max_tokens=TOKENS,
@@ -133,10 +157,17 @@ async def _decode(
             skip_reading_prefix_cache=True,
             output_kind=RequestOutputKind.DELTA,
         )
-        name = f"selftest-{len(prompt)}-{len(tail)}"
-        ids: list[int] = []
+        name = f"selftest-{len(prompt)}-{len(delivered)}"
+        choices = options.get("n", 1)
+        decoded = Decoded([[] for _ in range(choices)], [[] for _ in range(choices)])
         async for output in engine.generate(tokens_input(prompt), params, name):
-            ids += output.outputs[0].token_ids
-        return ids
+            for choice in output.outputs:
+                decoded.ids[choice.index] += choice.token_ids
+                found = zip(choice.token_ids, choice.logprobs or (), strict=False)
+                decoded.logprobs[choice.index] += [entry[i].logprob for i, entry in found]
+        if tail:  # a stream is not told again what it has shown
+            for whole, had in zip(decoded.logprobs, tail.logprobs, strict=True):
+                whole[: len(had)] = had
+        return decoded
 
     return await asyncio.create_task(decode())

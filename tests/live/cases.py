@@ -30,6 +30,10 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
     },
 }
+CALL = (
+    r'[a-z ]{30,60}<tool_call>\n\{"name": "look_up", "arguments": \{"word": "[a-z ]{60,90}"\}\}'
+    r"\n</tool_call>"
+)
 
 
 class Case(Struct, frozen=True):
@@ -157,51 +161,73 @@ def _stops(truth: Truth, route: str, number: int, window: tuple[int, int]) -> li
     ]
 
 
+def stateful_cases() -> list[Case]:
+    """What has state of its own along the output, and goes on exactly all the same."""
+
+    def case(name: str, route: str, stream: bool, **extra: Any) -> Case:
+        return Case(name, route, body_of(route, 6, stream, **extra))
+
+    seeded = {"temperature": 0.8, "seed": 7}
+    penalties = {"presence_penalty": 0.8, "frequency_penalty": 0.5}
+    json_format = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+    regex = {"structured_outputs": {"regex": r"[a-z]{3,9}( [a-z]{3,9}){30}\."}}
+    called = {"structured_outputs": {"regex": CALL}, "tools": [TOOL]}
+    several = {"prompt": [PROMPTS[6], PROMPTS[7]]}
+    return [
+        case("seeded-stream", TEXT, True, **seeded),
+        case("seeded-chat-whole", CHAT, False, **seeded),
+        case("seeded-filtered", TEXT, True, **seeded, top_p=0.9, top_k=50),
+        case("penalties", TEXT, True, **penalties),
+        case("penalties-seeded-whole", TEXT, False, **penalties, **seeded),
+        case("repetition", CHAT, True, repetition_penalty=1.2),
+        case("logprobs-stream", TEXT, True, logprobs=2),
+        case("logprobs-whole", TEXT, False, logprobs=2),
+        case("logprobs-chat", CHAT, True, logprobs=True, top_logprobs=2),
+        case("logprobs-chat-whole", CHAT, False, logprobs=True, top_logprobs=2),
+        case("json", CHAT, True, response_format=json_format),
+        case("json-whole", CHAT, False, response_format=json_format),
+        case("regex-seeded", TEXT, True, **regex, **seeded),
+        case("bias", TEXT, True, logit_bias={"400": 2.0, "500": -3.0}),
+        case("echo", TEXT, True, echo=True),
+        case("choices-whole", TEXT, False, n=2, **seeded),
+        case("choices-stream", TEXT, True, n=2, **seeded),
+        case("choices-chat", CHAT, True, n=2, **seeded),
+        case("prompts-whole", TEXT, False, **several),
+        case("prompts-stream", TEXT, True, **several),
+        case("tools-whole", CHAT, False, tools=[TOOL]),
+        case("tools-stream", CHAT, True, tools=[TOOL]),
+        case("called-whole", CHAT, False, **called),
+        case("called-stream", CHAT, True, **called),
+    ]
+
+
 def other_cases() -> list[Case]:
     """What cannot be continued exactly: each says so, and why."""
 
-    def replay(name: str, reason: str, route: str, stream: bool, **extra: Any) -> Case:
-        body = body_of(route, 6, stream, **extra)
-        return Case(name, route, body, "replay", reason)
+    def case(name: str, verdict: str, reason: str, route: str, stream: bool, **extra: Any) -> Case:
+        return Case(name, route, body_of(route, 7, stream, **extra), verdict, reason)
 
-    def restart(name: str, reason: str, route: str, stream: bool, **extra: Any) -> Case:
-        body = body_of(route, 7, stream, **extra)
-        return Case(name, route, body, "restart", reason)
-
-    json_format = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
-    regex = {"regex": r"[a-z]{3,9}( [a-z]{3,9}){30}\."}
-    several = {"prompt": [PROMPTS[6], PROMPTS[7]]}
+    prompt_too = {"echo": True, "logprobs": 1}
+    shown = "log probabilities of the prompt"
+    unseeded = "unseeded sampling"
+    sampled = {"temperature": 0.9, "ignore_eos": True}
     return [
-        replay("seeded-stream", "seeded", TEXT, True, temperature=0.8, seed=7),
-        replay("seeded-chat-whole", "seeded", CHAT, False, temperature=0.8, seed=7),
-        replay("penalties", "penalty", TEXT, True, presence_penalty=0.8, frequency_penalty=0.5),
-        replay("repetition", "repetition_penalty", CHAT, True, repetition_penalty=1.2),
-        replay("logprobs-stream", "logprobs", TEXT, True, logprobs=2),
-        replay("logprobs-whole", "logprobs", TEXT, False, logprobs=2),
-        replay("logprobs-chat", "logprobs", CHAT, True, logprobs=True, top_logprobs=2),
-        replay("json", "response_format", CHAT, True, response_format=json_format),
-        replay("json-whole", "response_format", CHAT, False, response_format=json_format),
-        replay("regex", "structured_outputs", TEXT, True, structured_outputs=regex),
-        replay("bias", "logit_bias", TEXT, True, logit_bias={"400": 2.0, "500": -3.0}),
-        replay("echo", "echo", TEXT, True, echo=True),
-        restart("choices-whole", "n=2", TEXT, False, n=2, temperature=0.8, seed=7),
-        restart("choices-stream", "n=2", TEXT, True, n=2, temperature=0.8, seed=7),
-        restart("prompts-whole", "several prompts", TEXT, False, **several),
-        restart("prompts-stream", "several prompts", TEXT, True, **several),
-        restart("tools-whole", "tools", CHAT, False, tools=[TOOL]),
-        restart("tools-stream", "tools", CHAT, True, tools=[TOOL]),
-        Case(
-            "sampled-stream",
+        case("echoed-logprobs", "replay", shown, TEXT, True, **prompt_too),
+        case("echoed-logprobs-whole", "replay", shown, TEXT, False, **prompt_too),
+        case("unknown-stream", "replay", "vllm_xargs", CHAT, True, vllm_xargs={"a": 1}),
+        case("replayed-choices-whole", "restart", shown, TEXT, False, n=2, seed=7, **prompt_too),
+        case("replayed-choices-stream", "restart", shown, TEXT, True, n=2, seed=7, **prompt_too),
+        case(
+            "sampled-unknown-stream",
+            "restart",
+            "vllm_xargs",
             TEXT,
-            body_of(TEXT, 6, True, temperature=0.9, ignore_eos=True),
-            "sampled",
-            "unseeded sampling",
+            True,
+            seed=None,
+            vllm_xargs={"a": 1},
+            **sampled,
         ),
-        Case(
-            "sampled-whole",
-            CHAT,
-            body_of(CHAT, 6, False, temperature=0.9, ignore_eos=True),
-            "sampled",
-            "unseeded sampling",
-        ),
+        case("sampled-stream", "sampled", unseeded, TEXT, True, **sampled),
+        case("sampled-whole", "sampled", unseeded, CHAT, False, **sampled),
+        case("sampled-penalties", "sampled", unseeded, TEXT, True, presence_penalty=1, **sampled),
     ]
