@@ -31,9 +31,9 @@ class Stream(Struct):
     """One request as its client saw it. `gaps_s` are times between tokens' chunks.
 
     `text`, `tokens`, `finish`, `stop_reason` and `logprobs` are the first choice's, put
-    together from all chunks; `others` holds the texts of further choices, `calls` what was
-    shown of tool calls (choice, index, id, name, arguments) and `reasoning` of thoughts.
-    `response_ids`
+    together from all chunks; `others` and `other_tokens` hold those of further choices, `calls`
+    what was shown of tool calls (by choice and index: id, name, arguments) and `reasoning` of
+    thoughts. `response_ids`
     and `created` list the different values seen, so a stable answer has one of each.
     `answer` is the JSON of an answer that did not stream. `verdict` and `reason` are the
     response's headers.
@@ -58,6 +58,7 @@ class Stream(Struct):
     stop_reason: Any = None
     logprobs: list[Any] = field(default_factory=list)
     others: dict[int, str] = field(default_factory=dict)
+    other_tokens: dict[int, list[int]] = field(default_factory=dict)
     calls: dict[tuple[int, int], tuple[str, str, str]] = field(default_factory=dict)
     reasoning: str = ""
     answer: dict[str, Any] = field(default_factory=dict)
@@ -164,6 +165,7 @@ def _take(stream: Stream, choice: dict[str, Any]) -> None:
         _take_call(stream, (choice["index"], call.get("index", at)), call)
     if index := choice.get("index", 0):
         stream.others[index] = stream.others.get(index, "") + text
+        stream.other_tokens.setdefault(index, []).extend(choice.get("token_ids") or ())
         return
     stream.text += text
     stream.reasoning += shown.get("reasoning") or ""

@@ -13,7 +13,7 @@ def record_of(stream: Stream, asked: str = "", undisturbed: bool = False) -> Cli
         status=stream.status,
         outcome=_outcome(stream),
         text=stream.text,
-        token_count=len(stream.tokens),
+        token_count=len(stream.tokens) + sum(map(len, stream.other_tokens.values())),
         finish=stream.finish,
         tokens=list(stream.tokens),
         gaps_ms=[1000 * stream.longest_gap_s] if stream.tokens else [],

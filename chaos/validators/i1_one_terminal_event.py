@@ -19,6 +19,8 @@ from events.log import RevisionGroup
 PROMISE = "I1"
 _UNTOLD = ("", "-", "multi")
 """Finish reasons that say nothing."""
+_SHOWN_AS = {"tool_calls": "stop"}
+"""What the engine ended with where its parser tells the client something else."""
 
 
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
@@ -76,7 +78,8 @@ def _completed(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[
     texts = []
     if client.token_count and end.tokens > 0 and client.token_count != end.tokens:
         texts.append(f"its client counted {client.token_count} tokens, the log {end.tokens}")
-    if client.finish and end.finish not in _UNTOLD and client.finish != end.finish:
+    told = _SHOWN_AS.get(client.finish, client.finish)
+    if told and end.finish not in _UNTOLD and told != end.finish:
         texts.append(f"its client was told {client.finish}, the log says {end.finish}")
     return texts
 

@@ -59,7 +59,7 @@ class Case(Struct, frozen=True):
 
     @property
     def deterministic(self) -> bool:
-        return self.verdict != "sampled"
+        return self.body["temperature"] == 0 or self.body.get("seed") is not None
 
 
 class Truth(Struct):
@@ -207,6 +207,7 @@ def other_cases() -> list[Case]:
     def case(name: str, verdict: str, reason: str, route: str, stream: bool, **extra: Any) -> Case:
         return Case(name, route, body_of(route, 7, stream, **extra), verdict, reason)
 
+    seeded = {"temperature": 0.8, "seed": 7}
     prompt_too = {"echo": True, "logprobs": 1}
     shown = "log probabilities of the prompt"
     unseeded = "unseeded sampling"
@@ -215,15 +216,14 @@ def other_cases() -> list[Case]:
         case("echoed-logprobs", "replay", shown, TEXT, True, **prompt_too),
         case("echoed-logprobs-whole", "replay", shown, TEXT, False, **prompt_too),
         case("unknown-stream", "replay", "vllm_xargs", CHAT, True, vllm_xargs={"a": 1}),
-        case("replayed-choices-whole", "restart", shown, TEXT, False, n=2, seed=7, **prompt_too),
-        case("replayed-choices-stream", "restart", shown, TEXT, True, n=2, seed=7, **prompt_too),
+        case("replayed-choices-whole", "restart", shown, TEXT, False, n=2, **seeded, **prompt_too),
+        case("replayed-choices-stream", "restart", shown, TEXT, True, n=2, **seeded, **prompt_too),
         case(
             "sampled-unknown-stream",
             "restart",
             "vllm_xargs",
             TEXT,
             True,
-            seed=None,
             vllm_xargs={"a": 1},
             **sampled,
         ),

@@ -195,7 +195,16 @@ async def _only(scene: Scene, name: str) -> None:
 def differences(calm: Stream, hit: Stream, case: Case) -> list[str]:
     """What a client could tell from the undisturbed answer; empty when nothing."""
     out = [] if hit.whole else [f"not whole: {hit.status} {hit.error}"]
-    for name in ("text", "reasoning", "tokens", "finish", "stop_reason", "usage", "others"):
+    for name in (
+        "text",
+        "reasoning",
+        "tokens",
+        "finish",
+        "stop_reason",
+        "usage",
+        "others",
+        "other_tokens",
+    ):
         ours, theirs = getattr(calm, name), getattr(hit, name)
         if ours != theirs:
             out.append(f"{name}: {_shown(ours)} became {_shown(theirs)}")
@@ -252,7 +261,7 @@ def judged(calm: Round, hit: Round) -> list[str]:
         undisturbed, stream = calm.stream(case), hit.streams[name]
         out += [f"{name}: {text}" for text in _verdict(hit, name, case)]
         if case.verdict == "restart" and case.stream and not stream.whole:
-            out += [f"{name}: {text}" for text in _honest(hit, name, undisturbed)]
+            out += [f"{name}: {text}" for text in _honest(hit, name, case, undisturbed)]
         elif case.deterministic:
             out += [f"{name}: {text}" for text in differences(undisturbed, stream, case)]
         elif not (stream.whole and len(stream.tokens) == case.body["max_tokens"]):
@@ -271,11 +280,11 @@ def _verdict(round_: Round, name: str, case: Case) -> list[str]:
     return [f"went on by {modes}"] if any(mode != wanted for mode in modes) else []
 
 
-def _honest(round_: Round, name: str, undisturbed: Stream) -> list[str]:
+def _honest(round_: Round, name: str, case: Case, undisturbed: Stream) -> list[str]:
     """A stream that could not go on: a true beginning, then an error, and no end."""
     stream, end = round_.streams[name], round_.courses[name].end
     out = []
-    if not undisturbed.text.startswith(stream.text):
+    if case.deterministic and not undisturbed.text.startswith(stream.text):
         out.append("what it showed before the error is not what was generated")
     for index, shown in stream.others.items():
         if not undisturbed.others[index].startswith(shown):
