@@ -167,8 +167,8 @@ def test_the_head_of_an_answer_says_what_was_cached_for_who_takes_it_up(
 @pytest.mark.parametrize(
     "options",
     (
-        {"prompt_logprobs": 2},
-        {"logprob_token_ids": [5, 6]},
+        {"prompt_logprobs": 2, "stream": False},
+        {"logprobs": 2, "logprob_token_ids": [5, 6]},
         {"logprobs": 2, "stream": False},
     ),
 )
