@@ -158,6 +158,15 @@ class ServeConfig(Struct, frozen=True):
             "domain (within a failure domain, 1000), network (500)"
         ),
     ] = {}
+    gather_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="arrivals, decisions and ends of requests wait so long for one another "
+            "before they go to the log",
+        ),
+    ] = 50
     tick_ms: Annotated[int, Meta(ge=50, le=60_000, description="period of the leader's tick")] = (
         1000
     )

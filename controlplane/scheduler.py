@@ -23,6 +23,9 @@ from policies import recovery, routing
 from policies.state import Worker
 from policies.view import View
 
+GATHERED = (v.RequestArrived, v.RouteDecided, v.RequestEnded)
+"""What may wait in the writer for more of its kind: nobody else acts on it at once, and a
+decision travels with its request besides. Everything else is sent without delay."""
 RECEIPT_GROUPS = 256
 """At most so many receive times go into one `GroupsReceived`; older ones are dropped."""
 
@@ -88,6 +91,8 @@ class Scheduler:
         """Append one of our own events and let the view know at once."""
         self._emit_receipts()
         position = self.writer.append(event)
+        if type(event) not in GATHERED:
+            self.writer.hurry()
         self.view.own(position, event)
         for observer in self.observers:
             observer(position, event)

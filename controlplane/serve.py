@@ -84,7 +84,9 @@ async def _serve(config: ServeConfig) -> None:
         etcd = await stack.enter_async_context(EtcdLog(etcd_config(config)))
         history = await prepared_history(config, etcd)
         # After a kill -9 our own old lease still holds the name, for a TTL at most.
-        opening = etcd.writer(f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s)
+        opening = etcd.writer(
+            f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s, gather_s=config.gather_ms / 1000
+        )
         writer = await stack.enter_async_context(opening)
         reader = etcd.reader()
         replica = Replica(_replica_config(config), reader, writer, etcd.writer, history)

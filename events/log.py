@@ -68,6 +68,10 @@ class StreamWriter(Protocol):
         of the last. Never waits. Raises Fenced, LogFull."""
         ...
 
+    def hurry(self) -> None:
+        """Send what was taken at once, where a writer gathers events before it sends."""
+        ...
+
     async def flush(self, timeout_s: float) -> None:
         """Wait until all taken events are durable. Raises TimeoutError, Fenced."""
         ...

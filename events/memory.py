@@ -157,6 +157,9 @@ class MemoryWriter:
         for callback in self._callbacks:
             callback(landed)
 
+    def hurry(self) -> None:
+        pass
+
     async def flush(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             while self._durable < self._position:

@@ -64,9 +64,10 @@ class EtcdLog:
     async def __aexit__(self, *exc: object) -> None:
         await self.client.__aexit__(*exc)
 
-    def writer(self, stream: str, *, wait_s: float = 0.0) -> EtcdWriter:
-        """A writer; entering it takes the stream, waiting up to `wait_s` for its owner."""
-        return EtcdWriter(self.client, stream, name=self.name, wait_s=wait_s)
+    def writer(self, stream: str, *, wait_s: float = 0.0, gather_s: float = 0.0) -> EtcdWriter:
+        """A writer; entering it takes the stream, waiting up to `wait_s` for its owner.
+        `gather_s`: see EtcdWriter."""
+        return EtcdWriter(self.client, stream, name=self.name, wait_s=wait_s, gather_s=gather_s)
 
     def reader(self, heads: Heads | None = None) -> EtcdReader:
         """A reader; `heads` from a snapshot where it does not begin at the beginning."""

@@ -52,10 +52,18 @@ class EtcdWriter:
 
     Entering raises StreamOwned when another owner lives longer than `wait_s`,
     LogUnavailable when etcd does not answer. `name` tells people who owns the stream.
+    An event taken while nothing waits is sent `gather_s` later at the latest, with what came
+    since; `hurry` and `flush` send at once.
     """
 
     def __init__(
-        self, client: EtcdClient, stream: str, *, name: str = "", wait_s: float = 0.0
+        self,
+        client: EtcdClient,
+        stream: str,
+        *,
+        name: str = "",
+        wait_s: float = 0.0,
+        gather_s: float = 0.0,
     ) -> None:
         self.stream = stream
         self._client = client
@@ -82,7 +90,8 @@ class EtcdWriter:
         self._hurry = False
         self._wake = asyncio.Event()
         self._wake_at = _NEVER
-        self._sent_at = float("-inf")
+        self._sent_at = self._since = float("-inf")
+        self._gather_s = gather_s
         self._linger_s = client.config.linger_ms / 1000
         self._now = time.monotonic
         self._progress: asyncio.Event | None = None
@@ -192,11 +201,18 @@ class EtcdWriter:
             raise LogFull(self.stream, backlog.limit_bytes)
         if backlog.passes_memory(size):
             self._journal()
+        if not backlog.count:
+            self._since = self._now()
         backlog.add(records, size)
         self._position += len(records)
         if backlog.bytes >= self._wake_at:
             self._wake.set()
         return self._position
+
+    def hurry(self) -> None:
+        """Send what was taken without gathering more."""
+        self._hurry = True
+        self._wake.set()
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until all taken events are durable. Raises TimeoutError, Fenced."""
@@ -205,8 +221,7 @@ class EtcdWriter:
             while self.durable < target:
                 if self._fence is not None:
                     raise self._fence
-                self._hurry = True
-                self._wake.set()
+                self.hurry()
                 if self._progress is None:
                     self._progress = asyncio.Event()
                 await self._progress.wait()
@@ -263,7 +278,8 @@ class EtcdWriter:
                 await self._wake.wait()
                 continue
             full = self._hurry or self._backlog.bytes >= self._config.linger_bytes
-            left = 0.0 if full else self._sent_at + self._linger_s - self._now()
+            due = max(self._sent_at + self._linger_s, self._since + self._gather_s)
+            left = 0.0 if full else due - self._now()
             if left <= 0:
                 self._hurry = False
                 self._wake_at = _NEVER

@@ -36,6 +36,9 @@ class FullWriter:
         self.position += 1
         return self.position
 
+    def hurry(self) -> None:
+        pass
+
 
 class OneStream:
     """A gateway that holds one stream on (w0, incarnation 3), silent from the beginning."""
