@@ -104,16 +104,18 @@ class StallWatch:
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    self._look(tasks)
-                    await asyncio.sleep(self._period_s)
+                    await asyncio.sleep(self._look(tasks))
         finally:
             if self._session is not None:
                 await self._session.close()
 
-    def _look(self, tasks: asyncio.TaskGroup) -> None:
+    def _look(self, tasks: asyncio.TaskGroup) -> float:
+        """Ask whoever is due; returns for how long nobody can be: half the least bound, from
+        the last sign of the engine silent longest, and never less than the period."""
         now = self._now()
         workers = self._scheduler.view.fleet.workers
         config = stall.config_of(self._scheduler.view)
+        least_s, longest_s = config.floor_us / 2e6, 0.0
         for (name, incarnation), activity in list(self._gateway.activity.items()):
             worker = workers.get(name)
             if worker is None or activity.open_streams == 0:
@@ -121,13 +123,16 @@ class StallWatch:
             if worker.incarnation != incarnation:
                 continue
             silent_s = now - max(activity.last_byte, self._last_step.get(name, 0.0))
+            longest_s = max(longest_s, silent_s)
             bound = stall.bound_us(worker, config)
             if silent_s * 2e6 >= bound:
                 self._start(tasks, worker, self._examine(worker, incarnation, bound))
-        for name, incarnation in self._scheduler.view.suspects():
+        suspects = self._scheduler.view.suspects()
+        for name, incarnation in suspects:
             worker = workers[name]
             if worker.incarnation == incarnation and worker.engine == "ready":
                 self._start(tasks, worker, self._recheck(worker, incarnation))
+        return self._period_s if suspects else max(self._period_s, least_s - longest_s)
 
     def _start(self, tasks: asyncio.TaskGroup, worker: Worker, work: Any) -> None:
         key = (worker.name, worker.incarnation)
