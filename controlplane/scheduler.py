@@ -23,7 +23,7 @@ from policies import recovery, routing
 from policies.state import Worker
 from policies.view import View
 
-GATHERED = (v.RequestArrived, v.RouteDecided, v.RequestEnded)
+GATHERED = (v.RequestArrived, v.RouteDecided, v.HolderChosen, v.RequestEnded)
 """What may wait in the writer for more of its kind: nobody else acts on it at once, and a
 decision travels with its request besides. Everything else is sent without delay."""
 RECEIPT_GROUPS = 256
