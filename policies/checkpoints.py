@@ -62,6 +62,20 @@ def sites(view: View) -> list[Site]:
     return found
 
 
+def index_of(view: View, weights: Weights) -> Index:
+    """The sites by load. Kept with the view from decision to decision and brought up to
+    date, so that most of a decision is looking which sites changed."""
+    now = sites(view)
+    index = view.checkpoints.index
+    if index is None or not index.fits(now, weights):
+        index = view.checkpoints.index = Index(now, weights)
+    else:
+        for site in now:
+            if site != index.site(site.worker):
+                index.update(site)
+    return index
+
+
 def expected_blocks(worker: Worker, tokens: int, max_tokens: int, config: CheckpointConfig) -> int:
     """Blocks a request is expected to fill on `worker`: `tokens` it has, and as many to come
     as it may make, of which no more than `config.output_tokens` are counted on."""
@@ -96,7 +110,7 @@ def place(view: View, request: str, primary: str, blocks: int) -> tuple[Placemen
         min(config.holders, MOST_HOLDERS),
         kept_holders(view, request, worker),
     )
-    index = Index(sites(view), Weights(config.alpha, config.beta))
+    index = index_of(view, Weights(config.alpha, config.beta))
     return placement.choose(index, demand, config.placement), size
 
 
@@ -169,7 +183,7 @@ def plan(
         for r in lost
     ]
     holders = {s.holder for parts in held.values() for s in parts}
-    at = Index(sites(view), Weights(config.alpha, config.beta))
+    at = index_of(view, Weights(config.alpha, config.beta))
     targets = [_target(view, w, at, f"{worker}:{incarnation}", config) for w in _known(view)]
     rules = Rules(
         -1, config.theta_percent, config.tau, config.beta, max(failed.block_size, 1), config.alpha

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from events import vocabulary as v
 from policies.coverage import placed_by, planned_by, share
+from policies.placement import Index
 from policies.state import Fleet, Placed, Planned
 
 
@@ -17,6 +18,8 @@ class OwnCheckpoints:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self.index: Index | None = None
+        """What `checkpoints.index_of` keeps here; no part of what the view tells."""
         self._placed: dict[str, tuple[int, Placed | None]] = {}
         self._planned: dict[str, tuple[int, Planned]] = {}
 

@@ -111,6 +111,18 @@ class Index:
         at = self._place.get(worker)
         return None if at is None else self._sites[at]
 
+    def fits(self, sites: Sequence[Site], weights: Weights) -> bool:
+        """Whether these sites are the index's, whatever their figures, and its weights."""
+        return (
+            weights == self._weights
+            and len(sites) == len(self._sites)
+            and all(self._same(site) for site in sites)
+        )
+
+    def _same(self, site: Site) -> bool:
+        known = self.site(site.worker)
+        return known is not None and (known.domain, known.family) == (site.domain, site.family)
+
     @property
     def weights(self) -> Weights:
         return self._weights

@@ -127,6 +127,23 @@ def test_the_sums_are_what_recounting_gives_and_own_events_count_before_they_lan
     assert pending
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_an_index_kept_between_decisions_decides_as_a_new_one(seed: int) -> None:
+    rng = random.Random(seed)
+    story, open_ = fleet_of(), []
+    view = View("r.r0", story.fleet)
+    for count in range(150):
+        story.tell(*drawn(rng, open_, count))
+        if count == 90:
+            story.tell("w.w1", v.WorkerRegistered("w1", "host-w2", 7))
+            story.leader()
+            story.tell("fleet", v.ConfigChanged("checkpoints.alpha", "3", "c"))
+        view.landed()
+        new = View("r.r0", story.fleet)
+        new.landed()
+        assert checkpoints.place(view, "x", "w0", 9) == checkpoints.place(new, "x", "w0", 9)
+
+
 def test_a_burst_of_own_placements_spreads_before_any_is_in_the_log() -> None:
     story = fleet_of()
     view = View("r.r0", story.fleet)
