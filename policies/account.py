@@ -89,6 +89,8 @@ def _on_admitted(worker: Worker, key: str, change: v.RequestAdmitted) -> None:
     attempt = worker.attempts.get(key)
     if attempt is not None:
         _set_left(worker, attempt, attempt.left - change.cached_tokens)
+        if change.attempt > 1:  # what no cache and no checkpoint had of a request sent on
+            worker.recomputed_tokens += attempt.left
 
 
 def _on_chunk(worker: Worker, key: str, change: v.PrefillChunkDone) -> None:

@@ -70,6 +70,7 @@ class Worker(Struct):
     step_us_high: int = 0
     lost_records: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
     # what computing a prompt costs here (policies.pace)
     decode_us: int = 0
     prefill_us: int = 0

@@ -11,8 +11,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from controlplane.admin.checkpoints_api import balance_percent
 from policies import coverage
 from policies.state import Fleet
+from policies.view import View
 
 _GAUGES = {
     "memory_used": ("memory_bytes", "Memory its checkpoints take, page rounding included"),
@@ -32,8 +34,9 @@ _COUNTERS = {
 }
 
 
-def checkpoints(fleet: Fleet) -> Iterator[Any]:
+def checkpoints(view: View) -> Iterator[Any]:
     """The families, empty ones included."""
+    fleet = view.fleet
     label = ["worker"]
     up = GaugeMetricFamily("relume_checkpoint_daemon_up", "1 while it serves", labels=label)
     budget = GaugeMetricFamily(
@@ -60,6 +63,19 @@ def checkpoints(fleet: Fleet) -> Iterator[Any]:
         for name, family in (*gauges.items(), *counters.items()):
             family.add_metric(who, holder.figures.get(name, 0))
     yield from (up, budget, held)
+    yield GaugeMetricFamily(
+        "relume_checkpoint_balance_ratio",
+        "Highest expected recovery load (Eq. 4) of a holder to the lowest; 0: fewer than two",
+        value=balance_percent(view) / 100,
+    )
+    again = CounterMetricFamily(
+        "relume_recomputed_tokens",
+        "Tokens of requests sent on that neither a cache nor a checkpoint had",
+        labels=label,
+    )
+    for known in fleet.workers.values():
+        again.add_metric([known.name], known.recomputed_tokens)
+    yield again
     yield from gauges.values()
     yield from counters.values()
     yield from _requests(fleet)

@@ -105,6 +105,10 @@ class Metrics:
                     self._recoveries.labels(event.mode).inc()
         elif kind is v.TransportObserved:
             self._observed.labels(event.kind).inc()
+        elif kind is v.HolderChosen:
+            self._decisions.labels("holder").inc()
+        elif kind is v.RecoveryPlanned:
+            self._decisions.labels("plan").inc()
         elif kind is v.StallJudged:
             self._decisions.labels("stall").inc()
             self._stalls.labels("true" if event.hung else "false").inc()
@@ -157,7 +161,7 @@ class _FoldCollector(Collector):
         if replica.upkeep is not None:
             yield from _upkeep(replica.upkeep)
         yield from self._workers()
-        yield from checkpoints(fleet)
+        yield from checkpoints(replica.view)
 
     def _workers(self) -> Iterator[Any]:
         view = self._replica.view

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controlplane.gateway.ports import Arrival
 from events import vocabulary as v
 from tests.admin.scene import ADMIN, Scene
+from tests.admin.test_metrics import samples
 from tests.admin.test_openapi import mismatches
 
 
@@ -85,6 +86,22 @@ async def test_a_lost_engine_sends_its_request_on_with_its_blocks():
         assert again.restore == (f"tcp://{holder}:1",)
         other = "w1" if holder == "w0" else "w0"
         assert again.checkpoint == (f"tcp://{other}:1",), "a new holder at once"
+
+
+async def test_balance_and_what_is_computed_again_are_metrics():
+    async with Scene() as scene:
+        holder = await checkpointed(scene)
+        scheduler = scene.replica.scheduler
+        scheduler.observed("q", 1, "reset", 3)
+        scheduler.assign("q", "reset", 3)
+        changes = (v.RequestQueued("q", 2, 43), v.RequestAdmitted("q", 2, 32, 3))
+        scene.worker_writers[holder].append(v.EngineStep(1, 1, 9, 1, 40, 0, 0, 3, changes))
+        await scene.until(lambda: scene.replica.fleet.workers[holder].recomputed_tokens)
+        found = await samples(scene)
+        assert found["relume_recomputed_tokens_total", ("worker", holder)] == 11
+        assert found["relume_checkpoint_balance_ratio",] >= 1
+        assert found["relume_decisions_total", ("kind", "holder")] == 2
+        assert found["relume_decisions_total", ("kind", "plan")] == 1
 
 
 async def test_without_checkpoints_nothing_is_said_of_any():

@@ -4,9 +4,11 @@ faster, and are token for token what they would have been, whatever happens to t
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -50,47 +52,72 @@ async def until_daemons(scene: Scene, count: int = 3) -> Fleet:
         await asyncio.sleep(0.1)
 
 
-async def covered_on(scene: Scene, streams: dict[str, Stream], victim: dict[str, Any]) -> set[str]:
-    """Lets the engine of `victim` run a moment at a time until holders acknowledged a part of
-    the output of every stream on it; it is left stopped. Their holders are returned."""
-    pid = victim["engine_pid"]
-    os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 60
-    while not all((places := await scene.routes(streams)).values()):
-        assert time.monotonic() < deadline, places
-        await asyncio.sleep(0.02)
-    held = [made[-1].request for made in places.values() if made[-1].worker == victim["name"]]
-    mine = [s for n, s in streams.items() if places[n][-1].worker == victim["name"]]
-    assert len(held) >= 2, places
-    while True:
-        fleet = await fold(scene)
-        holders = {h for r in held if r in fleet.placed for h in fleet.placed[r].holders}
-        least = [max((covered_tokens(fleet, h, r) for h in holders), default=0) for r in held]
-        if min(least) >= 640 and min(len(s.tokens) for s in mine) >= 8:
-            return holders
-        assert time.monotonic() < deadline, (least, [len(s.tokens) for s in mine])
-        assert not any(s.done for s in mine), f"a stream ended, covered are {least}"
-        await asyncio.to_thread(let_run, pid, 0.02)
-        await asyncio.sleep(0.02)
+class Victim:
+    """The engine that is to die, run a moment at a time so that nothing ends too soon, and
+    the streams on it."""
+
+    def __init__(self, scene: Scene, worker: dict[str, Any]) -> None:
+        self.scene = scene
+        self.name = worker["name"]
+        self.pid = worker["engine_pid"]
+        self.streams: list[Stream] = []
+        self.requests: list[str] = []
+
+    async def take(self, streams: dict[str, Stream]) -> None:
+        """Stop it, and wait until all streams have a worker."""
+        os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 60
+        while not all((places := await self.scene.routes(streams)).values()):
+            assert time.monotonic() < deadline, places
+            await asyncio.sleep(0.02)
+        for name, made in places.items():
+            if made[-1].worker == self.name:
+                self.streams.append(streams[name])
+                self.requests.append(made[-1].request)
+        assert len(self.requests) >= 2, places
+
+    def holders(self, fleet: Fleet) -> set[str]:
+        return {h for r in self.requests if r in fleet.placed for h in fleet.placed[r].holders}
+
+    async def run_until(self, found: Callable[[Fleet], bool]) -> Fleet:
+        """Let it run until the log shows it; it is left stopped."""
+        deadline = time.monotonic() + 60
+        while not found(fleet := await fold(self.scene)):
+            placed = [fleet.placed.get(r) for r in self.requests]
+            assert time.monotonic() < deadline, (placed, fleet.holders)
+            assert not any(s.done for s in self.streams), "a stream ended before that"
+            await asyncio.to_thread(let_run, self.pid, 0.02)
+            await asyncio.sleep(0.02)
+        return fleet
+
+    def covered(self, fleet: Fleet) -> bool:
+        """Whether each stream's present holder has its prompt and some of its output."""
+        return min(len(s.tokens) for s in self.streams) >= 8 and all(
+            r in fleet.placed
+            and any(covered_tokens(fleet, h, r) >= 640 for h in fleet.placed[r].holders)
+            for r in self.requests
+        )
 
 
 async def hit(scene: Scene, tag: str, name: str, strike: Any = None) -> list[Any]:
     """Streams of which those on worker `name` lose their engine when they are covered, and
     `strike` befalls what holds them; the same without it; the events in between."""
-    victim = await scene.until_ready(name)
+    worker = await scene.until_ready(name)
     before = len(await scene.events())
 
     async def kill(streams: dict[str, Stream]) -> None:
-        holders = await covered_on(scene, streams, victim)
-        assert name not in holders
+        victim = Victim(scene, worker)
+        await victim.take(streams)
+        fleet = await victim.run_until(victim.covered)
+        assert name not in victim.holders(fleet)
         if strike is not None:
-            await strike(holders)
-        os.kill(victim["engine_pid"], signal.SIGKILL)
+            await strike(victim)
+        os.kill(victim.pid, signal.SIGKILL)
 
     struck = await scene.streams(COUNT, TOKENS, tag, kill, padding=padding(tag), ignore_eos=True)
     assert not whole(struck)
     happened = (await scene.events())[before:]
-    await scene.until_ready(name, victim["incarnation"] + 1)
+    await scene.until_ready(name, worker["incarnation"] + 1)
     calm = await scene.streams(COUNT, TOKENS, f"calm-{tag}", padding=padding(tag), ignore_eos=True)
     assert not whole(calm)
     assert same(calm, struck) == []
@@ -106,6 +133,8 @@ async def test_killed_engines_and_what_befalls_their_checkpoints(options: FleetO
         await until_daemons(scene)
         await _restored(scene)
         await _holders_killed_with_it(scene)
+        await until_daemons(scene)
+        await _holder_lost_before(scene)
         await until_daemons(scene)
         await _damaged(scene)
         verdict = await scene.sound()
@@ -129,7 +158,7 @@ async def _restored(scene: Scene) -> None:
 async def _holders_killed_with_it(scene: Scene) -> None:
     """Whoever holds anything is gone in the same moment: all is computed again."""
 
-    async def strike(holders: set[str]) -> None:
+    async def strike(victim: Victim) -> None:
         for pid in daemons(scene.fleet.dir / "run"):
             os.kill(pid, signal.SIGKILL)
 
@@ -137,10 +166,34 @@ async def _holders_killed_with_it(scene: Scene) -> None:
     assert not of(happened, v.RestoreDone)
 
 
+async def _holder_lost_before(scene: Scene) -> None:
+    """A holder dies while all is well: another one is chosen, told to the running engine, and
+    has everything from the first block on when the engine dies too."""
+    lost: set[str] = set()
+
+    async def strike(victim: Victim) -> None:
+        fleet = await fold(scene)
+        lost.add(min(victim.holders(fleet)))
+        os.kill(daemon_of(scene, min(lost)), signal.SIGKILL)
+        await victim.run_until(lambda f: not lost & victim.holders(f) and victim.covered(f))
+
+    happened = await hit(scene, "another", "w0", strike)
+    again = [e for e in of(happened, v.HolderChosen) if e.cause == "holder_lost"]
+    assert again and all(e.holders and not lost & {*e.holders} for e in again)
+    restored = {e.request for e in of(happened, v.RestoreDone)}
+    assert restored & {e.request for e in again}
+
+
+def daemon_of(scene: Scene, worker: str) -> int:
+    """The pid of a worker's state daemon."""
+    record = scene.fleet.dir / "run" / worker / "state.json"
+    return json.loads(record.read_bytes())["daemon"]["process"][0]
+
+
 async def _damaged(scene: Scene) -> None:
     """A bit of every block that is held: none of them is used (I14)."""
 
-    async def strike(holders: set[str]) -> None:
+    async def strike(victim: Victim) -> None:
         for pid in daemons(scene.fleet.dir / "run"):
             damage(pid)
 
