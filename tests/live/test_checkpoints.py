@@ -91,10 +91,10 @@ class Victim:
         return fleet
 
     def covered(self, fleet: Fleet) -> bool:
-        """Whether each stream's present holder has its prompt and some of its output."""
+        """Whether each stream's present holder has ten blocks and its client some output."""
         return min(len(s.tokens) for s in self.streams) >= 8 and all(
             r in fleet.placed
-            and any(covered_tokens(fleet, h, r) >= 640 for h in fleet.placed[r].holders)
+            and any(covered_tokens(fleet, h, r) >= 320 for h in fleet.placed[r].holders)
             for r in self.requests
         )
 
