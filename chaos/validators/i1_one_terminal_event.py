@@ -76,8 +76,9 @@ def _completed(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[
     if end.outcome != "completed":
         return [f"its client has the whole answer, the log says {end.outcome}: {end.detail}"]
     texts = []
-    if client.token_count and end.tokens > 0 and client.token_count != end.tokens:
-        texts.append(f"its client counted {client.token_count} tokens, the log {end.tokens}")
+    counted = client.token_count + client.other_tokens
+    if counted and end.tokens > 0 and counted != end.tokens:
+        texts.append(f"its client counted {counted} tokens, the log {end.tokens}")
     told = _SHOWN_AS.get(client.finish, client.finish)
     if told and end.finish not in _UNTOLD and told != end.finish:
         texts.append(f"its client was told {client.finish}, the log says {end.finish}")

@@ -34,7 +34,8 @@ class ClientRecord(Struct):
     for: equal for requests that must get equal answers. `undisturbed` marks those that ran
     while nothing was broken. `outcome`: completed, cancelled (it left), failed or rejected
     (it was told), cut (the connection broke without an end). `status` 0: no answer came.
-    `tokens` are ids, where it asked for them; `token_count` counts them in any case.
+    `tokens` are ids, where it asked for them; `token_count` counts them in any case;
+    `other_tokens` counts those of further choices.
     `starts`: index of the first token of each chunk, where it is told. `gaps_ms` lie
     between chunks.
     """
@@ -50,6 +51,7 @@ class ClientRecord(Struct):
     gaps_ms: list[float] = field(default_factory=list)
     asked: str = ""
     undisturbed: bool = False
+    other_tokens: int = 0
 
 
 class At(Struct, frozen=True):
