@@ -14,7 +14,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-BENCHES = ("startup", "failover-gap", "relay", "log", "replay", "shim-overhead")
+BENCHES = (
+    "startup", "failover-gap", "relay", "log", "replay", "shim-overhead", "checkpoint-overhead",
+    "restore",
+)  # fmt: skip
 
 
 def load(name: str) -> ModuleType:
@@ -48,7 +51,7 @@ def main(argv: list[str]) -> int:
     """The command line of the docstring above."""
     if argv[:1] == ["--list"]:
         for name in BENCHES:
-            print(f"{name:14} {describe(load(name))}")
+            print(f"{name:19} {describe(load(name))}")
         return 0
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__)
