@@ -44,13 +44,22 @@ class Channel(Protocol):
 
 
 class Wake:
-    """Interrupts `receive` from another thread."""
+    """Interrupts `receive` and `wait` from another thread."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
 
     def set(self) -> None:
         os.eventfd_write(self.fd, 1)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleeps until `set` or the end of the time; whether it was set."""
+        woken = bool(self._poll.poll(timeout_s * 1000))
+        if woken:
+            self.clear()
+        return woken
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):

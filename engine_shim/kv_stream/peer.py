@@ -9,6 +9,10 @@ A broken connection is opened again, with a growing pause; what was not acknowle
 sent again, in order. Everything the daemon takes it takes idempotently, so a batch that
 arrives twice, late or out of order changes nothing. A daemon that answers with another
 boot name has lost what it held: `on_reset` is told, and nothing is sent again.
+
+Whenever the thread wakes it takes the interpreter's lock from the engine. So while blocks
+stream it wakes once a tick: it sends what came since, reads what was acknowledged, and sleeps.
+Questions, a full window and a message's worth of bytes do not wait for the tick.
 """
 
 from __future__ import annotations
@@ -33,9 +37,9 @@ ANSWER_TIMEOUT_S = 3.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 IDLE_S = 0.5
-LINGER_S = 0.01
+TICK_S = 0.04
 JOIN_BYTES = 1 << 20
-"""Batches wait for so long, or until they are so much, to leave as one message."""
+"""Batches wait for the tick, or until they are so much, to leave as one message."""
 HOPELESS = ("version", "authentication", "fingerprint", "fenced")
 """Refusals of a greeting that trying again does not cure."""
 
@@ -44,7 +48,7 @@ class _Batch:
     """Pieces and their bytes. The header is made on the peer's thread, and with it the
     digests of whole images, so that the caller pays for a copy only."""
 
-    __slots__ = ("bytes", "header", "parts", "pieces", "queued_s", "sent_s", "seq")
+    __slots__ = ("bytes", "header", "parts", "pieces", "sent_s", "seq")
 
     def __init__(self, seq: int, pieces: Sequence[m.Piece], parts: Sequence[Buffer]) -> None:
         self.seq = seq
@@ -52,7 +56,6 @@ class _Batch:
         self.parts = parts
         self.bytes = sum(piece.length for piece in pieces)
         self.header = b""
-        self.queued_s = time.monotonic()
         self.sent_s = 0.0
 
     def join(self, later: _Batch, limit: int) -> bool:
@@ -124,7 +127,8 @@ class Peer:
         self._lock = threading.Lock()
         self._waiting: deque[_Batch] = deque()
         self._unanswered: OrderedDict[int, _Batch] = OrderedDict()
-        self._bytes = 0
+        self._bytes = self._waiting_bytes = 0
+        self._ticking = False
         self._questions: OrderedDict[int, _Question] = OrderedDict()
         self._wake = Wake()
         self._closing = False
@@ -147,7 +151,9 @@ class Peer:
                 return False
             self._bytes += batch.bytes
             self._waiting.append(batch)
-            if len(self._waiting) == 1:  # else the thread knows that there is something
+            full = self._waiting_bytes < JOIN_BYTES <= self._waiting_bytes + batch.bytes
+            self._waiting_bytes += batch.bytes
+            if full or (len(self._waiting) == 1 and not self._ticking):
                 self._wake.set()
         return True
 
@@ -323,11 +329,12 @@ class Peer:
             if lost:
                 self._unanswered.clear()
                 self._waiting.clear()
-                self._bytes = 0
+                self._bytes = self._waiting_bytes = 0
             else:
                 # Before what waits, and in its own order.
                 self._waiting.extendleft(reversed(self._unanswered.values()))
                 self._unanswered.clear()
+                self._waiting_bytes = self._bytes
             for question in self._questions.values():
                 question.sent = False
         if lost:
@@ -341,25 +348,33 @@ class Peer:
         raise Unreachable(self.endpoint, "no answer to the greeting")
 
     def _serve(self, channel: Channel) -> None:
+        due = True
         while not self._closing:
-            self._send_all(channel)
-            received = channel.receive(self._patience_s())
+            self._send_all(channel, due)
+            due = False
+            if self._may_tick(channel):
+                due = not self._wake.wait(TICK_S)
+                self._ticking = False
+                received = channel.receive(0)
+            else:
+                due = bool(self._questions)
+                received = channel.receive(IDLE_S)
             while received is not None:
                 self._take(m.decode(received[0]), received[1])
-                self._send_all(channel)
+                self._send_all(channel, due)
                 received = channel.receive(0)
             oldest = next(iter(self._unanswered.values()), None)
             if oldest and time.monotonic() - oldest.sent_s > ANSWER_TIMEOUT_S:
                 raise Unreachable(self.endpoint, "a batch was not acknowledged")
 
-    def _send_all(self, channel: Channel) -> None:
+    def _send_all(self, channel: Channel, due: bool) -> None:
         """Questions first: a restore does not wait behind checkpoints."""
         while not self._closing:
             with self._lock:
                 question = next((q for q in self._questions.values() if not q.sent), None)
                 if question is not None:
                     question.sent = True
-                batch = self._next_batch(channel) if question is None else None
+                batch = self._next_batch(channel, due) if question is None else None
             if question is not None:
                 channel.send(question.header, ())
             elif batch is not None:
@@ -369,33 +384,36 @@ class Peer:
             else:
                 return
 
-    def _next_batch(self, channel: Channel) -> _Batch | None:
+    def _next_batch(self, channel: Channel, due: bool) -> _Batch | None:
         """The next one to send, while the channel has room for what is not answered yet."""
-        if not self._waiting:
+        if not self._waiting or not (due or self._waiting_bytes >= JOIN_BYTES):
             return None
         first = self._waiting[0]
-        waiting = sum(batch.bytes for batch in self._waiting)
-        if waiting < JOIN_BYTES and time.monotonic() < first.queued_s + LINGER_S:
-            return None
-        on_way = sum(batch.bytes for batch in self._unanswered.values())
-        room = channel.window_bytes - on_way
-        if on_way and first.bytes > room:
+        room = self._room(channel)
+        if self._unanswered and first.bytes > room:
             return None
         self._waiting.popleft()
         while self._waiting and first.join(self._waiting[0], min(room, JOIN_BYTES)):
             self._waiting.popleft()
+        self._waiting_bytes -= first.bytes
         self._unanswered[first.seq] = first
         return first
 
-    def _patience_s(self) -> float:
-        """How long to wait for an answer before looking at what waits to be sent."""
+    def _room(self, channel: Channel) -> int:
+        """Bytes the channel takes now, beside what is unanswered."""
+        return channel.window_bytes - self._bytes + self._waiting_bytes
+
+    def _may_tick(self, channel: Channel) -> bool:
+        """Whether what comes from the daemon can wait for a tick. If so, `flush` does not wake
+        us for small batches."""
         with self._lock:
-            if not self._waiting:
-                return IDLE_S
-            left = self._waiting[0].queued_s + LINGER_S - time.monotonic()
-            if left > 0:
-                return left
-            return IDLE_S if self._unanswered else 0.001  # a full window: answers wake us
+            if self._questions or not (self._waiting or self._unanswered):
+                return False
+            full = self._waiting and self._waiting[0].bytes > self._room(channel)
+            if full and self._unanswered:
+                return False  # answers make room
+            self._ticking = True
+            return True
 
     def _take(self, message: m.Message, chunk: memoryview) -> None:
         seq = getattr(message, "seq", 0)
@@ -432,7 +450,7 @@ class Peer:
             self.gone = why
             self._waiting.clear()
             self._unanswered.clear()
-            self._bytes = 0
+            self._bytes = self._waiting_bytes = 0
             questions = list(self._questions.values())
             self._questions.clear()
         for question in questions:
