@@ -21,7 +21,11 @@ MAX_LINKS = 64
 class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """From `kv_connector_extra_config`. `secret_file` for plaintext on a private network;
     `curve_public`, `curve_secret_file` and `curve_servers` (endpoint to key) for CURVE.
-    `epoch` is the worker's, `bound_bytes` what may wait on one link before it sheds."""
+    `epoch` is the worker's, `bound_bytes` what may wait on one link before it sheds.
+
+    For comparison (DéjàVu, Figure 7): `buffered` copies pieces into few transfers, `layered`
+    sends several blocks of one step layer by layer while it computes, `overlap` lets the next
+    step begin before they are acknowledged."""
 
     epoch: int = 0
     secret_file: str = ""
@@ -32,6 +36,8 @@ class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     lookup_timeout_s: float = 0.5
     load_timeout_s: float = 5.0
     buffered: bool = True
+    layered: bool = False
+    overlap: bool = True
 
     @staticmethod
     def of(extra: Mapping[str, Any]) -> LinkConfig:

@@ -7,6 +7,7 @@ belong to the waiting request alone, while other requests run.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -19,11 +20,48 @@ from engine_shim.checkpointing import DropJob, LoadJob, SaveJob
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.errors import KvStreamError, Refusal, Unreachable
 from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.stream import BlockIn, BlockOut, CacheView, Loaded, gather, scatter
+from engine_shim.kv_stream.image import pack_tokens
+from engine_shim.kv_stream.peer import Peer
+from engine_shim.kv_stream.stream import (
+    BlockIn,
+    BlockOut,
+    CacheView,
+    LayeredOut,
+    Loaded,
+    gather,
+    scatter,
+)
 from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 
 logger = logging.getLogger(__name__)
 Reached = dict[tuple[str, int, int, str], int]
+
+
+class _Layered:
+    """A step's blocks of one request on their way to one peer, layer by layer. A block that
+    is shed, and those behind it, are begun again in a later step."""
+
+    def __init__(self, job: SaveJob, blocks: list[BlockOut], peer: Peer, view: CacheView) -> None:
+        self.job = job
+        self.taken = len(blocks)
+        self._peer = peer
+        self._pieces = [view.pieces(block.block_id) for block in blocks]
+        self._heads = [memoryview(pack_tokens(block.tokens)) for block in blocks]
+        sizes = (
+            len(head) + sum(map(len, pieces))
+            for head, pieces in zip(self._heads, self._pieces, strict=True)
+        )
+        self._out = [LayeredOut(b, size) for b, size in zip(blocks, sizes, strict=True)]
+
+    def send(self, layer: int) -> None:
+        """Copies one layer of what has not been shed."""
+        for n in range(self.taken):
+            parts = [memoryview(bytes(self._pieces[n][layer]))]
+            if layer == 0:
+                parts.insert(0, self._heads[n])
+            if not self._out[n].send(self._peer, parts):
+                self.taken = n
+                return
 
 
 class CheckpointRank:
@@ -49,6 +87,7 @@ class CheckpointRank:
         self._lost: set[str] = set()
         self._loaded: set[str] = set()
         self._failed: set[int] = set()
+        self._layered: list[_Layered] = []
         self.saved_blocks = 0
         self.shed_blocks = 0
         self._writers = Links(
@@ -62,22 +101,54 @@ class CheckpointRank:
 
     def save(self, job: SaveJob) -> None:
         """Copies the job's blocks and queues them; tells how far it got."""
+        blocks = self._blocks(job)
+        try:
+            peer = self._writers.peer(job.endpoint)
+            taken = scatter(self._view, blocks, peer, self._config.buffered)
+            if not self._config.overlap:
+                peer.drained(self._config.load_timeout_s)
+        except Unreachable:
+            taken = 0
+        self._taken(job, taken)
+
+    def _blocks(self, job: SaveJob) -> list[BlockOut]:
         key = job.key
         blocks = []
         for n, (block_id, tokens) in enumerate(zip(job.block_ids, job.tokens, strict=True)):
             index = job.first + n
             place = (key.request, key.child, self._rank, index, key.attempt)
             blocks.append(BlockOut(*place, block_id, tokens, job.priority))
-        try:
-            taken = scatter(
-                self._view, blocks, self._writers.peer(job.endpoint), self._config.buffered
-            )
-        except Unreachable:
-            taken = 0
+        return blocks
+
+    def _taken(self, job: SaveJob, taken: int) -> None:
+        count = len(job.block_ids)
         self.saved_blocks += taken
-        self.shed_blocks += len(blocks) - taken
-        if taken < len(blocks):
+        self.shed_blocks += count - taken
+        if taken < count:
+            key = job.key
             self._tell(key.request, key.attempt, key.child, job.endpoint, job.first + taken)
+
+    def save_layer(self, jobs: list[SaveJob], layer: int) -> None:
+        """`layer` of the jobs' blocks is computed; layers come in order. Jobs of one block
+        are left to `save`."""
+        if layer == 0:
+            self._layered = []
+            for job in jobs:
+                if len(job.block_ids) > 1:
+                    with contextlib.suppress(Unreachable):
+                        peer = self._writers.peer(job.endpoint)
+                        self._layered.append(_Layered(job, self._blocks(job), peer, self._view))
+        for sending in self._layered:
+            sending.send(layer)
+
+    def save_rest(self, jobs: list[SaveJob]) -> None:
+        """The step is over: what has not left layer by layer leaves now."""
+        sent, self._layered = self._layered, []
+        for sending in sent:
+            self._taken(sending.job, sending.taken)
+        for job in jobs:
+            if not any(sending.job is job for sending in sent):
+                self.save(job)
 
     def drop(self, job: DropJob) -> None:
         try:

@@ -138,6 +138,7 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         cache = TensorCache(kv_caches)
+        self._layer_of = {name: number for number, name in enumerate(kv_caches)}
         fingerprint = fingerprint_of(
             self._vllm_config, cache.piece_bytes, cache.layers, cache.dtype
         )
@@ -167,14 +168,17 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Blocks are copied whole, when the step is over."""
+        """Blocks are copied whole when the step is over, unless `layered`."""
+        if not self._links.layered or self._rank is None:
+            return
+        if saves := self._metadata().saves:
+            self._rank.save_layer(saves, self._layer_of[layer_name])
 
     def wait_for_save(self) -> None:
         if self._rank is None:
             return
         metadata = self._metadata()
-        for save in metadata.saves:
-            self._rank.save(save)
+        self._rank.save_rest(metadata.saves)
         for drop in metadata.drops:
             self._rank.drop(drop)
 

@@ -7,8 +7,8 @@ engine process's own user + system time; the daemon's is told apart. Ratios of n
 give a median and its bootstrap 95 % interval; `streaming` against `idle` compares one
 process with itself, against `plain` it also holds what two processes differ by.
 
-The ablation takes buffering, layering and overlap from the streaming one at a time (DéjàVu,
-Figure 7), each on an engine of its own, with and without a holder.
+The ablation turns buffering, layering and overlap one at a time (DéjàVu, Figure 7), each on
+an engine of its own, with and without a holder, under prompts that are new every time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import random
 import statistics
 import tempfile
 import time
@@ -42,6 +43,8 @@ GOAL = 0.98
 SETTLE_S = 0.2
 """After a burst, for what is still on its way to the daemon; of every burst alike."""
 CACHE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "67108864")
+PROMPT_TOKENS = 512
+"""Of the ablation's prompts: sixteen blocks."""
 ABLATION: dict[str, dict[str, Any]] = {
     "unbuffered": {"buffered": False},
     "layered": {"layered": True},
@@ -52,7 +55,11 @@ ABLATION: dict[str, dict[str, Any]] = {
 class Arm:
     """One way to run the streams, and what was measured of it."""
 
-    def __init__(self, engine: Engine, daemon: Daemon, holder: bool) -> None:
+    def __init__(
+        self, engine: Engine, daemon: Daemon, holder: bool, prompt_tokens: int = 0
+    ) -> None:
+        """`prompt_tokens`: of prompts never seen before; 0: always the same short ones."""
+        self.prompt_tokens = prompt_tokens
         self.engine = engine
         self.daemon = daemon
         self.holder = holder
@@ -68,16 +75,21 @@ class Arm:
         answers: list[Answer] = await asyncio.gather(
             *(
                 complete(session, self.engine, _name(), text, tokens, **headers)
-                for text in prompts(streams)
+                for text in self._prompts(streams)
             )
         )
         await asyncio.sleep(SETTLE_S)
         engine_s, daemon_s = cpu_s(self.engine.pid) - engine_s, cpu_s(self.daemon.pid) - daemon_s
-        self.rates.append(streams * tokens / engine_s)
+        self.rates.append(streams * (tokens + self.prompt_tokens) / engine_s)
         self.daemon_shares.append(daemon_s / engine_s)
         gaps = [gap for answer in answers for gap in answer.gaps_s]
         self.gaps_s += gaps
         self.p99_s.append(p99(gaps))
+
+    def _prompts(self, streams: int) -> list[Any]:
+        if not self.prompt_tokens:
+            return list(prompts(streams))
+        return [_rng.choices(range(300, 3000), k=self.prompt_tokens) for _ in range(streams)]
 
     def forget(self) -> None:
         """What was measured while it got warm."""
@@ -86,6 +98,7 @@ class Arm:
 
 
 _numbers = itertools.count()
+_rng = random.Random(0)
 
 
 def _name() -> str:
@@ -160,7 +173,7 @@ async def measure(model: str, count: int, streams: int, tokens: int) -> dict[str
 
 async def ablate(model: str, count: int, streams: int, tokens: int) -> dict[str, Any]:
     """Figures of each variant against its own engine without a holder."""
-    options = {"whole": {}, **ABLATION}
+    options: dict[str, dict[str, Any]] = {"as_it_is": {}, **ABLATION}
     variants = {name: (*CACHE, *connector_args(**extra)) for name, extra in options.items()}
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -170,8 +183,8 @@ async def ablate(model: str, count: int, streams: int, tokens: int) -> dict[str,
         ):
             arms: dict[str, Arm] = {}
             for name, engine in running.items():
-                arms[f"{name}-idle"] = Arm(engine, daemon, False)
-                arms[name] = Arm(engine, daemon, True)
+                arms[f"{name}-idle"] = Arm(engine, daemon, False, PROMPT_TOKENS)
+                arms[name] = Arm(engine, daemon, True, PROMPT_TOKENS)
             await rounds(arms, count, streams, tokens)
     for name in options:
         on, off = arms[name], arms[f"{name}-idle"]
@@ -199,6 +212,6 @@ def run(argv: list[str]) -> dict[str, Any]:
     if args.rounds:
         figures |= asyncio.run(measure(model, args.rounds, args.streams, args.tokens))
     if args.ablation_rounds:
-        figures |= asyncio.run(ablate(model, args.ablation_rounds, args.streams, args.tokens))
+        figures |= asyncio.run(ablate(model, args.ablation_rounds, args.streams, args.tokens // 4))
     met = all(f["value"] >= f["goal"] for f in figures.values() if f["goal"] is not None)
     return {"bench": "checkpoint-overhead", "met": met, "figures": figures}

@@ -150,11 +150,11 @@ async def complete(
     prompt: str | list[int],
     tokens: int,
     tail: bytes = b"",
-    until_first: bool = False,
+    stop: asyncio.Event | None = None,
     **headers: str,
 ) -> Answer:
     """A greedy streamed completion of `tokens` tokens over the worker protocol; `headers`
-    without their prefix. `until_first`: hangs up when the first bytes are there.
+    without their prefix. `stop`: hangs up with the next bytes after it was set.
 
     Raises aiohttp.ClientError.
     """
@@ -175,7 +175,7 @@ async def complete(
         async for part in response.content.iter_any():
             answer.at_s.append(time.monotonic() - began)
             parts.append(part)
-            if until_first:
+            if stop is not None and stop.is_set():
                 break
     answer.body = b"".join(parts)
     return answer

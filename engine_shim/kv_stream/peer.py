@@ -129,6 +129,7 @@ class Peer:
         self._unanswered: OrderedDict[int, _Batch] = OrderedDict()
         self._bytes = self._waiting_bytes = 0
         self._ticking = False
+        self._hurried = 0
         self._questions: OrderedDict[int, _Question] = OrderedDict()
         self._wake = Wake()
         self._closing = False
@@ -163,10 +164,17 @@ class Peer:
         return self._bytes
 
     def drained(self, timeout_s: float) -> bool:
-        """Waits until everything flushed is answered; False when time is over."""
+        """Waits until everything flushed is answered, which then waits for no tick; False
+        when time is over."""
         deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._hurried += 1
+            if not self.gone:
+                self._wake.set()
         while self._bytes and time.monotonic() < deadline:
-            time.sleep(0.001)
+            time.sleep(0.0005)
+        with self._lock:
+            self._hurried -= 1
         return not self._bytes
 
     def ask(self, message: Any, timeout_s: float) -> tuple[Any, memoryview]:
@@ -357,7 +365,7 @@ class Peer:
                 self._ticking = False
                 received = channel.receive(0)
             else:
-                due = bool(self._questions)
+                due = bool(self._questions or self._hurried)
                 received = channel.receive(IDLE_S)
             while received is not None:
                 self._take(m.decode(received[0]), received[1])
@@ -407,7 +415,7 @@ class Peer:
         """Whether what comes from the daemon can wait for a tick. If so, `flush` does not wake
         us for small batches."""
         with self._lock:
-            if self._questions or not (self._waiting or self._unanswered):
+            if self._questions or self._hurried or not (self._waiting or self._unanswered):
                 return False
             full = self._waiting and self._waiting[0].bytes > self._room(channel)
             if full and self._unanswered:
