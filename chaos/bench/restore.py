@@ -48,15 +48,8 @@ from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
 from engine_shim.kv_stream.fingerprint import Fingerprint
 from engine_shim.kv_stream.peer import Peer
-from engine_shim.kv_stream.stream import (
-    READ_BYTES,
-    READS_ON_WAY,
-    BlockIn,
-    BlockOut,
-    gather,
-    scatter,
-)
-from engine_shim.kv_stream.zmq_channel import HIGH_WATER, CurveKeys, ZmqChannel
+from engine_shim.kv_stream.stream import ASKED_BYTES, BlockIn, BlockOut, gather, scatter
+from engine_shim.kv_stream.zmq_channel import HIGH_WATER, READ_BYTES, CurveKeys, ZmqChannel
 
 DESCRIPTION = "restored bytes per second against a bare transfer, and time to the next token"
 TRANSFER_GOAL = 0.8
@@ -162,7 +155,7 @@ def bare_zmq(socket: zmq.Socket[bytes], size: int) -> float:
     began = time.perf_counter()
     asked = got = 0
     while got < size:
-        while asked < size and asked - got < READS_ON_WAY * READ_BYTES:
+        while asked < size and asked - got < ASKED_BYTES:
             part = min(READ_BYTES, size - asked)
             socket.send(b"%d" % part)
             asked += part

@@ -30,6 +30,8 @@ class Channel(Protocol):
     """The transport itself proves both ends; no challenge is made."""
     window_bytes: int
     """So many bytes may be sent without an answer."""
+    read_bytes: int
+    """So many bytes of blocks are best asked for at once."""
 
     def send(self, header: bytes, parts: Sequence[Buffer]) -> None:
         """Sends a message whose chunk is `parts`, one behind the other."""
@@ -73,6 +75,7 @@ class LocalChannel:
     """Unix socket for headers; chunks lie in shared memory in both directions."""
 
     trusted = True
+    read_bytes = 64 << 20  # they stay where they lie
 
     def __init__(self, path: str, wake: Wake, staging_bytes: int = 32 << 20) -> None:
         """Connects. Raises Unreachable."""

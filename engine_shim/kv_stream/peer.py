@@ -116,6 +116,7 @@ class Peer:
         self.host = ""
         self.shed = 0
         self.gone = ""
+        self.read_bytes = 4 << 20
         self._connect = connect
         self._hello = hello
         self._secret = secret
@@ -289,6 +290,7 @@ class Peer:
         while not (self._closing or self.gone):
             try:
                 self._channel = self._connect(self._wake)
+                self.read_bytes = self._channel.read_bytes
                 self._greet(self._channel)
                 pause = FIRST_PAUSE_S
                 self._serve(self._channel)

@@ -30,9 +30,8 @@ from engine_shim.kv_stream.peer import Peer
 
 CHUNK_BYTES = 1 << 20
 """Of a batch sent: small, so that little waits behind it."""
-READ_BYTES = m.MAX_CHUNK_BYTES
-READS_ON_WAY = 2
-"""Of blocks asked for: large, since every answer passes from one thread to another."""
+ASKED_BYTES = 32 << 20
+"""Of blocks asked for and not copied yet; more where the transport gives more at once."""
 
 
 class CacheView(Protocol):
@@ -192,6 +191,7 @@ class _Gathering:
         self._peer = peer
         self._whose = request, child, rank
         self._asked = 0
+        self._reads = max(2, ASKED_BYTES // peer.read_bytes)
         self._on_way: deque[tuple[int, Any]] = deque()
         self._done = self._bytes = 0
 
@@ -217,11 +217,13 @@ class _Gathering:
         if not self._on_way:
             self._asked = self._done
         wanted = self._wanted
-        while self._asked < len(wanted) and len(self._on_way) < READS_ON_WAY:
+        while self._asked < len(wanted) and len(self._on_way) < self._reads:
             first = wanted[self._asked]
             pieces = self._view.pieces(first.block_id)
             size = TOKEN_BYTES * len(first.tokens) + sum(len(piece) for piece in pieces)
-            count = min(len(wanted) - self._asked, max(1, READ_BYTES // size), m.MAX_PIECES)
+            count = min(
+                len(wanted) - self._asked, max(1, self._peer.read_bytes // size), m.MAX_PIECES
+            )
             get = m.Get(0, *self._whose, first.index, count)
             self._on_way.append((count, self._peer.request(get)))
             self._asked += count

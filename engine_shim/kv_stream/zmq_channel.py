@@ -17,6 +17,7 @@ from engine_shim.kv_stream.messages import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 HIGH_WATER = 64
 SEND_TIMEOUT_MS = 2000
 WINDOW_BYTES = 64 << 20
+READ_BYTES = 4 << 20
 BROKEN = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
@@ -39,6 +40,8 @@ class CurveKeys(Struct, frozen=True):
 
 class ZmqChannel:
     """A DEALER to the daemon's ROUTER at `tcp://host:port`."""
+
+    read_bytes = READ_BYTES
 
     def __init__(self, address: str, wake: Wake, keys: CurveKeys | None = None) -> None:
         """Connects in the background; the first answer shows whether it worked."""

@@ -122,9 +122,10 @@ async def _serve(
         header = await reader.readexactly(header_bytes)
         reply = _answer(session, header, await _chunk(reader, chunk_bytes, place), staging, offset,
                         chunk_bytes, place)  # fmt: skip
-        writer.write(local_frames.pack(reply.header, len(reply.chunk)))
-        if reply.chunk:
-            writer.write(reply.chunk)
+        chunk = b"".join(reply.parts)
+        writer.write(local_frames.pack(reply.header, len(chunk)))
+        if chunk:
+            writer.write(chunk)
         await writer.drain()
         if reply.close:
             return

@@ -9,7 +9,8 @@ choose a name, so a session cannot be taken over.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 
 import zmq
 import zmq.asyncio
@@ -18,12 +19,14 @@ from msgspec import Struct
 
 from engine_shim.kv_stream import auth
 from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.image import Buffer, collect
 from engine_shim.state_daemon.errors import BadConfig
 from engine_shim.state_daemon.service import Reply, Service, Session
 
 SESSIONS = 4096
 HIGH_WATER = 64
 BACKLOG = 128
+BUFFERS_KEPT = 8
 
 
 class RemoteConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +55,34 @@ class _Admitted:
         return key in self._keys
 
 
+class Buffers:
+    """Memory for chunks while ZeroMQ sends them, used again: fresh pages for every chunk
+    would cost more than copying the blocks into them."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+        self._lent: deque[tuple[bytearray, zmq.MessageTracker]] = deque()
+
+    def joined(self, parts: Sequence[Buffer]) -> memoryview:
+        """The parts one behind the other, in memory nobody else uses until it is `lent` and
+        has left."""
+        while self._lent and self._lent[0][1].done:
+            self._free.append(self._lent.popleft()[0])
+        del self._free[BUFFERS_KEPT:]
+        size = sum(map(len, parts))
+        fit = (n for n, buffer in enumerate(self._free) if size <= len(buffer) <= 2 * size)
+        number = next(fit, None)
+        buffer = bytearray(size) if number is None else self._free.pop(number)
+        view = memoryview(buffer)[:size]
+        collect(view, parts)
+        return view
+
+    def lent(self, view: memoryview, tracker: zmq.MessageTracker) -> None:
+        """`view` is free again when the tracker says it is."""
+        assert isinstance(view.obj, bytearray)
+        self._lent.append((view.obj, tracker))
+
+
 class RemoteServer:
     """Serves until cancelled."""
 
@@ -60,6 +91,7 @@ class RemoteServer:
         self._service = service
         self._config = config
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._buffers = Buffers()
         if not config.curve_secret:
             try:
                 private = auth.declared_private(config.host, config.private_networks)
@@ -133,7 +165,7 @@ class RemoteServer:
         reply = self._session(name).answer(frames[1].buffer, memoryview(chunk))
         if reply.close:
             self._end(name)
-        await _send(router, name, reply)
+        await self._send(router, name, reply)
 
     def _session(self, name: bytes) -> Session:
         session = self._sessions.pop(name, None)
@@ -148,13 +180,15 @@ class RemoteServer:
         if session := self._sessions.pop(name, None):
             session.closed()
 
-
-async def _send(router: zmq.asyncio.Socket, name: bytes, reply: Reply) -> None:
-    """An answer nobody takes is dropped: the other end asks again."""
-    parts: list[bytes | memoryview] = [name, reply.header]
-    if reply.chunk:
-        parts.append(reply.chunk)
-    try:
-        await asyncio.wait_for(router.send_multipart(parts, copy=False), 1.0)
-    except (zmq.ZMQError, TimeoutError):
-        return
+    async def _send(self, router: zmq.asyncio.Socket, name: bytes, reply: Reply) -> None:
+        """An answer nobody takes is dropped: the other end asks again."""
+        frames: list[bytes | memoryview] = [name, reply.header]
+        if reply.parts:
+            frames.append(self._buffers.joined(reply.parts))
+        try:
+            sent = router.send_multipart(frames, copy=False, track=bool(reply.parts))
+            tracker = await asyncio.wait_for(sent, 1.0)
+        except (zmq.ZMQError, TimeoutError):
+            return
+        if reply.parts:
+            self._buffers.lent(frames[-1], tracker)

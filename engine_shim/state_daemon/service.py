@@ -24,10 +24,11 @@ PINNED_REPLIES = 64
 
 
 class Reply(Struct, frozen=True):
-    """Header and chunk of an answer. `close`: the connection is of no more use."""
+    """Header of an answer, and its chunk in parts, which are to be copied before another
+    message is answered. `close`: the connection is of no more use."""
 
     header: bytes
-    chunk: Buffer = b""
+    parts: tuple[Buffer, ...] = ()
     close: bool = False
 
 
@@ -229,7 +230,7 @@ class Session:
             at.append(m.BlockAt(index, size, content.length, content.digest))
             size += content.length
             store.served(content.length)
-        return Reply(m.encode(m.Blocks(get.seq, tuple(at), shared=False)), b"".join(parts))
+        return Reply(m.encode(m.Blocks(get.seq, tuple(at), shared=False)), tuple(parts))
 
     def _release(self, hello: m.Hello, release: m.Release, chunk: memoryview) -> Reply:
         return Reply(m.encode(m.Done(release.seq, self._unpin(release.get))))
