@@ -34,6 +34,10 @@ class RunningDigest:
     def update(self, piece: Buffer) -> None:
         self._state.update(piece)
 
+    def reset(self) -> None:
+        """Begins anew; cheaper than another one for every block."""
+        self._state.reset()
+
     def digest(self) -> bytes:
         return self._state.digest()
 

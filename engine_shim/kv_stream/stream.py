@@ -191,6 +191,7 @@ class _Gathering:
         self._peer = peer
         self._whose = request, child, rank
         self._asked = 0
+        self._digest = RunningDigest()
         self._reads = max(2, ASKED_BYTES // peer.read_bytes)
         self._on_way: deque[tuple[int, Any]] = deque()
         self._done = self._bytes = 0
@@ -237,7 +238,8 @@ class _Gathering:
             return False
         # What is checked is the copy: what shared memory holds later does not matter, and
         # the bytes are still in the processor's cache.
-        digest = RunningDigest()
+        digest = self._digest
+        digest.reset()
         digest.update(tokens)
         offset = len(tokens)
         for piece in pieces:
