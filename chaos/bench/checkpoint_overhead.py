@@ -111,7 +111,7 @@ def p99(values: list[float]) -> float:
 
 async def rounds(arms: dict[str, Arm], count: int, streams: int, tokens: int) -> None:
     """Every arm once a round, in turned order every other round."""
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)  # uvicorn drops idle ones
     async with aiohttp.ClientSession(connector=connector) as session:
         for arm in [*arms.values()] * 2:
             await arm.burst(session, streams, tokens)

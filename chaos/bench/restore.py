@@ -282,7 +282,7 @@ async def resume(folder: str, model: str, prompt_tokens: int, count: int) -> dic
     async with (
         state_daemon(folder) as daemon,
         engines(folder, model, variants, VLLM_SERVER_DEV_MODE="1") as running,
-        aiohttp.ClientSession() as session,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
     ):
         first, then = running["first"], running["then"]
         for index in range(count + 1):
