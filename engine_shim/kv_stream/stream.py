@@ -22,7 +22,6 @@ from engine_shim.kv_stream.errors import Unshapeable
 from engine_shim.kv_stream.image import (
     TOKEN_BYTES,
     RunningDigest,
-    collect,
     pack_tokens,
     spread,
 )
@@ -79,38 +78,21 @@ def scatter(view: CacheView, blocks: Sequence[BlockOut], peer: Peer, buffered: b
         return _piece_by_piece(view, blocks, peer)
     taken = 0
     while taken < len(blocks):
-        batch = _batch(view, blocks[taken:])
-        buffer = memoryview(bytearray(sum(size for *_, size in batch)))
         pieces: list[m.Piece] = []
-        parts: list[memoryview] = []
-        at = 0
-        for block, tokens, layers, size in batch:
-            image = buffer[at : at + size]
-            collect(image, [tokens, *layers])
+        parts: list[bytes] = []
+        total = 0
+        for block in blocks[taken : taken + m.MAX_PIECES]:
+            image = b"".join((pack_tokens(block.tokens), *view.pieces(block.block_id)))
+            size = len(image)
             pieces.append(_piece(block, 0, size, size))
             parts.append(image)
-            at += size
+            total += size
+            if total + size > CHUNK_BYTES:  # blocks of a cache are of one size
+                break
         if not peer.flush(pieces, parts):
             break
-        taken += len(batch)
+        taken += len(parts)
     return taken
-
-
-def _batch(
-    view: CacheView, blocks: Sequence[BlockOut]
-) -> list[tuple[BlockOut, bytes, list[memoryview], int]]:
-    """As many of the first blocks as make one chunk; at least one."""
-    batch = []
-    total = 0
-    for block in blocks[: m.MAX_PIECES]:
-        layers = view.pieces(block.block_id)
-        tokens = pack_tokens(block.tokens)
-        size = len(tokens) + sum(len(layer) for layer in layers)
-        if batch and total + size > CHUNK_BYTES:
-            break
-        total += size
-        batch.append((block, tokens, layers, size))
-    return batch
 
 
 def _piece(block: BlockOut, offset: int, length: int, total: int, digest: bytes = b"") -> m.Piece:
