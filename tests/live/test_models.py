@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
@@ -94,9 +95,12 @@ async def _unknown_model(scene: Scene) -> None:
             assert answer.status == 400
             assert (await answer.json())["error"]["param"] == "model"
     assert {w["name"]: w["requests"] for w in await scene.fleet.workers()} == before
-    events = await scene.events()
-    unknown = {e.request for e in events if type(e) is v.RequestArrived and e.model == "huge"}
-    assert unknown
+    deadline = time.monotonic() + 10
+    unknown: set[str] = set()
+    while not unknown:
+        assert time.monotonic() < deadline, "the arrival is not in the log"
+        events = await scene.events()
+        unknown = {e.request for e in events if type(e) is v.RequestArrived and e.model == "huge"}
     assert not [e for e in events if type(e) is v.RouteDecided and e.request in unknown]
     ends = [e for e in events if type(e) is v.RequestEnded and e.request in unknown]
     assert {(e.outcome, e.status) for e in ends} == {("rejected", 404)}

@@ -85,6 +85,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def daemon_in(directory: Path, **options: Any) -> Iterator[Daemon]:
+    directory.mkdir(exist_ok=True)
     daemon = Daemon(directory, **options)
     try:
         yield daemon.start()
