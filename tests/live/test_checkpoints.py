@@ -86,9 +86,16 @@ class Victim:
             placed = [fleet.placed.get(r) for r in self.requests]
             assert time.monotonic() < deadline, (placed, fleet.holders)
             assert not any(s.done for s in self.streams), "a stream ended before that"
-            await asyncio.to_thread(let_run, self.pid, 0.02)
-            await asyncio.sleep(0.02)
+            await asyncio.to_thread(let_run, self.pid, 0.01)
+            await asyncio.sleep(0.05)
         return fleet
+
+    async def until_moved(self, lost: set[str]) -> None:
+        """Wait, with the engine stopped, until none of these is to hold anything of it."""
+        deadline = time.monotonic() + 60
+        while lost & self.holders(fleet := await fold(self.scene)):
+            assert time.monotonic() < deadline, fleet.holders
+            await asyncio.sleep(0.05)
 
     def covered(self, fleet: Fleet) -> bool:
         """Whether each stream's present holder has ten blocks and its client some output."""
@@ -175,6 +182,7 @@ async def _holder_lost_before(scene: Scene) -> None:
         fleet = await fold(scene)
         lost.add(min(victim.holders(fleet)))
         os.kill(daemon_of(scene, min(lost)), signal.SIGKILL)
+        await victim.until_moved(lost)
         await victim.run_until(lambda f: not lost & victim.holders(f) and victim.covered(f))
 
     happened = await hit(scene, "another", "w0", strike)
