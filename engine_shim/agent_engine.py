@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from engine_shim import deathwatch
+from engine_shim import agent_ipc, deathwatch
 from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_child import EngineProcesses
 from engine_shim.agent_config import AgentConfig
@@ -162,6 +162,7 @@ class Supervisor:
                 if self._checkpoints is None
                 else self._checkpoints.engine_arguments(self._directory.state.epoch)
             )
+            self._renew_ipc()
             order = self._order = make_order(self._config, self._directory, incarnation, more)
             self._starting = asyncio.create_task(self._host.start(order))
             engine = await asyncio.shield(self._starting)
@@ -174,6 +175,12 @@ class Supervisor:
         ready_for_s = engine.died_at - self._ready_at if engine.ready else 0.0
         await self._bury(engine, engine.reason, engine.detail)
         return ready_for_s, engine.reason
+
+    def _renew_ipc(self) -> None:
+        try:
+            agent_ipc.renew(self._directory.path)
+        except OSError as error:
+            raise HostRefused(str(error)) from None
 
     def _started(self, engine: EngineProcesses, order: EngineOrder) -> None:
         """Write the engine down, tell the log, open the report socket, set the timers."""
@@ -223,6 +230,7 @@ class Supervisor:
                 output=str(self._directory.engine_log),
             )
         await engine.destroy()
+        agent_ipc.remove(self._directory.path)
         self._engine = None
         self._directory.remember_engine(None)
 
@@ -259,6 +267,7 @@ class Supervisor:
         if self._engine is not None:
             self._logger.warning("killing the engine", incarnation=self.incarnation)
             await self._engine.destroy()
+            agent_ipc.remove(self._directory.path)
             self._engine = None
 
     # --- what engines say, and what their silence says ---------------------------------

@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from engine_shim import agent_ipc
 from engine_shim.agent_child import EngineProcesses
 from engine_shim.agent_config import AgentConfig
 from engine_shim.agent_errors import HostRefused
@@ -56,6 +57,7 @@ def make_order(
             "RELUME_WORKER": config.worker,
             "RELUME_INCARNATION": str(incarnation),
             "RELUME_AGENT_SOCKET": str(run.socket_path),
+            agent_ipc.VARIABLE: str(agent_ipc.ipc_path(run.path)),
         },
         arguments=(
             *("--model", config.model),

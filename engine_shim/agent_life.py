@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
 
+from engine_shim import agent_ipc
 from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_config import AgentConfig
 from engine_shim.agent_coverage import StateDaemonKeeper
@@ -89,6 +90,7 @@ class Agent:
     async def run(self) -> None:
         """Raises WorkerFenced, WorkerOwned, and what a broken log raises."""
         died = await kill_orphan(self._directory, self._config.worker, self._logger)
+        agent_ipc.remove(self._directory.path)
         async with AsyncExitStack() as stack:
             status = StatusServer(self._config.status_port, self.describe)
             await stack.enter_async_context(status)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_shim import agent_ipc
 from engine_shim.agent_process import ProcessId, is_alive
 from events import vocabulary as v
 from events.etcd.config import EtcdConfig
@@ -141,6 +142,7 @@ async def test_death_of_each_process_of_vllm_serve(
     remains and another one serves."""
     async with hosted(tmp_path, etcd, model, "serve") as host:
         agent = host.agent(*ARGUMENTS)
+        ipc, seen = agent_ipc.ipc_path(tmp_path / "run"), set()
         victims = ["api", "core", "worker"]
         for number, role in enumerate(victims, 1):
             ready = await host.nth(v.EngineReady, number, timeout_s=120)
@@ -148,6 +150,9 @@ async def test_death_of_each_process_of_vllm_serve(
             engine = (await asyncio.to_thread(host.status))["engine"]
             pids = {"api": engine["pid"], **{m["role"]: m["pid"] for m in engine["members"]}}
             assert sorted(pids) == sorted(victims), engine
+            sockets = {path.name for path in ipc.iterdir() if path.is_socket()}
+            assert sockets and not sockets & seen, "each engine's own"
+            seen |= sockets
             family = [
                 ProcessId(*p)
                 for p in ([*host.state["engine"]["members"], host.state["engine"]["process"]])
@@ -164,3 +169,4 @@ async def test_death_of_each_process_of_vllm_serve(
         agent.terminate()
         assert await left(agent, timeout_s=40) == 0, host.words()
         assert host.left_over() == []
+        assert not ipc.exists()
