@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from engine_shim.kv_stream.fingerprint import Fingerprint
 from engine_shim.kv_stream.peer import Peer
 
 MAX_LINKS = 64
+REMAKE_S = 2.0
+"""So long nothing is asked of a daemon that turned us away."""
 
 
 class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,20 +70,20 @@ class Links:
         self._secret = _content(config.secret_file)
 
     def peer(self, endpoint: str) -> Peer:
-        """The link to `endpoint`; one that gave up is made anew. Raises Unreachable when
-        there are too many."""
+        """The link to `endpoint`; one that gave up is made anew after a while, and knows
+        what that one knew. Raises Unreachable, also when there are too many."""
         with self._lock:
             peer = self._peers.get(endpoint)
-            if peer is not None and peer.gone:
-                del self._peers[endpoint]
-                peer = None
-            if peer is None:
-                if len(self._peers) >= MAX_LINKS:
-                    raise Unreachable(endpoint, f"more than {MAX_LINKS} links")
-                peer = self._peers[endpoint] = self._make(endpoint)
+            if peer is not None and not peer.gone:
+                return peer
+            if peer is None and len(self._peers) >= MAX_LINKS:
+                raise Unreachable(endpoint, f"more than {MAX_LINKS} links")
+            if peer is not None and time.monotonic() - peer.gone_s < REMAKE_S:
+                raise Unreachable(endpoint, peer.gone)
+            peer = self._peers[endpoint] = self._make(endpoint, peer)
             return peer
 
-    def _make(self, endpoint: str) -> Peer:
+    def _make(self, endpoint: str, before: Peer | None) -> Peer:
         return Peer(
             endpoint,
             lambda wake: self._connect(endpoint, wake),
@@ -89,6 +92,9 @@ class Links:
             on_refused=lambda piece, code: self._on_refused(endpoint, piece, code),
             on_reset=self._on_reset,
             bound_bytes=self._config.bound_bytes,
+            patient=self._hello.role != "reader",
+            boot=before.boot if before is not None else "",
+            daemon_epoch=before.daemon_epoch if before is not None else 0,
         )
 
     def _connect(self, endpoint: str, wake: Wake) -> Channel:
@@ -102,6 +108,8 @@ class Links:
             secret = _content(config.curve_secret_file)
             keys = CurveKeys(config.curve_public.encode(), secret, server.encode())
             return ZmqChannel(endpoint, wake, keys)
+        if not self._secret:
+            raise Unreachable(endpoint, "there is neither a key of it nor a shared secret")
         return ZmqChannel(endpoint, wake)
 
     def close(self) -> None:

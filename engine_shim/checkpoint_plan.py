@@ -16,6 +16,7 @@ once: what fails to load is computed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -29,13 +30,16 @@ from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.errors import KvStreamError
 
 LOOKUPS_AT_ONCE = 8
+ASK_POLL_S = 0.005
+OTHERS_S = 0.05
+"""Once one holder has something, so long is waited for the others."""
 BLOCKS_A_STEP = 64
 """Of one request to one holder; a long prefix hit is spread over several steps."""
 
 
 class _Lookup:
-    """Asks holders what they have of a request; the answer is there or not yet. When many
-    are asked for at once and a holder is silent, some are given up before they are asked."""
+    """Asks holders what they have of a request, all at once; the answer is there or not yet.
+    When many are asked for and a holder is silent, some are given up before they are asked."""
 
     def __init__(
         self,
@@ -47,21 +51,33 @@ class _Lookup:
         timeout_s: float,
     ) -> None:
         self.done = threading.Event()
-        self.endpoint = ""
-        self.blocks = 0
+        self.found = ("", 0)
+        """(endpoint, blocks) of who holds most so far."""
         self.deadline_s = time.monotonic() + timeout_s
-        self._arguments = (links, key, sources, ranks, timeout_s)
+        self._arguments = (links, key, sources, ranks)
         pool.submit(self._run)
 
     def _run(self) -> None:
-        links, key, sources, ranks, timeout_s = self._arguments
+        links, key, sources, ranks = self._arguments
+        asked = {}
         try:
-            for endpoint in sources:
-                if self.ready:
-                    return
-                blocks = _held(links, endpoint, key, ranks, timeout_s)
-                if blocks > self.blocks:
-                    self.endpoint, self.blocks = endpoint, blocks
+            for order, endpoint in enumerate(() if self.ready else sources):
+                with contextlib.suppress(KvStreamError):
+                    peer = links.peer(endpoint)
+                    asked[-order, endpoint] = peer, peer.request(m.Ask(0, (key.request,)))
+            best, until_s = (0, 0), self.deadline_s
+            while asked and (left_s := until_s - time.monotonic()) > 0:
+                _, first = next(iter(asked.values()))
+                first.done.wait(min(left_s, ASK_POLL_S) if len(asked) > 1 else left_s)
+                for who in [w for w, (_, question) in asked.items() if question.done.is_set()]:
+                    _, question = asked.pop(who)
+                    blocks = _held(question.answer, key, ranks)
+                    if blocks and (blocks, who[0]) > best:  # the first named on a tie
+                        best, self.found = (blocks, who[0]), (who[1], blocks)
+                if self.found[1]:
+                    until_s = min(until_s, time.monotonic() + OTHERS_S)
+            for peer, question in asked.values():
+                peer.forget(question)
         finally:
             self.done.set()
 
@@ -70,13 +86,9 @@ class _Lookup:
         return self.done.is_set() or time.monotonic() > self.deadline_s
 
 
-def _held(links: Links, endpoint: str, key: Key, ranks: int, timeout_s: float) -> int:
-    """Blocks all ranks can have from `endpoint`; none when it does not answer, or holds
-    them for another engine."""
-    try:
-        answer, _ = links.peer(endpoint).ask(m.Ask(0, (key.request,)), timeout_s)
-    except KvStreamError:
-        return 0
+def _held(answer: Any, key: Key, ranks: int) -> int:
+    """Blocks all ranks can have of what was answered; none without an answer, or when they
+    were written for another engine."""
     if not isinstance(answer, m.Held):
         return 0
     by_rank = {
@@ -176,12 +188,12 @@ class CheckpointPlan:
             return 0
         if not track.lookup.ready:
             return None
-        lookup = track.lookup
         size = self._block_size
-        usable = min(lookup.blocks, (track.request.num_tokens - 1) // size) * size
+        endpoint, blocks = track.lookup.found
+        usable = min(blocks, (track.request.num_tokens - 1) // size) * size
         if usable <= computed_tokens:
             return 0
-        track.load = lookup.endpoint
+        track.load = endpoint
         track.first = computed_tokens // size
         return usable - computed_tokens
 

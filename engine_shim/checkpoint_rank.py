@@ -18,7 +18,7 @@ from typing import Any
 from engine_shim.checkpoint_links import LinkConfig, Links
 from engine_shim.checkpointing import DropJob, LoadJob, SaveJob
 from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import KvStreamError, Refusal, Unreachable
+from engine_shim.kv_stream.errors import KvStreamError, Unreachable
 from engine_shim.kv_stream.fingerprint import Fingerprint
 from engine_shim.kv_stream.image import pack_tokens
 from engine_shim.kv_stream.peer import Peer
@@ -29,6 +29,7 @@ from engine_shim.kv_stream.stream import (
     LayeredOut,
     Loaded,
     gather,
+    reason_of,
     scatter,
 )
 from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
@@ -222,12 +223,8 @@ class CheckpointRank:
                 self._view, wanted, peer, key.request, key.child, self._rank,
                 self._config.load_timeout_s,
             )  # fmt: skip
-        except Refusal as refusal:
-            return Loaded(0, 0, refusal.code)
-        except Unreachable:
-            return Loaded(0, 0, "unreachable")
-        except KvStreamError:
-            return Loaded(0, 0, "malformed")
+        except KvStreamError as error:
+            return Loaded(0, 0, reason_of(error))
 
     def take_loaded(self) -> set[str]:
         """Requests (by the engine's name) whose loading ended, well or not."""

@@ -6,9 +6,11 @@ reach the bound, in which case the caller sheds (the blocks stay in the engine's
 may be offered again). `fetch` asks and waits, with a deadline.
 
 A broken connection is opened again, with a growing pause; what was not acknowledged is
-sent again, in order. Everything the daemon takes it takes idempotently, so a batch that
-arrives twice, late or out of order changes nothing. A daemon that answers with another
-boot name has lost what it held: `on_reset` is told, and nothing is sent again.
+sent again, in order. Questions wait for that too, unless the peer is impatient: then one
+that cannot be asked fails when the daemon cannot be reached. Everything the daemon takes
+it takes idempotently, so a batch that arrives twice, late or out of order changes nothing.
+A daemon that answers with another boot name has lost what it held: `on_reset` is told, and
+nothing is sent again.
 
 Whenever the thread wakes it takes the interpreter's lock from the engine. So while blocks
 stream it wakes once a tick: it sends what came since, reads what was acknowledged, and sleeps.
@@ -106,16 +108,20 @@ class Peer:
         on_refused: Callable[[m.Piece, str], None] = lambda piece, code: None,
         on_reset: Callable[[str], None] = lambda endpoint: None,
         bound_bytes: int = 12 << 20,
+        patient: bool = True,
+        boot: str = "",
+        daemon_epoch: int = 0,
     ) -> None:
         """`on_ack`, `on_refused` (of one piece) and `on_reset` are called on the peer's
         thread. `bound_bytes`: unanswered and waiting batches together; local channels stage
-        twice of it."""
+        twice of it. `boot`, `daemon_epoch`: what is known of the daemon already."""
         self.endpoint = endpoint
-        self.boot = ""
-        self.daemon_epoch = 0
+        self.boot = boot
+        self.daemon_epoch = daemon_epoch
         self.host = ""
         self.shed = 0
         self.gone = ""
+        self.gone_s = 0.0
         self.read_bytes = 4 << 20
         self._connect = connect
         self._hello = hello
@@ -124,6 +130,7 @@ class Peer:
         self._on_refused = on_refused
         self._on_reset = on_reset
         self._bound = bound_bytes
+        self._patient = patient
         self._seq = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: deque[_Batch] = deque()
@@ -204,12 +211,12 @@ class Peer:
             raise question.error
         return question.answer, question.chunk
 
-    def request(self, get: m.Get) -> _Question:
-        """Sends `get`; its answer is fetched later, so that several are on their way.
+    def request(self, message: m.Get | m.Ask) -> _Question:
+        """Sends it; its answer is fetched later, so that several are on their way.
 
         Raises Refusal.
         """
-        return self._question(get)
+        return self._question(message)
 
     @contextlib.contextmanager
     def fetch(
@@ -288,14 +295,16 @@ class Peer:
     def _live(self) -> None:
         pause = FIRST_PAUSE_S
         while not (self._closing or self.gone):
+            greeted = False
             try:
                 self._channel = self._connect(self._wake)
                 self.read_bytes = self._channel.read_bytes
                 self._greet(self._channel)
-                pause = FIRST_PAUSE_S
+                greeted, pause = True, FIRST_PAUSE_S
                 self._serve(self._channel)
-            except (Unreachable, MalformedMessage):
-                pass
+            except (Unreachable, MalformedMessage) as error:
+                if not (greeted or self._patient):
+                    self._fail_questions(str(error))
             except Refusal as refusal:
                 if refusal.code in HOPELESS:
                     self._give_up(str(refusal))
@@ -456,11 +465,19 @@ class Peer:
             self._on_ack(message)
 
     def _give_up(self, why: str) -> None:
+        """What was taken and not acknowledged counts as never held."""
         with self._lock:
-            self.gone = why
+            self.gone, self.gone_s = why, time.monotonic()
+            lost = bool(self._waiting or self._unanswered)
             self._waiting.clear()
             self._unanswered.clear()
             self._bytes = self._waiting_bytes = 0
+        if lost and not self._closing:
+            self._on_reset(self.endpoint)
+        self._fail_questions(why)
+
+    def _fail_questions(self, why: str) -> None:
+        with self._lock:
             questions = list(self._questions.values())
             self._questions.clear()
         for question in questions:

@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream import reshape
-from engine_shim.kv_stream.errors import Unshapeable
+from engine_shim.kv_stream.errors import KvStreamError, Refusal, Unreachable, Unshapeable
 from engine_shim.kv_stream.image import (
     TOKEN_BYTES,
     RunningDigest,
@@ -134,6 +135,13 @@ class LayeredOut:
         return True
 
 
+def reason_of(error: KvStreamError) -> str:
+    """In a word, for `Loaded.failure`."""
+    if isinstance(error, Refusal):
+        return error.code
+    return "unreachable" if isinstance(error, Unreachable) else "malformed"
+
+
 def gather(
     view: CacheView,
     wanted: Sequence[BlockIn],
@@ -146,12 +154,19 @@ def gather(
     """Brings blocks (consecutive indices) from one peer into the cache.
 
     Each is copied, and checked where it lies now: digest, size and token ids. It stops
-    before the first that fails; nothing behind it is used, and a failed block's place holds
-    garbage that must not be read. A few chunks are on their way while one is copied.
+    before the first that fails, or when the peer is lost behind the first; nothing behind it
+    is used, and a failed block's place holds garbage that must not be read. A few chunks are
+    on their way while one is copied.
+
+    Raises Refusal, Unreachable, MalformedMessage when not even the first came.
     """
     progress = _Gathering(view, wanted, peer, request, child, rank)
     try:
         return progress.run(timeout_s)
+    except KvStreamError as error:
+        if not progress.got.blocks:
+            raise
+        return msgspec.structs.replace(progress.got, failure=reason_of(error))
     finally:
         progress.close()
 
@@ -178,7 +193,13 @@ class _Gathering:
         self._on_way: deque[tuple[int, Any]] = deque()
         self._done = self._bytes = 0
 
+    @property
+    def got(self) -> Loaded:
+        """What is there so far."""
+        return Loaded(self._done, self._bytes)
+
     def run(self, timeout_s: float) -> Loaded:
+        """See gather."""
         wanted = self._wanted
         while self._done < len(wanted):
             self._ask_ahead()
