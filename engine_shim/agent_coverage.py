@@ -188,6 +188,7 @@ class StateDaemonKeeper:
             stats.figures["memory_budget"],
             local=self._checkpoints.local,
             machine=self._checkpoints.machine,
+            file_bytes=stats.figures.get("file_budget", 0),
         )
         self._anew = False
         self._journal.record(started, *held)

@@ -174,7 +174,7 @@ def _on_started(fleet: Fleet, stream: str, epoch: int, event: v.StateDaemonStart
     worker = fleet.workers.get(event.worker)
     site.family = event.family or (worker.family if worker is not None else "")
     site.figures = {}
-    site.budget_bytes = event.budget_bytes
+    site.budget_bytes = event.budget_bytes + event.file_bytes
     site.alive = True
 
 

@@ -158,6 +158,7 @@ class Rate(Struct):
 class Holder(Struct):
     """The state daemon of one worker's host, as the log tells it. `rates`: restores from
     it, by the worker that restored. `figures` are as the daemon last told them.
+    `budget_bytes` are of its memory and its file.
     `placed_blocks`: of the checkpoints placed on it, as Eq. 4 counts them, `promised_bytes`
     of them not held yet; kept up as sums of `coverage.share`."""
 

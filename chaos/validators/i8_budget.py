@@ -54,6 +54,7 @@ class _Account:
         self._most: dict[str, tuple[int, int]] = {}
         self._shares: dict[str, bool] = {}
         self._limit: dict[str, int] = {}
+        self._files: dict[str, int] = {}
 
     def _tell(self, about: str, detail: str, revision: int = 0) -> None:
         self.found.append(Violation(PROMISE, about, detail, revision or self.revision))
@@ -63,6 +64,7 @@ class _Account:
             self._settle(event.worker)
             self._shares[event.worker] = False
             self._limit[event.worker] = event.budget_bytes
+            self._files[event.worker] = event.file_bytes
         elif type(event) is v.StateDaemonReported:
             self._reported(event)
         elif type(event) in (v.CheckpointAcknowledged, v.CheckpointsAcknowledged):
@@ -76,16 +78,17 @@ class _Account:
         for name in ("memory_used", "memory_resident"):
             if figures.get(name, 0) > budget:
                 self._tell(event.worker, f"{name} is {figures[name]}, its budget {budget}")
-        file_budget = figures.get("file_budget", 0)
+        file_budget = max(self._files.get(event.worker, 0), figures.get("file_budget", 0))
+        self._files[event.worker] = file_budget
         if figures.get("file_used", 0) > file_budget:
             self._tell(event.worker, f"file of {figures['file_used']} bytes, not {file_budget}")
         self._shares[event.worker] |= figures.get("shared", 0) > 0
-        self._settle(event.worker, file_budget)
+        self._settle(event.worker)
 
-    def _settle(self, worker: str, file_budget: int = 0) -> None:
+    def _settle(self, worker: str) -> None:
         """Compare the log's account since the last report."""
         most, revision = self._most.pop(worker, (0, 0))
-        limit = self._limit.get(worker, 0) + file_budget
+        limit = self._limit.get(worker, 0) + self._files.get(worker, 0)
         if most > limit and not self._shares.get(worker):
             self._tell(worker, f"{most} bytes were acknowledged, its budget is {limit}", revision)
 

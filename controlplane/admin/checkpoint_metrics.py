@@ -40,7 +40,7 @@ def checkpoints(view: View) -> Iterator[Any]:
     label = ["worker"]
     up = GaugeMetricFamily("relume_checkpoint_daemon_up", "1 while it serves", labels=label)
     budget = GaugeMetricFamily(
-        "relume_checkpoint_budget_bytes", "What its memory may take", labels=label
+        "relume_checkpoint_budget_bytes", "What its memory and its file may take", labels=label
     )
     held = GaugeMetricFamily(
         "relume_checkpoint_acknowledged_bytes",

@@ -198,7 +198,8 @@ class DecisionList(Struct, frozen=True):
 class HolderInfo(Struct, frozen=True):
     """A state daemon. `load`: expected recovery load (LUMEN Eq. 4) of `placed_blocks` and the
     worker's requests; `promised_bytes` are placed on it and not held yet; `rates_bytes_s`:
-    measured restores from it, by the worker that restored."""
+    measured restores from it, by the worker that restored; `budget_bytes` is of memory and
+    file together."""
 
     worker: str
     alive: bool

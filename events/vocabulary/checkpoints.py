@@ -12,7 +12,8 @@ class StateDaemonStarted(Event, frozen=True, tag="state_daemon_started/1"):
     it has, if its new agent found it running, is acknowledged anew behind this. `boot` names
     this life of it, `budget_bytes` what it may hold (LUMEN Eq. 5), `family` the fingerprint
     family of the blocks its worker can use. `address` (tcp://...) is for other hosts, empty
-    when it listens to none; `local` (unix:...) for engines on the same `machine`."""
+    when it listens to none; `local` (unix:...) for engines on the same `machine`.
+    `file_bytes` may be held in files beside the budget of memory."""
 
     worker: str
     boot: str
@@ -22,6 +23,7 @@ class StateDaemonStarted(Event, frozen=True, tag="state_daemon_started/1"):
     family: str = ""
     local: str = ""
     machine: str = ""
+    file_bytes: int = 0
 
 
 class StateDaemonLost(Event, frozen=True, tag="state_daemon_lost/1"):
