@@ -16,15 +16,18 @@ from msgspec import Struct
 
 from engine_shim.agent_config import AgentConfig
 from engine_shim.agent_errors import ConfigInvalid
+from engine_shim.kv_stream import auth
 
+_CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_EVERYWHERE = ("0.0.0.0", "::", "[::]", "*")
 _ENDPOINT_PATH = re.compile(r"/[A-Za-z0-9_./-]{1,100}")
 ABANDONED_S = 900.0
 
 
 class CurveFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """`checkpoint_curve_file`: this host's CURVE pair (Z85; the secret in a file of its
-    own), and the public keys of the other hosts' daemons by endpoint. Hosts whose keys are
-    listed may connect."""
+    """`checkpoint_curve_file`: this host's CURVE pair (Z85; the secret in a file of its own,
+    named from the curve file's directory), and the public keys of the other hosts' daemons by
+    endpoint. Hosts whose keys are listed may connect."""
 
     public: str
     secret_file: str
@@ -67,6 +70,9 @@ def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
     socket = config.checkpoint_socket or str(run / "state.sock")
     if not _ENDPOINT_PATH.fullmatch(socket):
         raise ConfigInvalid("--checkpoint-socket", f"{socket}: A-Z a-z 0-9 _ . / - only, 100 bytes")
+    if not (config.checkpoint_local or config.checkpoint_listen):
+        raise ConfigInvalid("--checkpoint-listen", "is needed with --checkpoint-local false")
+    _check_secret(config.checkpoint_secret_file)
     daemon: dict[str, Any] = {
         "host": config.worker,
         "socket": socket,
@@ -78,28 +84,47 @@ def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
         "abandoned_s": ABANDONED_S,
     }
     if config.checkpoint_file_dir:
+        _check_directory(config.checkpoint_file_dir)
         daemon["file_directory"] = config.checkpoint_file_dir
         daemon["file_budget_bytes"] = config.checkpoint_file_mb << 20
     links: dict[str, Any] = {"secret_file": config.checkpoint_secret_file}
-    address = ""
     curve = _curve(config.checkpoint_curve_file)
     if curve is not None:
         links["curve_public"] = curve.public
         links["curve_secret_file"] = curve.secret_file
         links["curve_servers"] = curve.hosts
+    address = ""
     if config.checkpoint_listen:
-        host, port = _host_port("--checkpoint-listen", config.checkpoint_listen)
-        named = config.checkpoint_advertise or config.checkpoint_listen
-        address = "tcp://{}:{}".format(*_host_port("--checkpoint-advertise", named))
-        remote: dict[str, Any] = {"host": host, "port": port}
-        if curve is not None:
-            remote["curve_public"] = curve.public
-            remote["curve_secret"] = _secret(curve.secret_file)
-            remote["curve_clients"] = sorted({curve.public, *curve.hosts.values()})
-        else:
-            remote["private_networks"] = list(config.checkpoint_private_networks)
-        daemon["remote"] = remote
-    return Checkpoints(socket, f"unix:{socket}", address, daemon, links, machine())
+        address, daemon["remote"] = _remote(config, curve)
+    local = f"unix:{socket}" if config.checkpoint_local else ""
+    return Checkpoints(socket, local, address, daemon, links, machine())
+
+
+def _remote(config: AgentConfig, curve: CurveFile | None) -> tuple[str, dict[str, Any]]:
+    """Where others reach the daemon, and its settings for them. Raises ConfigInvalid."""
+    host, port = _host_port("--checkpoint-listen", config.checkpoint_listen)
+    if host in _EVERYWHERE and not config.checkpoint_advertise:
+        raise ConfigInvalid("--checkpoint-advertise", f"is needed when it listens at {host}")
+    named = config.checkpoint_advertise or config.checkpoint_listen
+    address = "tcp://{}:{}".format(*_host_port("--checkpoint-advertise", named))
+    remote: dict[str, Any] = {"host": host, "port": port}
+    if curve is not None:
+        remote["curve_public"] = curve.public
+        remote["curve_secret"] = _curve_secret(curve.secret_file)
+        remote["curve_clients"] = sorted({curve.public, *curve.hosts.values()})
+        return address, remote
+    networks = config.checkpoint_private_networks
+    try:
+        private = auth.declared_private(host, networks)
+    except ValueError as error:
+        raise ConfigInvalid("--checkpoint-private-networks", str(error)) from None
+    if not private:
+        text = f"do not contain {host}: declare its network, or give --checkpoint-curve-file"
+        raise ConfigInvalid("--checkpoint-private-networks", text)
+    if not config.checkpoint_secret_file:
+        raise ConfigInvalid("--checkpoint-secret-file", "is needed where nothing is encrypted")
+    remote["private_networks"] = list(networks)
+    return address, remote
 
 
 def machine() -> str:
@@ -125,16 +150,46 @@ def _host_port(setting: str, text: str) -> tuple[str, int]:
 def _curve(path: str) -> CurveFile | None:
     if not path:
         return None
+    setting = "--checkpoint-curve-file"
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=CurveFile)
+        curve = msgspec.json.decode(Path(path).read_bytes(), type=CurveFile)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigInvalid("--checkpoint-curve-file", f"{path}: {error}") from None
+        raise ConfigInvalid(setting, f"{path}: {error}") from None
+    for key in (curve.public, *curve.hosts.values()):
+        if not _CURVE_KEY.fullmatch(key):
+            raise ConfigInvalid(setting, f"{path}: {key!r} is no key of 40 characters (Z85)")
+    for endpoint in curve.hosts:
+        if not endpoint.startswith("tcp://"):
+            raise ConfigInvalid(setting, f"{path}: {endpoint!r} is not tcp://HOST:PORT")
+        _host_port(setting, endpoint.removeprefix("tcp://"))
+    secret_file = str(Path(path).absolute().parent / curve.secret_file)
+    _curve_secret(secret_file)
+    return msgspec.structs.replace(curve, secret_file=secret_file)
 
 
-def _secret(path: str) -> str:
+def _curve_secret(path: str) -> str:
+    setting = "--checkpoint-curve-file"
     try:
-        if os.stat(path).st_mode & 0o077:
-            raise ConfigInvalid("--checkpoint-curve-file", f"{path} can be read by others")
-        return Path(path).read_text().strip()
+        key = auth.read_private(path).decode(errors="replace")
     except OSError as error:
-        raise ConfigInvalid("--checkpoint-curve-file", str(error)) from None
+        raise ConfigInvalid(setting, f"{path}: {error.strerror}") from None
+    if not _CURVE_KEY.fullmatch(key):
+        raise ConfigInvalid(setting, f"{path} holds no key of 40 characters (Z85)")
+    return key
+
+
+def _check_secret(path: str) -> None:
+    if not path:
+        return
+    try:
+        secret = auth.read_private(path)
+    except OSError as error:
+        raise ConfigInvalid("--checkpoint-secret-file", f"{path}: {error.strerror}") from None
+    if len(secret) < auth.MIN_SECRET_BYTES:
+        text = f"{path}: {len(secret)} bytes, at least {auth.MIN_SECRET_BYTES} are needed"
+        raise ConfigInvalid("--checkpoint-secret-file", text)
+
+
+def _check_directory(path: str) -> None:
+    if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigInvalid("--checkpoint-file-dir", f"{path} is no directory we may write to")

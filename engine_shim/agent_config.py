@@ -52,6 +52,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     spool_mb: int = 256
     checkpoint_mb: int = 0
     checkpoint_socket: str = ""
+    checkpoint_local: bool = True
     checkpoint_listen: str = ""
     checkpoint_advertise: str = ""
     checkpoint_private_networks: tuple[str, ...] = ()
@@ -79,8 +80,11 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigInvalid("--lease-ttl-s", "etcd keeps no lease under 2 s reliably")
         if not self.backoff_s or any(delay < 0 for delay in self.backoff_s):
             raise ConfigInvalid("--backoff-s", "needs delays of 0 s or more, e.g. 0,0.5,1,2")
-        if bool(self.checkpoint_file_dir) != (self.checkpoint_file_mb > 0):
+        if bool(self.checkpoint_file_dir) != (self.checkpoint_file_mb != 0):
             raise ConfigInvalid("--checkpoint-file-dir", "goes with --checkpoint-file-mb")
+        for name in ("checkpoint_mb", "checkpoint_file_mb", "checkpoint_reserve_mb"):
+            if getattr(self, name) < 0:
+                raise ConfigInvalid(_flag(name), "must be 0 MB or more")
         for name in ("ready_timeout_s", "stop_timeout_s", "flush_timeout_s", "checkpoint_ttl_s"):
             if getattr(self, name) <= 0:
                 raise ConfigInvalid(_flag(name), "must be more than 0 s")
@@ -140,18 +144,30 @@ _HELP: dict[str, tuple[str, str]] = {
         "0: no daemon, and this worker's engine writes none",
     ),
     "checkpoint_socket": ("PATH", "the daemon's unix socket (default: state.sock in --run-dir)"),
+    "checkpoint_local": (
+        "BOOL",
+        "false: engines of this machine reach it like those of others, not by socket and "
+        "shared memory",
+    ),
     "checkpoint_listen": ("HOST:PORT", "where it listens to other hosts' engines; empty: nowhere"),
     "checkpoint_advertise": ("HOST:PORT", "where they reach it (default: as it listens)"),
     "checkpoint_private_networks": (
         "CIDR,...",
         "networks on which checkpoints travel unencrypted, authenticated by the shared secret",
     ),
-    "checkpoint_secret_file": ("FILE", "the fleet's shared secret (chmod 600)"),
+    "checkpoint_secret_file": (
+        "FILE",
+        "the fleet's shared secret, 16 bytes or more (chmod 600)",
+    ),
     "checkpoint_curve_file": (
         "FILE",
-        'CURVE keys: {"public", "secret_file", "hosts": {"tcp://HOST:PORT": public key}}',
+        "CURVE keys of this host and the others, as `python -m engine_shim.checkpoint_keys` "
+        'writes them: {"public", "secret_file", "hosts": {"tcp://HOST:PORT": public key}}',
     ),
-    "checkpoint_file_dir": ("DIR", "directory for blocks nobody touched for a while"),
+    "checkpoint_file_dir": (
+        "DIR",
+        "directory for blocks nobody touched for a while, in a file that ends with the daemon",
+    ),
     "checkpoint_file_mb": ("MB", "how much of it may be used"),
     "checkpoint_reserve_mb": ("MB", "memory of the host the daemon always leaves to others"),
     "checkpoint_allow_unlocked": ("BOOL", "take memory that the host could swap out"),

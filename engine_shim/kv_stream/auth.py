@@ -9,10 +9,13 @@ on that connection is neither encrypted nor signed: that is what "declared priva
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import ipaddress
+import os
 import secrets
+import stat
 from collections.abc import Sequence
 
 NONCE_BYTES = 32
@@ -52,3 +55,17 @@ def declared_private(address: str, networks: Sequence[str]) -> bool:
     """
     ip = ipaddress.ip_address(address)
     return ip.is_loopback or any(ip in ipaddress.ip_network(network) for network in networks)
+
+
+def read_private(path: str) -> bytes:
+    """A secret file's content, for its owner's eyes only; one of root's may be readable by
+    its group, as mounted secrets are.
+
+    Raises OSError, PermissionError when others can read it.
+    """
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        allowed = stat.S_IRWXU | (stat.S_IRGRP if found.st_uid == 0 else 0)
+        if found.st_mode & 0o777 & ~allowed:
+            raise PermissionError(errno.EACCES, "can be read by others; chmod 600", path)
+        return file.read().strip()

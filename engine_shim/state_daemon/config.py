@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 from msgspec import Struct
 
+from engine_shim.kv_stream import auth
 from engine_shim.state_daemon.errors import BadConfig
 from engine_shim.state_daemon.remote_server import RemoteConfig
 
@@ -53,9 +52,6 @@ def secret(config: DaemonConfig) -> bytes:
     if not config.secret_file:
         return b""
     try:
-        with open(config.secret_file, "rb") as file:
-            if os.fstat(file.fileno()).st_mode & 0o077:
-                raise BadConfig(f"{config.secret_file} can be read by others; chmod 600")
-            return file.read().strip()
+        return auth.read_private(config.secret_file)
     except OSError as error:
         raise BadConfig(str(error)) from None

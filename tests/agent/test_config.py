@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from engine_shim import checkpoint_keys
 from engine_shim.agent import main
 from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_config import parse
@@ -55,6 +57,7 @@ def test_etcd_by_endpoints_or_url() -> None:
         ([*NEEDED, "--engine-host", "0.0.0.0"], "--advertise-host"),
         ([*NEEDED, "--config", "/nowhere"], "--config"),
         ([*NEEDED, "--checkpoint-file-dir", "/x"], "--checkpoint-file-dir"),
+        ([*NEEDED, "--checkpoint-mb", "-1"], "--checkpoint-mb"),
     ],
 )
 def test_a_refusal_names_its_setting(
@@ -77,6 +80,20 @@ ON = [*NEEDED, "--checkpoint-mb", "64"]
         (["--checkpoint-listen", "10.0.0.1"], "--checkpoint-listen"),
         (["--checkpoint-listen", "10.0.0.1:70000"], "--checkpoint-listen"),
         (["--checkpoint-curve-file", "/nowhere"], "--checkpoint-curve-file"),
+        (["--checkpoint-listen", "127.0.0.1:7"], "--checkpoint-secret-file"),
+        (["--checkpoint-secret-file", "/nowhere"], "--checkpoint-secret-file"),
+        (["--checkpoint-listen", "10.0.0.1:7"], "--checkpoint-private-networks"),
+        (["--checkpoint-listen", "host:7"], "--checkpoint-private-networks"),
+        (["--checkpoint-listen", "0.0.0.0:7"], "--checkpoint-advertise"),
+        (
+            ["--checkpoint-listen", "10.0.0.1:7", "--checkpoint-private-networks", "10.0.0.0/99"],
+            "--checkpoint-private-networks",
+        ),
+        (["--checkpoint-local", "false"], "--checkpoint-listen"),
+        (
+            ["--checkpoint-file-dir", "/nowhere", "--checkpoint-file-mb", "1"],
+            "--checkpoint-file-dir",
+        ),
     ],
 )
 def test_impossible_checkpoint_settings_are_refused_at_the_start(
@@ -90,12 +107,26 @@ def test_impossible_checkpoint_settings_are_refused_at_the_start(
     assert setting in capsys.readouterr().err
 
 
-def test_checkpoints_on_a_private_network() -> None:
+def test_checkpoints_on_a_private_network(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("15 bytes of it!\n")
+    secret.chmod(0o600)
     argv = (
         "--checkpoint-listen 10.0.0.1:7000 --checkpoint-advertise 10.0.0.1:7001 "
-        "--checkpoint-private-networks 10.0.0.0/8,192.168.0.0/16 --checkpoint-secret-file /s "
-        "--checkpoint-file-dir /cold --checkpoint-file-mb 2"
+        "--checkpoint-private-networks 10.0.0.0/8,192.168.0.0/16 "
+        f"--checkpoint-secret-file {secret} "
+        f"--checkpoint-file-dir {tmp_path} --checkpoint-file-mb 2"
     )
+    with pytest.raises(ConfigInvalid, match="15 bytes, at least 16"):
+        checkpoints_of(parse([*ON, *argv.split()], {}))
+    secret.write_text("a longer secret than that")
+    secret.chmod(0o640)
+    if os.getuid() == 0:  # as secrets are mounted: root's, and its group may read
+        checkpoints_of(parse([*ON, *argv.split()], {}))
+    secret.chmod(0o644)
+    with pytest.raises(ConfigInvalid, match="read by others"):
+        checkpoints_of(parse([*ON, *argv.split()], {}))
+    secret.chmod(0o600)
     found = checkpoints_of(parse([*ON, *argv.split()], {}))
     assert found is not None
     assert (found.local, found.address) == ("unix:/tmp/w0/state.sock", "tcp://10.0.0.1:7001")
@@ -108,7 +139,7 @@ def test_checkpoints_on_a_private_network() -> None:
     config = json.loads(connector)
     assert config["kv_connector"] == "RelumeConnector"
     links = LinkConfig.of(config["kv_connector_extra_config"])
-    assert (links.epoch, links.secret_file) == (9, "/s")
+    assert (links.epoch, links.secret_file) == (9, str(secret))
 
 
 def test_curve_keys_reach_daemon_and_engine(tmp_path: Path) -> None:
@@ -129,6 +160,31 @@ def test_curve_keys_reach_daemon_and_engine(tmp_path: Path) -> None:
     links = LinkConfig.of(found.links)
     assert links.curve_servers == {"tcp://h2:7": "k" * 40}
     assert "s" * 40 not in found.engine_arguments(1)[1], "command lines are public"
+
+
+def test_keys_are_made_for_all_hosts_together(tmp_path: Path) -> None:
+    hosts = {"h1": "10.0.0.1:7", "h2": "h2.fleet:7"}
+    given = [f"{name}={address}" for name, address in hosts.items()]
+    assert checkpoint_keys.main(["--out", str(tmp_path), *given]) == 0
+    found = {}
+    for name, address in hosts.items():
+        argv = ["--checkpoint-listen", "10.0.0.1:7", "--checkpoint-advertise", address]
+        argv += ["--checkpoint-curve-file", str(tmp_path / f"{name}.json")]
+        found[name] = checkpoints_of(parse([*ON, *argv], {}))
+    for name, other in (("h1", "h2"), ("h2", "h1")):
+        ours, theirs = found[name], found[other]
+        assert ours is not None and theirs is not None
+        assert (
+            ours.links["curve_servers"][theirs.address] == theirs.daemon["remote"]["curve_public"]
+        )
+        assert ours.links["curve_public"] in theirs.daemon["remote"]["curve_clients"]
+    assert checkpoint_keys.main(["--out", str(tmp_path), *given]) == 1, "keys are not replaced"
+    for wrong in ("h1", "h1=host", "h1=a:1 h1=b:2"):
+        with pytest.raises(SystemExit):
+            checkpoint_keys.main(["--out", str(tmp_path), *wrong.split()])
+    (tmp_path / "h1.secret").write_text("short")
+    with pytest.raises(ConfigInvalid, match="40 characters"):
+        checkpoints_of(parse([*ON, "--checkpoint-curve-file", str(tmp_path / "h1.json")], {}))
 
 
 def test_help_tells_settings_defaults_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
