@@ -23,6 +23,7 @@ import aiohttp
 from msgspec import Struct
 
 from controlplane.leftovers import end_daemons
+from controlplane.local_checkpoints import LocalCheckpoints
 from controlplane.processes import Child, free_port
 from events.errors import RelumeError
 from events.etcd.versions import judge, parse_version
@@ -55,7 +56,10 @@ class FleetOptions(Struct, frozen=True):
     `zygote`: use this running one (host:port, socket path) instead of starting it;
     `replica_etcd`: what replicas are told instead, such as a proxy. `models`: several models
     in one fleet, each `path=name`, dealt to the workers in turn; empty: `model` for all.
-    `checkpoint_mb`: host memory of each worker's state daemon; 0: no checkpoints."""
+    `checkpoint_mb`: host memory of each worker's state daemon, 0: no checkpoints;
+    `checkpoint_file_mb`: disk for what is cold there; `checkpoint_link`: how engines reach
+    daemons (`local_checkpoints.LINKS`), by way of `checkpoint_advertise` if given;
+    `checkpoint_holders`: how many a request has."""
 
     workers: int = 3
     replicas: int = 1
@@ -73,6 +77,10 @@ class FleetOptions(Struct, frozen=True):
     zygote: str = ""
     ready_timeout_s: float = 180.0
     checkpoint_mb: int = 0
+    checkpoint_file_mb: int = 0
+    checkpoint_link: str = "shared"
+    checkpoint_holders: int = 1
+    checkpoint_advertise: tuple[str, ...] = ()
     engine_args: tuple[str, ...] = (
         "--dtype", "float32", "--max-model-len", "2048", "--block-size", "32",
         "--kv-cache-memory-bytes", "67108864", "--max-num-seqs", "64", "--enforce-eager",
@@ -96,6 +104,7 @@ class LocalFleet:
         self.admin_token = secrets.token_urlsafe(18)
         self.etcd_endpoint = options.etcd
         self.zygote_socket = ""
+        self.checkpoints: LocalCheckpoints | None = None
         self._say = say
         self._began = time.monotonic()
         self._lifeline: int | None = None
@@ -120,6 +129,7 @@ class LocalFleet:
         self.zygote_socket = self.options.zygote
         if self.options.host_kind == "zygote" and not self.zygote_socket:
             self.start_zygote()
+        self._prepare_checkpoints()
         for index in range(self.options.replicas):
             self.start_replica(index)
         for index in range(self.options.workers):
@@ -128,6 +138,22 @@ class LocalFleet:
         await self._until("control plane answers", self._gateways_live)
         await self._until_workers()
         self.say(f"{self.options.workers} workers answer")
+
+    def _prepare_checkpoints(self) -> None:
+        options = self.options
+        if not options.checkpoint_mb:
+            return
+        try:
+            self.checkpoints = LocalCheckpoints(
+                self.dir / "run" / "checkpoints",
+                options.workers,
+                options.checkpoint_mb,
+                options.checkpoint_link,
+                options.checkpoint_file_mb,
+                options.checkpoint_advertise,
+            )
+        except (ValueError, subprocess.SubprocessError) as error:
+            raise FleetFailed(str(error)) from None
 
     def say(self, text: str) -> None:
         """Report progress with the time since the start."""
@@ -189,6 +215,7 @@ class LocalFleet:
             "--etcd", self.options.replica_etcd or self.etcd_endpoint,
             "--lease-ttl-s", str(self.options.lease_ttl_s), "--spool-dir", str(self.dir / "spool"),
             "--archive-dir", str(self.dir / "archive"),
+            "--checkpoint-holders", str(self.options.checkpoint_holders),
         ]  # fmt: skip
         tokens = json.dumps({self.admin_token: "admin"})
         self._child(f"r{index}", argv, {"RELUME_ADMIN_TOKENS": tokens})
@@ -208,13 +235,15 @@ class LocalFleet:
             "--served-model-name", served_as, "--domain", f"host{index}",
             "--lease-ttl-s", str(options.lease_ttl_s),
         ]  # fmt: skip
-        if options.checkpoint_mb:
-            # Each worker counts as a host of its own, with a daemon and a failure domain.
-            argv += ["--checkpoint-mb", str(options.checkpoint_mb)]
-            argv += ["--checkpoint-allow-unlocked", "true"]
+        if self.checkpoints is not None:
+            argv += self.checkpoints.flags(index)
         if self.zygote_socket:
             argv += ["--zygote", self.zygote_socket]
-        self._child(name, [*argv, "--", *options.engine_args], ENGINE_ENV)
+        self._child(name, [*argv, "--", *self.engine_args(index)], ENGINE_ENV)
+
+    def engine_args(self, index: int) -> tuple[str, ...]:
+        """vLLM's arguments for the engine of worker `w<index>`."""
+        return self.options.engine_args
 
     def _child(self, name: str, argv: list[str], env: dict[str, str] | None = None) -> Child:
         (self.dir / "logs" / f"{name}.log").unlink(missing_ok=True)

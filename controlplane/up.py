@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from controlplane.local_checkpoints import LINKS
 from controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
 
 CHECKPOINT_MB = 128
@@ -49,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep KV checkpoints of running requests on other workers' hosts")  # fmt: skip
     add("--checkpoint-mb", type=int, default=CHECKPOINT_MB,
         help="memory for checkpoints on each worker's host (default %(default)s)")  # fmt: skip
+    add("--checkpoint-file-mb", type=int, default=0,
+        help="disk for those nobody touched for a while (default %(default)s)")  # fmt: skip
+    add("--checkpoint-holders", type=int, choices=range(1, 5), default=1, metavar="N",
+        help="keep each request's with so many workers, 1 to 4 (default %(default)s)")  # fmt: skip
+    add("--checkpoint-link", choices=LINKS, default="shared",
+        help="how engines reach them: in shared memory, or as between hosts over TCP, in "
+        "authenticated plaintext or under CURVE (default %(default)s)")  # fmt: skip
     add("--host-kind", choices=("zygote", "serve"), default=defaults.host_kind,
         help="engines forked from one process, or stock `vllm serve`")  # fmt: skip
 

@@ -10,6 +10,8 @@ yaml = pytest.importorskip("yaml")
 
 from controlplane import config as control  # noqa: E402
 from engine_shim import agent_config as agent  # noqa: E402
+from engine_shim import checkpoint_keys  # noqa: E402
+from engine_shim.agent_checkpoints import checkpoints_of  # noqa: E402
 from events.etcd.config import parse_url  # noqa: E402
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -82,6 +84,52 @@ def test_the_agent_accepts_its_manifest(tmp_path):
     assert config.engine_host == FIELDS["POD_IP"]
     assert config.log_config().endpoints == ("etcd-0.etcd:2379", "etcd-1.etcd:2379")
     assert f"127.0.0.1:{config.status_port}/health" in item["livenessProbe"]["exec"]["command"][2]
+
+
+def patched(document: dict, patches: list[dict]) -> dict:
+    """The document after the JSON patches that name its kind; `add` alone is used."""
+    for entry in patches:
+        if entry["target"]["kind"] != document["kind"]:
+            continue
+        for step in yaml.safe_load(entry["patch"]):
+            assert step["op"] == "add"
+            place = document
+            *parts, last = step["path"].strip("/").split("/")
+            for part in parts:
+                place = place[int(part)] if isinstance(place, list) else place[part]
+            place.insert(len(place) if last == "-" else int(last), step["value"])
+    return document
+
+
+def test_the_checkpoint_component_fits_its_manifests_and_its_keys(tmp_path):
+    text = (DEPLOY / "k8s/checkpoints/kustomization.yaml").read_text()
+    patches = yaml.safe_load(text)["patches"]
+    found = {(d["kind"], d["metadata"]["name"]): d for _, d in documents() if "metadata" in d}
+    targets = {(p["target"]["kind"], p["target"]["name"]) for p in patches}
+    assert targets <= set(found)
+    worker = patched(found["StatefulSet", "relume-worker"], patches)["spec"]["template"]["spec"]
+    (item,) = worker["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in item["volumeMounts"]}
+    assert {"checkpoint-keys", "cold"} <= set(mounts) <= {"state", *(
+        volume["name"] for volume in worker["volumes"]
+    )}  # fmt: skip
+    pods = {f"relume-x-{n}": f"relume-x-{n}.relume-worker:7100" for n in range(2)}
+    checkpoint_keys.write_keys(tmp_path / "keys", pods)
+    places = {mounts["checkpoint-keys"]: tmp_path / "keys", mounts["cold"]: tmp_path}
+    argv = arguments(item)
+    for inside, outside in places.items():
+        argv = [text.replace(inside, str(outside)) for text in argv]
+    config = agent.parse(argv, environment(item, tmp_path))
+    checkpoints = checkpoints_of(config)
+    assert checkpoints.address == f"tcp://{pods[FIELDS['POD_NAME']]}"
+    assert checkpoints.address in checkpoints.links["curve_servers"]
+    port = checkpoints.daemon["remote"]["port"]
+    policy = patched(found["NetworkPolicy", "relume-worker"], patches)
+    assert {"port": port} in [
+        p for rule in policy["spec"]["ingress"] for p in rule.get("ports", ())
+    ]
+    cold = next(v for v in worker["volumes"] if v["name"] == "cold")["emptyDir"]["sizeLimit"]
+    assert config.checkpoint_file_mb < int(cold.removesuffix("Gi")) << 10
 
 
 def test_what_is_kept_lies_on_the_mounted_disk():
