@@ -21,6 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from chaos.bench import failover_checkpoints
+from chaos.bench.failures import wide_model
 from chaos.demo import Watch, find_victim, run_all
 from chaos.traffic import Stream, prompts
 from controlplane.local_fleet import FleetOptions, LocalFleet
@@ -164,10 +166,22 @@ def _ms(seconds: float) -> dict[str, Any]:
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="chaos.bench failover-gap", description=DESCRIPTION)
-    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--kills", type=int, default=6, help="without checkpoints; 0: none")
     parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--model", default=".relume/models/tiny")
+    parser.add_argument("--pairs", type=int, default=6, help="with and without checkpoints")
+    parser.add_argument("--prompt-tokens", type=int, default=2000, help="of these pairs")
+    parser.add_argument("--wide-model", type=Path, default=Path(".relume/models/wide"))
     args = parser.parse_args(argv)
-    model = str(Path(args.model).absolute())
-    return asyncio.run(measure(args.kills, args.streams, args.tokens, model))
+    result: dict[str, Any] = {"bench": "failover-gap", "met": True, "figures": {}}
+    if args.kills:
+        model = str(Path(args.model).absolute())
+        result = asyncio.run(measure(args.kills, args.streams, args.tokens, model))
+    if args.pairs:
+        wide = wide_model(args.wide_model)
+        more = asyncio.run(failover_checkpoints.measure(wide, args.pairs, args.prompt_tokens))
+        ratio, broken = more["checkpoint_gap_ratio"], more["checkpoint_broken"]
+        result["met"] &= ratio["value"] <= ratio["goal"] and not broken["value"]
+        result["figures"] |= more
+    return result

@@ -1,0 +1,83 @@
+"""The bench runner, and the parts of benches that compute."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+
+from chaos.bench import __main__ as runner
+from chaos.bench import recovery_ablation
+from chaos.bench.failover_checkpoints import Arm, _figures
+from chaos.bench.failures import Timed
+from chaos.bench.recovery_ablation import LENGTHS, MOST_CONTEXT, Way, bars, figures_of, lengths
+from chaos.traffic import Stream
+
+
+def test_every_bench_is_listed_with_a_description(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(runner.BENCHES)
+    assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)
+    assert all(callable(runner.load(name).run) for name in runner.BENCHES)
+
+
+def test_an_unknown_bench_is_refused_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(["fastest"]) == 2
+    assert "recovery-ablation" in capsys.readouterr().err
+
+
+def test_the_last_line_is_the_result(capfd: pytest.CaptureFixture[str]) -> None:
+    code = runner.main(["restore", "--pairs", "1", "--blocks", "8", "--requests", "0"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert result["bench"] == "restore" and code == (0 if result["met"] else 1)
+    for link in ("memory", "plain", "curve"):
+        found = result["figures"][f"{link}_to_bare"]
+        assert found["unit"] == "ratio" and found["goal"] == 0.8 and found["value"] > 0
+
+
+def test_lengths_of_the_trace_fit_the_model() -> None:
+    whole, half = lengths(LENGTHS, 1.0), lengths(LENGTHS, 0.5)
+    assert len(whole) == 256
+    assert all(p >= 16 and o >= 1 and p + o < MOST_CONTEXT for p, o in whole)
+    assert statistics.median(p for p, _ in half) == pytest.approx(518, abs=1)
+    assert [o for _, o in whole] == [o for _, o in half]
+
+
+def test_a_gap_is_counted_from_the_kill_on() -> None:
+    one = Timed(Stream("a", ""), [], 5, [1.0, 3.0, 3.1, 3.4, 3.5])
+    assert one.gap_s(3.15) == pytest.approx(0.3)
+    assert one.gap_s(2.0) == pytest.approx(2.0)
+    assert one.gap_s(9.0) == 0.0
+
+
+def test_figures_of_an_ablation() -> None:
+    ways = {
+        f"{place}_{rule}": Way()
+        for place in recovery_ablation.PLACEMENTS
+        for rule in ("eq6", "completion")
+    }
+    good = ways["load_aware_completion"]
+    good.gaps, good.coverage, good.balance = [0.1, 0.3, 0.2], [(90, 100), (280, 300)], [1.2]
+    good.loads = {"w0": 10, "w1": 12}
+    ways["none_eq6"].gaps = [0.4]
+    figures = figures_of(ways)
+    assert figures["load_aware_completion_gap_p50"]["value"] == 200
+    assert figures["load_aware_completion_coverage"] == {
+        "value": 0.925,
+        "goal": recovery_ablation.COVERAGE_GOAL,
+        "unit": "ratio",
+    }
+    assert figures["load_aware_completion_balance_over_time"]["value"] == 1.2
+    assert "none_eq6_coverage" not in figures
+    chart = bars(ways).splitlines()
+    assert chart[1].count("#") == 40 and chart[2].count("#") == 20 and chart[2].count("-") >= 10
+
+
+def test_gaps_are_compared_pair_by_pair() -> None:
+    on, off = Arm([0.1, 0.2, 0.3], [0.1]), Arm([1.0, 1.0, 1.0], [1.0], broken=1)
+    figures = _figures(on, off)
+    assert figures["checkpoint_gap_ratio"]["value"] == 0.2
+    assert figures["checkpoint_broken"]["value"] == 1
+    assert figures["longest_gap_with_worst"]["value"] == 300
