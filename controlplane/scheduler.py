@@ -228,6 +228,7 @@ class Scheduler:
             mode,
             base64.urlsafe_b64encode(codec.encode(event)).rstrip(b"="),
             *self.checkpoints.of_dispatch(live, lost),
+            arrival.priority,
         )
 
     def timer_fired(self, timer: str, key: str) -> None:

@@ -45,7 +45,8 @@ _value = msgspec.json.Decoder().decode
 class Parsed(Struct, frozen=True):
     """What the gateway read. `body` is the client's bytes unless something was stripped.
     `prompt_tokens` is an estimate where `estimated`; `max_tokens` 0: not given. `verdict`
-    and what follows it: see `classify.Judged`."""
+    and what follows it: see `classify.Judged`. `priority` as vLLM has it: lower is more
+    urgent."""
 
     model: str
     stream: bool
@@ -57,6 +58,7 @@ class Parsed(Struct, frozen=True):
     needs: tuple[str, ...]
     fallback: str
     body: bytes
+    priority: int = 0
 
 
 def _number(low: float, high: float, low_open: bool = False) -> Callable[[str, Any], None]:
@@ -111,6 +113,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "frequency_penalty": _number(-2, 2),
     "repetition_penalty": _number(0, 1e6, low_open=True),
     "seed": _integer(*_INT64),
+    "priority": _integer(*_INT64),
     "ignore_eos": _boolean,
     "use_beam_search": _boolean,
     "echo": _boolean,
@@ -145,6 +148,7 @@ def parse(body: bytes, *, chat: bool) -> Parsed:
         _max_tokens(fields, chat),
         *judged,
         body,
+        fields.get("priority") or 0,
     )
 
 

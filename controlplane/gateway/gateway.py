@@ -32,6 +32,7 @@ from controlplane.gateway.relay import Exchange
 from controlplane.gateway.replies import Reply, client_error_reply, error_reply
 from controlplane.gateway.server import ClientConnection
 from controlplane.gateway.upstream import UpstreamPool
+from controlplane.gateway.weight import checkpoint_weight
 from events.errors import LogError
 
 log = structlog.get_logger("relume.gateway")
@@ -282,6 +283,7 @@ class Gateway:
             _require_json(request)
             parsed = parse(request.body, chat=routes.PROTECTED[request.path])
             model = parsed.model or self._only_model()
+            weight = checkpoint_weight(request.headers.get(b"x-relume-priority"), parsed.priority)
         except ClientError as error:
             return self._refused(client_error_reply(error))
         arrival = Arrival(
@@ -299,6 +301,7 @@ class Gateway:
             _trace_of(request),
             needs=parsed.needs,
             fallback=parsed.fallback,
+            priority=weight,
         )
         exchange = Exchange(
             self._context, connection, arrival, request.path, request.request_id, parsed.body

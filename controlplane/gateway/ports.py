@@ -21,6 +21,7 @@ class Arrival(Struct, frozen=True):
     must have in their self-test for it, `fallback` is the verdict without. `prompt_tokens`
     is estimated from bytes unless `estimated` is False. `trace`: its W3C traceparent, if it
     came with one. `protected`: its route is one on which engines keep checkpoints.
+    `priority`: the weight of its checkpoint when a holder must evict.
     """
 
     request: str
@@ -38,6 +39,7 @@ class Arrival(Struct, frozen=True):
     protected: bool = True
     needs: tuple[str, ...] = ()
     fallback: str = ""
+    priority: int = 1
 
 
 class Assignment(Struct, frozen=True):

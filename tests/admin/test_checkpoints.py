@@ -21,8 +21,9 @@ async def checkpointed(scene: Scene) -> str:
         writer.append(ready, started)
     fleet, scheduler = scene.replica.fleet, scene.replica.scheduler
     await scene.until(lambda: len(fleet.holders) == 2 and fleet.workers["w1"].block_bytes)
-    scheduler.arrived(Arrival("q", "tiny", "completions", True, 40, 16, "exact"))
+    scheduler.arrived(Arrival("q", "tiny", "completions", True, 40, 16, "exact", priority=5))
     given = scheduler.assign("q", "arrival", 0)
+    assert given.priority == 5
     holder = "w1" if given.worker == "w0" else "w0"
     assert given.checkpoint == (f"tcp://{holder}:1",) and given.restore == ()
     step = v.EngineStep(
@@ -84,6 +85,7 @@ async def test_a_lost_engine_sends_its_request_on_with_its_blocks():
         again = scheduler.assign("q", "reset", 3)
         assert again.worker == holder, "the blocks are there"
         assert again.restore == (f"tcp://{holder}:1",)
+        assert again.priority == 5
         other = "w1" if holder == "w0" else "w0"
         assert again.checkpoint == (f"tcp://{other}:1",), "a new holder at once"
 

@@ -341,6 +341,7 @@ class FakeScheduler:
             mode,
             base64.urlsafe_b64encode(b"decision-" + request.encode()),
             *self._endpoints(self.attempts[request]),
+            self.arrivals[request].priority,
         )
 
     def _endpoints(self, attempt: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -66,6 +66,36 @@ async def test_each_attempt_names_its_holders_and_a_later_one_where_its_blocks_a
         assert second["x-relume-restore"] == "tcp://h1:1"
 
 
+@pytest.mark.parametrize(
+    "headers,priority,weight",
+    [
+        ("", -4, "5"),
+        ("", -(1 << 40), "100"),
+        ("", 3, "0"),
+        ("x-relume-priority: 7\r\n", 3, "7"),
+        ("X-Relume-Priority: 0\r\n", None, "0"),
+    ],
+)
+async def test_each_attempt_tells_what_the_client_says_it_is_worth(rig, headers, priority, weight):
+    async with rig() as r:
+        r.scheduler.checkpoints = True
+        r.engines[0].script.append(Behaviour(cut_at=400))
+        answer = await r.ask(TEXT, text_body(stream=True, priority=priority), headers=headers)
+        assert answer.status == 200 and answer.complete
+        told = [engine.seen[0].headers["x-relume-priority"] for engine in r.engines]
+        assert told == [weight, weight]
+
+
+@pytest.mark.parametrize("header", ("-1", "101", "x", "", "1.5"))
+async def test_a_weight_that_is_none_is_refused(rig, header):
+    async with rig() as r:
+        wrong = f"x-relume-priority: {header}\r\n"
+        answer = await r.ask(TEXT, text_body(stream=True), headers=wrong)
+        assert answer.status == 400 and b"x-relume-priority" in answer.body
+        answer = await r.ask(TEXT, text_body(stream=True, priority="high"))
+        assert answer.status == 400 and b"priority" in answer.body
+
+
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize("cut,apart", [("fin", False), ("rst", False), ("fin", True)])
 async def test_cut_at_any_byte_leaves_the_stream_identical(rig, chat, cut, apart):
