@@ -136,9 +136,9 @@ class LayeredOut:
 
 
 def reason_of(error: KvStreamError) -> str:
-    """In a word, for `Loaded.failure`."""
+    """In a word, as `RestoreFailed` names it."""
     if isinstance(error, Refusal):
-        return error.code
+        return "gone" if error.code == "unknown" else error.code
     return "unreachable" if isinstance(error, Unreachable) else "malformed"
 
 
@@ -208,14 +208,14 @@ class _Gathering:
                 for (at, image), block in zip(blocks, wanted[self._done :], strict=False):
                     if not self._accept(block, at, image):
                         self._peer.corrupt(*self._whose, block.index)
-                        return Loaded(self._done, self._bytes, f"block {block.index} is corrupt")
+                        return msgspec.structs.replace(self.got, failure="corrupt")
                     self._done += 1
                     self._bytes += at.length
                 if not blocks:
-                    return Loaded(self._done, self._bytes, "not held")
+                    return msgspec.structs.replace(self.got, failure="gone")
             if len(blocks) < count:  # the rest of the run lies elsewhere, or does not exist
                 self.close()
-        return Loaded(self._done, self._bytes)
+        return self.got
 
     def _ask_ahead(self) -> None:
         if not self._on_way:

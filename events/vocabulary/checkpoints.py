@@ -126,8 +126,10 @@ class RestoreDone(Event, frozen=True, tag="restore_done/1"):
 
 
 class RestoreFailed(Event, frozen=True, tag="restore_failed/1"):
-    """Only `tokens` could be used; all behind them is computed again. `reason`:
-    unreachable, corrupt, fingerprint, gone, timeout, busy."""
+    """Only `tokens` could be used; all behind them is computed again. `reason`: corrupt
+    (digest, size or token ids are not what they must be), gone, unreachable (also: no answer
+    in time), malformed, internal, or what the holder refused with: fingerprint, fenced, busy,
+    authentication, version, session, memory."""
 
     incarnation: int
     request: str

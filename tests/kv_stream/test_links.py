@@ -290,6 +290,7 @@ class Cut:
         self._target = port
         self._pairs: list[socket.socket] = []
         self.limit = -1
+        self.silent = False
         self.flip = 0
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -306,6 +307,8 @@ class Cut:
     def _pump(self, a: socket.socket, b: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := a.recv(16384):
+                if self.limit == 0 and self.silent:
+                    continue
                 if self.limit == 0:
                     break
                 if self.limit > 0:
@@ -346,6 +349,25 @@ def test_a_stream_goes_on_after_its_connection_broke_in_the_middle(tmp_path: Pat
         proxy.close()
         assert target.layers == source.layers
         assert stats(daemon)["blocks"] == count
+
+
+def test_what_came_before_a_link_broke_for_good_is_of_use(tmp_path: Path) -> None:
+    count = 60
+    source, target = Cache(count, seed=3), Cache(count, seed=4)
+    with served(tmp_path, "plain") as (_, fleet):
+        proxy = Cut(fleet.plain_port)
+        with peer_of(remote(proxy.port), secret=SECRET) as peer:
+            assert scatter(source, outs(count), peer) == count and peer.drained(10)
+            peer.read_bytes = 5 * len(source.block(0))
+            proxy.limit, proxy.silent = 30 * len(source.block(0)), True
+            loaded = gather(target, ins(count), peer, "a", 0, 0, 1.0)
+            assert 5 <= loaded.blocks <= 30 and loaded.failure == "unreachable"
+            assert [target.block(i) for i in range(loaded.blocks)] == [
+                source.block(i) for i in range(loaded.blocks)
+            ]
+            with pytest.raises(Unreachable):
+                gather(target, ins(count), peer, "a", 0, 0, 0.2)
+        proxy.close()
 
 
 @pytest.mark.parametrize("inward", (False, True))
