@@ -140,14 +140,16 @@ def continued(
     had: Sequence[frames.Tokens],
     created: bytes,
     mode: str = "continue",
+    **more: str,
 ) -> client.Framed:
-    """What the client has in the end when it had `had` and `engine` took the request up."""
+    """What the client has in the end when it had `had` and `engine` took the request up;
+    `more`: further headers, by name without the prefix."""
     choices = range(1 + max((f.choice for f in had), default=0))
     ids = [[i for f in had if f.choice == c for i in f.ids] for c in choices]
     notes = [b"".join(f.payload for f in had if f.choice == c) for c in choices]
     if body.get("stream"):
         notes = [b""] * len(notes)
-    headers = client.headers_for(request=name, attempt=2, created=created)
+    headers = client.headers_for(request=name, attempt=2, created=created, **more)
     tail = b""
     if any(ids):
         counts = ",".join(f"{len(i)}:{len(n)}" for i, n in zip(ids, notes, strict=True))

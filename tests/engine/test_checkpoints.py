@@ -30,10 +30,12 @@ PROMPT = " ".join(f"Block {i} of the lease is held by worker {i * 7 % 13}." for 
 TOKENS = 600
 
 
-def connector(**extra: Any) -> list[str]:
+def connector(
+    named: str = "RelumeConnector", module: str = "engine_shim.connector", **extra: Any
+) -> list[str]:
     config = {
-        "kv_connector": "RelumeConnector",
-        "kv_connector_module_path": "engine_shim.connector",
+        "kv_connector": named,
+        "kv_connector_module_path": module,
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"lookup_timeout_s": 2.0, **extra},
