@@ -142,7 +142,8 @@ def exact_cases(text: Truth, chat: Truth, point: int) -> list[Case]:
     ]
     both = ((text, TEXT, 0), (chat, CHAT, 1))
     for shift, shapes in enumerate((both, both, both[:1], both[:1])):
-        window = point - 1 + 8 * shift, point + 7 + 8 * shift
+        # They overlap: wherever the streams stand, some stop string lies across.
+        window = point - 1 + 8 * shift, point + 11 + 8 * shift
         if window[1] < MAX_TOKENS:
             cases += [case for shape in shapes for case in _stops(*shape, window)]
     stop = text.across(point, point + 6)
