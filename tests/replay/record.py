@@ -26,9 +26,9 @@ from tests.live.conftest import scene_of, small_fleet, whole
 from tests.live.test_checkpoints import Victim, padding, until_daemons
 
 PATH = Path(__file__).parent / "logs" / "engine-killed.rlog"
-COUNT = 32
+COUNT = 56
 TOKENS = 150
-NOTE = "32 streams over four workers with checkpoints, one engine killed"
+NOTE = "56 streams over four workers with checkpoints, one engine killed"
 
 
 async def recorded(folder: Path, zygote: str) -> None:

@@ -88,12 +88,15 @@ def test_dropped_and_swapped_events_are_found(path: Path) -> None:
 
 def test_moved_request_of_the_kill_run_is_explained() -> None:
     history = from_file(ROOT / "tests/replay/logs/engine-killed.rlog")
-    for number in range(24):
+    restored = moved = 0
+    for number in range(56):
         found = why(history.groups, f"hit-{number}")
         assert found is not None
         if len(found.decisions) > 1:
             text = "\n".join(told(found))
             assert "died (killed)" in text
             assert "mode continue" in text
-            return
-    pytest.fail("no request was moved")
+            assert "planned with all that w0:1 was running" in text
+            moved += 1
+            restored += "tokens were restored from" in text
+    assert moved >= restored > 5
