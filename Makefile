@@ -33,8 +33,9 @@ up: models ## start a fleet of three workers and leave it running until Ctrl-C
 
 test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM
 	@$(WITH_ETCD); $(BIN)/pytest $(ARGS) || { \
-	  echo "once more, only what failed: on a busy machine a test of real processes may fail once"; \
-	  exec $(BIN)/pytest --last-failed --last-failed-no-failures none $(ARGS); }
+	  again() { echo "once more, only what failed: on a busy machine a test of real processes may fail"; \
+	    $(BIN)/pytest --last-failed --last-failed-no-failures none $(ARGS); }; \
+	  again || again; }
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (under 2 minutes)
 	@exec $(BIN)/pytest -q -m "$(UNIT)" $(ARGS)

@@ -135,21 +135,20 @@ async def test_forked_engine_lives_dies_and_comes_back(
 
 @pytest.mark.serve
 @pytest.mark.timeout(420)
-async def test_death_of_each_process_of_vllm_serve(
+async def test_death_of_a_process_of_vllm_serve(
     tmp_path: Path, etcd: EtcdServer, model: str
 ) -> None:
-    """API server, EngineCore and Worker killed in turn: each time nothing of the engine
-    remains and another one serves."""
+    """The last of its processes is killed: nothing of the engine remains and another one
+    serves. (Each of them in turn, under load: tests/live/test_stock_serve.py.)"""
     async with hosted(tmp_path, etcd, model, "serve") as host:
         agent = host.agent(*ARGUMENTS)
         ipc, seen = agent_ipc.ipc_path(tmp_path / "run"), set()
-        victims = ["api", "core", "worker"]
-        for number, role in enumerate(victims, 1):
+        for number, role in enumerate(["worker"], 1):
             ready = await host.nth(v.EngineReady, number, timeout_s=120)
             assert await asyncio.to_thread(ask, ready)
             engine = (await asyncio.to_thread(host.status))["engine"]
             pids = {"api": engine["pid"], **{m["role"]: m["pid"] for m in engine["members"]}}
-            assert sorted(pids) == sorted(victims), engine
+            assert sorted(pids) == ["api", "core", "worker"], engine
             sockets = {path.name for path in ipc.iterdir() if path.is_socket()}
             assert sockets and not sockets & seen, "each engine's own"
             seen |= sockets
@@ -162,10 +161,10 @@ async def test_death_of_each_process_of_vllm_serve(
             died = await host.nth(v.EngineDied, number)
             print(f"{role}: EngineDied in the log after {time.monotonic() - killed_at:.3f} s")
             assert died.reason == "killed"
-            assert role == "api" or died.detail.startswith(role)
+            assert died.detail.startswith(role)
             await host.nth(v.EngineRestartScheduled, number)
             assert not any(is_alive(p) for p in family)
-        await host.nth(v.EngineReady, 4, timeout_s=120)
+        await host.nth(v.EngineReady, 2, timeout_s=120)
         agent.terminate()
         assert await left(agent, timeout_s=40) == 0, host.words()
         assert host.left_over() == []

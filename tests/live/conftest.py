@@ -136,7 +136,7 @@ class Scene:
         while any(len(s.tokens) < tokens and not s.done and not s.error for s in held):
             assert time.monotonic() < deadline, [len(s.tokens) for s in held]
             await asyncio.to_thread(let_run, pid)
-            await asyncio.sleep(0.004)
+            await _read_up(held)
 
     async def worker(self, name: str) -> dict[str, Any]:
         return next(w for w in await self.fleet.workers() if w["name"] == name)
@@ -267,6 +267,14 @@ def small_fleet(state_dir: Path, **more: Any) -> FleetOptions:
 def options(zygote: str, tmp_path: Path) -> FleetOptions:
     """A small fleet whose engines come from the session's zygote."""
     return small_fleet(tmp_path, zygote=zygote)
+
+
+async def _read_up(streams: list[Stream]) -> None:
+    """Wait until the clients have what a stopped engine gave: nothing new for a moment."""
+    known, seen = -1, 0
+    while seen > known:
+        await asyncio.sleep(0.02)
+        known, seen = seen, sum(len(s.tokens) for s in streams)
 
 
 def let_run(pid: int, seconds: float = 0.008) -> None:

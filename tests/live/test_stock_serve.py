@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from events import vocabulary as v
 from tests.live.conftest import Scene, same, scene_of, small_fleet, whole
 from tests.signals import stop
 
@@ -80,6 +81,8 @@ async def _killed(scene: Scene, calm: dict, role: str, turn: int) -> bool:
     paths = {r: [d.worker for d in made] for r, made in (await scene.routes(hit)).items()}
     gap_s = max(s.longest_gap_s for s in hit.values())
     await scene.until_ready("w0", victim["incarnation"] + 1, timeout_s=120)
+    died = [e for e in await scene.events("w.w0") if type(e) is v.EngineDied][-1]
+    assert died.reason == "killed" and (role == "api" or died.detail.startswith(role)), died
     print(f"{role} killed: longest gap {gap_s:.2f} s, back after {time.monotonic() - began:.1f} s")
     left = {r: pid for r, pid in pids.items() if Path(f"/proc/{pid}").exists()}
     assert not left, f"{role} killed, left behind: {left}"

@@ -1,0 +1,8 @@
+"""For all tests."""
+
+import signal
+
+# A shell that starts something in the background has it ignore SIGINT, and what it starts
+# inherits that. Tests interrupt commands as a person at a terminal does.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
