@@ -8,10 +8,9 @@ changes nothing, whatever its place in the total order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from events import vocabulary as v
-from policies.account import key_of
 from policies.state import Coverage, Fleet, Holder, Placed, Planned, Rate, Worker
 
 RELEASE_TICKS = 3
@@ -115,20 +114,32 @@ def to_release(fleet: Fleet, tick: int) -> tuple[str, ...]:
     return tuple(request for request, _ in zip(due, range(RELEASED_AT_ONCE), strict=False))
 
 
-def progress(fleet: Fleet) -> tuple[int, int]:
-    """(tokens, covered): KV tokens in whole blocks of all live requests that have a holder,
-    and how many of them their best holder has. Their difference is the lag."""
-    tokens = covered = 0
-    for request, placed in fleet.placed.items():
-        worker = fleet.workers.get(placed.primary)
-        attempt = worker.attempts.get(key_of(request, placed.attempt)) if worker else None
-        if worker is None or attempt is None:
-            continue
-        filled = attempt.filled * worker.block_size
-        tokens += filled
-        best = max((covered_tokens(fleet, name, request) for name in placed.holders), default=0)
-        covered += min(best, filled)
-    return tokens, covered
+class Progress(NamedTuple):
+    """KV tokens in whole blocks of what runs on engines that make checkpoints: all of them,
+    those the best holder of their request has, and those a holder has yet to get. What has
+    no holder is not covered, and no lag."""
+
+    tokens: int
+    covered: int
+    lag: int
+
+
+def progress(fleet: Fleet) -> Progress:
+    """How far checkpoints are behind what runs."""
+    tokens = covered = lag = 0
+    for worker in fleet.workers.values():
+        for attempt in worker.attempts.values() if worker.block_bytes else ():
+            request = fleet.requests.get(attempt.request)
+            if request is None or request.attempt != attempt.attempt:
+                continue
+            placed = fleet.placed.get(attempt.request)
+            holders = placed.holders if placed is not None else ()
+            filled = attempt.filled * worker.block_size
+            best = max((covered_tokens(fleet, h, attempt.request) for h in holders), default=0)
+            tokens += filled
+            covered += min(best, filled)
+            lag += max(filled - best, 0) if holders else 0
+    return Progress(tokens, covered, lag)
 
 
 def ready(fleet: Fleet, worker: Worker, event: v.EngineReady) -> None:

@@ -92,7 +92,7 @@ class Way(Struct):
         weights = Weights(config.alpha, config.beta)
         sites = [s for s in checkpoints.sites(view) if s.alive]
         loads = {s.worker: placement.load(s, weights) for s in sites}
-        tokens, covered = coverage.progress(log.fleet)
+        tokens, covered, _ = coverage.progress(log.fleet)
         if not tokens or len(loads) < 2:
             return
         self.coverage.append((covered, tokens))

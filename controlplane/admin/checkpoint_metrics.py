@@ -82,15 +82,15 @@ def checkpoints(view: View) -> Iterator[Any]:
 
 
 def _requests(fleet: Fleet) -> Iterator[Any]:
-    tokens, covered = coverage.progress(fleet)
+    tokens, covered, lag = coverage.progress(fleet)
     yield GaugeMetricFamily(
         "relume_checkpoint_lag_tokens",
-        "KV tokens of running checkpointed requests that no holder has acknowledged",
-        value=tokens - covered,
+        "KV tokens of running requests that their holders have not acknowledged yet",
+        value=lag,
     )
     yield GaugeMetricFamily(
         "relume_checkpoint_coverage_ratio",
-        "Share of the KV tokens of running checkpointed requests that a holder has",
+        "Share of the KV tokens of what runs on engines with checkpoints that a holder has",
         value=covered / tokens if tokens else 1.0,
     )
     restores = CounterMetricFamily(

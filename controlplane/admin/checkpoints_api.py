@@ -48,11 +48,11 @@ class CheckpointsApi:
 
 
 def balance_percent(view: View) -> int:
-    """The highest expected recovery load (Eq. 4) of a living holder to the lowest, counted
-    from one block on; 0 when there are fewer than two."""
+    """The highest expected recovery load (Eq. 4) of a holder that may be chosen to the lowest,
+    counted from one block on; 0 when there are fewer than two."""
     config = config_of(view)
     weights = Weights(config.alpha, config.beta)
-    loads = [placement.load(s, weights) for s in checkpoints.sites(view) if s.alive]
+    loads = [placement.load(s, weights) for s in checkpoints.sites(view) if placement.usable(s)]
     return 100 * max(*loads, 1) // max(min(loads), 1) if len(loads) > 1 else 0
 
 

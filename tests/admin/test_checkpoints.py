@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controlplane.admin.checkpoints_api import balance_percent
 from controlplane.gateway.ports import Arrival
 from events import vocabulary as v
 from tests.admin.scene import ADMIN, Scene
@@ -104,6 +105,19 @@ async def test_balance_and_what_is_computed_again_are_metrics():
         assert found["relume_checkpoint_balance_ratio",] >= 1
         assert found["relume_decisions_total", ("kind", "holder")] == 2
         assert found["relume_decisions_total", ("kind", "plan")] == 1
+
+
+async def test_a_draining_holder_does_not_unbalance():
+    async with Scene() as scene:
+        holder = await checkpointed(scene)
+        replica = scene.replica
+        writer = await scene.worker("w2")
+        ready = v.EngineReady("w2", 1, "h", 9, "tiny", 64, 16, 9, family="f", block_bytes=9)
+        writer.append(ready, v.StateDaemonStarted("w2", "b1", 1, "tcp://w2:1", 1 << 20, "f"))
+        await scene.until(lambda: len(replica.fleet.holders) == 3)
+        assert balance_percent(replica.view) == 400, "w2 has nothing"
+        replica.fleet.workers["w2"].draining = True
+        assert balance_percent(replica.view) == 100, holder
 
 
 async def test_without_checkpoints_nothing_is_said_of_any():

@@ -99,7 +99,10 @@ async def test_checkpoints_are_shown_as_the_log_tells_them():
         )
         engine = scene.worker_writers[place.worker]
         changes = (v.RequestQueued("q", 1, 5), v.KvBlocksFilled("q", 1, 4))
-        engine.append(v.EngineStep(1, 1, 9, 1, 1, 0, 0, 4, changes))
+        ready = v.EngineReady(
+            place.worker, 1, "h", 9, "tiny", 2048, 16, 9, family="f", block_bytes=99
+        )
+        engine.append(ready, v.EngineStep(1, 1, 9, 1, 1, 0, 0, 4, changes))
         writer.append(
             v.StateDaemonStarted("w1", "b", 1, "", 4096, local="unix:/s", machine="m"),
             v.CheckpointAcknowledged("w1", "b", "q", 0, 1, 3, 48, 300),

@@ -6,13 +6,13 @@ from typing import Any
 
 from events import codec
 from events import vocabulary as v
-from policies import placement
+from policies import coverage, placement
 from policies.checkpoints import displaced, sites
 from policies.coverage import RELEASE_TICKS, bandwidth, covered_tokens, endpoint
 from policies.state import dump, load, state_hash
 from policies.step import step
 from policies.view import View
-from tests.policies.story import Story, arrived, ended
+from tests.policies.story import Story, arrived, decided, ended, engine_step, queued
 
 BASIS = v.Basis(1, 0)
 
@@ -122,6 +122,20 @@ def test_eq4_and_eq5_from_the_fold() -> None:
     assert (site().blocks, site().used_bytes) == (10, 1600)
     story.tell("r.r0", ended("q"))
     assert (site().blocks, site().used_bytes) == (0, 1600), "held until the holder let go"
+
+
+def test_what_has_no_holder_is_not_covered_and_no_lag() -> None:
+    story = scene()
+    ready = v.EngineReady("w0", 1, "h", 1, "m", 4096, 16, 10, family="f", block_bytes=4096)
+    story.tell("r.r0", arrived("r"), decided("q"), decided("r"), chosen("w1"))
+    filled = (v.KvBlocksFilled("q", 1, 6), v.KvBlocksFilled("r", 1, 4))
+    story.tell("w.w0", ready, engine_step(queued("q"), queued("r"), *filled))
+    story.tell("w.w1", acknowledged("w1", 64))
+    assert coverage.progress(story.fleet) == (160, 64, 32)
+    story.tell("w.w1", acknowledged("w1", 112))
+    assert coverage.progress(story.fleet) == (160, 96, 0), "the holder heard first"
+    story.tell("r.r0", ended("q"), ended("r"))
+    assert coverage.progress(story.fleet) == (0, 0, 0)
 
 
 def test_restores_are_counted_and_snapshots_hold_everything() -> None:
