@@ -6,6 +6,7 @@ Written from one configuration, so that both ends of every link agree on keys an
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ from msgspec import Struct
 from engine_shim.agent_config import AgentConfig
 from engine_shim.agent_errors import ConfigInvalid
 from engine_shim.kv_stream import auth
+from engine_shim.state_daemon import host_memory
 
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _EVERYWHERE = ("0.0.0.0", "::", "[::]", "*")
@@ -62,9 +64,17 @@ class Checkpoints(Struct, frozen=True):
         return "--kv-transfer-config", msgspec.json.encode(connector).decode()
 
 
+def budget_bytes(config: AgentConfig) -> int:
+    """What the host's daemon may hold in memory (LUMEN Eq. 5), given in MB or as a share of
+    the host's (Eq. 7); whole pages."""
+    share = host_memory.total() * config.checkpoint_percent // 100 // mmap.PAGESIZE * mmap.PAGESIZE
+    return config.checkpoint_mb << 20 or share
+
+
 def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
     """None when the configuration asks for no checkpoints. Raises ConfigInvalid."""
-    if not config.checkpoint_mb:
+    budget = budget_bytes(config)
+    if not budget:
         return None
     run = Path(config.run_dir).absolute()
     socket = config.checkpoint_socket or str(run / "state.sock")
@@ -76,7 +86,7 @@ def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
     daemon: dict[str, Any] = {
         "host": config.worker,
         "socket": socket,
-        "budget_bytes": config.checkpoint_mb << 20,
+        "budget_bytes": budget,
         "reserve_bytes": config.checkpoint_reserve_mb << 20,
         "allow_unlocked": config.checkpoint_allow_unlocked,
         "ttl_s": config.checkpoint_ttl_s,

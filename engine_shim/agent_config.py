@@ -51,6 +51,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     restart_nice_bound_s: float = 60.0
     spool_mb: int = 256
     checkpoint_mb: int = 0
+    checkpoint_percent: int = 0
     checkpoint_socket: str = ""
     checkpoint_local: bool = True
     checkpoint_listen: str = ""
@@ -85,6 +86,10 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         for name in ("checkpoint_mb", "checkpoint_file_mb", "checkpoint_reserve_mb"):
             if getattr(self, name) < 0:
                 raise ConfigInvalid(_flag(name), "must be 0 MB or more")
+        if not 0 <= self.checkpoint_percent <= 50:
+            raise ConfigInvalid("--checkpoint-percent", "must be 0 to 50")
+        if self.checkpoint_percent and self.checkpoint_mb:
+            raise ConfigInvalid("--checkpoint-percent", "goes without --checkpoint-mb")
         for name in ("ready_timeout_s", "stop_timeout_s", "flush_timeout_s", "checkpoint_ttl_s"):
             if getattr(self, name) <= 0:
                 raise ConfigInvalid(_flag(name), "must be more than 0 s")
@@ -142,6 +147,10 @@ _HELP: dict[str, tuple[str, str]] = {
         "MB",
         "host memory for KV checkpoints of other workers' requests, held by a state daemon; "
         "0: no daemon, and this worker's engine writes none",
+    ),
+    "checkpoint_percent": (
+        "N",
+        "the same as a share of the host's memory (LUMEN Eq. 7); 5 to 10 percent is usual",
     ),
     "checkpoint_socket": ("PATH", "the daemon's unix socket (default: state.sock in --run-dir)"),
     "checkpoint_local": (

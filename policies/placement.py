@@ -1,4 +1,4 @@
-"""Where a request's checkpoint goes: load-aware holders (LUMEN Algorithm 1, Eq. 4, 5, 7).
+"""Where a request's checkpoint goes: load-aware holders (LUMEN Algorithm 1, Eq. 4, 5).
 
 Expected recovery load of a worker (Eq. 4): L(w) = alpha * blocks of the checkpoints placed
 on it + beta * requests it runs. It is computed from the fold each time, never by the
@@ -79,11 +79,6 @@ class Placement(Struct, frozen=True):
 def load(site: Site, weights: Weights) -> int:
     """LUMEN Eq. 4, in blocks."""
     return weights.alpha * site.blocks + weights.beta * site.queue
-
-
-def budget_bytes(host_bytes: int, rho_percent: int) -> int:
-    """LUMEN Eq. 7: the share of a host's DRAM; 5 to 10 percent is usual."""
-    return host_bytes * rho_percent // 100
 
 
 class Index:

@@ -8,6 +8,7 @@ import os
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MLOCK_ONFAULT = 1
+_UNLIMITED = 1 << 62
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 
 
@@ -22,6 +23,11 @@ def meminfo(path: str = "/proc/meminfo") -> dict[str, int]:
     return figures
 
 
+def total(root: str = "/sys/fs/cgroup") -> int:
+    """Bytes of DRAM that are the host's, or this process's control group's."""
+    return min(meminfo()["MemTotal"], _limit(root))
+
+
 def available() -> int:
     """Bytes the host can give without swapping (MemAvailable), or the control group can."""
     return min(meminfo()["MemAvailable"], _cgroup_left())
@@ -30,14 +36,20 @@ def available() -> int:
 def _cgroup_left(root: str = "/sys/fs/cgroup") -> int:
     """Bytes left below memory.max of this process's group; huge when there is no limit."""
     try:
+        with open(f"{root}/memory.current", encoding="ascii") as current:
+            return max(0, _limit(root) - int(current.read()))
+    except (OSError, ValueError):
+        return _UNLIMITED
+
+
+def _limit(root: str) -> int:
+    """memory.max of this process's group; huge when there is none."""
+    try:
         with open(f"{root}/memory.max", encoding="ascii") as limit:
             text = limit.read().strip()
-        if text == "max":
-            return 1 << 62
-        with open(f"{root}/memory.current", encoding="ascii") as current:
-            return max(0, int(text) - int(current.read()))
+        return _UNLIMITED if text == "max" else int(text)
     except (OSError, ValueError):
-        return 1 << 62
+        return _UNLIMITED
 
 
 def swap_bytes() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_config import parse
 from engine_shim.agent_errors import ConfigInvalid
 from engine_shim.checkpoint_links import LinkConfig
+from engine_shim.state_daemon import host_memory
 from engine_shim.state_daemon.config import DaemonConfig
 
 NEEDED = ["--worker", "w0", "--run-dir", "/tmp/w0", "--model", "m"]
@@ -58,6 +60,8 @@ def test_etcd_by_endpoints_or_url() -> None:
         ([*NEEDED, "--config", "/nowhere"], "--config"),
         ([*NEEDED, "--checkpoint-file-dir", "/x"], "--checkpoint-file-dir"),
         ([*NEEDED, "--checkpoint-mb", "-1"], "--checkpoint-mb"),
+        ([*NEEDED, "--checkpoint-percent", "51"], "--checkpoint-percent"),
+        ([*NEEDED, "--checkpoint-percent", "5", "--checkpoint-mb", "9"], "--checkpoint-percent"),
     ],
 )
 def test_a_refusal_names_its_setting(
@@ -68,6 +72,18 @@ def test_a_refusal_names_its_setting(
     assert refusal.value.setting == setting
     assert main(argv) == 2
     assert setting in capsys.readouterr().err
+
+
+def test_a_budget_is_a_share_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LUMEN Eq. 7."""
+    monkeypatch.setattr(host_memory, "total", lambda: 512 << 30)
+    found = checkpoints_of(parse([*NEEDED, "--checkpoint-percent", "5"], {}))
+    assert found is not None
+    assert 0 <= (512 << 30) // 20 - found.daemon["budget_bytes"] < mmap.PAGESIZE
+    assert found.daemon["budget_bytes"] % mmap.PAGESIZE == 0
+    assert checkpoints_of(parse(NEEDED, {})) is None
+    monkeypatch.undo()
+    assert 0 < host_memory.total() <= host_memory.meminfo()["MemTotal"]
 
 
 ON = [*NEEDED, "--checkpoint-mb", "64"]

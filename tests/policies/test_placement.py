@@ -12,7 +12,6 @@ from policies.placement import (
     Placement,
     Site,
     Weights,
-    budget_bytes,
     choose,
     load,
     usable,
@@ -175,10 +174,6 @@ def test_a_full_elsewhere_does_not_send_it_home() -> None:
     ]  # fmt: skip
     placement = choose(Index(sites_), Demand("r", "w0", "d", 1, 100))
     assert placement.holders == () and placement.reason == "budget"
-
-
-def test_eq7_is_a_share_of_the_host() -> None:
-    assert budget_bytes(512 << 30, 5) == (512 << 30) * 5 // 100
 
 
 def test_an_unknown_policy_is_an_error() -> None:
