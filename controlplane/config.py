@@ -130,6 +130,19 @@ class ServeConfig(Struct, frozen=True):
     wait_for_worker_s: Annotated[
         float, Meta(ge=0, le=3600, description="a request waits so long for a worker, then 503")
     ] = 30.0
+    resume_grace_s: Annotated[
+        int,
+        Meta(ge=1, le=3600, description="the client of a resumable stream may stay away so long"),
+    ] = 30
+    resume_stream_kb: Annotated[
+        int, Meta(ge=1, description="a worker keeps so much of each resumable stream")
+    ] = 1024
+    resume_total_mb: Annotated[
+        int, Meta(ge=1, description="and so much of all of them; the longest detached goes first")
+    ] = 64
+    resume_streams: Annotated[int, Meta(ge=0, description="and so many whose clients are away")] = (
+        256
+    )
     max_body_bytes: Annotated[
         int, Meta(ge=1024, description="a longer request body is refused with 413")
     ] = 8 * 1024 * 1024

@@ -52,8 +52,9 @@ class FleetFailed(RelumeError):
 
 
 class FleetOptions(Struct, frozen=True):
-    """What to start. `engine_args` go to vLLM as they are. `port` 0: any free one. `etcd`,
-    `zygote`: use this running one (host:port, socket path) instead of starting it;
+    """What to start. `engine_args` go to vLLM as they are, `replica_args` to replicas.
+    `port` 0: any free one. `etcd`, `zygote`: use this running one (host:port, socket path)
+    instead of starting it;
     `replica_etcd`: what replicas are told instead, such as a proxy. `models`: several models
     in one fleet, each `path=name`, dealt to the workers in turn; empty: `model` for all.
     `checkpoint_mb`: host memory of each worker's state daemon, 0: no checkpoints;
@@ -81,6 +82,7 @@ class FleetOptions(Struct, frozen=True):
     checkpoint_link: str = "shared"
     checkpoint_holders: int = 1
     checkpoint_advertise: tuple[str, ...] = ()
+    replica_args: tuple[str, ...] = ()
     engine_args: tuple[str, ...] = (
         "--dtype", "float32", "--max-model-len", "2048", "--block-size", "32",
         "--kv-cache-memory-bytes", "67108864", "--max-num-seqs", "64", "--enforce-eager",
@@ -216,6 +218,7 @@ class LocalFleet:
             "--lease-ttl-s", str(self.options.lease_ttl_s), "--spool-dir", str(self.dir / "spool"),
             "--archive-dir", str(self.dir / "archive"),
             "--checkpoint-holders", str(self.options.checkpoint_holders),
+            *self.options.replica_args,
         ]  # fmt: skip
         tokens = json.dumps({self.admin_token: "admin"})
         self._child(f"r{index}", argv, {"RELUME_ADMIN_TOKENS": tokens})

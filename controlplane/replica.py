@@ -178,6 +178,8 @@ class Replica:
         for watching in (watch, holders):
             self.observe(watching.seen)
             self.observe_groups(watching.folded)
+        self.scheduler.returns.let_go = gateway.let_go
+        self.observe(self.scheduler.returns.seen)
         notices = NoticeWatch(self.scheduler, gateway)
         self.observe(notices.seen)
         async with asyncio.TaskGroup() as tasks:

@@ -16,6 +16,7 @@ import msgspec
 
 from controlplane.checkpoints import Checkpoints
 from controlplane.gateway.ports import Arrival, Assignment, Hopeless
+from controlplane.returns import Returns
 from events import codec
 from events import vocabulary as v
 from events.log import StreamWriter
@@ -32,12 +33,14 @@ RECEIPT_GROUPS = 256
 
 class LiveRequest:
     """What the replica must remember of one open request beyond the log. `running`: its
-    attempt is under way; `failure`: how the last one ended; `delivered` as it was then."""
+    attempt is under way; `failure`: how the last one ended; `delivered` as it was then.
+    `claimed_at`: where our stream says that its client came back, 0 if it did not."""
 
     __slots__ = (
         "arrival",
         "attempt",
         "avoid",
+        "claimed_at",
         "delivered",
         "failure",
         "incarnation",
@@ -54,6 +57,7 @@ class LiveRequest:
         self.running = False
         self.failure = ""
         self.delivered = 0
+        self.claimed_at = 0
 
 
 class Scheduler:
@@ -77,6 +81,7 @@ class Scheduler:
         self.live: dict[str, LiveRequest] = {}
         self.decisions = 0
         self.checkpoints = Checkpoints(self, microseconds)
+        self.returns = Returns(self)
         self.observers: list[Callable[[int, Any], None]] = []
         self._clock = microseconds
         self._last_receipt_us = microseconds()
@@ -155,6 +160,8 @@ class Scheduler:
         )
         if verdict != arrival.verdict:
             arrival = msgspec.structs.replace(arrival, verdict=verdict, reason=reason)
+        if verdict == "restart" and arrival.resumable:
+            arrival = msgspec.structs.replace(arrival, resumable="", grace_ticks=0)
         self.live[arrival.request] = LiveRequest(arrival)
         self.emit(
             v.RequestArrived(
@@ -170,9 +177,24 @@ class Scheduler:
                 arrival.tenant,
                 arrival.client_id,
                 arrival.trace,
+                arrival.resumable,
+                arrival.grace_ticks,
             )
         )
         return arrival
+
+    def adopted(self, arrival: Arrival) -> LiveRequest:
+        """A request of another replica, to be served here."""
+        live = self.live[arrival.request] = LiveRequest(arrival)
+        return live
+
+    def let_go(self, request: str) -> None:
+        """The request is another replica's now, or nobody's: nothing more is said of it."""
+        self.live.pop(request, None)
+
+    async def changed(self) -> None:
+        """Wait until the fold advances."""
+        await self._changed.wait()
 
     def assign(self, request: str, cause: str, delivered: int) -> Assignment | Hopeless | None:
         """See SchedulerPort.assign. The decision is in the log whatever it says."""
@@ -212,6 +234,8 @@ class Scheduler:
             choice.candidates,
         )
         self.emit(event)
+        if arrival.resumable:
+            self.writer.hurry()  # other replicas must know of it before its client may go
         if not choice.worker:
             return None
         lost = live.attempt

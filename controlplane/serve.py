@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 import structlog
 
 from controlplane.config import ServeConfig, etcd_config
-from controlplane.gateway.config import GatewayConfig
+from controlplane.gateway.config import GatewayConfig, ResumeConfig
 from controlplane.gateway.gateway import Gateway
 from controlplane.history.keeper import Keeper
 from controlplane.history.wiring import keeper_of, prepared_history
@@ -158,4 +158,11 @@ def _gateway_config(config: ServeConfig) -> GatewayConfig:
         api_keys=frozenset(config.api_keys),
         max_body_bytes=config.max_body_bytes,
         wait_timeout_s=config.wait_for_worker_s,
+        resume=ResumeConfig(
+            grace_s=config.resume_grace_s,
+            grace_ticks=-(-config.resume_grace_s * 1000 // config.tick_ms),
+            stream_bytes=config.resume_stream_kb << 10,
+            total_bytes=config.resume_total_mb << 20,
+            streams=config.resume_streams,
+        ),
     )

@@ -18,6 +18,7 @@ import msgspec
 
 from engine_shim import identity, plugin
 from engine_shim.checkpointing import endpoints
+from engine_shim.detached import Bounds, Gone, Shelf
 from engine_shim.framing import FramedResponse
 from engine_shim.generation import (
     CURRENT,
@@ -40,6 +41,8 @@ Send = Callable[[Message], Awaitable[None]]
 FRAMED = ("/v1/completions", "/v1/chat/completions")
 STATE_PATH = "/relume/state"
 CHECKPOINT_PATH = "/relume/checkpoint"
+ATTACH_PATH = "/relume/attach"
+RELEASE_PATH = "/relume/release"
 PREFIX = b"x-relume-"
 
 ENGINE_DEAD_EXIT = 71
@@ -57,6 +60,17 @@ class Retarget(msgspec.Struct, frozen=True):
     holders: tuple[str, ...] = ()
 
 
+class Attach(msgspec.Struct, frozen=True):
+    """Body of `POST /relume/attach` and `/relume/release`: a kept stream, and the first token
+    that is wanted of it."""
+
+    request: str
+    attempt: int
+    incarnation: int
+    claim: str
+    tokens: int = 0
+
+
 class RelumeMiddleware:
     """Outermost middleware of the engine's HTTP server."""
 
@@ -64,6 +78,7 @@ class RelumeMiddleware:
         self._app = app
         self._identity = identity.from_environment()
         self._companion: asyncio.Task[None] | None = None
+        self._shelf = Shelf()
         plugin.register()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,6 +90,8 @@ class RelumeMiddleware:
             await _send_json(send, 200, self._state())
         elif scope["path"] == CHECKPOINT_PATH and scope["method"] == "POST":
             await self._retarget(receive, send)
+        elif scope["path"] in (ATTACH_PATH, RELEASE_PATH) and scope["method"] == "POST":
+            await self._kept(scope["path"], receive, send)
         else:
             await self._serve(scope, receive, send)
 
@@ -96,7 +113,66 @@ class RelumeMiddleware:
         except MalformedDispatch as malformed:
             await _send_error(send, 400, str(malformed))
             return
-        await self._run({**scope, "headers": headers}, receive, send, generation, ours)
+        scope = {**scope, "headers": headers}
+        if b"x-relume-grace" in ours:
+            await self._run_kept(scope, receive, send, generation, ours)
+        else:
+            await self._run(scope, receive, send, generation, ours)
+
+    async def _run_kept(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        generation: Generation,
+        ours: dict[bytes, str],
+    ) -> None:
+        """Run a request whose stream outlives its connection."""
+        try:
+            bounds = Bounds.of(ours[b"x-relume-grace"])
+            body = await _read(receive)
+        except MalformedDispatch as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        told = {
+            "path": scope["path"],
+            "id": dict(scope["headers"])[b"x-request-id"].decode("latin-1"),
+            "created": ours.get(b"x-relume-created", ""),
+        }
+        envelope = json.dumps(told).encode() + b"\n" + body
+        claim = ours.get(b"x-relume-claim", "")
+        kept = self._shelf.keep(generation, bounds, claim, envelope)
+        kept.begin(send)
+        receive = kept.receiving(_replayed(body, receive))
+        try:
+            await self._run(scope, receive, kept.send, generation, ours)
+        finally:
+            await kept.settled()
+
+    async def _kept(self, path: str, receive: Receive, send: Send) -> None:
+        """Carry a kept stream to who asks for it, or erase it."""
+        try:
+            asked = msgspec.json.decode(await _read(receive), type=Attach)
+            if asked.incarnation != self._identity.incarnation:
+                await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
+                return
+            kept = self._shelf.find(asked.request, asked.attempt, asked.claim)
+        except (MalformedDispatch, msgspec.MsgspecError) as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        except Gone as gone:
+            await _send_error(send, gone.status, str(gone))
+            return
+        if path == RELEASE_PATH:
+            self._shelf.forget(kept, "released")
+            await _send_json(send, 200, {"released": True})
+            return
+        carrying, sink = kept.attach(send, asked.tokens)
+        watching = asyncio.create_task(_until_gone(receive))
+        await asyncio.wait({carrying, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not carrying.done():
+            kept.lost(sink)
+        watching.cancel()
 
     async def _run(
         self,
@@ -138,18 +214,19 @@ class RelumeMiddleware:
             "worker": self._identity.worker,
             "incarnation": self._identity.incarnation,
             **plugin.state(),
+            "kept": self._shelf.figures(),
         }
 
     def _watching_startup(self, scope: Scope, send: Send) -> Send:
         async def watch(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
-                self._companion = asyncio.create_task(_accompany(scope["app"].state))
+                self._companion = asyncio.create_task(_accompany(scope["app"].state, self._shelf))
             await send(message)
 
         return watch
 
 
-async def _accompany(state: Any) -> None:
+async def _accompany(state: Any, shelf: Shelf) -> None:
     """Tells the agent once the server listens, and ends the process when the engine dies:
     vLLM's own watchdog needs up to five seconds, in which it would refuse requests."""
     try:
@@ -159,6 +236,8 @@ async def _accompany(state: Any) -> None:
         os._exit(ENGINE_DEAD_EXIT)
     while state.engine_client.is_running:
         await asyncio.sleep(ENGINE_POLL_S)
+        if state.server.should_exit:
+            shelf.close()
     await asyncio.sleep(LAST_WORDS_S)
     os._exit(0 if state.server.should_exit else ENGINE_DEAD_EXIT)
 
@@ -227,6 +306,12 @@ async def _read(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Wait until the connection is lost or its answer is complete."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -12,7 +12,7 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from events.log import RevisionGroup
-from policies import account, coverage, orders, pace
+from policies import account, coverage, orders, pace, returns
 from policies.account import CHANGES, key_of
 from policies.state import Fleet, Head, Replica, Request, Worker
 
@@ -237,7 +237,7 @@ def _on_replica_lost(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaLost
 def _orphan(fleet: Fleet, left: Callable[[Request], bool]) -> None:
     for request in fleet.requests.values():
         if left(request):
-            request.orphaned += 1
+            returns.orphan(fleet, request)
 
 
 def _on_arrived(fleet: Fleet, stream: str, epoch: int, event: v.RequestArrived) -> None:
@@ -251,6 +251,12 @@ def _on_arrived(fleet: Fleet, stream: str, epoch: int, event: v.RequestArrived) 
         event.stream,
         event.prompt_tokens,
         event.verdict,
+        route=event.route,
+        max_tokens=event.max_tokens,
+        tenant=event.tenant,
+        client_id=event.client_id,
+        resumable=event.resumable,
+        grace_ticks=event.grace_ticks,
     )
 
 
@@ -260,8 +266,10 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
     if replica is not None:
         replica.decisions += 1
     request = fleet.requests.get(event.request)
-    if request is not None:
+    if request is not None and not returns.foreign(request, stream):
         request.attempt = event.attempt
+        if event.worker:
+            request.worker, request.incarnation = event.worker, event.incarnation
     worker = fleet.workers.get(event.worker)
     if worker is None or worker.incarnation != event.incarnation or worker.engine != "ready":
         return
@@ -309,6 +317,8 @@ def _on_cleared(fleet: Fleet, stream: str, epoch: int, event: v.WorkerCleared) -
 
 
 def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnded) -> None:
+    if returns.foreign(fleet.requests.get(event.request), stream):
+        return
     for worker_name, key in places_of(fleet, event):
         _close(fleet, worker_name, key, ended=True)
     if fleet.requests.pop(event.request, None) is not None:
@@ -365,6 +375,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         if replica.alive and f"r.{replica.name}" not in fleet.owners:
             fleet.gone.setdefault(f"r.{replica.name}", event.number)
     coverage.settle(fleet, event.number)
+    returns.expire(fleet, event.number)
 
 
 def _on_worker_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None:
@@ -400,5 +411,6 @@ _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.Tick: _on_tick,
     v.WorkerLost: _on_worker_lost,
     **orders.HANDLERS,
+    **returns.HANDLERS,
     **coverage.HANDLERS,
 }

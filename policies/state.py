@@ -86,6 +86,9 @@ class Request(Struct):
 
     `places`: (worker, attempt key) of its dispatches. `orphaned` counts the events that
     left it without a gateway; the leader answers the first of them only.
+    `worker`, `incarnation`: where its latest attempt went. `resumable`, `grace_ticks`: see
+    `RequestArrived`; `claim`: the client's last return. An orphan that may be resumed is
+    `due` at that tick, and `expired` at the one that found it so (0: not).
     """
 
     request: str
@@ -98,6 +101,17 @@ class Request(Struct):
     attempt: int = 0
     places: list[tuple[str, str]] = field(default_factory=list)
     orphaned: int = 0
+    worker: str = ""
+    incarnation: int = 0
+    route: str = ""
+    max_tokens: int = 0
+    tenant: str = ""
+    client_id: str = ""
+    resumable: str = ""
+    grace_ticks: int = 0
+    claim: str = ""
+    due: int = 0
+    expired: int = 0
 
 
 class Replica(Struct):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from events import vocabulary as v
-from policies import checkpoint_settings, coverage
+from policies import checkpoint_settings, coverage, returns
 from policies.stall import StallConfig, settings_of
 from policies.state import Fleet, OpenCommand, Request
 
@@ -50,6 +50,7 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     out = _unanswered(fleet, event.number)
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
+    out += [_ended(r) for r in returns.expired(fleet, event.number)]
     if event.number - fleet.healthy_since_tick < HEALTHY_TICKS:
         return out
     for worker in fleet.workers.values():
@@ -81,14 +82,16 @@ def _gone(fleet: Fleet, stream: str, tick: int) -> bool:
 def on_orphans(
     fleet: Fleet, event: v.ReplicaLost | v.ReplicaStarted | v.ReplicaStopped
 ) -> list[Any]:
-    """Client connections are broken: each open request gets its terminal event.
+    """Client connections are broken: each open request gets its terminal event, unless its
+    client may still come back (`policies.returns`).
 
     The fold counts what orphaned a request; only the first time is answered, so two
     events that tell of one death do not end a request twice (I1).
     """
     owner = f"r.{event.replica}"
     requests = fleet.requests.values()
-    return [_ended(r) for r in requests if r.owner == owner and r.orphaned == 1]
+    left = [r for r in requests if r.owner == owner and r.orphaned == 1]
+    return [_ended(r) for r in left if returns.ended_at_once(r)]
 
 
 def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
@@ -96,7 +99,8 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
 
     What it did write stands before this event: its stream was fenced.
     """
-    out: list[Any] = [_ended(r) for r in fleet.requests.values() if r.orphaned]
+    orphans = [r for r in fleet.requests.values() if r.orphaned]
+    out: list[Any] = [_ended(r) for r in orphans if r.expired or returns.ended_at_once(r)]
     for command_id, command in fleet.open_commands.items():
         if command.command == RESIGN:  # asked of an earlier leader, which is gone
             out.append(_decided(fleet, command_id, command, ()))
@@ -155,7 +159,8 @@ def _ended(request: Request) -> v.RequestEnded:
         "error",
         request.attempt,
         request.verdict,
-        detail="its gateway is gone",
+        detail="its gateway is gone"
+        + (" and its client did not come back" if request.expired else ""),
     )
 
 

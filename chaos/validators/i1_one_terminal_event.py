@@ -49,8 +49,8 @@ def _ends(course: Course) -> list[str]:
         texts.append(f"has {len(by_leader)} terminal events of the leader")
     if course.arrived is not None:
         for at in by_owner:
-            if at.stream != course.arrived.stream:
-                texts.append(f"arrived at {course.arrived.stream} and was ended by {at.stream}")
+            if at.stream != course.owners[-1]:
+                texts.append(f"was {course.owners[-1]}'s and was ended by {at.stream}")
     if by_owner and by_leader and by_owner[0].revision < by_leader[0].revision:
         texts.append("was ended by the leader after its gateway had ended it")
     return texts

@@ -1,7 +1,8 @@
 """I3: delivered token indices are 0, 1, 2, ...: nothing twice, nothing left out.
 
 From the client: where chunks name their first index, they join. From the log: each
-attempt goes on exactly from what the attempt before it had delivered, and what the
+attempt goes on exactly from what the attempt before it had delivered (or a client that
+came back said that it has), and what the
 gateway delivered in all is what the client counted (I1 compares that).
 """
 
@@ -50,6 +51,8 @@ def _attempts(course: Course) -> list[str]:
                     f"{delivered} were delivered before it"
                 )
             delivered = event.delivered
+        elif type(event) is v.ClientReturned:
+            delivered = event.tokens  # the rest had not reached it
         elif type(event) is v.RouteDecided and event.worker and event.mode == "continue":
             if event.delivered != delivered:
                 texts.append(

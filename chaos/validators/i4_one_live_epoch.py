@@ -1,4 +1,5 @@
-"""I4: one live epoch a request: one gateway owns it, one attempt of it is live.
+"""I4: one live epoch a request: one gateway owns it at a time (another one when its client
+came back there), one attempt of it is live.
 
 Attempts are numbered 1, 2, ...; a further one is dispatched only after the gateway has
 given up the one before; nothing is dispatched after the end; an engine takes an attempt
@@ -26,9 +27,9 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
 
 
 def _owners(course: Course) -> list[str]:
-    streams = sorted({at.stream for at in course.events if at.stream != "fleet"})
-    if len(streams) > 1:
-        return [f"is written of by {' and '.join(streams)}"]
+    streams = {at.stream for at in course.events if at.stream != "fleet"}
+    if len(streams) > 1 and streams - set(course.owners):
+        return [f"is written of by {' and '.join(sorted(streams))}"]
     leader = [at for at in course.events if at.stream == "fleet"]
     if any(type(at.event) is not v.RequestEnded for at in leader):
         return ["is served by the leader's stream"]

@@ -67,13 +67,31 @@ class At(Struct, frozen=True):
 
 class Course(Struct):
     """All that replicas and the leader wrote of one request, in order, and which engine
-    said that it queued which attempt."""
+    said that it queued which attempt. `owners`: streams it belonged to, in order, as clients
+    that came back gave it to others; what an earlier owner wrote afterwards is void and left
+    out."""
 
     request: str
     arrived: At | None = None
     events: list[At] = field(default_factory=list)
     ends: list[At] = field(default_factory=list)
     queued: list[tuple[At, int]] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
+
+    def add(self, at: At) -> None:
+        """Take the next event of this request."""
+        kind = type(at.event)
+        if kind is v.ClientReturned and self.ends:
+            return  # too late
+        if kind in (v.RequestArrived, v.ClientReturned):
+            self.owners.append(at.stream)
+        elif at.stream in self.owners and at.stream != self.owners[-1]:
+            return
+        self.events.append(at)
+        if kind is v.RequestArrived:
+            self.arrived = at
+        elif kind is v.RequestEnded:
+            self.ends.append(at)
 
     @property
     def decisions(self) -> list[v.RouteDecided]:
@@ -119,14 +137,18 @@ def courses(groups: Iterable[RevisionGroup]) -> dict[str, Course]:
             for change in event.changes:
                 if type(change) is v.RequestQueued and change.request in found:
                     found[change.request].queued.append((at, change.attempt))
-        elif kind in (v.RequestArrived, v.RouteDecided, v.TransportObserved, v.RequestEnded):
-            course = found.setdefault(event.request, Course(event.request))
-            course.events.append(at)
-            if kind is v.RequestArrived:
-                course.arrived = at
-            elif kind is v.RequestEnded:
-                course.ends.append(at)
+        elif kind in OF_REQUEST:
+            found.setdefault(event.request, Course(event.request)).add(at)
     return found
+
+
+OF_REQUEST = (
+    v.RequestArrived,
+    v.RouteDecided,
+    v.TransportObserved,
+    v.ClientReturned,
+    v.RequestEnded,
+)
 
 
 def of_clients(

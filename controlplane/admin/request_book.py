@@ -14,7 +14,13 @@ from policies.state import Fleet, Request
 ENDED_KEPT = 4096
 RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")
 """vLLM puts these before the request's id in its responses."""
-COURSE = (v.RequestArrived, v.RouteDecided, v.TransportObserved, v.RequestEnded)
+COURSE = (
+    v.RequestArrived,
+    v.RouteDecided,
+    v.TransportObserved,
+    v.ClientReturned,
+    v.RequestEnded,
+)
 """Events that tell the course of one request."""
 
 

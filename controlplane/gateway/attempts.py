@@ -473,6 +473,10 @@ class Attempts:
     def before_failover(self) -> None:
         """Called with the attempt gone and the next not begun."""
 
+    def dispatch_headers(self, to: Assignment) -> str:
+        """Further lines for the head of a protected dispatch."""
+        return ""
+
     def reply_headers(self) -> tuple[tuple[str, str], ...]:
         """Headers every answer of this exchange carries."""
         return ()

@@ -9,6 +9,17 @@ from msgspec import Struct
 from controlplane.gateway.errors import UnsafeBind
 
 
+class ResumeConfig(Struct, frozen=True, kw_only=True):
+    """Bounds of resumable streams: how long a client may stay away (for the leader in ticks),
+    and what a worker keeps meanwhile, a stream, in all, and in detached streams."""
+
+    grace_s: int = 30
+    grace_ticks: int = 30
+    stream_bytes: int = 1 << 20
+    total_bytes: int = 64 << 20
+    streams: int = 256
+
+
 class GatewayConfig(Struct, frozen=True, kw_only=True):
     """Every bound of the token path. `port` 0 takes a free one.
 
@@ -51,6 +62,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     max_error_body_bytes: int = 1 << 20
 
     sweep_interval_s: float = 1.0
+    resume: ResumeConfig = ResumeConfig()
 
     def refuse_unsafe_bind(self) -> None:
         """Raises `UnsafeBind` when strangers could connect and nobody is asked for a key."""

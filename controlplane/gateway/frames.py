@@ -35,6 +35,10 @@ class FrameSink(Protocol):
         """The whole response of a non-streaming request."""
         ...
 
+    def on_envelope(self, payload: bytes) -> None:
+        """What the worker keeps of a request whose stream is attached to."""
+        ...
+
     def on_end(self, reason: str) -> None:
         """The clean end of the generation."""
         ...
@@ -48,12 +52,14 @@ class FrameParser:
     """Feeds one attempt's body to a `FrameSink`.
 
     Raises `FrameError` on anything that is not a frame, and on bytes after the last one.
+    `merge`: token frames of one read may be handed on as one run; else each comes alone.
     """
 
-    __slots__ = ("_ended", "_held", "_held_bytes", "_need", "_sink")
+    __slots__ = ("_ended", "_held", "_held_bytes", "_merge", "_need", "_sink")
 
-    def __init__(self, sink: FrameSink) -> None:
+    def __init__(self, sink: FrameSink, merge: bool = True) -> None:
         self._sink = sink
+        self._merge = merge
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._need = 0
@@ -75,7 +81,7 @@ class FrameParser:
                 return
             data = b"".join(self._held)
             self._held.clear()
-        pos, size = self._plain_run(data), len(data)
+        pos, size = self._plain_run(data) if self._merge else 0, len(data)
         run: list[int] = []
         shown: list[bytes] = []
         first = 0
@@ -102,7 +108,7 @@ class FrameParser:
                     self._hold_payload(data[pos:], length, end - pos)
                     return
                 pos = end
-                if run and (start != first + len(run) or not ids):
+                if run and (start != first + len(run) or not ids or not self._merge):
                     self._sink.on_tokens(first, run, shown)
                     run, shown = [], []
                 if not run:
@@ -178,6 +184,8 @@ class FrameParser:
             raise FrameError("bytes after the last frame")
         if fields[0] == b":c":
             return self._choice_frame(fields, data, pos, at)
+        if fields[0] == b":v":
+            return self._envelope_frame(fields, data, pos, at)
         try:
             number, word, length = _other(fields)
         except (ValueError, IndexError) as error:
@@ -194,6 +202,18 @@ class FrameParser:
             self._sink.on_end(word[1:])
         else:
             self._sink.on_broken(word[1:], data[at:end].decode("utf-8", "replace"))
+        return end
+
+    def _envelope_frame(self, fields: list[bytes], data: bytes, pos: int, at: int) -> int:
+        try:
+            length = int(fields[1])
+        except (ValueError, IndexError) as error:
+            raise FrameError(f"bad header {fields[:4]!r:.80}") from error
+        end = at + length
+        if end > len(data) or length < 0:
+            self._hold_payload(data[pos:], length, end - pos)
+            return len(data)
+        self._sink.on_envelope(data[at:end])
         return end
 
     def _choice_frame(self, fields: list[bytes], data: bytes, pos: int, at: int) -> int:

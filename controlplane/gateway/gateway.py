@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from controlplane.gateway import routes
+from controlplane.gateway import event_ids, routes
 from controlplane.gateway.attempts import Attempts, Context, Counters
 from controlplane.gateway.body import BYTES_PER_TOKEN, parse, without_forbidden
 from controlplane.gateway.config import GatewayConfig
@@ -30,6 +30,7 @@ from controlplane.gateway.ports import Activity, Arrival, SchedulerPort
 from controlplane.gateway.reading import Request, bodies_full, too_large
 from controlplane.gateway.relay import Exchange
 from controlplane.gateway.replies import Reply, client_error_reply, error_reply
+from controlplane.gateway.resumable import Resumable, gone
 from controlplane.gateway.server import ClientConnection
 from controlplane.gateway.upstream import UpstreamPool
 from controlplane.gateway.weight import checkpoint_weight
@@ -90,6 +91,7 @@ class Gateway:
         )
         self.activity: dict[tuple[str, int], Activity] = self._pool.activity
         self._attempts: dict[tuple[str, int], set[Attempts]] = {}
+        self._resumable: dict[str, Resumable] = {}
         self._context = Context(
             scheduler, self._pool, config, clock, self._spawn, self.counters, self._attempts
         )
@@ -127,6 +129,8 @@ class Gateway:
         if self._server is not None:
             self._server.close()
         until = self.clock() + timeout_s
+        for exchange in [e for e in self._resumable.values() if e.detached]:
+            exchange.let_go()  # its client will come to another replica
         while True:
             for client in list(self.clients):
                 client.close_when_idle()
@@ -141,6 +145,8 @@ class Gateway:
         self.draining = True
         if self._server is not None:
             self._server.close()
+        for exchange in [e for e in self._resumable.values() if e.resumable]:
+            exchange.let_go()
         for attempts in [a for group in list(self._attempts.values()) for a in list(group)]:
             attempts.fail(503, "the control plane is stopping; try again")
         await asyncio.sleep(0)
@@ -204,6 +210,8 @@ class Gateway:
             self._set_date()
         for client in [c for c in self.clients if now > c.deadline]:
             client.expire(now)
+        for exchange in [e for e in self._resumable.values() if now > e.detached_until]:
+            exchange.expire()
         self._pool.sweep(now)
 
     def _set_date(self) -> None:
@@ -221,6 +229,12 @@ class Gateway:
         for attempt in attempts:
             attempt.broken_from_outside(cause, detail)
         return len(attempts)
+
+    def let_go(self, request: str) -> None:
+        """Another replica serves the client of that stream now."""
+        exchange = self._resumable.get(request)
+        if exchange is not None:
+            exchange.let_go()
 
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """Requests under way on that incarnation, and the tokens the gateway has of each."""
@@ -279,6 +293,9 @@ class Gateway:
     # --- routes
 
     def _serve_protected(self, request: Request, connection: ClientConnection) -> Reply | Attempts:
+        shown = event_ids.parse(request.headers.get(b"last-event-id", b"").decode("latin-1"))
+        if shown is not None:
+            return self._serve_returned(shown, request, connection)
         try:
             _require_json(request)
             parsed = parse(request.body, chat=routes.PROTECTED[request.path])
@@ -303,10 +320,54 @@ class Gateway:
             fallback=parsed.fallback,
             priority=weight,
         )
-        exchange = Exchange(
-            self._context, connection, arrival, request.path, request.request_id, parsed.body
+        at = self._context, connection, arrival, request.path, request.request_id, parsed.body
+        if parsed.stream and wants_resumable(request) and "choices" not in parsed.needs:
+            return self._started(self._resumable_one(*at))
+        return self._started(Exchange(*at))
+
+    def _resumable_one(
+        self, context: Context, connection: ClientConnection, arrival: Arrival, *at: Any
+    ) -> Resumable:
+        claim = event_ids.new_claim()
+        ticks = self.config.resume.grace_ticks
+        arrival = msgspec.structs.replace(
+            arrival, resumable=event_ids.digest(claim), grace_ticks=ticks
         )
-        return self._started(exchange)
+        created = str(int(self._wall_clock()))
+        return Resumable(
+            context, connection, arrival, *at,
+            claim=claim, created=created, others=self._resumable,
+        )  # fmt: skip
+
+    def _serve_returned(
+        self, shown: event_ids.EventId, request: Request, connection: ClientConnection
+    ) -> Reply | Attempts:
+        """A client comes back to its stream, which may have been another replica's."""
+        tenant = self._tenant_of(request) or ""
+        exchange = self._resumable.get(shown.request)
+        try:
+            if exchange is not None:
+                if not exchange.holds(shown.claim, tenant):
+                    return self._refused(gone("no such stream"))
+                exchange.came_back(connection, shown.position)
+                return exchange
+            known = self._scheduler.returns.known(shown.request)
+            if (
+                known is None
+                or not event_ids.proves(shown.claim, known[1])
+                or known[0].tenant != tenant
+            ):
+                return self._refused(gone("no such stream, or it has ended"))
+            exchange = Resumable(
+                self._context, connection, known[0], request.path, request.request_id, b"",
+                claim=shown.claim, created="", others=self._resumable,
+            )  # fmt: skip
+            exchange.take_over(shown.position)
+        except LogError as error:
+            log.error("return_not_written", reason=str(error), request=shown.request)
+            busy = "the control plane cannot take streams over at present"
+            return self._refused(error_reply(503, busy, retry_after_s=self.config.retry_after_s))
+        return exchange
 
     def _serve_relayed(self, request: Request, connection: ClientConnection) -> Reply | Attempts:
         body = request.body
@@ -438,6 +499,14 @@ def _require_json(request: Request) -> None:
         )
     if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise ClientError(415, "compressed bodies are not supported", code="unsupported_media_type")
+
+
+def wants_resumable(request: Request) -> bool:
+    """Whether the client asked for a stream it can come back to: by a header of ours, or by
+    asking for an event stream by name, as clients do that know what an event's id is."""
+    headers = request.headers
+    named = b"text/event-stream" in headers.get(b"accept", b"").lower()
+    return named or b"last-event-id" in headers or headers.get(b"x-relume-resumable") == b"1"
 
 
 def _may_be_json(request: Request) -> bool:

@@ -22,6 +22,8 @@ class Arrival(Struct, frozen=True):
     is estimated from bytes unless `estimated` is False. `trace`: its W3C traceparent, if it
     came with one. `protected`: its route is one on which engines keep checkpoints.
     `priority`: the weight of its checkpoint when a holder must evict.
+    `resumable`: digest of the claim with which its client may go on after a lost connection,
+    `grace_ticks` after its gateway's death; empty: it may not.
     """
 
     request: str
@@ -40,10 +42,13 @@ class Arrival(Struct, frozen=True):
     needs: tuple[str, ...] = ()
     fallback: str = ""
     priority: int = 1
+    resumable: str = ""
+    grace_ticks: int = 0
 
 
 class Assignment(Struct, frozen=True):
-    """Where one attempt goes. `mode`: new, continue, replay. `dispatch` is the
+    """Where one attempt goes. `mode`: new, continue, replay; attach: where one runs already.
+    `dispatch` is the
     value of the header `x-relume-dispatch`: the encoded decision in base64url. `checkpoint`
     and `restore`: endpoints of state daemons that are to hold its blocks, or may have them;
     `priority` is its checkpoint's weight."""
@@ -83,8 +88,26 @@ class Activity:
         self.open_streams = 0
 
 
+class ReturnsPort(Protocol):
+    """Offered by controlplane.returns.Returns to the gateway."""
+
+    def known(self, request: str) -> tuple[Arrival, str] | None: ...
+    def came_back(self, request: str, tokens: int, events: int) -> None: ...
+    def adopt(self, arrival: Arrival, tokens: int, events: int) -> Assignment | None: ...
+    async def owned(self, request: str, timeout_s: float) -> bool: ...
+
+
 class SchedulerPort(Protocol):
     """Offered by controlplane.scheduler.Scheduler to the gateway."""
+
+    @property
+    def returns(self) -> ReturnsPort:
+        """What the log knows of clients that come back."""
+        ...
+
+    def let_go(self, request: str) -> None:
+        """The request is another replica's now, or nobody's: nothing more is said of it."""
+        ...
 
     def models(self) -> list[str]:
         """Names of the models some worker serves or served since start, sorted."""
@@ -151,6 +174,10 @@ class GatewayPort(Protocol):
 
     def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> int:
         """Fail over every attempt on that incarnation now; returns how many there were."""
+        ...
+
+    def let_go(self, request: str) -> None:
+        """Another replica serves the client of that stream now."""
         ...
 
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:

@@ -28,8 +28,8 @@ from controlplane.gateway.upstream import Upstream
 
 FRAMES = b"application/x-relume-frames"
 DONE = b"data: [DONE]\n\n"
-_DONE_CHUNK = DONE + b"\r\n"
-_ONE_FRAME = re.compile(rb"([0-9a-f]{1,8})\r\n:r (\d{1,9}) (\d{1,9}) (\d{1,9})\n").match
+DONE_CHUNK = DONE + b"\r\n"
+ONE_FRAME = re.compile(rb"([0-9a-f]{1,8})\r\n:r (\d{1,9}) (\d{1,9}) (\d{1,9})\n").match
 MAX_TAIL_BYTES = 64 << 10  # beyond it the bytes after the last token are not remembered
 
 _STREAM_HEAD = (
@@ -101,7 +101,7 @@ class Exchange(Attempts):
         return self._held.count
 
     def send(self, to: Assignment, upstream: Upstream) -> None:
-        self._frames = FrameParser(self)
+        self._frames = self._parser()
         self._status = 0
         self._error.clear()
         self._skip = self._tail
@@ -118,7 +118,7 @@ class Exchange(Attempts):
                 self.fail(502, "the stream cannot begin anew: the client has a part of it")
                 return
             self._held = Delivered()
-        extra += _checkpoint_headers(to)
+        extra += _checkpoint_headers(to) + self.dispatch_headers(to)
         if self._created:
             extra += f"x-relume-created: {self._created.decode()}\r\n"
         head = (
@@ -130,6 +130,9 @@ class Exchange(Attempts):
             f"x-request-id: {self.response_id}\r\n{self.trace_header()}{extra}\r\n"
         )
         upstream.send(self, head.encode("latin-1"), self.body, tail)
+
+    def _parser(self) -> FrameParser:
+        return FrameParser(self)
 
     # --- from the engine (upstream.Consumer)
 
@@ -152,7 +155,7 @@ class Exchange(Attempts):
         engine decodes. All is checked as `frames` does; what is not just so is left to it."""
         if not self._plain:
             return False
-        match = _ONE_FRAME(data)
+        match = ONE_FRAME(data)
         if match is None:
             return False
         chunk, start, length, token = match.groups()
@@ -163,7 +166,7 @@ class Exchange(Attempts):
             or int(chunk, 16) != at + size - len(chunk) - 2
             or int(start) != len(ids)
             or not size
-            or data.endswith(_DONE_CHUNK)
+            or data.endswith(DONE_CHUNK)
         ):
             return False
         ids.append(int(token))
@@ -286,6 +289,9 @@ class Exchange(Attempts):
         if self._begun or self._out:
             raise FrameError("a whole response inside a stream")
         self._whole = (status, payload)
+
+    def on_envelope(self, payload: bytes) -> None:
+        raise FrameError("an envelope nobody asked for")
 
     def on_end(self, reason: str) -> None:
         self._finish = reason

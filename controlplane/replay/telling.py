@@ -126,6 +126,14 @@ def _observed(event: v.TransportObserved) -> list[str]:
     ]
 
 
+def _returned(event: v.ClientReturned) -> list[str]:
+    beyond = f" and {_count(event.events, 'event')} behind them" if event.events else ""
+    return [
+        f"its client came back with {_count(event.tokens, 'token')}{beyond}: "
+        f"served here from now on ({event.claim})"
+    ]
+
+
 def _ended(event: v.RequestEnded) -> list[str]:
     first = f", first token after {event.ttft_us / 1000:.0f} ms" if event.ttft_us >= 0 else ""
     lines = [f"ended: {event.outcome}, HTTP {event.status}, finish {event.finish or '-'}{first}"]
@@ -196,6 +204,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RouteDecided: _decided,
     v.TransportObserved: _observed,
     v.RequestEnded: _ended,
+    v.ClientReturned: _returned,
     v.StallJudged: _judged,
     v.RequestQueued: lambda e: [f"the engine took attempt {e.attempt}: {e.prompt_tokens} tokens"],
     v.RequestAdmitted: lambda e: [

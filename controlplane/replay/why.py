@@ -131,6 +131,8 @@ class _Collector:
         if type(event) is v.RequestArrived:
             found.arrived = event
             self._owner = step.stream[2:]
+        elif type(event) is v.ClientReturned:
+            self._owner = step.stream[2:]
         elif type(event) is v.RouteDecided:
             self._owner = self._owner or step.stream[2:]
             self._journal.pop(event.attempt, None)
@@ -198,7 +200,13 @@ def _only(event: v.RecoveryPlanned, found: Why) -> v.RecoveryPlanned:
     return msgspec.structs.replace(event, choices=choices)
 
 
-_OF_REQUEST = (v.RequestArrived, v.RouteDecided, v.TransportObserved, v.RequestEnded)
+_OF_REQUEST = (
+    v.RequestArrived,
+    v.RouteDecided,
+    v.TransportObserved,
+    v.ClientReturned,
+    v.RequestEnded,
+)
 _OF_CHECKPOINT = (
     v.HolderChosen,
     v.CheckpointEvicted,

@@ -59,6 +59,7 @@ from events.vocabulary.leader import (
 from events.vocabulary.replica import (
     AdminCommanded,
     Candidate,
+    ClientReturned,
     GroupsReceived,
     ReplicaStarted,
     ReplicaStopped,
@@ -119,6 +120,7 @@ REPLICA_EVENTS = (
     | AdminCommanded
     | HolderChosen
     | RecoveryPlanned
+    | ClientReturned
 )
 LEADER_EVENTS = (
     LeaderElected

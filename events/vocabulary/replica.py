@@ -32,7 +32,9 @@ class RequestArrived(Event, frozen=True, tag="request_arrived/1"):
     """A client's request was accepted. `verdict`: how a cut can be survived
     (`exact`, `sampled`, `replay`, `restart`), and why not better. `client_id`: the
     x-request-id it came with or was given, which need not be unique. `trace`: the W3C
-    traceparent it came with."""
+    traceparent it came with. `resumable`: digest of what a client shows to go on with its
+    stream after a lost connection; empty: it cannot. It may come back so many ticks
+    (`grace_ticks`) after its gateway was lost."""
 
     request: str
     model: str
@@ -46,6 +48,21 @@ class RequestArrived(Event, frozen=True, tag="request_arrived/1"):
     tenant: str = ""
     client_id: str = ""
     trace: str = ""
+    resumable: str = ""
+    grace_ticks: int = 0
+
+
+class ClientReturned(Event, frozen=True, tag="client_returned/1"):
+    """The client of a resumable stream connected to this replica with everything up to token
+    `tokens` and `events` events behind it. From here on this replica owns the request, if it
+    is still live and has not expired; what an earlier owner writes later is void. `claim`
+    names this return; `attempt` was under way."""
+
+    request: str
+    claim: str
+    attempt: int
+    tokens: int
+    events: int
 
 
 class Candidate(Struct, frozen=True, array_like=True, gc=False):

@@ -34,6 +34,9 @@ class NoStreams:
     def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
         return 0
 
+    def let_go(self, request: str) -> None:
+        """No stream here is resumable."""
+
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return {}
 

@@ -47,6 +47,9 @@ class QuietGateway:
 
     activity: dict[tuple[str, int], Any] = {}
 
+    def let_go(self, request: str) -> None:
+        """No stream here is resumable."""
+
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return {}
 

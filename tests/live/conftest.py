@@ -151,6 +151,13 @@ class Scene:
             assert time.monotonic() < deadline, found
             await asyncio.sleep(0.05)
 
+    async def died(self, worker: str, timeout_s: float = 30) -> None:
+        """Wait until the log has a death of an engine of `worker`."""
+        deadline = time.monotonic() + timeout_s
+        while not any(type(e) is v.EngineDied for e in await self.events(f"w.{worker}")):
+            assert time.monotonic() < deadline, f"no engine of {worker} died"
+            await asyncio.sleep(0.1)
+
     async def hung(self) -> list[v.StallJudged]:
         """The judgements that found an engine hung."""
         return [e for e in await self.events() if type(e) is v.StallJudged and e.hung]

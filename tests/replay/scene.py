@@ -210,6 +210,9 @@ class Clients:
         running = {n for (name, _), open_ in self._open.items() if name == worker for n in open_}
         return any(running & site.covered.keys() for site in fleet.holders.values())
 
+    def let_go(self, request: str) -> None:
+        """No stream here is resumable."""
+
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return {n: a.delivered for n, a in self._open.get((worker, incarnation), {}).items()}
 

@@ -289,6 +289,21 @@ def test_i4_finds_two_gateways() -> None:
     assert "r.r0 and r.r1" in about(i4_one_live_epoch.check(story.groups, []))
 
 
+def test_a_client_that_came_back_changes_the_owner_and_nothing_else() -> None:
+    story = short()
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned("q1", "c1", 1, 5, 0))
+    story.tell("r.r0", observed(attempt=7), ended())  # it had not heard of it: void
+    assert "no terminal event" in about(i1_one_terminal_event.check(story.groups, []))
+    story.tell("r.r1", observed())
+    assert "had delivered 0 tokens, 5" in about(i3_indices.check(story.groups, []))
+    story.tell("r.r1", ended())
+    assert i1_one_terminal_event.check(story.groups, []) == []
+    assert i4_one_live_epoch.check(story.groups, []) == []
+    story.tell("r.r0", v.ClientReturned("q1", "c2", 1, 5, 0))  # it was over
+    assert i1_one_terminal_event.check(story.groups, []) == []
+
+
 def test_i4_finds_a_dispatch_after_the_end() -> None:
     story = whole()
     story.tell("r.r0", decided(attempt=2, worker="w1"))

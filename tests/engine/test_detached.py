@@ -1,0 +1,211 @@
+"""The buffer of streams whose clients may come back, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine_shim import frames
+from engine_shim.detached import Bounds, Gone, Kept, Shelf
+from engine_shim.generation import Delivered, Generation, MalformedDispatch, Resume
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+class Wire:
+    """An ASGI connection that notes what was sent, and can be lost or slow."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.ended = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self.open.wait()
+        if message["type"] == "http.response.body":
+            self.sent.append(message["body"])
+            if not message["more_body"]:
+                self.ended.set()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    @property
+    def frames(self) -> list[frames.Frame]:
+        data = b"".join(self.sent)
+        if data.startswith(b":v "):
+            head, _, rest = data.partition(b"\n")
+            data = rest[int(head[3:]) :]
+        return frames.FrameReader().feed(data)
+
+
+def _kept(shelf: Shelf, wire: Wire, request: str = "q", **bounds: int) -> Kept:
+    limits = {"grace_s": 60, "stream_bytes": 1 << 20, "total_bytes": 1 << 20, "streams": 8}
+    kept = shelf.keep(Generation(request, 1), Bounds(**{**limits, **bounds}), "claim", b"{}\nbody")
+    kept.begin(wire.send)
+    return kept
+
+
+async def _write(kept: Kept, first: int, count: int, size: int = 10) -> None:
+    for number in range(first, first + count):
+        data = frames.tokens(number, [1000 + number], b"x" * size)
+        await kept.send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _finish(kept: Kept) -> None:
+    await kept.send({"type": "http.response.body", "body": frames.end("stop"), "more_body": False})
+
+
+async def _lose(kept: Kept, wire: Wire) -> asyncio.Task[Any]:
+    """The connection is lost, as the handler's own `receive` finds out."""
+    handler = asyncio.create_task(kept.receiving(wire.receive)())
+    wire.gone.set()
+    while kept.attached:
+        await asyncio.sleep(0)
+    return handler
+
+
+def _ids(wire: Wire) -> list[int]:
+    return [i for f in wire.frames if isinstance(f, frames.Tokens) for i in f.ids]
+
+
+async def test_a_lost_connection_is_gone_on_with_from_any_token() -> None:
+    shelf, first, second = Shelf(), Wire(), Wire()
+    kept = _kept(shelf, first)
+    await kept.send(START)
+    await _write(kept, 0, 10)
+    handler = await _lose(kept, first)
+    await _write(kept, 10, 10)
+    shelf.find("q", 1, "claim").attach(second.send, 7)
+    await _write(kept, 20, 5)
+    await _finish(kept)
+    await second.ended.wait()
+    assert _ids(second) == [1000 + n for n in range(25)]
+    shown = [f.start for f in second.frames if isinstance(f, frames.Tokens) and f.payload]
+    assert shown == list(range(7, 25)) and second.frames[-1] == frames.End("stop")
+    assert not handler.done(), "the handler must not hear of it"
+    handler.cancel()
+    shelf.forget(kept, "test")
+    assert shelf.bytes == 0
+
+
+async def test_the_newest_connection_wins() -> None:
+    shelf, first, second, third = Shelf(), Wire(), Wire(), Wire()
+    kept = _kept(shelf, first)
+    await kept.send(START)
+    await _write(kept, 0, 3)
+    kept.attach(second.send, 0)
+    await first.ended.wait()
+    assert first.frames[-1].kind == "taken"
+    kept.attach(third.send, 2)
+    await second.ended.wait()
+    await _finish(kept)
+    await third.ended.wait()
+    assert _ids(third) == [1000, 1001, 1002]
+
+
+async def test_a_stalled_connection_does_not_keep_the_stream_from_the_next() -> None:
+    shelf, first, second = Shelf(), Wire(), Wire()
+    kept = _kept(shelf, first)
+    await kept.send(START)
+    first.open.clear()
+    writing = asyncio.create_task(_write(kept, 0, 600, 1000))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not writing.done(), "a slow connection holds the handler up"
+    kept.attach(second.send, 0)
+    await writing
+    await _finish(kept)
+    await second.ended.wait()
+    assert _ids(second) == [1000 + n for n in range(600)]
+
+
+async def test_beyond_the_bound_ids_are_kept_and_payloads_are_not() -> None:
+    shelf, first, second = Shelf(), Wire(), Wire()
+    kept = _kept(shelf, first, stream_bytes=1000)
+    await kept.send(START)
+    await _lose(kept, first)
+    await _write(kept, 0, 200)
+    assert kept.bytes < 1100
+    kept.attach(second.send, 5)
+    await _finish(kept)
+    await second.ended.wait()
+    assert _ids(second) == [1000 + n for n in range(200)]
+    assert len(kept.ids) > 100
+
+
+async def test_tokens_of_earlier_attempts_are_known() -> None:
+    shelf, first, second = Shelf(), Wire(), Wire()
+    resume = Resume("continue", (Delivered((7, 8, 9)),))
+    bounds = Bounds(60, 1 << 20, 1 << 20, 8)
+    kept = shelf.keep(Generation("q", 2, b"", resume), bounds, "claim", b"{}\n")
+    kept.begin(first.send)
+    await kept.send(START)
+    await _write(kept, 3, 2)
+    kept.attach(second.send, 3)
+    await _finish(kept)
+    await second.ended.wait()
+    assert _ids(second) == [7, 8, 9, 1003, 1004]
+
+
+async def test_the_one_detached_longest_makes_room() -> None:
+    shelf = Shelf()
+    all_kept = []
+    for name in ("a", "b", "c"):
+        wire = Wire()
+        kept = _kept(shelf, wire, name, streams=2, total_bytes=1 << 19)
+        await kept.send(START)
+        await _write(kept, 0, 1)
+        await _lose(kept, wire)
+        all_kept.append(kept)
+    with pytest.raises(Gone, match="too many detached streams"):
+        shelf.find("a", 1, "claim")
+    for name in ("b", "c"):
+        assert shelf.find(name, 1, "claim")
+    await _write(all_kept[2], 1, 30, size=1 << 16)
+    with pytest.raises(Gone, match="no room"):
+        shelf.find("b", 1, "claim")
+
+
+async def test_another_claim_gets_nothing() -> None:
+    shelf, wire = Shelf(), Wire()
+    _kept(shelf, wire)
+    with pytest.raises(Gone) as refused:
+        shelf.find("q", 1, "other")
+    assert refused.value.status == 403
+    with pytest.raises(Gone) as missing:
+        shelf.find("q", 2, "claim")
+    assert missing.value.status == 404
+
+
+async def test_the_end_of_the_grace_is_the_handlers_disconnect() -> None:
+    shelf, wire = Shelf(), Wire()
+    kept = _kept(shelf, wire, grace_s=0)
+    await kept.send(START)
+    await _write(kept, 0, 2)
+    handler = await _lose(kept, wire)
+    assert (await handler)["type"] == "http.disconnect"
+    assert shelf.bytes == 0
+    await _write(kept, 2, 1)
+    assert shelf.bytes == 0
+
+
+async def test_before_the_first_byte_a_lost_connection_cancels() -> None:
+    shelf, wire = Shelf(), Wire()
+    kept = _kept(shelf, wire)
+    wire.gone.set()
+    assert (await kept.receiving(wire.receive)())["type"] == "http.disconnect"
+    await kept.settled()
+    assert shelf.bytes == 0
+
+
+def test_bounds_that_do_not_read() -> None:
+    assert Bounds.of("30 1 2 3") == Bounds(30, 1, 2, 3)
+    for header in ("", "30", "30 1 2 x", "1 2 3 4 5"):
+        with pytest.raises(MalformedDispatch):
+            Bounds.of(header)

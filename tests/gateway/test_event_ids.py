@@ -1,0 +1,85 @@
+"""Ids of events: where a client stands, and what it gets when it comes back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.gateway import event_ids
+from controlplane.gateway.event_ids import Stamp
+
+CLAIM = event_ids.new_claim()
+
+FRAMES = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(lambda frame: frame != (0, 0)),
+    min_size=1,
+    max_size=12,
+)
+"""(tokens, events) of each frame; tokens that nothing shows are possible, and so are events
+that show none."""
+
+
+def frames_of(shape: list[tuple[int, int]]) -> list[tuple[int, bytes]]:
+    number = 0
+    found = []
+    for tokens, events in shape:
+        parts = []
+        for _ in range(events):
+            parts.append(b'data: {"n":%d}\n\n' % number)
+            number += 1
+        found.append((tokens, b"".join(parts)))
+    return found
+
+
+def sent(frames: list[tuple[int, bytes]], stamp: Stamp, first: int = 0) -> list[bytes]:
+    """The events a client gets of the frames behind token `first`, as a worker sends them."""
+    out = b""
+    at = 0
+    for tokens, payload in frames:
+        before = at + tokens <= first if tokens else at < first
+        at += tokens
+        if before:
+            stamp.skipped(tokens)
+        elif payload:
+            out += stamp.frame(payload, tokens)
+        else:
+            stamp.skipped(tokens)
+    return out.split(b"\n\n")[:-1]
+
+
+@given(FRAMES, st.data())
+def test_any_cut_resumes_to_the_identical_list(
+    shape: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    frames = frames_of(shape)
+    whole = sent(frames, Stamp("q-1", CLAIM))
+    assert len(set(whole)) == len(whole) == sum(events for _, events in shape)
+    if not whole:
+        return
+    cut = data.draw(st.integers(1, len(whole)))
+    last = event_ids.parse(whole[cut - 1].split(b"\n")[0].decode().removeprefix("id: "))
+    assert last is not None and last.request == "q-1"
+    again = Stamp("q-1", CLAIM)
+    again.restart((0, 0), last.position)
+    assert whole[:cut] + sent(frames, again, last.position[0]) == whole
+
+
+def test_claim_is_known_by_its_digest_alone() -> None:
+    known = event_ids.digest(CLAIM)
+    assert CLAIM not in known
+    assert event_ids.proves(CLAIM, known)
+    assert not event_ids.proves(event_ids.new_claim(), known)
+    assert not event_ids.proves(CLAIM, "")
+
+
+def test_what_is_no_id_of_ours() -> None:
+    shown = f"a-1:{CLAIM}:12:3"
+    assert event_ids.parse(shown) == event_ids.EventId("a-1", CLAIM, (12, 3))
+    for text in ("", "17", "a-1:short:1", f"a-1:{CLAIM}", f"a-1:{CLAIM}:x", shown + ":1"):
+        assert event_ids.parse(text) is None
+
+
+def test_a_frame_that_straddles_is_told() -> None:
+    stamp = Stamp("q", CLAIM)
+    stamp.restart((4, 0), (6, 0))
+    assert stamp.straddles(3) and not stamp.straddles(2)

@@ -1,0 +1,95 @@
+"""A client of resumable streams by hand: every event's id and data as they came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from msgspec import Struct, field
+
+from chaos.traffic import Stream, take_event
+
+ASKING = {"accept": "text/event-stream", "content-type": "application/json"}
+
+
+class Reader(Struct):
+    """What a client has of one stream, over all of its connections."""
+
+    name: str
+    events: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    status: int = 0
+    answer: str = ""
+    request: str = ""
+    resumable: str = ""
+    done: bool = False
+
+    @property
+    def last_id(self) -> str:
+        return self.ids[-1] if self.ids else ""
+
+    @property
+    def error(self) -> str:
+        """The error event it got, if any."""
+        return next((e for e in self.events if e.startswith('{"error"')), "")
+
+    def stream(self, prompt: str) -> Stream:
+        """The same as the traffic's clients tell it."""
+        found = Stream(self.name, prompt, status=200, done=self.done)
+        for event in self.events:
+            if event == "[DONE]":
+                continue
+            if event.startswith('{"error"'):
+                found.error = event
+            else:
+                take_event(found, json.loads(event))
+        return found
+
+    async def read(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        body: dict[str, Any] | None = None,
+        until: Callable[[Reader], bool] = lambda reader: False,
+        timeout_s: float = 90.0,
+    ) -> None:
+        """Post `body`, or come back with the last id, and read until the end, until `until`
+        says so (then the connection is closed) or the connection breaks."""
+        headers = {**ASKING, "x-request-id": self.name}
+        if body is None:
+            headers["last-event-id"] = self.last_id
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                session.post(url, json=body, headers=headers) as answer,
+            ):
+                self.status = answer.status
+                self.request = answer.headers.get("x-relume-request", self.request)
+                self.resumable = answer.headers.get("x-relume-resumable", "")
+                if answer.status != 200:
+                    self.answer = await answer.text()
+                    return
+                await self._events(answer, until)
+        except (aiohttp.ClientError, OSError):
+            return
+
+    async def _events(
+        self, answer: aiohttp.ClientResponse, until: Callable[[Reader], bool]
+    ) -> None:
+        shown = ""
+        async for line in answer.content:
+            text = line.decode().rstrip("\n")
+            if text.startswith("id: "):
+                shown = text[4:]
+            elif text.startswith("data: "):
+                self.events.append(text[6:])
+                if shown:
+                    self.ids.append(shown)
+                shown = ""
+                if text == "data: [DONE]":
+                    self.done = True
+                if until(self):
+                    return

@@ -1,0 +1,145 @@
+"""Clients that lose their connection, or their gateway, and come back to their stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from chaos.traffic import prompts
+from controlplane.local_fleet import FleetOptions
+from events import vocabulary as v
+from tests.live.conftest import Scene, scene_of
+from tests.live.resuming import Reader
+
+TEXT = prompts(1)[0]
+
+
+def asking(max_tokens: int, **extra: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": TEXT,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        **extra,
+    }
+
+
+def after(count: int):
+    """Leave after so many events in all."""
+    return lambda reader: len(reader.events) >= count
+
+
+async def test_client_comes_back_to_the_same_and_to_another_replica(options: FleetOptions) -> None:
+    options = msgspec.structs.replace(options, replicas=2)
+    async with scene_of(options) as scene, aiohttp.ClientSession() as session:
+        first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
+        calm = Reader("calm")
+        await calm.read(session, first, asking(400))
+        assert calm.done and calm.resumable and len(calm.ids) == len(calm.events)
+        reader = Reader("torn")
+        await reader.read(session, first, asking(400), after(40))
+        await reader.read(session, first, None, after(80))
+        await reader.read(session, second, None, after(120))
+        await reader.read(session, first, None)
+        _same(scene, calm, reader, 400)
+        away = Reader("away")
+        await away.read(session, first, asking(400), after(20))
+        worker = (await scene.routes(["away"]))["away"][-1].worker
+        await scene.fleet.admin(f"workers/{worker}/restart", "POST")
+        await scene.died(worker)
+        await away.read(session, first, None)
+        _same(scene, calm, away, 400)
+        await scene.sound()
+
+
+async def test_gateway_is_killed_and_its_clients_go_on_at_another(options: FleetOptions) -> None:
+    options = msgspec.structs.replace(options, replicas=2)
+    async with scene_of(options) as scene, aiohttp.ClientSession() as session:
+        first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
+        calm = Reader("calm")
+        await calm.read(session, first, asking(600))
+        torn = [Reader(f"torn-{i}") for i in range(4)]
+        reading = [asyncio.create_task(r.read(session, first, asking(600))) for r in torn]
+        deadline = time.monotonic() + 60
+        while any(len(r.events) < 20 for r in torn):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+        scene.fleet.children["r0"].kill()
+        await asyncio.gather(*reading)
+        await asyncio.gather(*(r.read(session, second) for r in torn if not r.done))
+        for reader in torn:
+            _same(scene, calm, reader, 600)
+        returned = [e for e in await scene.events() if type(e) is v.ClientReturned]
+        assert {e.request for e in returned} >= {r.request for r in torn}
+        scene.fleet.children["r0"].process.wait()
+        scene.fleet.restart("r0")
+        await scene.sound()
+
+
+async def test_grace_expires(options: FleetOptions) -> None:
+    """Nobody comes back: the engine stops computing, the gateway that lives ends its requests
+    and the leader those of the killed one."""
+    options = msgspec.structs.replace(
+        options, replicas=2, workers=1, replica_args=("--resume-grace-s", "1")
+    )
+    async with scene_of(options) as scene, aiohttp.ClientSession() as session:
+        first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
+        left = [Reader(f"left-{i}") for i in range(8)]
+        cut = [Reader(f"cut-{i}") for i in range(8)]
+        body = asking(1900, ignore_eos=True)
+        reading = [asyncio.create_task(r.read(session, first, body)) for r in cut]
+        reading += [asyncio.create_task(r.read(session, second, body, after(3))) for r in left]
+        deadline = time.monotonic() + 60
+        while any(len(r.events) < 3 for r in cut + left):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+        scene.fleet.children["r0"].kill()
+        await asyncio.gather(*reading)
+        ended: dict[str, v.RequestEnded] = {}
+        while not {r.name for r in cut + left} <= set(ended):
+            assert time.monotonic() < deadline, sorted(ended)
+            await asyncio.sleep(0.5)
+            ended = await scene.ended()
+        assert {ended[r.name].outcome for r in left} == {"cancelled"}
+        assert {ended[r.name].outcome for r in cut} == {"failed"}
+        assert all("did not come back" in ended[r.name].detail for r in cut + left)
+        finished = await _finished(scene, {r.request for r in cut + left})
+        assert set(finished.values()) == {"abort"}
+        for reader in (cut[0], left[0]):
+            await reader.read(session, second)
+            assert reader.status == 410, reader.answer
+        scene.fleet.children["r0"].process.wait()
+        scene.fleet.restart("r0")
+        await scene.sound(but=("I7",))  # with one worker nothing is chosen
+
+
+async def _finished(scene: Scene, requests: set[str]) -> dict[str, str]:
+    """How the engine ended each of `requests`."""
+    deadline = time.monotonic() + 30
+    while True:
+        steps = [e for e in await scene.events() if type(e) is v.EngineStep]
+        changes = [c for e in steps for c in e.changes if type(c) is v.EngineFinished]
+        found = {c.request: c.reason for c in changes if c.request in requests}
+        if set(found) == requests:
+            return found
+        assert time.monotonic() < deadline, sorted(requests - set(found))
+        await asyncio.sleep(0.5)
+
+
+def _same(scene: Scene, calm: Reader, torn: Reader, tokens: int) -> None:
+    assert torn.done and not torn.error, (torn.status, torn.answer, torn.events[-1:])
+    assert len(set(torn.ids)) == len(torn.ids) == len(torn.events)
+    left, right = calm.stream(TEXT), torn.stream(TEXT)
+    assert len(set(left.tokens)) > 20
+    for name in ("tokens", "text", "finish", "usage"):
+        assert getattr(left, name) == getattr(right, name), name
+    assert len(right.response_ids) == len(right.created) == 1
+    scene.note(left, f"{tokens}", undisturbed=True)
+    scene.note(right, f"{tokens}")
