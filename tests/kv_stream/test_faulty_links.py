@@ -1,0 +1,227 @@
+"""What a network, a disk or a daemon of another time may do to a stream of blocks: it arrives
+whole, or the part that did is known."""
+
+from __future__ import annotations
+
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from engine_shim.checkpoint_links import LinkConfig, Links
+from engine_shim.checkpoint_plan import _Lookup
+from engine_shim.checkpointing import Key
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.channel import Channel, Wake
+from engine_shim.kv_stream.errors import Unreachable
+from engine_shim.kv_stream.stream import BlockIn, BlockOut, Loaded, gather, scatter
+from engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
+from tests.kv_stream.test_links import SECRET, ins, outs, served, wait
+from tests.signals import stop
+from tests.state_daemon.daemon import (
+    Cache,
+    daemon_in,
+    fingerprint,
+    local,
+    peer_of,
+    remote,
+    stats,
+    tokens_of,
+)
+from tests.state_daemon.faulty import Shuffler, TcpProxy
+
+IMAGE = 16384
+"""Of a block in a daemon's memory, in whole pages."""
+
+
+def test_repeated_and_reordered_messages_change_nothing(tmp_path: Path) -> None:
+    count, half = 480, 240
+    source, target = Cache(count, seed=3), Cache(count, seed=4)
+    with served(tmp_path, "plain") as (daemon, fleet), Shuffler(fleet.plain_port) as shuffler:
+        with peer_of(remote(shuffler.port), secret=SECRET) as peer:
+            wait(lambda: bool(peer.boot))
+            assert scatter(source, outs(half), peer, buffered=False) == half  # piece by piece
+            assert scatter(source, outs(count - half, first=half), peer) == count - half
+            assert peer.drained(20)
+            assert gather(target, ins(count), peer, "a", 0, 0, 5.0).blocks == count
+        assert shuffler.repeated and shuffler.swapped, "the fault was really there"
+        assert target.layers == source.layers
+        figures = stats(daemon)
+        assert (figures["blocks"], figures["assemblies"]) == (count, 0)
+        assert figures["memory_used"] == count * IMAGE, "nothing is kept twice"
+
+
+def test_an_encrypted_stream_that_is_slow_and_cut_arrives_whole(tmp_path: Path) -> None:
+    count = 60
+    source, target = Cache(count, seed=3), Cache(count, seed=4)
+    with served(tmp_path, "curve") as (daemon, fleet), TcpProxy(fleet.curve_port) as proxy:
+        keys = CurveKeys(*fleet.client, fleet.server[0])
+        with peer_of(remote(proxy.port, keys)) as peer:
+            wait(lambda: bool(peer.boot))
+            proxy.delay_s = 0.002
+            for step in range(count):
+                while scatter(source, outs(1, first=step), peer) == 0:
+                    time.sleep(0.01)
+                if step in (20, 40):
+                    wait(lambda: peer.pending_bytes > 0)
+                    proxy.cut()
+            assert peer.drained(30)
+            proxy.delay_s = 0.0
+            assert gather(target, ins(count), peer, "a", 0, 0, 5.0).blocks == count
+        assert target.layers == source.layers
+        assert stats(daemon)["blocks"] == count
+
+
+class _SmallReads(ZmqChannel):
+    read_bytes = 64 << 10
+
+
+def test_what_came_before_a_holder_died_is_kept(tmp_path: Path) -> None:
+    """And a reader is told at once, not at the end of its time."""
+    count = 60
+    source, target = Cache(count, seed=3), Cache(count, seed=4)
+    with served(tmp_path, "plain") as (daemon, fleet), TcpProxy(fleet.plain_port) as proxy:
+        with peer_of(local(daemon.socket)) as writer:
+            assert scatter(source, outs(count), writer) == count and writer.drained(5)
+
+        def connect(wake: Wake) -> Channel:
+            return _SmallReads(f"tcp://127.0.0.1:{proxy.port}", wake)
+
+        with peer_of(connect, "reader", secret=SECRET, patient=False) as peer:
+            wait(lambda: bool(peer.boot))
+            proxy.hold_after = 400_000
+            loaded: list[Loaded] = []
+            reading = Thread(
+                target=lambda: loaded.append(
+                    gather(target, ins(count), peer, "a", 0, 0, timeout_s=600.0)
+                )
+            )
+            reading.start()
+            wait(proxy.held.is_set)
+            daemon.kill()
+            proxy.cut()
+            reading.join(60)
+            assert not reading.is_alive(), "a dead holder is not waited for"
+            (found,) = loaded
+            assert found.failure == "unreachable" and 0 < found.blocks < count
+            for index in range(found.blocks):
+                assert target.block(index) == source.block(index)
+
+
+def lookup(sources: tuple[str, ...], timeout_s: float) -> Any:
+    links = Links(LinkConfig(), "w1", 1, "reader", fingerprint())
+    with ThreadPoolExecutor(1) as pool:
+        asked = _Lookup(pool, links, Key("a", 1, 0), sources, 1, timeout_s)
+        assert asked.done.wait(60)
+    links.close()
+    return asked
+
+
+def test_a_silent_or_dead_holder_does_not_hide_what_another_has(tmp_path: Path) -> None:
+    """All are asked at once; the first named of those that hold as much is used."""
+    cache = Cache(8)
+    with (
+        daemon_in(tmp_path / "silent") as silent,
+        daemon_in(tmp_path / "dead") as dead,
+        daemon_in(tmp_path / "less") as less,
+        daemon_in(tmp_path / "most") as most,
+    ):
+        for daemon, count in ((silent, 8), (dead, 8), (less, 3), (most, 5)):
+            with peer_of(local(daemon.socket)) as writer:
+                assert scatter(cache, outs(count), writer) == count and writer.drained(5)
+        dead.kill()
+        assert silent.process is not None
+        stop(silent.process.pid)
+        try:
+            named = tuple(f"unix:{d.socket}" for d in (silent, dead, less, most))
+            began = time.monotonic()
+            asked = lookup(named, 30.0)
+            assert asked.found == (named[3], 5)
+            assert time.monotonic() - began < 25, "the silent one's time limit is not waited for"
+            asked = lookup((named[3].replace("most", "./most"), named[3]), 5.0)
+            assert asked.found == (named[3].replace("most", "./most"), 5)
+        finally:
+            silent.kill()
+
+
+def test_a_daemon_of_an_older_epoch_stays_refused_and_what_it_was_sent_is_offered_anew(
+    tmp_path: Path,
+) -> None:
+    resets: list[str] = []
+    with daemon_in(tmp_path, epoch=5) as daemon:
+        endpoint = f"unix:{daemon.socket}"
+        links = Links(LinkConfig(), "w0", 1, "writer", fingerprint(), on_reset=resets.append)
+        peer = links.peer(endpoint)
+        assert scatter(Cache(1), outs(1), peer) == 1 and peer.drained(5)
+        daemon.kill()
+        daemon.options["epoch"] = 4
+        assert scatter(Cache(2), outs(1, first=1), peer) == 1
+        daemon.start()
+        wait(lambda: "older" in peer.gone)
+        assert resets == [endpoint], "it was sent to nobody"
+        with pytest.raises(Unreachable, match="older"):
+            links.peer(endpoint)
+        wait(lambda: _other(links, endpoint, peer), 20)
+        again = links.peer(endpoint)
+        wait(lambda: "older" in again.gone)
+        assert stats(daemon)["taken"] == 0
+        daemon.kill()
+        daemon.options["epoch"] = 6
+        daemon.start()
+        wait(lambda: _other(links, endpoint, again), 20)
+        newest = links.peer(endpoint)
+        wait(lambda: len(resets) == 2, 20)
+        assert scatter(Cache(2), outs(2), newest) == 2 and newest.drained(5)
+        assert stats(daemon)["blocks"] == 2
+        links.close()
+
+
+def _other(links: Links, endpoint: str, than: Any) -> bool:
+    try:
+        return links.peer(endpoint) is not than
+    except Unreachable:
+        return False
+
+
+def test_a_disk_that_is_full_costs_nobody_a_block(tmp_path: Path) -> None:
+    """The file tier's file may not grow: what is in memory stays there, and new blocks are
+    refused; what lies in the file comes back whole."""
+    limit, cold = 4, tmp_path / "cold"
+    cold.mkdir()
+    options = {
+        "budget_bytes": 8 * IMAGE, "file_directory": str(cold), "file_budget_bytes": 64 * IMAGE,
+        "cold_after_s": 0.0,
+    }  # fmt: skip
+    refused: list[str] = []
+    source, target = Cache(24, seed=3), Cache(24, seed=4)
+
+    def note(piece: m.Piece, code: str) -> None:
+        refused.append(code)
+
+    with daemon_in(tmp_path / "daemon", **options) as daemon:
+        assert daemon.process is not None
+        full = limit * IMAGE
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (full, full))
+        with peer_of(local(daemon.socket), on_refused=note) as peer:
+            for request in ("a", "b", "c"):
+                blocks = [BlockOut(request, 0, 0, i, 1, i, tokens_of(i)) for i in range(8)]
+                for block in blocks:
+                    assert scatter(source, [block], peer) == 1
+                    assert peer.drained(5)
+                source = Cache(24, seed=3 + len(request))
+            figures = stats(daemon)
+            assert set(refused) == {"budget"}
+            assert figures["memory_used"] <= figures["memory_budget"]
+            assert figures["file_used"] == full < figures["file_budget"]
+            assert figures["blocks"] == 8 + limit
+            wanted = [BlockIn(i, i, tokens_of(i)) for i in range(8)]
+            held = {}
+            for request in ("a", "b", "c"):
+                answer, _ = peer.ask(m.Ask(0, (request,)), 5.0)
+                held[request] = answer.positions[0].blocks if answer.positions else 0
+            assert sum(held.values()) == 8 + limit, "what is held has no gaps"
+            assert gather(target, wanted[: held["a"]], peer, "a", 0, 0, 5.0).blocks == held["a"]
