@@ -56,7 +56,6 @@ class ZmqChannel:
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_CHUNK_BYTES)
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.SNDTIMEO, SEND_TIMEOUT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)  # the peer reconnects, with a new handshake
         socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
@@ -81,9 +80,25 @@ class ZmqChannel:
         if parts:
             frames.append(parts[0] if len(parts) == 1 else b"".join(parts))
         try:
-            self._socket.send_multipart(frames, copy=True)
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=True)
+            except zmq.Again:
+                self._wait_for_room()
+                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=True)
         except zmq.ZMQError as error:
             raise Unreachable(self._address, str(error)) from None
+
+    def _wait_for_room(self) -> None:
+        """Until there is a connection that takes a message. Raises Unreachable, at once when
+        it is refused."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLOUT)
+        poller.register(self._monitor, zmq.POLLIN)
+        ready = dict(poller.poll(SEND_TIMEOUT_MS))
+        if self._monitor in ready:
+            raise Unreachable(self._address, "the connection was refused, or broke")
+        if self._socket not in ready:
+            raise Unreachable(self._address, f"takes nothing for {SEND_TIMEOUT_MS} ms")
 
     def receive(self, timeout_s: float) -> tuple[bytes, memoryview] | None:
         ready = dict(self._poller.poll(max(0, timeout_s) * 1000))
