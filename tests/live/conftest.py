@@ -240,9 +240,11 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_of(options: FleetOptions) -> AsyncIterator[Scene]:
+async def scene_of(
+    options: FleetOptions, kind: type[LocalFleet] = LocalFleet
+) -> AsyncIterator[Scene]:
     """A fleet and its log, both gone afterwards."""
-    async with LocalFleet(options, lambda text: print(text, flush=True)) as fleet:
+    async with kind(options, lambda text: print(text, flush=True)) as fleet:
         config = EtcdConfig(endpoints=(fleet.etcd_endpoint,))
         async with EtcdLog(config) as etcd:
             yield Scene(fleet, etcd)

@@ -106,16 +106,23 @@ class Victim:
         )
 
 
-async def hit(scene: Scene, tag: str, name: str, strike: Any = None) -> list[Any]:
-    """Streams of which those on worker `name` lose their engine when they are covered, and
-    `strike` befalls what holds them; the same without it; the events in between."""
+async def hit(
+    scene: Scene,
+    tag: str,
+    name: str,
+    strike: Any = None,
+    found: Callable[[Victim], Callable[[Fleet], bool]] = lambda victim: victim.covered,
+) -> list[Any]:
+    """Streams of which those on worker `name` lose their engine when they are covered (or
+    `found` is), and `strike` befalls what holds them; the same without it; the events in
+    between."""
     worker = await scene.until_ready(name)
     before = len(await scene.events())
 
     async def kill(streams: dict[str, Stream]) -> None:
         victim = Victim(scene, worker)
         await victim.take(streams)
-        fleet = await victim.run_until(victim.covered)
+        fleet = await victim.run_until(found(victim))
         assert name not in victim.holders(fleet)
         if strike is not None:
             await strike(victim)

@@ -1,0 +1,154 @@
+"""Whole fleets whose engines reach holders over TCP, as between hosts: two holders of which
+one dies with the primary, workers that cannot use each other's blocks, links that are cut
+when they are needed, and holders with next to no room."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from controlplane.local_fleet import FleetOptions, LocalFleet
+from events import vocabulary as v
+from policies.coverage import covered_tokens
+from tests.live.conftest import Scene, scene_of
+from tests.live.test_checkpoints import (
+    COUNT,
+    Victim,
+    daemon_of,
+    fold,
+    hit,
+    of,
+    until_daemons,
+    with_checkpoints,
+)
+from tests.state_daemon.faulty import TcpProxy
+
+
+class OddFleet(LocalFleet):
+    """The engine of w2 has blocks of another size: its fingerprint fits nobody else's."""
+
+    def engine_args(self, index: int) -> tuple[str, ...]:
+        given = list(super().engine_args(index))
+        if index == 2:
+            given[given.index("--block-size") + 1] = "64"
+        return tuple(given)
+
+
+async def test_two_holders_in_plaintext_and_a_worker_of_another_fingerprint(
+    options: FleetOptions,
+) -> None:
+    more = with_checkpoints(options, checkpoint_link="plain", checkpoint_holders=2)
+    async with scene_of(more, OddFleet) as scene:
+        fleet = await until_daemons(scene)
+        assert all(h.address and not h.local for h in fleet.holders.values())
+        assert fleet.holders["w0"].family == fleet.holders["w1"].family
+        assert fleet.holders["w2"].family not in ("", fleet.holders["w0"].family)
+        await _second_holder_serves(scene, fleet.holders["w2"].address)
+        await until_daemons(scene)
+        await _nobody_can_use_its_blocks(scene)
+        verdict = await scene.sound()
+        assert verdict.plans >= 2
+
+
+async def _second_holder_serves(scene: Scene, address: str) -> None:
+    """Primary and one of two holders die in the same moment."""
+
+    async def strike(victim: Victim) -> None:
+        fleet = await victim.run_until(
+            lambda f: all(covered_tokens(f, "w2", r) >= 320 for r in victim.requests)
+        )
+        assert victim.holders(fleet) == {"w1", "w2"}
+        os.kill(daemon_of(scene, "w1"), signal.SIGKILL)
+
+    happened = await hit(scene, "twofold", "w0", strike)
+    done = of(happened, v.RestoreDone)
+    assert done and {e.holder for e in done} == {address}
+    assert min(e.tokens for e in done) >= 320
+    unfit = [o for p in of(happened, v.RecoveryPlanned) for c in p.choices for o in c.options]
+    assert {o.excluded for o in unfit if o.worker == "w2" and o.kind == "restore"} == {
+        "fingerprint"
+    }
+
+
+async def _nobody_can_use_its_blocks(scene: Scene) -> None:
+    happened = await hit(scene, "unfit", "w2")
+    assert of(happened, v.RecoveryPlanned)
+    chosen = [c.options[c.chosen] for p in of(happened, v.RecoveryPlanned) for c in p.choices]
+    assert {o.kind for o in chosen} == {"recompute"}
+    assert not of(happened, v.RestoreStarted)
+
+
+@asynccontextmanager
+async def behind_proxies(options: FleetOptions) -> AsyncIterator[tuple[Scene, list[TcpProxy]]]:
+    """A fleet whose engines reach each daemon by a proxy."""
+    proxies = [TcpProxy() for _ in range(options.workers)]
+    advertise = tuple(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+    more = msgspec.structs.replace(options, checkpoint_advertise=advertise)
+    try:
+        async with scene_of(more) as scene:
+            assert scene.fleet.checkpoints is not None
+            for proxy, port in zip(proxies, scene.fleet.checkpoints.ports, strict=True):
+                proxy.target = port
+            yield scene, proxies
+    finally:
+        for proxy in proxies:
+            proxy.__exit__()
+
+
+async def test_encrypted_links_that_are_cut_and_holders_without_room(
+    options: FleetOptions,
+) -> None:
+    """Memory for some thirty blocks and a file for as many: holders refuse and drop, what they
+    have is told as it is, and no more is used."""
+    more = with_checkpoints(options, checkpoint_link="curve")
+    more = msgspec.structs.replace(more, checkpoint_mb=2, checkpoint_file_mb=1)
+    async with behind_proxies(more) as (scene, proxies):
+        fleet = await until_daemons(scene)
+        assert {h.budget_bytes for h in fleet.holders.values()} == {3 << 20}
+        await _cut_when_needed(scene, proxies)
+        figures = await _pressed(scene)
+        assert figures["file_budget"] == 1 << 20
+        await scene.sound()
+
+
+async def _cut_when_needed(scene: Scene, proxies: Sequence[TcpProxy]) -> None:
+    """The links of all holders break with the engine, and stay so."""
+
+    async def strike(victim: Victim) -> None:
+        for proxy in proxies:
+            proxy.closed = True
+            proxy.cut()
+
+    happened = await hit(scene, "cut", "w0", strike, found=some_covered)
+    assert not of(happened, v.RestoreDone)
+    assert of(happened, v.CheckpointsAcknowledged) or of(happened, v.CheckpointAcknowledged)
+    for proxy in proxies:
+        proxy.closed = False
+
+
+def some_covered(victim: Victim) -> Callable[[Any], bool]:
+    """Whether every client has some output, and a holder something of any of the streams."""
+
+    def found(fleet: Any) -> bool:
+        held = [covered_tokens(fleet, h, r) for h in fleet.holders for r in victim.requests]
+        return min(len(s.tokens) for s in victim.streams) >= 8 and max(held) >= 64
+
+    return found
+
+
+async def _pressed(scene: Scene) -> dict[str, int]:
+    """More than there is room for, at once; figures of the daemons, put together."""
+    fleet = await fold(scene)
+    boots = {h.boot for h in fleet.holders.values()}
+    figures = [h.figures for h in fleet.holders.values() if h.figures]
+    chosen = of(await scene.events(), v.HolderChosen)
+    assert len(boots) == 3 and figures and len(chosen) > COUNT
+    without = [e for e in chosen if not e.holders]
+    refused = sum(f["refused"] + f["evicted"] for f in figures)
+    assert without or refused, "there was room for all"
+    return {name: max(f[name] for f in figures) for name in figures[0]}
