@@ -1,7 +1,7 @@
 """What the host's state daemon holds, told to the log; and ends, told to the daemon.
 
     found or started -> ask for all it holds -> StateDaemonStarted + acknowledgements
-          -> twice a second: positions, evictions, ends; now and then its figures
+          -> five times a second: positions, evictions, ends; now and then its figures
           -> dead (or it answers no more, and is killed) -> StateDaemonLost
           -> wait the backoff -> again
 
@@ -29,8 +29,8 @@ from engine_shim.kv_stream.peer import Peer
 from engine_shim.state_daemon.coverage import CoverageReports, together
 from events.vocabulary import StateDaemonLost, StateDaemonReported, StateDaemonStarted
 
-POLL_S = 0.5
-REPORT_EVERY = 20
+POLL_S = 0.2
+REPORT_EVERY = 50
 """Polls between two reports of figures, if they changed."""
 
 START_S = 20.0

@@ -1,9 +1,9 @@
 """Where checkpoints lie and how lost requests go on: the ways to decide, against each other.
 
 Placement none, neighbour (DéjàVu), load-aware (LUMEN) and load-aware with two holders, each
-with Eq. 6 and with recovery by estimated completion, in one fleet of four real workers. Every
-way gets the same requests: lengths of the Azure conversation trace (data/, prompts scaled to
-the model's context), a fixed number at once, the next when one ends. When half of them have
+with Eq. 6 and with recovery by estimated completion, in one fleet of three real workers. Every
+way gets the same requests: lengths of the Azure conversation trace (data/, prompts scaled, no
+longer than the context), a fixed number at once, the next when one ends. When half of them have
 been sent one worker's engine is killed, a different one in each repetition.
 
 Told of each way: how long the moved streams stood still, tokens computed again and restored,
@@ -48,7 +48,7 @@ DESCRIPTION = "holders and recovery rules compared after kills, on Azure convers
 LENGTHS = Path(__file__).parent / "data" / "azure_conv_lengths.csv"
 COVERAGE_GOAL = 0.9
 BALANCE_GOAL = 1.5
-WORKERS = 4
+WORKERS = 3
 MOST_CONTEXT = 4096
 SAMPLE_S = 0.05
 SHARE_SENT = 0.5
@@ -239,9 +239,9 @@ def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="chaos.bench recovery-ablation", description=DESCRIPTION)
     parser.add_argument("--repetitions", type=int, default=2, help="kills of each way")
-    parser.add_argument("--requests", type=int, default=40, help="of each way and repetition")
-    parser.add_argument("--at-once", type=int, default=16, help="streams at a time")
-    parser.add_argument("--scale", type=float, default=0.5, help="of the trace's prompts")
+    parser.add_argument("--requests", type=int, default=36, help="of each way and repetition")
+    parser.add_argument("--at-once", type=int, default=12, help="streams at a time")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the trace's prompts")
     parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
     args = parser.parse_args(argv)
     ways = asyncio.run(measure(args, wide_model(args.model)))
