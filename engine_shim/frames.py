@@ -37,7 +37,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """`:x`: generation broke. `kind`: engine, mismatch, internal."""
+    """`:x`: generation broke. `kind`: engine, mismatch, internal, moved (handed over)."""
 
     kind: str
     message: str

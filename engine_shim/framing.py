@@ -84,7 +84,11 @@ class FramedResponse:
 
     async def fail(self, error: BaseException) -> None:
         """The handler itself raised."""
-        if self._started and not self._ended:
+        if self._ended:
+            return
+        if kind := self._generation.failure:
+            await self._write(frames.broken(kind, self._generation.error), last=True)
+        elif self._started:
             await self._write(frames.broken("internal", type(error).__name__), last=True)
 
     async def _on_start(self, message: Message) -> None:

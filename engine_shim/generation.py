@@ -147,7 +147,7 @@ class Generation:
     `failure` is the `:x` kind of what broke it (`error` says what), empty while nothing
     did or when the request itself was at fault. `stepwise`: a parser reads the output, so
     delivered tokens must pass it one by one, as they did the first time. `whole`: the answer
-    is rendered in one piece.
+    is rendered in one piece. `moving`: it was handed over, and ends here.
     """
 
     def __init__(
@@ -170,6 +170,8 @@ class Generation:
         self.priority = priority
         self.stepwise = False
         self.whole = False
+        self.moving = False
+        self.engine_ids: list[str] = []
         self.flush: Callable[[], Awaitable[None]] | None = None
         self.failure = ""
         self.error = ""

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from engine_shim import identity, plugin
+from engine_shim import handover, identity, plugin
 from engine_shim.checkpointing import endpoints
 from engine_shim.detached import Bounds, Gone, Shelf
 from engine_shim.framing import FramedResponse
@@ -92,6 +92,8 @@ class RelumeMiddleware:
             await self._retarget(receive, send)
         elif scope["path"] in (ATTACH_PATH, RELEASE_PATH) and scope["method"] == "POST":
             await self._kept(scope["path"], receive, send)
+        elif scope["path"] == handover.PATH and scope["method"] == "POST":
+            await self._hand_over(receive, send)
         else:
             await self._serve(scope, receive, send)
 
@@ -189,7 +191,8 @@ class RelumeMiddleware:
             await self._app(scope, receive, response.send)
         except Exception as error:  # process edge: the gateway must hear why, then uvicorn
             await response.fail(error)
-            raise
+            if not generation.moving:
+                raise
         finally:
             CURRENT.reset(token)
 
@@ -208,6 +211,14 @@ class RelumeMiddleware:
             await _send_json(send, 200, {"holders": holders})
         else:
             await _send_error(send, 404, "not here, or without checkpoints")
+
+    async def _hand_over(self, receive: Receive, send: Send) -> None:
+        try:
+            body = await _read(receive)
+        except MalformedDispatch:
+            return  # nobody is there to be answered
+        incarnation = self._identity.incarnation
+        await _send_json(send, *await handover.answer(body, incarnation, plugin.hand_over))
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -112,6 +112,13 @@ async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool
     return await vllm_private_core.retarget(vllm_private.engines(), request, attempt, targets)
 
 
+async def hand_over(request: str, attempt: int) -> bool:
+    """Stops a running attempt that is to go on elsewhere; False when it is not here."""
+    from engine_shim import vllm_private, vllm_private_core
+
+    return await vllm_private_core.hand_over(vllm_private.engines(), request, attempt)
+
+
 def state() -> dict[str, Any]:
     """What `GET /relume/state` shows beside the identity."""
     from engine_shim import vllm_private

@@ -52,6 +52,7 @@ from engine_shim.generation import (
     Generation,
     ReplayMismatch,
 )
+from engine_shim.handover import KIND, HandedOver, note_running
 from engine_shim.vllm_private_outputs import OrderedCollector, logprobs_of, record_of
 from engine_shim.vllm_private_resume import TAIL, packed
 
@@ -165,9 +166,12 @@ async def _followed(
     latest: dict[int, Any] = {}
     try:
         async for output in outputs:
-            if output.finished and any(c.finish_reason == "abort" for c in output.outputs):
+            if any(c.finish_reason == "abort" for c in output.outputs):
                 # The client is still there, so this is the engine's doing: not an end.
-                raise EngineStopped
+                if generation.moving:
+                    raise HandedOver
+                if output.finished:
+                    raise EngineStopped
             if output.num_cached_tokens:
                 generation.cached_tokens = output.num_cached_tokens
             if whole:
@@ -250,6 +254,8 @@ def failure_kind(error: BaseException) -> str:
             return "engine"
         case ReplayMismatch():
             return "mismatch"
+        case HandedOver():
+            return KIND
     return "internal"
 
 
@@ -311,6 +317,8 @@ def _hook_core(engine: AsyncLLM) -> None:
 
     async def add_request(request: EngineCoreRequest) -> None:
         generation = CURRENT.get()
+        if generation is not None:
+            note_running(generation, request.request_id)
         resume = generation.resume if generation is not None else None
         if resume is None or resume.mode == "replay" or not generation.delivered:
             await add(request)
