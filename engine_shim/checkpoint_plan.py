@@ -102,7 +102,18 @@ def _held(answer: Any, key: Key, ranks: int) -> int:
 class _Track:
     """One request the scheduler holds, as far as checkpoints go."""
 
-    __slots__ = ("due", "first", "key", "load", "lookup", "next", "priority", "request", "targets")
+    __slots__ = (
+        "due",
+        "first",
+        "key",
+        "leaving",
+        "load",
+        "lookup",
+        "next",
+        "priority",
+        "request",
+        "targets",
+    )
 
     def __init__(self, request: Any, key: Key, targets: tuple[str, ...], priority: int) -> None:
         self.request = request
@@ -110,6 +121,7 @@ class _Track:
         self.targets = targets
         self.priority = priority
         self.next = dict.fromkeys(targets, 0)
+        self.leaving = -1  # tokens behind which former holders are told to let go; -1: never
         self.lookup: _Lookup | None = None
         self.load = ""
         self.first = 0
@@ -169,13 +181,15 @@ class CheckpointPlan:
 
     def retarget(self, request: str, attempt: int, targets: tuple[str, ...]) -> bool:
         """Other holders for a running attempt; False when it is not here. What it has goes to
-        new ones from the first block on; whoever held blocks is told of its end."""
+        new ones from the first block on; former ones keep theirs until the new ones have had
+        all of it for a block's time."""
         root = request, attempt
         found = [t for t in self._tracks.values() if (t.key.request, t.key.attempt) == root]
         for track in found:
             track.next = {endpoint: track.next.get(endpoint, 0) for endpoint in targets}
             track.targets = tuple(dict.fromkeys((*track.targets, *targets)))
             track.due = 0
+            track.leaving = 0
         return bool(found)
 
     # --- restoring ---------------------------------------------------------------------
@@ -234,8 +248,25 @@ class CheckpointPlan:
                 tokens = tuple(self._tokens(track, index) for index in range(first, last))
                 jobs.append(SaveJob(endpoint, track.key, first, tuple(ids), tokens, track.priority))
                 track.next[endpoint] = last
-        track.due = (min(track.next.values()) + 1) * size
+        had = min(track.next.values())
+        track.due = (had + 1) * size
+        if track.leaving >= 0 and had == full:
+            self._let_go(track, full * size)
         return jobs
+
+    def _let_go(self, track: _Track, tokens: int) -> None:
+        """The holders there are now were handed all `tokens`. What they got a block earlier
+        they have: then the former ones drop theirs. A drop is of all choices of a request, so
+        of several they keep theirs to the end."""
+        key = track.key
+        if self._live[key.request, key.attempt] > 1:
+            track.leaving = -1
+        elif not track.leaving:
+            track.leaving = tokens + 1
+        elif tokens >= track.leaving:
+            former = [e for e in track.targets if e not in track.next]
+            self._drops += [DropJob(e, key.request, key.attempt, True) for e in former]
+            track.targets, track.leaving = tuple(track.next), -1
 
     def _tokens(self, track: _Track, index: int) -> tuple[int, ...]:
         at = index * self._block_size

@@ -153,7 +153,7 @@ class CheckpointRank:
 
     def drop(self, job: DropJob) -> None:
         try:
-            self._writers.peer(job.endpoint).drop(job.request, job.attempt)
+            self._writers.peer(job.endpoint).drop(job.request, job.attempt, job.moved)
         except Unreachable:
             return  # it expires there
 

@@ -65,8 +65,10 @@ class LoadJob(Struct, frozen=True):
 
 
 class DropJob(Struct, frozen=True):
-    """The request is over; its blocks at the endpoint are of no more use."""
+    """The blocks at the endpoint are of no more use: the request is over, or (`moved`) runs on
+    and has them elsewhere."""
 
     endpoint: str
     request: str
     attempt: int
+    moved: bool = False

@@ -180,11 +180,13 @@ class Corrupt(Message, frozen=True, tag="corrupt"):
 
 
 class Drop(Message, frozen=True, tag="drop"):
-    """The requests ended (attempts above `attempt` are left alone)."""
+    """The requests ended (attempts above `attempt` are left alone). `moved`: they run on, but
+    others hold them now, so more of them may come again."""
 
     seq: int
     requests: tuple[str, ...]
     attempt: int
+    moved: bool = False
 
 
 class Done(Message, frozen=True, tag="done"):

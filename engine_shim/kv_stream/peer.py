@@ -256,9 +256,10 @@ class Peer:
         """Tells the daemon that a block it gave is damaged; no answer is awaited."""
         self._tell(m.Corrupt(0, request, child, rank, index))
 
-    def drop(self, request: str, attempt: int) -> None:
-        """Tells the daemon that the request ended; no answer is awaited."""
-        self._tell(m.Drop(0, (request,), attempt))
+    def drop(self, request: str, attempt: int, moved: bool = False) -> None:
+        """Tells the daemon that the request ended, or is held by others now (`moved`); no
+        answer is awaited."""
+        self._tell(m.Drop(0, (request,), attempt, moved))
 
     def _tell(self, message: Any) -> None:
         """Sends a message whose answer does not matter."""

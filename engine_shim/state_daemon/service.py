@@ -256,7 +256,7 @@ class Session:
             raise Refusal("authentication", "readers drop nothing")
         blocks = size = 0
         for request in drop.requests:
-            gone = self._service.store.drop(request, drop.attempt)
+            gone = self._service.store.drop(request, drop.attempt, drop.moved)
             blocks, size = blocks + gone[0], size + gone[1]
         return Reply(m.encode(m.Done(drop.seq, blocks, size)))
 

@@ -282,9 +282,11 @@ class BlockStore:
 
     # --- ends --------------------------------------------------------------------------
 
-    def drop(self, request: str, attempt: int) -> tuple[int, int]:
-        """The request ended; (blocks, bytes) that were held. Later attempts are left."""
-        self._ended[request] = max(attempt, self._ended.pop(request, -1))
+    def drop(self, request: str, attempt: int, moved: bool = False) -> tuple[int, int]:
+        """The request ended, or is held by others now (`moved`: its writer may come back);
+        (blocks, bytes) that were held. Later attempts are left."""
+        if not moved:
+            self._ended[request] = max(attempt, self._ended.pop(request, -1))
         while len(self._ended) > ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
         holding = self._holdings.get(request)

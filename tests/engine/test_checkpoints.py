@@ -25,6 +25,7 @@ from tests.state_daemon.daemon import Cache, Daemon, daemon_in, hello, local, pe
 pytestmark = pytest.mark.engine
 
 PATH = "/v1/completions"
+HANDOVER = "/relume/handover"
 BLOCK = 32
 PROMPT = " ".join(f"Block {i} of the lease is held by worker {i * 7 % 13}." for i in range(14))
 TOKENS = 600
@@ -285,7 +286,8 @@ def test_many_at_once_are_saved_and_restored(
 def test_a_running_request_gets_another_holder(
     second: Engine, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """The new one has all of it from the first block on; both hear of its end."""
+    """The new one has all of it from the first block on; the old one lets go when it has, and
+    may be a holder of the same attempt again; both hear of its end."""
     path = "/relume/checkpoint"
     expected = whole(second, "moves-plain")
     with daemon_in(tmp_path, budget_bytes=64 << 20) as other:
@@ -295,6 +297,10 @@ def test_a_running_request_gets_another_holder(
         wait_until(lambda: held_blocks(daemon, "moves") > 0, "held where it was", 10.0)
         assert client.post(second.port, path, asked).status == 200
         wait_until(lambda: held_blocks(other, "moves") >= full_blocks(second, 1) > 0, "moved", 10.0)
+        wait_until(lambda: held_blocks(daemon, "moves") == 0, "let go", 10.0)
+        back = {**asked, "holders": [endpoint(daemon)]}
+        assert client.post(second.port, path, back).status == 200
+        wait_until(lambda: held_blocks(daemon, "moves") > 0, "held again", 10.0)
         rest = client.sort_frames(response.read())
         connection.close()
         assert rest.ids == expected.ids
@@ -304,6 +310,46 @@ def test_a_running_request_gets_another_holder(
     assert client.post(second.port, path, {**asked, "incarnation": 9}).status == 409
     assert client.post(second.port, path, {**asked, "holders": ["http://x"]}).status == 400
     assert client.post(second.port, path, {"request": 1}).status == 400
+
+
+def handed_over(engine: Engine, daemon: Daemon, request: str, after: int, **options: Any) -> Any:
+    """A stream that is handed over once `after` of its blocks are held: its frames."""
+    headers = client.headers_for(request=request, checkpoint=endpoint(daemon))
+    connection, response = client.open_stream(engine.port, PATH, body_for(**options), headers)
+    wait_until(lambda: held_blocks(daemon, request) >= after, "held", 10.0)
+    asked = {"request": request, "attempt": 1, "incarnation": 1}
+    assert client.post(engine.port, HANDOVER, asked).status == 200
+    first = client.sort_frames(response.read())
+    connection.close()
+    assert first.last == frames.Broken("moved", "handed over to another engine")
+    assert client.post(engine.port, HANDOVER, asked).status == 404, "it is gone"
+    return first
+
+
+def test_a_request_handed_over_goes_on_elsewhere_from_its_blocks(
+    zygote: Zygote, second: Engine, daemon: Daemon
+) -> None:
+    """Nothing it made is lost, its blocks stay, and the rest is what it would have been."""
+    expected = whole(second, "handed-plain")
+    with engine_of(zygote.fork(*connector())) as source:
+        began = full_blocks(second, 1)
+        first = handed_over(source, daemon, "handed", began + 2)
+        source.wait_idle()
+        assert first.ids == expected.ids[: len(first.ids)] and len(first.ids) < TOKENS
+        assert held_blocks(daemon, "handed") >= began + 2, "an end would have dropped them"
+        forget_prefixes(second)
+        rest = resumed(second, daemon, "handed", first.ids, client.created_of(first.payload))
+        assert rest.ids == expected.ids[len(first.ids) :]
+        assert isinstance(outcome(second, "handed")[-1], RestoreDone)
+        several = handed_over(source, daemon, "handed-n", began, n=2, temperature=0.8, seed=5)
+        assert b'"abort"' not in several.payload
+        assert several.ids_of(0) and several.ids_of(1)
+        silent = handed_over(source, daemon, "handed-whole", began, stream=False)
+        assert silent.whole is None and silent.ids == expected.ids[: len(silent.ids)]
+        source.wait_idle()
+        asked = {"request": "nobody", "attempt": 1, "incarnation": 1}
+        for body, status in ((asked, 404), ({**asked, "incarnation": 2}, 409), ({}, 400)):
+            assert client.post(source.port, HANDOVER, body).status == status
 
 
 def test_choices_are_kept_apart(second: Engine, daemon: Daemon) -> None:

@@ -260,6 +260,15 @@ def test_a_half_arrived_block_is_in_the_budget_and_expires() -> None:
     store.close()
 
 
+def test_what_others_hold_now_is_dropped_and_may_come_again(store: BlockStore) -> None:
+    put(store, "a", 0)
+    assert store.drop("a", 1, moved=True) == (1, IMAGE)
+    put(store, "a", 0)
+    assert store.drop("a", 1) == (1, IMAGE)
+    with pytest.raises(Refusal):
+        put(store, "a", 0)
+
+
 def test_memory_freed_goes_back_to_the_host(store: BlockStore) -> None:
     for index in range(8):
         put(store, "a", index)
