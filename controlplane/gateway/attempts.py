@@ -46,6 +46,7 @@ class Counters(Struct):
     requests: int = 0
     in_flight: int = 0
     failovers: int = 0
+    moves: int = 0
     waits: int = 0
     tokens: int = 0
     completed: int = 0
@@ -110,6 +111,7 @@ class Attempts:
         "_engine_errors",
         "_failed_on",
         "_failover",
+        "_moves",
         "_pause_s",
         "_rejoin",
         "_task",
@@ -148,6 +150,7 @@ class Attempts:
         self._task: asyncio.Task[None] | None = None
         self._arrived_at = ctx.clock()
         self._tries = 0
+        self._moves = 0  # of the tries, those that ended by a handover: no failures
         self._engine_errors = 0
         self._answers: set[int] = set()  # statuses of the engine errors; 0 for what had none
         self._deaths = 0  # in a row, with nothing delivered between them
@@ -171,7 +174,7 @@ class Attempts:
 
     def _assign(self, cause: str) -> None:
         declined = cause == "declined"
-        if self._tries >= self.ctx.config.max_attempts:
+        if self._tries - self._moves >= self.ctx.config.max_attempts:
             if declined:
                 self.declined_by_all()
             else:
@@ -353,6 +356,35 @@ class Attempts:
             self.fail(502, refusal)
             return
         self._assign(CAUSES.get(kind, kind))
+
+    def handed_over(self) -> None:
+        """The engine gave the attempt up as it was asked to: go on where it is planned. Nothing
+        is held against anybody."""
+        to, self.assignment = self.assignment, None
+        if to is None or self.over:
+            return
+        self._leave(to)
+        self._rejoin = ""
+        self._moves += 1
+        self.ctx.counters.moves += 1
+        if self._failover is None:
+            self._failover = Failover("moved", self.ctx.clock())
+        self.before_failover()
+        try:
+            self.ctx.scheduler.observed(
+                self.arrival.request, to.attempt, "moved", self.delivered, "handed over"
+            )
+        except LogError as error:
+            log.error("move_not_written", reason=str(error), **self.about())
+        if refusal := self.may_retry():
+            self.fail(502, refusal)
+        else:
+            self._assign("moved")
+
+    @property
+    def movable(self) -> bool:
+        """Whether the attempt may be handed over now: it runs, and can be taken up."""
+        return self.upstream is not None and not self.over and not self.may_retry()
 
     def _fail_after_errors(self) -> None:
         """Workers that were all merely full are a reason to come again, not an error."""

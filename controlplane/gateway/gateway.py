@@ -241,6 +241,11 @@ class Gateway:
         attempts = self._attempts.get((worker, incarnation), ())
         return {a.arrival.request: a.delivered for a in attempts}
 
+    def movable_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        """Of these the ones that may be handed over now."""
+        attempts = self._attempts.get((worker, incarnation), ())
+        return {a.arrival.request: a.delivered for a in attempts if a.movable}
+
     # --- Service, for the connections
 
     def identify(self, request: Request) -> None:

@@ -128,7 +128,7 @@ class SchedulerPort(Protocol):
         """Choose a worker for the next attempt; None when none can take it at present.
 
         `cause`: arrival, reset, stall, engine_dead, engine_error, stale, refused, unreachable,
-        declined, wait_over.
+        declined, moved, wait_over.
         `delivered`: tokens the gateway holds of it (with the client when streaming).
         """
         ...
@@ -149,7 +149,7 @@ class SchedulerPort(Protocol):
         """One attempt's connection failed. `kind`: reset, eof, refused, unreachable (no
         connection in time), stale, engine_dead, engine_error, declined (a moved request
         answered with a 4xx), stall, timeout. The worker is avoided for this request's later
-        attempts."""
+        attempts. Or it was moved: handed over as asked, which is nobody's failure."""
         ...
 
     def ended(
@@ -182,4 +182,8 @@ class GatewayPort(Protocol):
 
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """Requests under way on that incarnation, and the tokens the gateway has of each."""
+        ...
+
+    def movable_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        """Of these the ones that may be handed over now."""
         ...

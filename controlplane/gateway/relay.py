@@ -300,6 +300,12 @@ class Exchange(Attempts):
         if kind == "engine":
             self.attempt_failed("engine_dead", message[:200])
             return
+        if kind == "moved":
+            if self._finish or self._done or self._whole is not None:
+                self.attempt_failed("eof", message[:200])
+            else:
+                self.handed_over()
+            return
         self._flush()
         if kind == "mismatch":
             told = "the continuation would have differed from what was delivered"

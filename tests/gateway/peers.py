@@ -26,10 +26,12 @@ class Behaviour:
     """What an engine does with one request. `cut_at`: raw bytes of the response sent before
     the connection goes (`cut`: rst or fin). `status`: refuse with it. `hang_at`: send that
     many raw bytes, then nothing more. `piece`: write in pieces of so many bytes. `apart`: what
-    shows no token comes in frames of its own."""
+    shows no token comes in frames of its own. `moved_after`: so many frames, then the request
+    is handed over."""
 
     cut_at: int | None = None
     cut_after: int | None = None  # so many pieces
+    moved_after: int | None = None
     apart: bool = False
     cut: str = "fin"
     status: int = 0
@@ -220,6 +222,9 @@ class _EngineConnection(asyncio.Protocol):
             pieces = [joined[: how.cut_at]]
         elif how.cut_after is not None:
             pieces = pieces[: how.cut_after]
+        elif how.moved_after is not None:
+            end = b":x moved 4\nover"
+            pieces = [*pieces[: how.moved_after + 1], b"%x\r\n%b\r\n0\r\n\r\n" % (len(end), end)]
         elif how.hang_at is not None:
             pieces = [joined[: how.hang_at]]
         elif how.piece:
