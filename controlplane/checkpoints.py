@@ -59,7 +59,7 @@ class Checkpoints:
         if lost:
             restore = checkpoints.sources(self._view, request, live.worker, lost)
         try:
-            holders = self._place(live, "recovered" if lost else "arrival")
+            holders = self._place(live, _placed_because(live) if lost else "arrival")
         except LogError as error:  # it is served all the same
             log.error("holders_not_written", reason=str(error))
             return (), restore
@@ -103,6 +103,8 @@ class Checkpoints:
         failure has none yet, for all that the same engine was running."""
         if not live.attempt or live.running or not live.arrival.protected:
             return False
+        if live.failure == "moved" and self._keeps(live):
+            return True
         place, now = (live.worker, live.incarnation), self._clock()
         made_at, considered = self._planned.get(place, (0, frozenset()))
         if live.arrival.request not in considered or now - made_at > STALE_PLAN_US:
@@ -110,6 +112,10 @@ class Checkpoints:
                 p: made for p, made in self._planned.items() if now - made[0] <= STALE_PLAN_US
             }
             self._planned[place] = now, self._plan(live, place)
+        return self._keeps(live)
+
+    def _keeps(self, live: LiveRequest) -> bool:
+        """Whether there is a plan for the attempt that ended."""
         plan = self._view.checkpoints.plan(live.arrival.request)
         return plan is not None and plan.attempt == live.attempt
 
@@ -192,3 +198,7 @@ class Checkpoints:
     @property
     def _view(self) -> View:
         return self._scheduler.view
+
+
+def _placed_because(live: LiveRequest) -> str:
+    return "moved" if live.failure == "moved" else "recovered"

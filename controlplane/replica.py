@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from controlplane.holder_watch import HolderWatch
 from controlplane.leader import Leadership
+from controlplane.migration import MigrationWatch
 from controlplane.notices import NoticeWatch
 from controlplane.scheduler import Scheduler
 from controlplane.stall_watch import StallWatch
@@ -27,9 +28,10 @@ from events import vocabulary as v
 from events.errors import BrokenChain, Compacted, Fenced, LogUnavailable
 from events.log import LogReader, RevisionGroup, StreamWriter
 from events.segment import GENESIS
-from policies import checkpoint_settings, stall
+from policies import checkpoint_settings, migration_settings, stall
 from policies.checkpoint_settings import CheckpointConfig
 from policies.fleet import apply_group
+from policies.migration_settings import MigrationConfig
 from policies.state import Fleet
 from policies.view import View
 
@@ -50,6 +52,7 @@ class ReplicaConfig(Struct, frozen=True):
     tick_s: float = 1.0
     stall: stall.StallConfig = stall.StallConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
+    migration: MigrationConfig = MigrationConfig()
 
 
 class KeptFold(Protocol):
@@ -137,7 +140,8 @@ class Replica:
                 os.getpid(),
                 policy=self.config.policy,
                 settings=stall.settings_of(self.config.stall)
-                + checkpoint_settings.settings_of(self.config.checkpoints),
+                + checkpoint_settings.settings_of(self.config.checkpoints)
+                + migration_settings.settings_of(self.config.migration),
             )
         )
         log.info("caught_up", revision=self.fleet.revision, workers=len(self.fleet.workers))
@@ -175,7 +179,8 @@ class Replica:
         watch = StallWatch(self.scheduler, gateway, asyncio.get_running_loop().time)
         holders = HolderWatch(self.scheduler)
         self.scheduler.checkpoints.delivered_on = gateway.delivered_on
-        for watching in (watch, holders):
+        moves = MigrationWatch(self.scheduler, gateway)
+        for watching in (watch, holders, moves):
             self.observe(watching.seen)
             self.observe_groups(watching.folded)
         self.scheduler.returns.let_go = gateway.let_go
@@ -188,6 +193,7 @@ class Replica:
             tasks.create_task(watch.run(), name="stall-watch")
             tasks.create_task(notices.run(), name="notices")
             tasks.create_task(holders.run(), name="holder-watch")
+            tasks.create_task(moves.run(), name="migration-watch")
             tasks.create_task(self._until_fenced(), name="fenced")
 
     async def _follow(self) -> None:

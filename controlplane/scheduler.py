@@ -277,7 +277,7 @@ class Scheduler:
         live = self.live[request]
         live.running, live.failure = False, kind
         failed = f"{live.worker}:{live.incarnation}"
-        if failed not in live.avoid:
+        if kind != "moved" and failed not in live.avoid:
             live.avoid = (*live.avoid, failed)
         self.emit(
             v.TransportObserved(

@@ -16,7 +16,7 @@ from policies import coverage, placement, recovery_plan, routing
 from policies.checkpoint_settings import CheckpointConfig, config_of
 from policies.pace import prefill_ns
 from policies.placement import Demand, Index, Placement, Site, Weights
-from policies.recovery_plan import Interrupted, Links, Rules, Stored, Target
+from policies.recovery_plan import Estimates, Interrupted, Links, Rules, Stored, Target
 from policies.state import Fleet, Worker
 from policies.view import View
 
@@ -172,10 +172,33 @@ def plan(
     Raises KeyError for a policy or worker nobody knows.
     """
     config = config_of(view)
+    if config.recovery == "recompute":
+        return ()
+    interrupted, *state = _question(view, worker, incarnation, lost, "failed")
+    if not any(r.stored for r in interrupted):
+        return ()
+    return recovery_plan.plan(interrupted, *state, config.recovery)
+
+
+def estimates(
+    view: View, worker: str, incarnation: int, running: Sequence[Lost]
+) -> tuple[list[Interrupted], Estimates]:
+    """What could become of requests that leave a living engine.
+
+    Raises KeyError for a worker nobody knows.
+    """
+    interrupted, *state = _question(view, worker, incarnation, running, "it runs there")
+    return interrupted, Estimates(*state, len(interrupted))
+
+
+def _question(
+    view: View, worker: str, incarnation: int, lost: Sequence[Lost], why_not: str
+) -> tuple[list[Interrupted], list[Target], Links, Rules]:
+    config = config_of(view)
     failed = view.fleet.workers[worker]
     held = {r.request: stored(view.fleet, r.request) for r in lost}
-    if config.recovery == "recompute" or not any(held.values()):
-        return ()
+    if config.recovery == "recompute":
+        held = dict.fromkeys(held, ())
     interrupted = [
         Interrupted(
             r.request, r.attempt, r.tokens, held[r.request], failed.model, failed.family, r.avoid
@@ -184,23 +207,25 @@ def plan(
     ]
     holders = {s.holder for parts in held.values() for s in parts}
     at = index_of(view, Weights(config.alpha, config.beta))
-    targets = [_target(view, w, at, f"{worker}:{incarnation}", config) for w in _known(view)]
+    left = f"{worker}:{incarnation}"
+    targets = [_target(view, w, at, left, why_not, config) for w in _known(view)]
     rules = Rules(
         -1, config.theta_percent, config.tau, config.beta, max(failed.block_size, 1), config.alpha
     )
-    links = _links(view.fleet, sorted(holders), config)
-    return recovery_plan.plan(interrupted, targets, links, rules, config.recovery)
+    return interrupted, targets, _links(view.fleet, sorted(holders), config), rules
 
 
 def _known(view: View) -> list[Worker]:
     return [w for w in view.fleet.workers.values() if w.model]
 
 
-def _target(view: View, worker: Worker, at: Index, failed: str, config: CheckpointConfig) -> Target:
+def _target(
+    view: View, worker: Worker, at: Index, left: str, why_not: str, config: CheckpointConfig
+) -> Target:
     query = routing.Query("", worker.model, 0, 0)
     excluded = routing.exclusion(view, worker, query)
-    if not excluded and f"{worker.name}:{worker.incarnation}" == failed:
-        excluded = "failed"
+    if not excluded and f"{worker.name}:{worker.incarnation}" == left:
+        excluded = why_not
     site = at.site(worker.name)
     prefill, requests = view.load(worker)
     load = placement.load(site, at.weights) if site is not None else config.beta * requests

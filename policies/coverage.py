@@ -278,18 +278,28 @@ def placed_by(event: v.HolderChosen) -> Placed:
     )
 
 
-def _on_planned(fleet: Fleet, stream: str, epoch: int, event: v.RecoveryPlanned) -> None:
+def _on_planned(
+    fleet: Fleet, stream: str, epoch: int, event: v.RecoveryPlanned | v.MigrationPlanned
+) -> None:
     fleet.decisions += 1
     for choice in event.choices:
-        if choice.request in fleet.requests and (planned := planned_by(choice)):
+        if choice.request in fleet.requests and (planned := planned_by(event, choice)):
             fleet.planned[choice.request] = planned
+            if type(event) is v.MigrationPlanned:
+                for name in (event.worker, planned.worker):
+                    if worker := fleet.workers.get(name):
+                        worker.moved_tick = event.tick
 
 
-def planned_by(choice: v.RecoveryChoice) -> Planned | None:
+def planned_by(
+    plan: v.RecoveryPlanned | v.MigrationPlanned, choice: v.RecoveryChoice | v.MigrationChoice
+) -> Planned | None:
     """The move a plan decides for one request; None when it found no way."""
     if choice.chosen < 0:
         return None
     option = choice.options[choice.chosen]
+    if type(plan) is v.MigrationPlanned:
+        return Planned(choice.attempt, option.worker, option.holder, plan.worker, plan.tick)
     return Planned(choice.attempt, option.worker, option.holder)
 
 
@@ -334,6 +344,7 @@ HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.CheckpointDropped: _on_dropped,
     v.HolderChosen: _on_chosen,
     v.RecoveryPlanned: _on_planned,
+    v.MigrationPlanned: _on_planned,
     v.RestoreStarted: _on_restore_started,
     v.RestoreDone: _on_restore_done,
     v.RestoreFailed: _on_restore_failed,

@@ -357,6 +357,9 @@ def _on_leader_resigned(fleet: Fleet, stream: str, epoch: int, event: v.LeaderRe
     fleet.leader = ""
 
 
+RECENT_TICKS = 32
+"""So long it is remembered how many requests a worker had."""
+
 TICK_GAP_MS = 3000
 """Two ticks further apart than this on the leader's clock mean the log stood still."""
 
@@ -369,6 +372,8 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         fleet.healthy_since_tick = event.number
     for worker in fleet.workers.values():
         account.forget_finished(worker, event.number)
+        worker.recent.append(len(worker.attempts))
+        del worker.recent[:-RECENT_TICKS]
         if worker.present and f"w.{worker.name}" not in fleet.owners:
             fleet.gone.setdefault(f"w.{worker.name}", event.number)
     for replica in fleet.replicas.values():

@@ -34,6 +34,7 @@ def _on_effects_decided(fleet: Fleet, stream: str, epoch: int, event: v.EffectsD
             continue
         if effect.kind in ("drain", "undrain"):
             worker.draining = effect.kind == "drain"
+            worker.drained_tick = fleet.tick if worker.draining else -1
         elif effect.kind in ("hold", "release"):
             worker.held = effect.kind == "hold"
 

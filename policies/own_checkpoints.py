@@ -26,9 +26,9 @@ class OwnCheckpoints:
     def chosen(self, position: int, event: v.HolderChosen) -> None:
         self._placed[event.request] = (position, placed_by(event))
 
-    def planned(self, position: int, event: v.RecoveryPlanned) -> None:
+    def planned(self, position: int, event: v.RecoveryPlanned | v.MigrationPlanned) -> None:
         for choice in event.choices:
-            if planned := planned_by(choice):
+            if planned := planned_by(event, choice):
                 self._planned[choice.request] = (position, planned)
 
     def ended(self, position: int, request: str) -> None:
@@ -40,7 +40,7 @@ class OwnCheckpoints:
         if pending is not None and pending[0] == position:
             del self._placed[event.request]
 
-    def forget_plan(self, position: int, event: v.RecoveryPlanned) -> None:
+    def forget_plan(self, position: int, event: v.RecoveryPlanned | v.MigrationPlanned) -> None:
         for choice in event.choices:
             pending = self._planned.get(choice.request)
             if pending is not None and pending[0] == position:

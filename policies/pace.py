@@ -13,6 +13,9 @@ from policies.state import Fleet, Worker
 FADE_TOKENS = 1 << 16
 """Beyond so many tokens, older ones count half."""
 
+UNKNOWN_US = 500
+"""Of a step, for each request in it, while no worker has shown any."""
+
 ENOUGH_TOKENS = 64
 """Fewer tell nothing of a worker."""
 
@@ -45,3 +48,13 @@ def prefill_ns(fleet: Fleet, worker: Worker, unknown_ns: int) -> int:
     if tokens < ENOUGH_TOKENS:
         return unknown_ns
     return max(sum(w.prefill_us for w in alike) * 1000 // tokens, 1)
+
+
+def token_us(fleet: Fleet, worker: Worker, requests: int) -> int:
+    """Microseconds between two tokens on `worker` with so many requests: what it took last, and
+    in proportion more with more of them than it had, which overstates them. A worker that has
+    shown nothing takes as long as the slowest of its model."""
+    if worker.decode_us:
+        return worker.decode_us * max(requests, worker.batch, 1) // max(worker.batch, 1)
+    alike = (w.decode_us for w in fleet.workers.values() if w.model == worker.model)
+    return max(alike, default=0) or UNKNOWN_US * requests

@@ -110,21 +110,24 @@ def plan(
 
     Raises KeyError for a policy that is not in `POLICIES`.
     """
-    state = _State(targets, links, rules or Rules())
-    state.kept = max(2, OPTIONS_KEPT // max(len(interrupted), 1))
+    state = Estimates(targets, links, rules or Rules(), len(interrupted))
     order = _ORDERS[policy](interrupted, state)
     chosen = {r.request: _CHOOSERS[policy](r, state) for r in order}
     return tuple(chosen[r.request] for r in interrupted)
 
 
-class _State:
-    """What the choices so far have done to the workers and the holders' links."""
+class Estimates:
+    """Every way to take a request up, with what the choices so far have done to the workers and
+    the holders' links. `kept`: options of one request that are recorded."""
 
-    def __init__(self, targets: Sequence[Target], links: Links, rules: Rules) -> None:
+    def __init__(
+        self, targets: Sequence[Target], links: Links, rules: Rules, requests: int = 1
+    ) -> None:
+        """`requests`: for so many."""
         self.targets = targets
         self.links = links
         self.rules = rules
-        self.kept = OPTIONS_KEPT
+        self.kept = max(2, OPTIONS_KEPT // max(requests, 1))
         self.free_us = {t.worker: t.wait_us for t in targets}
         self.link_us = {t.worker: 0 for t in targets}
         self.load = {t.worker: t.load for t in targets}
@@ -141,6 +144,15 @@ class _State:
                 unfit = excluded or self._unfit(request, target, stored)
                 found.append(self._restore(request, target, stored, unfit))
         return found
+
+    def recorded(
+        self, options: list[RecoveryOption], at: int
+    ) -> tuple[tuple[RecoveryOption, ...], int]:
+        """The options a record tells of, and which of them option `at` is."""
+        if len(options) <= self.kept:
+            return tuple(options), at
+        ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
+        return tuple(options[n] for n in ranked[: self.kept]), min(at, 0)
 
     def _unfit(self, request: Interrupted, target: Target, stored: Stored) -> str:
         if target.family != request.family:
@@ -200,13 +212,13 @@ def _exclusion(request: Interrupted, target: Target) -> str:
     return "other model" if target.model != request.model else ""
 
 
-def _completion(request: Interrupted, state: _State) -> RecoveryChoice:
+def _completion(request: Interrupted, state: Estimates) -> RecoveryChoice:
     options = state.options(request)
     open_ = [(o.done_us, o.kind != "restore", at) for at, o in enumerate(options) if not o.excluded]
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
-def _eq6(request: Interrupted, state: _State) -> RecoveryChoice:
+def _eq6(request: Interrupted, state: Estimates) -> RecoveryChoice:
     """LUMEN Eq. 6. With several holders the least loaded one is h_r."""
     options = state.options(request)
     open_ = [(at, o) for at, o in enumerate(options) if not o.excluded]
@@ -224,7 +236,7 @@ def _eq6(request: Interrupted, state: _State) -> RecoveryChoice:
     return _decide(request, state, options, min(scratch)[1] if scratch else -1)
 
 
-def _theta(state: _State) -> int:
+def _theta(state: Estimates) -> int:
     if state.rules.theta >= 0:
         return state.rules.theta
     loads = list(state.load.values())
@@ -232,36 +244,31 @@ def _theta(state: _State) -> int:
 
 
 def _decide(
-    request: Interrupted, state: _State, options: list[RecoveryOption], at: int
+    request: Interrupted, state: Estimates, options: list[RecoveryOption], at: int
 ) -> RecoveryChoice:
     if at >= 0:
         state.take(request, options[at])
-    if len(options) > state.kept:
-        ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
-        options = [options[n] for n in ranked[: state.kept]]
-        at = min(at, 0)
-    return RecoveryChoice(
-        request.request, request.attempt, request.tokens, at, tuple(options), request.avoid
-    )
+    kept, at = state.recorded(options, at)
+    return RecoveryChoice(request.request, request.attempt, request.tokens, at, kept, request.avoid)
 
 
 def _rank(option: RecoveryOption) -> tuple[bool, int]:
     return bool(option.excluded), option.done_us
 
 
-def _longest_first(interrupted: Sequence[Interrupted], state: _State) -> list[Interrupted]:
+def _longest_first(interrupted: Sequence[Interrupted], state: Estimates) -> list[Interrupted]:
     return sorted(interrupted, key=lambda r: (-r.tokens, r.request))
 
 
-def _as_given(interrupted: Sequence[Interrupted], state: _State) -> list[Interrupted]:
+def _as_given(interrupted: Sequence[Interrupted], state: Estimates) -> list[Interrupted]:
     return list(interrupted)
 
 
-_ORDERS: dict[str, Callable[[Sequence[Interrupted], _State], list[Interrupted]]] = {
+_ORDERS: dict[str, Callable[[Sequence[Interrupted], Estimates], list[Interrupted]]] = {
     "completion": _longest_first,
     "eq6": _as_given,
 }
-_CHOOSERS: dict[str, Callable[[Interrupted, _State], RecoveryChoice]] = {
+_CHOOSERS: dict[str, Callable[[Interrupted, Estimates], RecoveryChoice]] = {
     "completion": _completion,
     "eq6": _eq6,
 }

@@ -101,8 +101,9 @@ def round_robin(view: View, query: Query) -> Choice:
 
 
 def planned(view: View, query: Query) -> Choice:
-    """Where the plan made for the failure sends it, if that can still take it; else as
-    `least_load`."""
+    """Where the plan made for the failure, or the move, sends it, if that can still take it;
+    else as `least_load`. One that was to leave a draining worker goes back there when nobody
+    else is left."""
     choice = least_load(view, query)
     plan = view.checkpoints.plan(query.request)
     if plan is None or plan.attempt != query.lost:
@@ -110,7 +111,18 @@ def planned(view: View, query: Query) -> Choice:
     for candidate in choice.candidates:
         if candidate.worker == plan.worker and not candidate.excluded:
             return Choice(candidate.worker, candidate.incarnation, choice.candidates)
+    if not choice.worker and plan.source:
+        for candidate in choice.candidates:
+            if candidate.worker == plan.source and _may_return(view, candidate, query):
+                return Choice(candidate.worker, candidate.incarnation, choice.candidates)
     return choice
+
+
+def _may_return(view: View, source: Candidate, query: Query) -> bool:
+    """Whether nothing but its drain speaks against the worker a request was to leave."""
+    place = f"{source.worker}:{source.incarnation}"
+    trusted = view.suspect(source.worker) != source.incarnation and place not in query.avoid
+    return source.excluded == "draining" and trusted
 
 
 POLICIES: dict[str, Callable[[View, Query], Choice]] = {

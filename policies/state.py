@@ -71,6 +71,11 @@ class Worker(Struct):
     lost_records: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    # what migration goes by: tick of the drain and of the last move (-1: none), requests at
+    # the last ticks
+    drained_tick: int = -1
+    moved_tick: int = -1
+    recent: list[int] = field(default_factory=list)
     # what computing a prompt costs here (policies.pace)
     decode_us: int = 0
     prefill_us: int = 0
@@ -154,12 +159,14 @@ class Placed(Struct):
 
 
 class Planned(Struct):
-    """Where a request goes if attempt `attempt` of it is lost, and the holder it is restored
-    from (empty: it is computed again)."""
+    """Where a request goes if attempt `attempt` of it is lost or moved, and the holder it is
+    restored from (empty: it is computed again). Of a move: the worker it leaves, and when."""
 
     attempt: int
     worker: str
     holder: str = ""
+    source: str = ""
+    tick: int = -1
 
 
 class Rate(Struct):

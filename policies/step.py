@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from events import vocabulary as v
-from policies import checkpoint_settings, coverage, returns
+from policies import checkpoint_settings, coverage, migration_settings, returns
 from policies.stall import StallConfig, settings_of
 from policies.state import Fleet, OpenCommand, Request
 
@@ -35,7 +35,9 @@ RESIGN = "resign"
 _INTEGERS = (
     *(name for name, _ in settings_of(StallConfig())),
     *checkpoint_settings.INTEGERS,
+    *migration_settings.INTEGERS,
 )
+_CHOICES = {**checkpoint_settings.CHOICES, **migration_settings.CHOICES}
 
 
 def step(fleet: Fleet, event: Any) -> list[Any]:
@@ -122,7 +124,7 @@ def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[An
     if command.command == "config":
         if command.target in _INTEGERS and not command.value.isdecimal():
             return _refused(command_id, f"{command.target} takes an integer")
-        choices = checkpoint_settings.CHOICES.get(command.target)
+        choices = _CHOICES.get(command.target)
         if choices and command.value not in choices:
             return _refused(command_id, f"{command.target} takes {', '.join(choices)}")
         return [v.ConfigChanged(command.target, command.value, command_id)]

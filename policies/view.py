@@ -106,7 +106,7 @@ class View:
                 self._started = None
         elif kind is v.HolderChosen or kind is v.RequestEnded:
             self.checkpoints.forget(position, event)
-        elif kind is v.RecoveryPlanned:
+        elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
             self.checkpoints.forget_plan(position, event)
         else:
             told = self._suspicion.get(event.worker)
@@ -149,7 +149,9 @@ class View:
         self.checkpoints.chosen(position, event)
         return []
 
-    def _on_planned(self, position: int, event: v.RecoveryPlanned) -> list[tuple[str, str]]:
+    def _on_planned(
+        self, position: int, event: v.RecoveryPlanned | v.MigrationPlanned
+    ) -> list[tuple[str, str]]:
         self.checkpoints.planned(position, event)
         return []
 
@@ -256,4 +258,5 @@ _OWN: dict[type, Callable[[View, int, Any], list[tuple[str, str]]]] = {
     v.RequestEnded: View._on_ended,
     v.HolderChosen: View._on_chosen,
     v.RecoveryPlanned: View._on_planned,
+    v.MigrationPlanned: View._on_planned,
 }

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from controlplane.admin.checkpoint_metrics import checkpoints
 from controlplane.admin.fleet_api import spool_bytes
 from controlplane.admin.history import Entry
+from controlplane.admin.migration_metrics import Migrations
 from controlplane.config import ServeConfig
 from controlplane.history.keeper import KeeperStatus
 from controlplane.replica import Replica
@@ -68,6 +69,7 @@ class Metrics:
         self._stalls = Counter(
             "relume_stall_judgements", "Silent engines judged", ["hung"], registry=registry
         )
+        self._migrations = Migrations(registry)
         self._tokens = Counter("relume_output_tokens", "Tokens delivered", registry=registry)
         self._ttft = Histogram(
             "relume_time_to_first_token_seconds",
@@ -95,6 +97,7 @@ class Metrics:
             return
         event = entry.event
         kind = type(event)
+        self._migrations.note(event)
         if kind is v.RequestArrived:
             self._arrived.inc()
         elif kind is v.RouteDecided:
@@ -103,12 +106,14 @@ class Metrics:
                 self._attempts.labels(event.cause).inc()
                 if event.cause in RECOVERIES:
                     self._recoveries.labels(event.mode).inc()
-        elif kind is v.TransportObserved:
+        elif kind is v.TransportObserved and event.kind != "moved":
             self._observed.labels(event.kind).inc()
         elif kind is v.HolderChosen:
             self._decisions.labels("holder").inc()
         elif kind is v.RecoveryPlanned:
             self._decisions.labels("plan").inc()
+        elif kind is v.MigrationPlanned:
+            self._decisions.labels("migration").inc()
         elif kind is v.StallJudged:
             self._decisions.labels("stall").inc()
             self._stalls.labels("true" if event.hung else "false").inc()

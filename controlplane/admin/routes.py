@@ -204,7 +204,7 @@ def routes(
 
 
 SUMMARIES = {
-    "drain": "Give the worker nothing new; what runs there ends there",
+    "drain": "Give the worker nothing new; what runs there moves to others, or ends there",
     "undrain": "Give the worker requests again",
     "restart": "Have the worker's agent restart its engine now",
     "hold": "Do not restart the worker's engine when it ends",

@@ -119,6 +119,9 @@ def _decided(event: v.RouteDecided) -> list[str]:
 
 
 def _observed(event: v.TransportObserved) -> list[str]:
+    if event.kind == "moved":
+        place = f"{event.worker}:{event.incarnation}"
+        return [f"{place} handed it over after {event.delivered} tokens"]
     detail = f": {event.detail}" if event.detail else ""
     return [
         f"the gateway saw {event.kind.replace('_', ' ')} on {event.worker}:{event.incarnation} "
@@ -184,6 +187,25 @@ def _plan(event: v.RecoveryPlanned) -> list[str]:
     return lines
 
 
+def _migration(event: v.MigrationPlanned) -> list[str]:
+    basis = f"basis ({event.basis.revision}, {event.basis.position})"
+    why = "drains" if event.cause == "drain" else "has had more to do than others for long"
+    lines = [f"{event.worker}:{event.incarnation} {why}"]
+    for choice in event.choices:
+        if choice.chosen < 0:
+            lines[0] += f": it stays there ({choice.reason})"
+        else:
+            option = choice.options[choice.chosen]
+            how = f"restored from {option.holder}" if option.holder else "computed again"
+            lines[0] += f": {choice.tokens} tokens are to move to {option.worker}, {how}"
+        lines.append(f"{event.decision} by {event.cause} on {basis}")
+        ends = f"{choice.stay_us / 1000:.1f} ms here, {choice.go_us / 1000:.1f} ms there"
+        lines.append(f"about {choice.left} tokens to come: {ends}")
+        for at, option in enumerate(choice.options):
+            lines.append(f"{'->' if at == choice.chosen else '  '} {_option(option)}")
+    return lines
+
+
 def _option(option: v.RecoveryOption) -> str:
     what = f"compute all on {option.worker}"
     if option.kind == "restore":
@@ -216,6 +238,8 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.EngineDied: lambda e: [f"the engine {e.worker}:{e.incarnation} died ({e.reason})"],
     v.HolderChosen: _holders,
     v.RecoveryPlanned: _plan,
+    v.MigrationPlanned: _migration,
+    v.MigrationAbandoned: lambda e: [f"it was not moved from {e.worker}: {e.reason}"],
     v.RestoreStarted: lambda e: [f"{e.tokens} tokens are fetched from {e.holder}"],
     v.RestoreDone: _restored,
     v.RestoreFailed: lambda e: [

@@ -24,7 +24,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from controlplane.replay.verify_checkpoints import check_holders, check_plan
+from controlplane.replay.verify_checkpoints import check_holders, check_migration, check_plan
 from events import codec
 from events import vocabulary as v
 from events.errors import BrokenChain, LogError
@@ -56,8 +56,8 @@ class Verdict(Struct):
     """The outcome.
 
     `contested` counts decisions that had at least two open candidates: a log without
-    such decisions proves nothing about the policy. `stalls`, `holders`, `plans` are those of
-    their kinds. `answers` are the leader's. `skipped`
+    such decisions proves nothing about the policy. `stalls`, `holders`, `plans`, `migrations`
+    are those of their kinds. `answers` are the leader's. `skipped`
     decisions were taken on a state older than the snapshot replay began with. Of the
     `hashes`, `foreign` ones are of a state that this build does not keep: only the order
     of events was compared there. `unanchored` events stand behind the last state hash.
@@ -68,6 +68,7 @@ class Verdict(Struct):
     stalls: int = 0
     holders: int = 0
     plans: int = 0
+    migrations: int = 0
     answers: int = 0
     skipped: int = 0
     hashes: int = 0
@@ -319,6 +320,7 @@ _CHECKS = {
     v.StallJudged: _check_stall,
     v.HolderChosen: check_holders,
     v.RecoveryPlanned: check_plan,
+    v.MigrationPlanned: check_migration,
 }
 
 _ANSWERS = (v.RequestEnded, v.EffectsDecided, v.ConfigChanged)

@@ -1,11 +1,11 @@
-"""Decisions about checkpoints, taken again: holders and recovery plans."""
+"""Decisions about checkpoints, taken again: holders, recovery plans and migrations."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from events import vocabulary as v
-from policies import checkpoints
+from policies import checkpoints, migration
 from policies.checkpoint_settings import config_of
 from policies.view import View
 
@@ -62,6 +62,36 @@ def check_plan(
             )
 
 
+def check_migration(
+    view: View, stream: str, position: int, event: v.MigrationPlanned, verdict: Verdict
+) -> None:
+    """The question is what runs on which worker; whether and where it leaves is answered."""
+    verdict.decisions += 1
+    verdict.migrations += 1
+    running = [
+        migration.Running(c.request, c.attempt, c.tokens, c.left, c.avoid) for c in event.choices
+    ]
+    asked: Any = event.worker, event.cause, event.tick
+    try:
+        known = (event.worker, event.cause) in migration.sources(view)
+        actual: Any = (*asked[:2], view.fleet.tick) if known else "not to be left"
+        choices = migration.plan(view, event.cause, event.worker, event.incarnation, running)
+    except (KeyError, ValueError) as error:
+        actual, choices = repr(error), ()
+    revision = event.basis.revision
+    if actual != asked or len(choices) != len(event.choices):
+        verdict.differ(revision, stream, position, "decision", asked, actual)
+        return
+    for recorded, chosen in zip(event.choices, choices, strict=True):
+        if recorded != chosen:
+            verdict.differ(revision, stream, position, "decision", _move(recorded), _move(chosen))
+
+
+def _move(choice: v.MigrationChoice) -> str:
+    weighed = f"{choice.go_us} us there, {choice.stay_us} us here, {choice.reason or 'goes'}"
+    return f"{_choice(choice)}: {weighed}"
+
+
 def _told(answer: Any) -> str:
     if not isinstance(answer, tuple):
         return str(answer)
@@ -75,7 +105,7 @@ def _told(answer: Any) -> str:
     return f"{policy} x{wanted}: {named} for {size} bytes of [{looked}]"
 
 
-def _choice(choice: v.RecoveryChoice) -> str:
+def _choice(choice: v.RecoveryChoice | v.MigrationChoice) -> str:
     options = ", ".join(
         f"{o.kind} on {o.worker}"
         + (f" from {o.holder}" if o.holder else "")

@@ -120,7 +120,7 @@ class _Collector:
         elif kind in _OF_CHECKPOINT:
             if event.request == self._why.request:
                 self._why.steps.append(step)
-        elif kind is v.RecoveryPlanned:
+        elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
             if any(c.request == self._why.request for c in event.choices):
                 self._why.steps.append(msgspec.structs.replace(step, event=_only(event, self._why)))
         elif self._why.ended is None and self._befell(event):
@@ -140,7 +140,8 @@ class _Collector:
                 self._holders[event.worker, event.incarnation] = event.attempt
         elif type(event) is v.TransportObserved:
             self._holders.pop((event.worker, event.incarnation), None)
-            self._cut.add((event.worker, event.incarnation))
+            if event.kind != "moved":
+                self._cut.add((event.worker, event.incarnation))
         elif type(event) is v.RequestEnded:
             found.ended = event
         found.steps.append(step)
@@ -194,7 +195,7 @@ class _Collector:
         return self._why
 
 
-def _only(event: v.RecoveryPlanned, found: Why) -> v.RecoveryPlanned:
+def _only(event: Any, found: Why) -> Any:
     """The plan with the choice for this request alone."""
     choices = tuple(c for c in event.choices if c.request == found.request)
     return msgspec.structs.replace(event, choices=choices)
@@ -213,5 +214,6 @@ _OF_CHECKPOINT = (
     v.RestoreStarted,
     v.RestoreDone,
     v.RestoreFailed,
+    v.MigrationAbandoned,
 )
 _OF_ENGINE = (v.EngineDied, v.StallJudged, v.WorkerSuspected, v.WorkerCleared)

@@ -206,7 +206,8 @@ class RequestTracer:
             return
         facts = {"relume.delivered": event.delivered, "relume.detail": event.detail}
         attempt.add_event(event.kind, {**facts, "relume.position": position})
-        attempt.set_status(self._trace.Status(self._trace.StatusCode.ERROR, event.kind))
+        if event.kind != "moved":
+            attempt.set_status(self._trace.Status(self._trace.StatusCode.ERROR, event.kind))
         self._end_attempt(event.request)
 
     def _ended(self, position: int, event: v.RequestEnded) -> None:

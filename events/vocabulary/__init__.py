@@ -56,6 +56,7 @@ from events.vocabulary.leader import (
     Tick,
     WorkerLost,
 )
+from events.vocabulary.migration import MigrationAbandoned, MigrationChoice, MigrationPlanned
 from events.vocabulary.replica import (
     AdminCommanded,
     Candidate,
@@ -121,6 +122,8 @@ REPLICA_EVENTS = (
     | HolderChosen
     | RecoveryPlanned
     | ClientReturned
+    | MigrationPlanned
+    | MigrationAbandoned
 )
 LEADER_EVENTS = (
     LeaderElected

@@ -152,7 +152,7 @@ class HolderCandidate(Struct, frozen=True, array_like=True, gc=False):
 
 class HolderChosen(Event, frozen=True, tag="holder_chosen/1"):
     """Decision: where a request's checkpoint goes (LUMEN Algorithm 1). `cause`: arrival,
-    recovered, holder_lost, draining, holder_joined. `holders` may be fewer than wanted, or
+    recovered, moved, holder_lost, draining, holder_joined. `holders` may be fewer than wanted, or
     none: `reason` says why (budget, alone, policy). `expected_bytes` is what was reserved."""
 
     decision: str

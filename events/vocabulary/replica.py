@@ -81,9 +81,10 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     """Where attempt `attempt` of a request goes, and on what ground: the dispatch.
 
     `cause`: arrival, reset, stall, engine_dead, engine_error, stale, refused, unreachable,
-    declined, wait_over.
+    declined, moved, wait_over.
     `mode`: new, continue, replay, restart. `worker` empty: none could take it. `policy`
-    planned: as the `RecoveryPlanned` of the lost attempt has it.
+    planned: as the `RecoveryPlanned` of the lost attempt has it, or the `MigrationPlanned` of
+    the one handed over.
     `delivered` tokens are with the client already. `avoid`: workers that failed it.
     """
 
@@ -107,7 +108,8 @@ class TransportObserved(Event, frozen=True, tag="transport_observed/1"):
     """What the replica saw of one attempt's connection.
     `kind`: reset, eof, refused, unreachable (no connection in time), stale, engine_dead (its
     agent or the engine itself said so), engine_error (it answered, but wrongly), declined (a
-    moved request answered with a 4xx), stall, timeout."""
+    moved request answered with a 4xx), stall, timeout; moved (handed over as asked: no
+    failure)."""
 
     request: str
     attempt: int

@@ -40,6 +40,8 @@ class NoStreams:
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return {}
 
+    movable_on = delivered_on
+
 
 class Scene:
     """One replica with its admin server on a log; `call` asks it."""

@@ -12,12 +12,15 @@ import random
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
+from aiohttp import web
+
 from controlplane.gateway.ports import Activity, Arrival, Assignment, Hopeless
 from controlplane.replica import Replica, ReplicaConfig
 from events import vocabulary as v
 from events.errors import Fenced
 from events.memory import MemoryLog
 from policies.checkpoint_settings import CheckpointConfig
+from policies.migration_settings import MigrationConfig
 
 MODEL = "m"
 PAUSE_S = 0.0005
@@ -36,13 +39,15 @@ class StreamCut(ConnectionResetError):
 
 class Attempt:
     """One attempt as its gateway holds it. `delivered`: the tokens its client has;
-    `moved`: its streams were broken, and `given` is where it goes on."""
+    `moved`: its streams were broken, and `given` is where it goes on; `handed`: its engine was
+    asked to hand it over."""
 
     def __init__(self, given: Assignment, delivered: int) -> None:
         self.given: Assignment | Hopeless | None = given
         self.number = given.attempt
         self.delivered = delivered
         self.moved = False
+        self.handed = False
 
 
 class Worker:
@@ -55,6 +60,7 @@ class Worker:
         self.peers: dict[str, Worker] = {}
         self.boot = 0
         self.present = False
+        self.port = 9
         self._log = log
         self._writer: Any = None
         self._steps = 0
@@ -95,7 +101,7 @@ class Worker:
 
     def _ready(self) -> v.EngineReady:
         return v.EngineReady(
-            self.name, self.incarnation, "127.0.0.1", 9, MODEL, 4096, 16, 512,
+            self.name, self.incarnation, "127.0.0.1", self.port, MODEL, 4096, 16, 512,
             family="f", block_bytes=BLOCK_BYTES,
         )  # fmt: skip
 
@@ -141,7 +147,7 @@ class Worker:
 
     def step(self, *changes: Any) -> None:
         self._steps += 1
-        us = 500 + 7 * (self._steps % 13)
+        us = 500 + 7 * (self._steps % 13) + 400 * self._running
         self.tell(
             v.EngineStep(
                 self.incarnation, self._steps, us, self._running, 90, 0, 0, self._running, changes
@@ -164,7 +170,7 @@ class Worker:
         for made in range(tokens):
             if not self.alive or given.incarnation != self.incarnation:
                 raise StreamCut("reset", made)
-            if attempt.moved:
+            if attempt.moved or attempt.handed:
                 self._running -= 1
                 self.step(v.EngineFinished(*who, "abort", made))
                 raise StreamCut("moved", made)
@@ -183,7 +189,13 @@ class Worker:
 class Clients:
     """Plays the gateway of one replica, and offers GatewayPort to its stall watch."""
 
-    def __init__(self, replica: Replica, workers: dict[str, Worker], rng: random.Random) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        workers: dict[str, Worker],
+        rng: random.Random,
+        tokens: tuple[int, int],
+    ) -> None:
         self.activity: dict[tuple[str, int], Activity] = {}
         self.broken: list[tuple[str, int]] = []
         self.moved = 0
@@ -192,6 +204,7 @@ class Clients:
         self._scheduler = replica.scheduler
         self._workers = workers
         self._rng = rng
+        self._tokens = tokens
 
     def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
         """As the gateway does: every stream there is dispatched anew before this returns."""
@@ -216,10 +229,19 @@ class Clients:
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return {n: a.delivered for n, a in self._open.get((worker, incarnation), {}).items()}
 
+    movable_on = delivered_on
+
+    def hand_over(self, name: str, number: int) -> bool:
+        """As an engine does when it is asked to; False when it has no such attempt."""
+        found = [o[name] for o in self._open.values() if name in o and o[name].number == number]
+        for attempt in found:
+            attempt.handed = True
+        return bool(found)
+
     async def request(self, name: str) -> None:
         """One client's request, to its end, whatever happens to workers."""
         scheduler, rng = self._scheduler, self._rng
-        total = rng.randint(2, 12)
+        total = rng.randint(*self._tokens)
         verdict = rng.choice(["exact"] * 8 + ["restart"])
         scheduler.arrived(
             Arrival(name, MODEL, "completions", True, rng.randint(5, 400), total, verdict, "drawn")
@@ -285,11 +307,16 @@ class Scene:
         log: Any = None,
         tick_s: float = 0.02,
         checkpoints: CheckpointConfig | None = None,
+        migration: MigrationConfig | None = None,
+        tokens: tuple[int, int] = (2, 12),
     ) -> None:
         self.rng = random.Random(seed)
         self.log = log if log is not None else MemoryLog()
         self._tick_s = tick_s
         self._checkpoints = checkpoints or CheckpointConfig()
+        self._migration = migration or MigrationConfig()
+        self._tokens = tokens
+        self.refuses_handover = 0
         self.workers = {f"w{n}": Worker(self.log, f"w{n}") for n in range(workers)}
         for worker in self.workers.values():
             worker.peers = self.workers
@@ -301,6 +328,8 @@ class Scene:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        if isinstance(self.log, MemoryLog):
+            await self._listen()
         for worker in self.workers.values():
             await worker.register()
             worker.start()
@@ -315,22 +344,46 @@ class Scene:
         for task in self._running.values():
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._stack.aclose()
         if not isinstance(self.log, MemoryLog):
             for writer in [w._writer for w in self.workers.values()] + [*self._writers.values()]:
                 await writer.__aexit__(None, None, None)
+
+    async def _listen(self) -> None:
+        """Engines answer one call: to hand a request over."""
+        app = web.Application()
+        app.router.add_post("/relume/handover", self._handover)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        for worker in self.workers.values():
+            worker.port = runner.addresses[0][1]
+
+    async def _handover(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        if self.refuses_handover:
+            self.refuses_handover -= 1
+            return web.json_response({}, status=500)
+        who = asked["request"], asked["attempt"]
+        found = any(clients.hand_over(*who) for clients in self.clients.values())
+        return web.json_response({}, status=200 if found else 404)
 
     async def start_replica(self, name: str) -> None:
         # A lease that an outage kept from being given back has to lapse first.
         waiting = {} if isinstance(self.log, MemoryLog) else {"wait_s": 10.0}
         writer = self.log.writer(f"r.{name}", **waiting)
         await writer.__aenter__()
-        config = ReplicaConfig(name, tick_s=self._tick_s, checkpoints=self._checkpoints)
+        config = ReplicaConfig(
+            name, tick_s=self._tick_s, checkpoints=self._checkpoints, migration=self._migration
+        )
         reader = self.log if isinstance(self.log, MemoryLog) else self.log.reader()
         replica = Replica(config, reader, writer, self.log.writer)
         await replica.catch_up()
         self._writers[name] = writer
         self.replicas[name] = replica
-        self.clients[name] = Clients(replica, self.workers, self.rng)
+        self.clients[name] = Clients(replica, self.workers, self.rng, self._tokens)
         self._running[name] = asyncio.create_task(replica.run(self.clients[name]))
 
     async def kill_replica(self, name: str) -> None:

@@ -1,0 +1,207 @@
+"""Running requests leave a worker that drains, or that has too much to do.
+
+`MigrationWatch` follows the fold. When a drain is decided, and at every tick, it asks
+`policies.migration` what of this replica's requests is to leave, writes the plan with its
+basis, and has the engines hand the planned requests over (`POST /relume/handover`). An
+engine that does so ends the stream with `:x moved`, and the gateway dispatches the next
+attempt where the plan has it, with the tokens delivered and the holders of its blocks.
+
+Everything that fails leaves the request where it is or makes it an ordinary failover: an
+engine that cannot be asked goes on (or is found hung by the stall watch), a target that is
+gone is replaced by another, blocks that cannot be had are computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import structlog
+from msgspec import Struct
+
+from controlplane.gateway.ports import GatewayPort
+from events import vocabulary as v
+from events.errors import LogError
+from events.log import RevisionGroup
+from policies import checkpoints, migration, routing
+from policies.checkpoint_settings import config_of
+
+if TYPE_CHECKING:
+    from controlplane.scheduler import LiveRequest, Scheduler
+
+HANDOVER_TIMEOUT_S = 2.0
+MOVERS = 8
+"""So many engines are asked at once: a target gets no more than these at a time."""
+TRIES = 3
+"""An attempt that could not be moved so often stays."""
+LEAVING_S = 15.0
+"""So long an attempt that was handed over may take to end its stream before it is planned
+for again: its client may read slowly."""
+
+log = structlog.get_logger("relume.migration")
+
+
+class Move(Struct, frozen=True):
+    """One planned handover."""
+
+    request: str
+    attempt: int
+    worker: str
+    incarnation: int
+    target: str
+
+
+class MigrationWatch:
+    """One for a replica, for the requests it serves."""
+
+    def __init__(self, scheduler: Scheduler, gateway: GatewayPort) -> None:
+        self._scheduler = scheduler
+        self._gateway = gateway
+        self._due = False
+        self._moves: asyncio.Queue[Move] = asyncio.Queue()
+        self._leaving: dict[str, tuple[int, float]] = {}
+        """Attempts that were planned to leave, and until when nothing else is."""
+        self._failed: dict[tuple[str, int], int] = {}
+        self._told: dict[str, frozenset[tuple[str, int, str]]] = {}
+
+    def seen(self, stream: str, position: int, event: Any) -> None:
+        """Called with each event folded."""
+        kind = type(event)
+        if kind is v.Tick:
+            self._due = True
+        elif kind is v.EffectsDecided:
+            self._due = self._due or any(e.kind == "drain" for e in event.effects)
+
+    def folded(self, group: RevisionGroup) -> None:
+        """Called when a whole group was folded: a decision's basis is no less."""
+        if not self._due:
+            return
+        self._due = False
+        self._forget()
+        for worker, cause in migration.sources(self._scheduler.view):
+            try:
+                self._plan(worker, cause)
+            except LogError as error:
+                log.warning("moves_not_written", worker=worker, reason=str(error))
+
+    def _forget(self) -> None:
+        now, live = _now(), self._scheduler.live
+        for request, (attempt, until) in list(self._leaving.items()):
+            if request not in live or live[request].attempt != attempt or now > until:
+                del self._leaving[request]
+        for request, attempt in list(self._failed):
+            if request not in live or live[request].attempt != attempt:
+                del self._failed[request, attempt]
+
+    def _plan(self, worker: str, cause: str) -> None:
+        """Decide for one worker, write it down and set the moves going. Raises LogError."""
+        view = self._scheduler.view
+        incarnation = view.fleet.workers[worker].incarnation
+        if cause == "imbalance" and self._leaving:
+            return  # what is under way may even it out
+        running = self._running(worker, incarnation)
+        if not running:
+            self._told.pop(worker, None)
+            return
+        basis = self._scheduler.basis()
+        choices = migration.plan(view, cause, worker, incarnation, running)
+        if all(c.chosen < 0 for c in choices):
+            said = frozenset((c.request, c.attempt, c.reason) for c in choices)
+            if cause == "imbalance" or said <= self._told.get(worker, frozenset()):
+                return  # nothing moves, and why is known
+            self._told[worker] = said
+        name = self._scheduler.decision_id()
+        self._scheduler.emit(
+            v.MigrationPlanned(name, basis, worker, incarnation, cause, view.fleet.tick, choices)
+        )
+        for choice in choices:
+            if choice.chosen >= 0:
+                target = choice.options[choice.chosen].worker
+                self._leaving[choice.request] = choice.attempt, _now() + LEAVING_S
+                self._moves.put_nowait(
+                    Move(choice.request, choice.attempt, worker, incarnation, target)
+                )
+
+    def _running(self, worker: str, incarnation: int) -> list[migration.Running]:
+        """What runs there of this replica's, may be taken up elsewhere and is not leaving."""
+        found = []
+        for request, delivered in self._gateway.movable_on(worker, incarnation).items():
+            live = self._scheduler.live.get(request)
+            if live is None or not live.running or not live.arrival.protected:
+                continue
+            if request in self._leaving or self._failed.get((request, live.attempt), 0) >= TRIES:
+                continue
+            found.append(self._asked(live, delivered))
+        return found
+
+    def _asked(self, live: LiveRequest, delivered: int) -> migration.Running:
+        arrival, view = live.arrival, self._scheduler.view
+        tokens = checkpoints.tokens_lost(view, arrival.request, arrival.prompt_tokens + delivered)
+        left = config_of(view).output_tokens
+        if arrival.max_tokens:
+            left = max(min(arrival.max_tokens - delivered, left), 1)
+        return migration.Running(arrival.request, live.attempt, tokens, left, live.avoid)
+
+    # --- the moves --------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Have requests handed over, for ever; the caller owns the task."""
+        timeout = aiohttp.ClientTimeout(total=HANDOVER_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+            for _ in range(MOVERS):
+                tasks.create_task(self._move_all(session))
+
+    async def _move_all(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            move = await self._moves.get()
+            if not self._stands(move):
+                continue  # it ended, or was lost, before its turn
+            try:
+                failure = self._obstacle(move) or await self._hand_over(session, move)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                failure = str(error) or type(error).__name__
+            if failure and self._stands(move):
+                self._abandon(move, failure)
+
+    def _stands(self, move: Move) -> bool:
+        live = self._scheduler.live.get(move.request)
+        return live is not None and live.running and live.attempt == move.attempt
+
+    def _obstacle(self, move: Move) -> str:
+        """Why it is not to be made now, though it was planned."""
+        view = self._scheduler.view
+        target = view.fleet.workers[move.target]
+        excluded = routing.exclusion(view, target, routing.Query("", target.model, 0, 0))
+        return f"{move.target}: {excluded}" if excluded else ""
+
+    async def _hand_over(self, session: aiohttp.ClientSession, move: Move) -> str:
+        """Ask the engine; why it did not, if so."""
+        worker = self._scheduler.view.fleet.workers[move.worker]
+        if worker.incarnation != move.incarnation:
+            return "its engine is gone"
+        body = {
+            "request": move.request,
+            "attempt": move.attempt,
+            "incarnation": move.incarnation,
+        }
+        url = f"http://{worker.host}:{worker.port}/relume/handover"
+        async with session.post(url, json=body) as answer:
+            return "" if answer.status == 200 else f"answered {answer.status}"
+
+    def _abandon(self, move: Move, reason: str) -> None:
+        """It stays, and may be planned for again at a later tick."""
+        key = move.request, move.attempt
+        self._leaving.pop(move.request, None)
+        self._failed[key] = self._failed.get(key, 0) + 1
+        log.info("move_abandoned", request=move.request, worker=move.worker, reason=reason)
+        try:
+            self._scheduler.emit(
+                v.MigrationAbandoned(*key, move.worker, move.incarnation, reason[:200])
+            )
+        except LogError as error:
+            log.warning("moves_not_written", worker=move.worker, reason=str(error))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,383 @@
+"""Who leaves a worker that drains or is crowded: estimates decide, several targets share what
+leaves, and nothing moves to and fro."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from events import vocabulary as v
+from policies import migration, routing
+from policies.checkpoint_settings import settings_of as checkpoint_settings
+from policies.migration import Running
+from policies.migration_settings import CHOICES, INTEGERS, MigrationConfig, config_of, settings_of
+from policies.pace import token_us
+from policies.state import Fleet
+from policies.view import View
+from tests.policies.story import MODEL, Story, arrived, decided, ended, queued, replica_started
+from tests.policies.test_checkpoints import CheckpointConfig, daemon, held
+
+BASIS = v.Basis(1, 0)
+ALL = MigrationConfig("all", gap=4, ticks=3, cool_ticks=10)
+
+
+def fleet_of(*names: str, config: MigrationConfig | None = None, **checkpoints: Any) -> Story:
+    story = Story()
+    for name in names or ("w0", "w1", "w2"):
+        story.tell(
+            f"w.{name}",
+            v.WorkerRegistered(name, f"host-{name}", 7),
+            v.EngineStarted(name, 1, 101, 1),
+            v.EngineReady(
+                name, 1, "127.0.0.1", 9000, MODEL, 4096, 16, 512, family="f", block_bytes=1000
+            ),
+            daemon(name),
+        )
+    settings = settings_of(config or MigrationConfig())
+    settings += checkpoint_settings(CheckpointConfig(**checkpoints))
+    story.replica_settings = settings
+    story.tell("r.r0", replica_started(settings=settings))
+    story.leader()
+    story.healthy_ticks(2)
+    return story
+
+
+def running(story: Story, request: str, worker: str = "w0", blocks: int = 20, **more: Any) -> None:
+    """A request that decodes on `worker`, of which w1's daemon has `blocks` of 20."""
+    replica = more.get("replica", "r0")
+    attempt = more.get("attempt", 1)
+    if attempt == 1:
+        story.tell(f"r.{replica}", arrived(request, 300))
+    story.tell(f"r.{replica}", decided(request, attempt, worker, prompt=300))
+    story.tell(
+        f"w.{worker}",
+        v.EngineStep(
+            1, 1, 0, 0, 0, 0, 0, 8,
+            (
+                queued(request, attempt, 300), v.RequestAdmitted(request, attempt, 0, 20),
+                v.FirstToken(request, attempt), v.KvBlocksFilled(request, attempt, 20),
+            ),
+        ),
+    )  # fmt: skip
+    if blocks:
+        story.tell("w.w1", held("w1", request, blocks))
+
+
+def drain(story: Story, worker: str = "w0") -> None:
+    effect = (v.Effect("drain", worker),)
+    story.tell("fleet", v.EffectsDecided(f"c-{worker}-{story.revision}", BASIS, "", effect))
+
+
+def view_of(story: Story, replica: str = "r0") -> View:
+    view = View(f"r.{replica}", story.fleet)
+    view.landed()
+    return view
+
+
+def asked(*requests: str, tokens: int = 321, left: int = 50) -> list[Running]:
+    return [Running(name, 1, tokens, left) for name in requests]
+
+
+# --- draining --------------------------------------------------------------------------
+
+
+def test_a_drain_moves_what_is_held_to_where_it_ends_first_and_shares_it_out() -> None:
+    story = fleet_of("w0", "w1", "w2", "w3")
+    names = [f"q{n}" for n in range(6)]
+    for name in names:
+        running(story, name)
+    assert migration.sources(view_of(story)) == []
+    drain(story)
+    view = view_of(story)
+    assert migration.sources(view) == [("w0", "drain")]
+    choices = migration.plan(view, "drain", "w0", 1, asked(*names))
+    assert [c.request for c in choices] == names
+    options = [c.options[c.chosen] for c in choices]
+    assert all(o.kind == "restore" and o.holder == "w1" for o in options)
+    targets = [o.worker for o in options]
+    assert {targets.count(w) for w in ("w1", "w2", "w3")} == {2}, "no target is flooded"
+    assert all(o.excluded for c in choices for o in c.options if o.worker == "w0")
+
+
+def test_a_holder_that_lags_is_waited_for_but_not_for_ever() -> None:
+    story = fleet_of()
+    running(story, "q1", blocks=15)
+    running(story, "q2", blocks=16)
+    drain(story)
+    behind, near = migration.plan(view_of(story), "drain", "w0", 1, asked("q1", "q2"))
+    assert (behind.chosen, behind.reason) == (-1, "catching up")
+    assert near.chosen >= 0 and not near.reason
+    story.healthy_ticks(5)
+    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    assert choice.chosen >= 0 and choice.options[choice.chosen].restored == 240
+
+
+def test_a_pause_that_is_too_long_is_not_made() -> None:
+    story = fleet_of(prefill_ns=100_000_000)
+    running(story, "q1", blocks=0)
+    drain(story)
+    story.healthy_ticks(5)
+    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    assert (choice.chosen, choice.reason) == (-1, "too long a pause")
+    story.tell("fleet", v.ConfigChanged("migration.pause_ms", "60000", "c"))
+    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    assert choice.options[choice.chosen].kind == "recompute"
+
+
+def test_without_another_open_worker_all_stays() -> None:
+    story = fleet_of("w0", "w1")
+    running(story, "q1")
+    drain(story, "w1")
+    drain(story, "w0")
+    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    assert (choice.chosen, choice.reason) == (-1, "nobody can take it")
+
+
+def test_what_its_engine_has_not_taken_yet_stays_for_now() -> None:
+    story = fleet_of()
+    story.tell("r.r0", arrived("q1", 300), decided("q1", prompt=300))
+    drain(story)
+    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    assert (choice.chosen, choice.reason) == (-1, "not begun")
+
+
+def test_a_request_handed_over_returns_only_when_nobody_else_is_left() -> None:
+    story = fleet_of("w0", "w1")
+    running(story, "q1")
+    drain(story)
+    view = view_of(story)
+    (choice,) = migration.plan(view, "drain", "w0", 1, asked("q1"))
+    planned = v.MigrationPlanned("m1", BASIS, "w0", 1, "drain", 2, (choice,))
+    moved = v.TransportObserved("q1", 1, "w0", 1, "moved", 21)
+    query = routing.Query("q1", MODEL, 300, 21, lost=1)
+    for told in (False, True):
+        if told:
+            story.tell("r.r0", planned, moved)
+            view.landed()
+        else:
+            view.own(view.position + 1, planned)
+            view.own(view.position + 1, moved)
+        assert view.suspect("w0") == 0, "nothing is held against it"
+        assert routing.planned(view, query).worker == "w1"
+    story.tell("w.w1", v.EngineDied("w1", 1, "killed"))
+    assert routing.planned(view, query).worker == "w0"
+    failed = routing.Query("q1", MODEL, 300, 21, ("w0:1",), lost=1)
+    assert routing.planned(view, failed).worker == ""
+    view.own(view.position + 1, v.WorkerSuspected("w0", 1, "silent"))
+    assert routing.planned(view, query).worker == ""
+
+
+# --- imbalance -------------------------------------------------------------------------
+
+
+def busy(story: Story, worker: str, batch: int, us: int) -> None:
+    """Steps without prompt tokens, as the worker's pace is learnt from."""
+    for _ in range(40):
+        number = story.fleet.workers[worker].step + 1
+        story.tell(f"w.{worker}", v.EngineStep(1, number, us, batch, 900, 0, 0, 8))
+
+
+def crowd(story: Story, worker: str, count: int, tag: str = "q") -> list[str]:
+    names = [f"{tag}{n}" for n in range(count)]
+    for name in names:
+        running(story, name, worker)
+    return names
+
+
+def crowded(config: MigrationConfig = ALL, replica: str = "r0") -> tuple[Story, list[str]]:
+    story = fleet_of(config=config)
+    names = crowd(story, "w0", 8)
+    busy(story, "w0", 8, 40_000)
+    busy(story, "w1", 1, 5_000)
+    busy(story, "w2", 1, 5_000)
+    story.healthy_ticks(config.ticks)
+    return story, names
+
+
+def test_a_worker_that_is_crowded_for_long_gives_away_half_of_the_gap() -> None:
+    story, names = crowded()
+    view = view_of(story)
+    assert migration.sources(view) == [("w0", "imbalance")]
+    choices = migration.plan(view, "imbalance", "w0", 1, asked(*names))
+    goes = [c for c in choices if c.chosen >= 0]
+    assert len(goes) == 4
+    targets = [c.options[c.chosen].worker for c in goes]
+    assert targets.count("w1") == targets.count("w2") == 2
+    assert {c.reason for c in choices if c.chosen < 0} == {"enough leave"}
+    assert all(c.go_us < c.stay_us for c in goes)
+
+
+def test_it_is_off_by_default_and_a_setting_of_the_log() -> None:
+    story, _ = crowded(MigrationConfig(gap=4, ticks=3))
+    assert migration.sources(view_of(story)) == []
+    story.tell("fleet", v.ConfigChanged("migration.moves", "all", "c"))
+    assert migration.sources(view_of(story)) == [("w0", "imbalance")]
+    story.tell("fleet", v.ConfigChanged("migration.moves", "off", "c"))
+    drain(story)
+    assert migration.sources(view_of(story)) == []
+    assert config_of(view_of(story)).gap == 4
+    assert "migration.gap" in INTEGERS and "migration.moves" in CHOICES
+
+
+def test_a_short_peak_moves_nothing() -> None:
+    story = fleet_of(config=ALL)
+    names = crowd(story, "w0", 8)
+    busy(story, "w0", 8, 40_000)
+    story.healthy_ticks(2)
+    assert migration.sources(view_of(story)) == [], "two ticks are not long"
+    for name in names[:5]:
+        story.tell(
+            "w.w0", v.EngineStep(1, 1, 0, 0, 0, 0, 0, 8, (v.EngineFinished(name, 1, "stop", 9),))
+        )
+        story.tell("r.r0", ended(name))
+    story.healthy_ticks(1)
+    crowd(story, "w0", 5, "p")
+    story.healthy_ticks(2)
+    assert migration.sources(view_of(story)) == []
+    story.healthy_ticks(1)
+    assert migration.sources(view_of(story)) == [("w0", "imbalance")]
+
+
+def test_a_move_that_gains_too_little_is_not_made() -> None:
+    story, names = crowded()
+    view = view_of(story)
+    few = migration.plan(view, "imbalance", "w0", 1, asked(*names, tokens=321, left=1))
+    assert few[0].options[0].done_us, "a move costs something"
+    story.tell("fleet", v.ConfigChanged("migration.margin_percent", "10000000", "c"))
+    choices = migration.plan(view, "imbalance", "w0", 1, asked(*names, left=1))
+    assert {c.reason for c in choices} == {"too little gain"}
+    for name in ("w1", "w2"):
+        busy(story, name, 1, 60_000)
+    story.tell("fleet", v.ConfigChanged("migration.margin_percent", "0", "c"))
+    choices = migration.plan(view, "imbalance", "w0", 1, asked(*names, left=500))
+    assert {c.reason for c in choices} == {"too little gain"}, "they are slower"
+
+
+def test_replicas_divide_what_leaves_by_what_they_have_there() -> None:
+    story = fleet_of(config=ALL)
+    story.tell("r.r1", replica_started("r1", settings=story.replica_settings))
+    mine = crowd(story, "w0", 5)
+    theirs = [f"p{n}" for n in range(3)]
+    for name in theirs:
+        running(story, name, replica="r1")
+    busy(story, "w0", 8, 40_000)
+    busy(story, "w1", 1, 5_000)
+    story.healthy_ticks(3)
+    leaving = []
+    for replica, names in (("r0", mine), ("r1", theirs)):
+        choices = migration.plan(view_of(story, replica), "imbalance", "w0", 1, asked(*names))
+        leaving.append(sum(c.chosen >= 0 for c in choices))
+    assert leaving == [3, 1] or leaving == [2, 2]
+    assert sum(leaving) == ALL.at_once
+
+
+class Simulation:
+    """Workers, requests that come and go at random, and plans carried out as they are made."""
+
+    def __init__(self, seed: int, config: MigrationConfig) -> None:
+        self.rng = random.Random(seed)
+        self.story = fleet_of(config=config)
+        self.config = config
+        self.at: dict[str, tuple[str, int]] = {}
+        self.moved: dict[str, list[int]] = {}
+        self.plans: list[int] = []
+        self.count = 0
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.story.fleet
+
+    def arrive(self, worker: str) -> None:
+        self.count += 1
+        running(self.story, f"q{self.count}", worker)
+        self.at[f"q{self.count}"] = worker, 1
+
+    def end(self, name: str) -> None:
+        worker, attempt = self.at.pop(name)
+        done = v.EngineFinished(name, attempt, "stop", 9)
+        self.story.tell(f"w.{worker}", v.EngineStep(1, 1, 0, 0, 0, 0, 0, 8, (done,)))
+        self.story.tell("r.r0", ended(name, attempts=attempt))
+
+    def loads(self) -> dict[str, int]:
+        found = dict.fromkeys(self.fleet.workers, 0)
+        for worker, _ in self.at.values():
+            found[worker] += 1
+        return found
+
+    def tick(self) -> int:
+        """One tick and what is planned on it; how many moved."""
+        for name, count in self.loads().items():
+            if count:
+                number = self.fleet.workers[name].step + 1
+                step = v.EngineStep(1, number, 2_000 * count, count, 900, 0, 0, 8)
+                self.story.tell(f"w.{name}", step)
+        self.story.healthy_ticks(1)
+        view = view_of(self.story)
+        moves = 0
+        for worker, cause in migration.sources(view):
+            here = [n for n, (w, _) in self.at.items() if w == worker]
+            found = [Running(n, self.at[n][1], 321, 200) for n in here]
+            choices = migration.plan(view, cause, worker, 1, found)
+            before = self.loads()
+            goes = [c for c in choices if c.chosen >= 0]
+            if not goes:
+                continue
+            tick = self.fleet.tick
+            self.story.tell("r.r0", v.MigrationPlanned("m", BASIS, worker, 1, cause, tick, choices))
+            for choice in goes:
+                self.move(choice, worker, tick)
+            moves += len(goes)
+            after = self.loads()
+            targets = {c.options[c.chosen].worker for c in goes}
+            assert all(after[worker] >= after[t] for t in targets), "the tables are turned"
+            assert max(after.values()) - min(after.values()) < (
+                max(before.values()) - min(before.values())
+            )
+        return moves
+
+    def move(self, choice: v.MigrationChoice, worker: str, tick: int) -> None:
+        name, target = choice.request, choice.options[choice.chosen].worker
+        done = v.EngineFinished(name, choice.attempt, "abort", 9)
+        self.story.tell(f"w.{worker}", v.EngineStep(1, 1, 0, 0, 0, 0, 0, 8, (done,)))
+        self.story.tell("r.r0", v.TransportObserved(name, choice.attempt, worker, 1, "moved", 21))
+        running(self.story, name, target, attempt=choice.attempt + 1)
+        self.at[name] = target, choice.attempt + 1
+        last = self.moved.setdefault(name, [])
+        assert not last or tick - last[-1] >= self.config.cool_ticks, "it moved lately"
+        last.append(tick)
+        self.plans.append(tick)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_moves_to_and_fro_under_a_load_that_wanders(seed: int) -> None:
+    """However requests come and go: no move turns the tables, none is repeated within the
+    cool-down; when the load rests the moves end, and the workers are about even."""
+    config = MigrationConfig("all", gap=4, ticks=3, cool_ticks=8, margin_percent=20)
+    world = Simulation(seed, config)
+    for _ in range(40):
+        favourite = world.rng.choice(("w0", "w1", "w2"))
+        for _ in range(world.rng.randrange(4)):
+            world.arrive(world.rng.choice(("w0", "w1", "w2", favourite, favourite)))
+        for name in world.rng.sample(sorted(world.at), min(len(world.at), world.rng.randrange(3))):
+            world.end(name)
+        world.tick()
+    for _ in range(10):
+        world.arrive("w0")
+    rest = [world.tick() for _ in range(120)]
+    assert sum(rest), f"seed {seed}: nothing was ever moved"
+    assert not sum(rest[-40:]), f"seed {seed}: it does not come to rest"
+    loads = world.loads().values()
+    assert max(loads) - min(loads) < config.gap
+    assert all(b - a == 0 or b - a >= 3 for a, b in zip(world.plans, world.plans[1:], strict=False))
+
+
+def test_the_pace_of_a_worker_is_never_flattered() -> None:
+    story = fleet_of("w0", "w1")
+    w0, w1 = story.fleet.workers["w0"], story.fleet.workers["w1"]
+    assert token_us(story.fleet, w1, 3) > token_us(story.fleet, w1, 2) > 0, "a guess"
+    busy(story, "w0", 4, 8_000)
+    assert token_us(story.fleet, w0, 4) == token_us(story.fleet, w0, 1) == 8_000
+    assert token_us(story.fleet, w0, 8) == 16_000
+    assert token_us(story.fleet, w1, 3) == 8_000, "as the slowest of its model"
