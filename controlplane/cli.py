@@ -107,11 +107,12 @@ It prints what to try next. Everything it writes is under .relume/.""",
   relume replay --verify             exit 1 when anything comes out differently""",
     ),
     "drain": Command(
-        "give a worker nothing new; what runs there ends there",
-        "controlplane.cli_arguments:one_worker",
-        "controlplane.cli_fleet:change",
+        "give a worker nothing new; what runs there moves to others, or ends there",
+        "controlplane.cli_arguments:drain",
+        "controlplane.cli_drain:drain",
         """
-  relume drain w0                    then `relume workers` until it says drained""",
+  relume drain w0 --wait 60          return when nothing runs there and nothing is held there
+  relume config set migration.moves off   let running requests end where they are""",
     ),
     "undrain": Command(
         "give a drained worker requests again",
@@ -125,7 +126,7 @@ It prints what to try next. Everything it writes is under .relume/.""",
         "controlplane.cli_arguments:one_worker",
         "controlplane.cli_fleet:change",
         """
-  relume drain w0 && relume restart w0 && relume undrain w0   without moving a stream""",
+  relume drain w0 --wait && relume restart w0 && relume undrain w0   without a client noticing""",
     ),
     "hold": Command(
         "do not restart a worker's engine when it ends",

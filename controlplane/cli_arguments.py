@@ -6,7 +6,7 @@ import argparse
 
 from controlplane.cli_client import add_arguments as listing
 
-__all__ = ["config", "events", "leader", "listing", "one_worker", "requests"]
+__all__ = ["config", "drain", "events", "leader", "listing", "one_worker", "requests"]
 
 
 def requests(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,19 @@ def one_worker(parser: argparse.ArgumentParser) -> None:
     """Commands on one worker."""
     parser.add_argument("worker", metavar="WORKER", help="its name, as in `relume workers`")
     listing(parser)
+
+
+def drain(parser: argparse.ArgumentParser) -> None:
+    """`relume drain`."""
+    parser.add_argument(
+        "--wait",
+        nargs="?",
+        type=float,
+        const=300.0,
+        metavar="SECONDS",
+        help="return when nothing is left there, at most after so long (%(const)s)",
+    )
+    one_worker(parser)
 
 
 def leader(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from controlplane.cli import COMMANDS, main
+from controlplane.gateway.ports import Arrival
 from events import vocabulary as v
 from tests.admin.scene import ADMIN, Scene
 
@@ -56,12 +57,28 @@ async def test_a_change_is_printed_with_its_revision(relume):
         code, out, _ = await relume(scene, "drain", "w0")
         assert code == 0 and "decided at revision" in out
         assert scene.replica.fleet.workers["w0"].draining
+        code, out, _ = await relume(scene, "drain", "w0", "--wait", "20")
+        assert code == 0 and "w0 is empty" in out
         code, _, err = await relume(scene, "drain", "w7")
         assert code == 4 and "no worker 'w7'" in err and err.count("\n") == 1
         code, out, _ = await relume(scene, "config", "set", "stall.factor", "9")
         assert code == 0 and scene.replica.fleet.config["stall.factor"] == "9"
         code, _, err = await relume(scene, "config", "set", "stall.factr", "9")
         assert code == 4 and "stall.factor" in err
+
+
+async def test_drain_waits_for_what_is_left_and_no_longer_than_told(relume):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        scheduler = scene.replica.scheduler
+        scheduler.arrived(Arrival("req-1", "tiny", "completions", True, 5, 16, "exact"))
+        assert scheduler.assign("req-1", "arrival", 0) is not None
+        code, out, _ = await relume(scene, "drain", "w0", "--wait", "0.2")
+        assert code == 1 and "1 requests run there" in out and "not empty after 0.2 s" in out
+        waiting = asyncio.create_task(relume(scene, "drain", "w0", "--wait", "30"))
+        scheduler.ended("req-1", "completed", 200, 7, "length")
+        code, out, _ = await waiting
+        assert code == 0 and out.endswith("w0 is empty\n")
 
 
 async def told_until(writer, heard: asyncio.Future):
