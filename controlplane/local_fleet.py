@@ -335,13 +335,15 @@ class LocalFleet:
 
         await self._until("workers answer", all_ready)
 
-    async def admin(self, path: str, method: str = "GET", replica: int = 0) -> Any:
-        """Call the admin API of a replica; returns the decoded JSON."""
+    async def admin(
+        self, path: str, method: str = "GET", replica: int = 0, body: Any = None
+    ) -> Any:
+        """Call the admin API of a replica, with `body` as JSON; returns the decoded JSON."""
         headers = {"Authorization": f"Bearer {self.admin_token}"}
         async with aiohttp.ClientSession(headers=headers) as session:
             url = f"{self.admins[replica]}/admin/v1/{path}"
             timeout = aiohttp.ClientTimeout(total=10)
-            async with session.request(method, url, timeout=timeout) as answer:
+            async with session.request(method, url, timeout=timeout, json=body) as answer:
                 return await answer.json()
 
     async def workers(self, replica: int = 0) -> list[dict[str, Any]]:

@@ -1,0 +1,190 @@
+"""Running requests leave an engine that lives: clients see nothing of it, blocks go along, and
+what fails on the way is a failover like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from chaos.traffic import Stream
+from controlplane.local_fleet import FleetOptions
+from events import vocabulary as v
+from policies.state import Fleet
+from tests.live.conftest import Scene, let_run, same, scene_of, whole
+from tests.live.test_checkpoints import (
+    COUNT,
+    TOKENS,
+    Victim,
+    fold,
+    of,
+    padding,
+    until_daemons,
+    with_checkpoints,
+)
+from tests.signals import stop
+
+
+async def test_requests_leave_a_living_engine(options: FleetOptions) -> None:
+    async with scene_of(with_checkpoints(options)) as scene:
+        await until_daemons(scene)
+        await _drained(scene)
+        await _target_killed(scene)
+        await until_daemons(scene)
+        await _crowded(scene)
+        verdict = await scene.sound()
+        assert verdict.migrations >= 3
+
+
+async def struck(
+    scene: Scene, tag: str, act: Callable[[dict[str, Stream]], Awaitable[None]]
+) -> list[Any]:
+    """Streams that `act` befalls, and the same undisturbed; the events in between."""
+    before = len(await scene.events())
+    hit = await scene.streams(COUNT, TOKENS, tag, act, padding=padding(tag), ignore_eos=True)
+    assert not whole(hit)
+    happened = (await scene.events())[before:]
+    for worker in ("w0", "w1", "w2"):
+        await scene.drain(worker, "undrain")
+        await scene.until_ready(worker)
+    calm = await scene.streams(COUNT, TOKENS, f"calm-{tag}", padding=padding(tag), ignore_eos=True)
+    assert not whole(calm)
+    assert same(calm, hit) == []
+    return happened
+
+
+async def sliced(pid: int, scene: Scene, over: Callable[[Fleet], bool], pause_s: float) -> Fleet:
+    """Let an engine run a moment at a time until the log shows it; it is left stopped."""
+    deadline = time.monotonic() + 60
+    while not over(fleet := await fold(scene)):
+        assert time.monotonic() < deadline, fleet.requests
+        await asyncio.to_thread(let_run, pid, 0.01)
+        await asyncio.sleep(pause_s)
+    return fleet
+
+
+def left(requests: list[str]) -> Callable[[Fleet], bool]:
+    """Whether all of these have had a second dispatch."""
+    return lambda fleet: all(
+        r not in fleet.requests or fleet.requests[r].attempt > 1 for r in requests
+    )
+
+
+def moved(happened: list[Any]) -> set[str]:
+    return {e.request for e in of(happened, v.TransportObserved) if e.kind == "moved"}
+
+
+async def _drained(scene: Scene) -> None:
+    """All that ran on w0 goes on elsewhere, from its blocks; w0 is empty while it lives on."""
+    worker = await scene.until_ready("w0")
+    requests: list[str] = []
+
+    async def act(streams: dict[str, Stream]) -> None:
+        victim = Victim(scene, worker)
+        await victim.take(streams)
+        requests.extend(victim.requests)
+        await victim.run_until(victim.covered)
+        drained = asyncio.create_task(scene.drain("w0"))
+        await sliced(victim.pid, scene, left(victim.requests), 0.03)
+        os.kill(victim.pid, signal.SIGCONT)
+        await drained
+        deadline = time.monotonic() + 20
+        while (now := await scene.worker("w0"))["state"] != "drained":
+            assert time.monotonic() < deadline, now
+            await asyncio.sleep(0.1)
+
+    happened = await struck(scene, "drained", act)
+    assert moved(happened) == set(requests)
+    assert {e.kind for e in of(happened, v.TransportObserved)} == {"moved"}, "no failure"
+    assert not of(happened, v.WorkerSuspected) and not of(happened, v.EngineDied)
+    plans = of(happened, v.MigrationPlanned)
+    assert {(p.worker, p.cause) for p in plans} == {("w0", "drain")}
+    routes = [e for e in of(happened, v.RouteDecided) if e.attempt > 1]
+    assert {(e.cause, e.policy, e.mode) for e in routes} == {("moved", "planned", "continue")}
+    assert {e.request for e in of(happened, v.RestoreDone)} == set(requests)
+
+
+async def _target_killed(scene: Scene) -> None:
+    """The worker a request was moved to hangs from before that on, and is killed."""
+    worker = await scene.until_ready("w1")
+    targets = {name: (await scene.until_ready(name))["engine_pid"] for name in ("w0", "w2")}
+    struck_ones: set[str] = set()
+
+    async def act(streams: dict[str, Stream]) -> None:
+        victim = Victim(scene, worker)
+        await victim.take(streams)
+        await victim.run_until(victim.covered)
+        for pid in targets.values():
+            stop(pid)
+        drained = asyncio.create_task(scene.drain("w1"))
+        struck_ones.update(await _first_target(scene, victim))
+        for name, pid in targets.items():
+            os.kill(pid, signal.SIGKILL if name in struck_ones else signal.SIGCONT)
+        os.kill(victim.pid, signal.SIGCONT)
+        await drained
+
+    incarnations = {w["name"]: w["incarnation"] for w in await scene.fleet.workers()}
+    happened = await struck(scene, "killed", act)
+    (killed,) = struck_ones
+    assert moved(happened)
+    again = [e for e in of(happened, v.RouteDecided) if e.attempt > 2]
+    assert again and all((e.worker, e.incarnation) != (killed, incarnations[killed]) for e in again)
+    await scene.until_ready(killed, incarnations[killed] + 1)
+
+
+async def _first_target(scene: Scene, victim: Victim) -> list[str]:
+    """Where the first request moved to."""
+    found: list[str] = []
+
+    def dispatched(fleet: Fleet) -> bool:
+        moves = [fleet.requests[r] for r in victim.requests if r in fleet.requests]
+        found[:] = [r.places[-1][0] for r in moves if r.attempt > 1 and len(r.places) > 1]
+        return bool(found)
+
+    await sliced(victim.pid, scene, dispatched, 0.03)
+    return found[:1]
+
+
+async def _crowded(scene: Scene) -> None:
+    """Everything is on w0, then all take requests again: some leave it, once."""
+    for name, value in (("moves", "all"), ("gap", 3), ("ticks", 2), ("cool_ticks", 3)):
+        asked = {"key": f"migration.{name}", "value": value}
+        answer = await scene.fleet.admin("config", "PUT", body=asked)
+        assert answer.get("state") == "decided", answer
+    worker = await scene.until_ready("w0")
+    for name in ("w1", "w2"):
+        await scene.until_ready(name)
+        await scene.drain(name)
+
+    async def act(streams: dict[str, Stream]) -> None:
+        victim = Victim(scene, worker)
+        await victim.take(streams)
+        assert len(victim.requests) == COUNT
+        for name in ("w1", "w2"):
+            await scene.drain(name, "undrain")
+        await sliced(victim.pid, scene, _planned, 0.25)
+        await sliced(victim.pid, scene, _carried_out, 0.03)
+        os.kill(victim.pid, signal.SIGCONT)
+
+    happened = await struck(scene, "crowded", act)
+    plans = of(happened, v.MigrationPlanned)
+    assert [(p.worker, p.cause) for p in plans] == [("w0", "imbalance")], "once"
+    goes = {c.request for c in plans[0].choices if c.chosen >= 0}
+    assert 2 <= len(goes) <= COUNT // 2
+    assert moved(happened) == goes
+    assert all(c.go_us < c.stay_us for c in plans[0].choices if c.chosen >= 0)
+
+
+def _leaving(fleet: Fleet) -> list[str]:
+    return [r for r, planned in fleet.planned.items() if planned.source]
+
+
+def _planned(fleet: Fleet) -> bool:
+    return bool(_leaving(fleet))
+
+
+def _carried_out(fleet: Fleet) -> bool:
+    return left(_leaving(fleet))(fleet)
