@@ -20,11 +20,11 @@ import aiohttp
 import structlog
 from msgspec import Struct
 
-from controlplane.gateway.ports import GatewayPort
+from controlplane.gateway.ports import Arrival, GatewayPort
 from events import vocabulary as v
 from events.errors import LogError
 from events.log import RevisionGroup
-from policies import checkpoints, migration, routing
+from policies import checkpoints, migration, recovery, routing
 from policies.checkpoint_settings import config_of
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class MigrationWatch:
         found = []
         for request, delivered in self._gateway.movable_on(worker, incarnation).items():
             live = self._scheduler.live.get(request)
-            if live is None or not live.running or not live.arrival.protected:
+            if live is None or not live.running or not goes_on(live.arrival, delivered):
                 continue
             if request in self._leaving or self._failed.get((request, live.attempt), 0) >= TRIES:
                 continue
@@ -201,6 +201,12 @@ class MigrationWatch:
             )
         except LogError as error:
             log.warning("moves_not_written", worker=move.worker, reason=str(error))
+
+
+def goes_on(arrival: Arrival, delivered: int) -> bool:
+    """Whether nothing that was delivered would have to be generated again."""
+    mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered)
+    return arrival.protected and (mode == "continue" or not delivered)
 
 
 def _now() -> float:

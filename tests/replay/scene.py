@@ -317,6 +317,7 @@ class Scene:
         self._migration = migration or MigrationConfig()
         self._tokens = tokens
         self.refuses_handover = 0
+        self.handover_s = 0.0
         self.workers = {f"w{n}": Worker(self.log, f"w{n}") for n in range(workers)}
         for worker in self.workers.values():
             worker.peers = self.workers
@@ -366,6 +367,7 @@ class Scene:
         if self.refuses_handover:
             self.refuses_handover -= 1
             return web.json_response({}, status=500)
+        await asyncio.sleep(self.handover_s)
         who = asked["request"], asked["attempt"]
         found = any(clients.hand_over(*who) for clients in self.clients.values())
         return web.json_response({}, status=200 if found else 404)

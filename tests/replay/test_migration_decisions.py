@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from chaos.validators import check_all
+from controlplane.gateway.ports import Arrival
+from controlplane.migration import goes_on
 from controlplane.replay.telling import told
 from controlplane.replay.verify import verify
 from controlplane.replay.why import why
@@ -33,9 +35,12 @@ async def commanded(scene: Scene, command: str, worker: str) -> None:
 
 
 def running_on(scene: Scene, worker: str) -> int:
-    """Streams of all replicas that are there now."""
-    gateways = scene.clients.values()
-    return sum(len(o) for c in gateways for (name, _), o in c._open.items() if name == worker)
+    """Streams of all replicas that are there now and can be taken up."""
+    places = (
+        (c, o) for c in scene.clients.values() for (n, _), o in c._open.items() if n == worker
+    )
+    live = [c._scheduler.live.get(request) for c, open_ in places for request in open_]
+    return sum(one is not None and one.arrival.verdict != "restart" for one in live)
 
 
 async def drained(**more: Any) -> list[RevisionGroup]:
@@ -78,6 +83,8 @@ def test_all_that_may_leave_a_draining_worker_goes_where_it_was_planned(
     holders = {(e.request, e.attempt): e for _, e in recorded(groups, v.HolderChosen)}
     assert {holders[e.request, e.attempt + 1].cause for e in left} == {"moved"}
     assert not recorded(groups, v.WorkerSuspected)
+    verdicts = {e.request: e.verdict for _, e in recorded(groups, v.RequestArrived)}
+    assert "restart" not in {verdicts[e.request] for e in left}, "it would begin anew"
 
 
 def test_migrations_replay_and_promises_hold(groups: list[RevisionGroup]) -> None:
@@ -128,6 +135,22 @@ def test_why_tells_of_a_move(groups: list[RevisionGroup]) -> None:
     assert {c.request for p in plans for c in p.choices} == {found.request}
 
 
+@pytest.mark.parametrize(
+    "verdict, delivered, goes",
+    [
+        ("exact", 9, True), ("sampled", 9, True), ("best_effort", 9, True), ("replay", 9, False),
+        ("restart", 9, False), ("replay", 0, True), ("restart", 0, True),
+    ],
+)  # fmt: skip
+def test_what_would_be_generated_again_does_not_leave(
+    verdict: str, delivered: int, goes: bool
+) -> None:
+    for stream in (True, False):
+        arrival = Arrival("q", "m", "completions", stream, 9, 9, verdict)
+        assert goes_on(arrival, delivered) is goes
+        assert not goes_on(msgspec.structs.replace(arrival, protected=False), delivered)
+
+
 async def test_nothing_moves_when_it_is_off() -> None:
     async with Scene(7, tokens=(40, 60), migration=MigrationConfig("off")) as scene:
         traffic = asyncio.create_task(scene.traffic(12))
@@ -174,6 +197,27 @@ async def test_a_move_refused_once_is_made_at_a_later_tick() -> None:
     (_, abandoned), *more = recorded(groups, v.MigrationAbandoned)
     assert not more
     assert (abandoned.request, abandoned.attempt) in {(e.request, e.attempt) for e in moved(groups)}
+
+
+async def test_an_engine_that_hands_over_too_late_is_obeyed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its move was given up; the stream ends with the handover, and goes where it was planned."""
+    monkeypatch.setattr("controlplane.migration.HANDOVER_TIMEOUT_S", 0.05)
+    async with Scene(7, replicas=1, tokens=LONG) as scene:
+        scene.handover_s = 0.15
+        traffic = asyncio.create_task(scene.traffic(6))
+        await scene.until(lambda: scene.clients["r0"].running_covered("w0"))
+        await commanded(scene, "drain", "w0")
+        await traffic
+        await scene.settled()
+    groups = scene.log.groups
+    late = {(e.request, e.attempt) for _, e in recorded(groups, v.MigrationAbandoned)}
+    gone = {(e.request, e.attempt) for e in moved(groups)}
+    assert late & gone
+    routes = [e for _, e in recorded(groups, v.RouteDecided) if e.cause == "moved"]
+    assert {e.policy for e in routes} == {"planned"}
+    assert verify(groups).divergences == [] and not check_all(groups, [], ["I1", "I3", "I4"])
 
 
 async def test_the_last_worker_keeps_its_requests() -> None:
