@@ -82,7 +82,7 @@ async def test_replay_from_any_snapshot_gives_the_same() -> None:
             rest = verify(groups[index + 1 :], fleet)
             assert_same(rest, 4)
             assert rest.decisions + rest.skipped < whole.decisions
-            assert rest.skipped < 30
+            assert rest.skipped <= 2 * 24, "two for each request under way"
             assert rest.revision == whole.revision
 
 
