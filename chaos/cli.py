@@ -1,4 +1,4 @@
-"""`relume-chaos`: faults and measurements against real processes.
+"""`relume-chaos`: scenarios, faults and measurements.
 
 Each command becomes the module that does the work, with its own flags and help.
 """
@@ -12,10 +12,12 @@ from collections.abc import Sequence
 _COMMANDS = {
     "demo": ("chaos.demo", "kill a worker under load, see that no client notices"),
     "bench": ("chaos.bench", "measure one thing: relume-chaos bench NAME"),
+    "list": ("chaos.scenario list", "the named scenarios, and what is not yet applicable"),
+    "schedule": ("chaos.scenario schedule", "what a seed makes of a scenario"),
 }
 
 _HELP = "usage: relume-chaos COMMAND ...\n\ncommands:\n" + "".join(
-    f"  {name:<7} {text} (relume-chaos {name} --help)\n" for name, (_, text) in _COMMANDS.items()
+    f"  {name:<8} {text} (relume-chaos {name} --help)\n" for name, (_, text) in _COMMANDS.items()
 )
 
 
@@ -28,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not given or given[0] not in _COMMANDS:
         sys.stderr.write(_HELP)
         return 2
-    module, _ = _COMMANDS[given[0]]
+    words = _COMMANDS[given[0]][0].split()
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *given[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", *words, *given[1:]])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""`relume-chaos list` and `relume-chaos schedule`: what scenarios there are, and what a seed
+makes of one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from chaos.scenario import reading
+from chaos.scenario.printing import listed, shown
+from chaos.scenario.problems import ScenarioError
+from chaos.scenario.schedule import expand
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="relume-chaos")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="the named scenarios, and what is not yet applicable")
+    schedule = commands.add_parser("schedule", help="what a seed makes of a scenario")
+    schedule.add_argument("scenario", help="a name of the library, or a YAML file")
+    schedule.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
+    schedule.add_argument("--json", action="store_true", help="one JSON object, all of it")
+    schedule.add_argument("--requests", type=int, default=20, help="requests shown (default 20)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command; 2 if the scenario has errors, which go to stderr."""
+    given = _arguments(argv)
+    try:
+        if given.command == "list":
+            print("\n".join(listed(reading.named())))
+            return 0
+        path = reading.find(given.scenario)
+        schedule = expand(reading.load(path), given.seed, path.parent)
+    except (ScenarioError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if given.json:
+        print(msgspec.json.encode(schedule, order="deterministic").decode())
+    else:
+        print("\n".join(shown(schedule, max(given.requests, 0))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

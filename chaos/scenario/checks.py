@@ -1,0 +1,205 @@
+"""What types cannot say: names that exist, bounds in order, faults that can strike."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from chaos.scenario import traces
+from chaos.scenario.catalogue import EVENTS, FAULTS, FIGURES, HARDWARE, PHASES, PROMISES
+from chaos.scenario.language import (
+    Bound,
+    Burst,
+    Closed,
+    Fault,
+    Fleet,
+    FromTrace,
+    Poisson,
+    Scenario,
+    Trace,
+    Traffic,
+    Uniform,
+    When,
+)  # fmt: skip
+from chaos.scenario.problems import Path_
+
+Found = tuple[Path_, str, str]
+"""A place, what is wrong there, the remedy."""
+
+MOST_SPAN = 1_000_000
+"""Seconds, or a count: more is a mistake."""
+
+_HOLDERS = frozenset(
+    "holder-kill primary-and-holder-kill block-corrupt dram-budget stream-loss stream-duplicate "
+    "stream-reorder".split()
+)
+"""Faults of what only a fleet with checkpoints has."""
+
+
+def check(scenario: Scenario, folder: Path) -> list[Found]:
+    """All that is wrong with `scenario`; trace files lie relative to `folder`."""
+    found = [*_fleet(scenario.fleet), *_traffic(scenario.traffic, folder)]
+    for index, fault in enumerate(scenario.faults):
+        found += _fault(fault, scenario.fleet, ("faults", index))
+    for index, bound in enumerate(scenario.expect):
+        found += _bound(bound, ("expect", index))
+    for index, promise in enumerate(scenario.promises or ()):
+        found += _known(promise, PROMISES, ("promises", index), "promise")
+    return found
+
+
+def _known(given: str, known: Iterable[str], path: Path_, noun: str) -> Iterator[Found]:
+    known = list(known)
+    if given not in known:
+        close = difflib.get_close_matches(given, known, 1)
+        remedy = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+        yield path, f"names no {noun}: {given!r}", remedy
+
+
+def _ordered(span: Any, path: Path_, least: int = 0) -> Iterator[Found]:
+    if span is None:
+        return
+    low, high = span if isinstance(span, tuple) else (span, span)
+    if not (least <= low and least <= high < MOST_SPAN):
+        yield path, "is out of bounds", f"give {least} to {MOST_SPAN:,}"
+    elif low > high:
+        yield path, "has its bounds in the wrong order", f"write [{high}, {low}]"
+
+
+def _fleet(fleet: Fleet) -> Iterator[Found]:
+    at: Path_ = ("fleet",)
+    if fleet.domains > fleet.workers:
+        remedy = f"give at most {fleet.workers}"
+        yield (*at, "domains"), "are more than there are workers", remedy
+    yield from _known(fleet.model, HARDWARE, (*at, "model"), "model")
+    if fleet.model in HARDWARE:
+        classes = HARDWARE[fleet.model]
+        yield from _known(
+            fleet.hardware, classes, (*at, "hardware"), f"hardware class {fleet.model} has"
+        )
+    if fleet.etcd % 2 == 0:
+        yield (*at, "etcd"), "has an even number of members", f"give {fleet.etcd - 1}"
+
+
+def _traffic(traffic: Traffic, folder: Path) -> Iterator[Found]:
+    at: Path_ = ("traffic",)
+    arrivals, lengths = traffic.arrivals, traffic.lengths
+    bounded = traffic.requests or (traffic.for_s and not isinstance(arrivals, Closed))
+    if not bounded and not isinstance(arrivals, Trace):
+        yield at, "never ends", "add `requests: ...`, the number of requests"
+    elif not traffic.requests and _rate(traffic) * (traffic.for_s or 0) > MOST_SPAN:
+        yield at, f"are more than {MOST_SPAN:,} requests", "add `requests: ...`, or make it shorter"
+    for part, value in (("arrivals", arrivals), ("lengths", lengths)):
+        if isinstance(value, Trace | FromTrace):
+            yield from _file(value.file, folder, (*at, part, "file"), isinstance(value, Trace))
+    if isinstance(arrivals, Closed):
+        yield from _ordered(arrivals.think_s, (*at, "arrivals", "think_s"))
+    if isinstance(lengths, Uniform):
+        yield from _ordered(lengths.prompt, (*at, "lengths", "prompt"))
+        yield from _ordered(lengths.output, (*at, "lengths", "output"))
+    for part, shares in (
+        ("tiers", [tier.share for tier in traffic.tiers]),
+        ("sampling", [sampling.share for sampling in traffic.sampling]),
+    ):
+        if abs(sum(shares) - 1) > 1e-6:
+            said = f"have shares that add up to {sum(shares):g}"
+            yield (*at, part), said, "let the shares add up to 1"
+    names = [tier.name for tier in traffic.tiers]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield (*at, "tiers", index, "name"), f"is a second {name!r}", "give another name"
+
+
+def _rate(traffic: Traffic) -> float:
+    """Requests a second, on average; 0 where the requests are counted."""
+    match traffic.arrivals:
+        case Poisson(per_s=per_s):
+            return per_s
+        case Burst(size=size, every_s=every_s):
+            return size / every_s
+    return 0.0
+
+
+def _file(name: str, folder: Path, path: Path_, timed: bool) -> Iterator[Found]:
+    try:
+        rows = traces.read(name, folder)
+    except traces.TraceError as error:
+        yield path, error.message, error.remedy
+        return
+    if timed and rows[0].at_ns is None:
+        yield path, "tells no arrival times", "use it under `lengths`, with other arrivals"
+
+
+def _fault(fault: Fault, fleet: Fleet, at: Path_) -> Iterator[Found]:
+    yield from _known(fault.what, FAULTS, (*at, "what"), "fault")
+    yield from _when(fault.when, (*at, "when"))
+    yield from _ordered(fault.for_s, (*at, "for_s"))
+    kind = FAULTS.get(fault.what)
+    if kind is None:
+        return
+    if kind.lasts == "must" and fault.for_s is None:
+        yield at, f"{fault.what} lasts until it is undone", "add `for_s: ...`, in seconds"
+    if kind.lasts == "no" and fault.for_s is not None:
+        yield (*at, "for_s"), f"{fault.what} is over at once", "delete it"
+    if kind.amount is None and fault.amount is not None:
+        yield (*at, "amount"), f"{fault.what} has no amount", "delete it"
+    if kind.amount is not None:
+        unit, most = kind.amount
+        if fault.amount is None:
+            yield at, f"{fault.what} needs an amount", f"add `amount: ...`, {unit}"
+        elif fault.amount > most:
+            yield (*at, "amount"), "is too much", f"give {unit}, at most {most:g}"
+    if kind.peers and fault.peer not in kind.peers:
+        said = f"{fault.what} needs the other end of the link"
+        yield at, said, f"add `peer: ...`, one of {', '.join(kind.peers)}"
+    if not kind.peers and fault.peer is not None:
+        yield (*at, "peer"), f"{fault.what} is of no link", "delete it"
+    if (fault.what in _HOLDERS or fault.peer == "holder") and not fleet.checkpoint_mb:
+        yield at, "strikes checkpoints, of which this fleet has none", "set fleet.checkpoint_mb"
+    allowed = [*targets(kind.target, fleet), "any", "all", *kind.roles]
+    if fault.when.at_s is None:
+        allowed.append("subject")
+    yield from _known(fault.target, allowed, (*at, "target"), kind.target)
+
+
+def targets(kind: str, fleet: Fleet) -> list[str]:
+    """Names of what a fleet has of a kind of target, in order."""
+    count, letter = {
+        "worker": (fleet.workers, "w"), "domain": (fleet.domains, "d"),
+        "control plane": (fleet.control_planes, "r"), "etcd": (fleet.etcd, "e"),
+    }.get(kind, (0, ""))  # fmt: skip
+    return [f"{letter}{index}" for index in range(count)]
+
+
+def _when(when: When, at: Path_) -> Iterator[Found]:
+    given = [name for name in ("at_s", "event", "during") if getattr(when, name) is not None]
+    if len(given) != 1:
+        remedy = "give exactly one of at_s, event, during"
+        yield at, f"says {' and '.join(given) or 'no time'}", remedy
+    for name in ("at_s", "after_s", "nth"):
+        yield from _ordered(getattr(when, name), (*at, name), int(name == "nth"))
+    if when.at_s is not None:
+        for name, value, default in (
+            ("where", when.where, {}), ("nth", when.nth, 1), ("after_s", when.after_s, 0.0)
+        ):  # fmt: skip
+            if value != default:
+                yield (*at, name), "means nothing beside at_s", "delete it, or name an event"
+    if when.during is not None:
+        yield from _known(when.during, PHASES, (*at, "during"), "phase")
+        if when.after_s != 0.0:
+            yield (*at, "after_s"), "means nothing beside during", "delete it"
+    begins = PHASES.get(when.during or "", (when.event,))[0]
+    if when.event is not None:
+        yield from _known(when.event, EVENTS, (*at, "event"), "event")
+    for field in when.where if begins in EVENTS else ():
+        yield from _known(field, EVENTS[begins], (*at, "where", field), f"field of {begins}")
+
+
+def _bound(bound: Bound, at: Path_) -> Iterator[Found]:
+    yield from _known(bound.figure, FIGURES, (*at, "figure"), "figure")
+    if bound.least is None and bound.most is None:
+        yield at, "bounds nothing", "add `least: ...` or `most: ...`"
+    elif bound.least is not None and bound.most is not None and bound.least > bound.most:
+        yield at, "can never hold", "let least be below most"

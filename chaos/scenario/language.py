@@ -1,0 +1,178 @@
+"""What a scenario can say, as types. Field names are the YAML keys; times are in seconds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Count = Annotated[int, Meta(ge=1, le=100_000)]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+# Limits of these are looked at in `checks`: msgspec 0.22 crashes on a union of a number with
+# limits and a tuple of fixed length.
+Span = float | tuple[float, float]
+"""A time, or the bounds between which the seed draws one."""
+
+Nth = int | tuple[int, int]
+"""A count from 1, or the bounds between which the seed draws one."""
+
+
+class _Part(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Fleet(_Part, frozen=True):
+    """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
+    `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints."""
+
+    workers: Count
+    model: str = "tiny"
+    hardware: str = "cpu"
+    domains: Count = 1
+    control_planes: Annotated[int, Meta(ge=1, le=9)] = 1
+    etcd: Annotated[int, Meta(ge=1, le=9)] = 1
+    checkpoint_mb: Annotated[int, Meta(ge=0)] = 0
+
+
+class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):
+    """Independent arrivals, `per_s` a second on average."""
+
+    per_s: Positive
+
+
+class Trace(_Part, frozen=True, tag_field="kind", tag="trace"):
+    """Arrivals of a trace file (`traces.read`), `speed` times as fast."""
+
+    file: str
+    speed: Positive = 1.0
+
+
+class Closed(_Part, frozen=True, tag_field="kind", tag="closed"):
+    """`clients` that each send their next request `think_s` after an answer."""
+
+    clients: Count
+    think_s: Span = 0.0
+
+
+class Burst(_Part, frozen=True, tag_field="kind", tag="burst"):
+    """`size` requests at once, every `every_s`."""
+
+    size: Count
+    every_s: Positive
+
+
+Arrivals = Poisson | Trace | Closed | Burst
+
+
+class Fixed(_Part, frozen=True, tag_field="kind", tag="fixed"):
+    """The same lengths for all, in tokens."""
+
+    prompt: Count
+    output: Count
+
+
+class Uniform(_Part, frozen=True, tag_field="kind", tag="uniform"):
+    """Lengths between bounds, in tokens, both included."""
+
+    prompt: tuple[Count, Count]
+    output: tuple[Count, Count]
+
+
+class FromTrace(_Part, frozen=True, tag_field="kind", tag="trace"):
+    """Lengths of a trace file, drawn by the seed; with the arrivals of the same file, row by
+    row. Longer ones are cut to the bounds, in tokens."""
+
+    file: str
+    prompt_most: Count = 100_000
+    output_most: Count = 100_000
+
+
+Lengths = Fixed | Uniform | FromTrace
+
+
+class Tier(_Part, frozen=True):
+    """A class of clients: its share of the requests and their priority (vLLM's: lower first)."""
+
+    name: Name
+    share: Share = 1.0
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+
+
+class Sampling(_Part, frozen=True):
+    """Sampling parameters of a share of the requests. `seeded`: each gets a seed."""
+
+    share: Share = 1.0
+    temperature: NotNegative = 0.0
+    top_p: Share = 1.0
+    n: Annotated[int, Meta(ge=1, le=16)] = 1
+    seeded: bool = True
+
+
+class Prefixes(_Part, frozen=True):
+    """Shared prompts: each request begins with the first `tokens` of one of `groups` texts."""
+
+    groups: Count
+    tokens: Count
+
+
+class Traffic(_Part, frozen=True):
+    """Ends after `requests`, or with arrivals at `for_s`, whichever comes first."""
+
+    arrivals: Arrivals
+    lengths: Lengths
+    requests: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    for_s: Positive | None = None
+    tiers: tuple[Tier, ...] = (Tier("default"),)
+    sampling: tuple[Sampling, ...] = (Sampling(),)
+    prefixes: Prefixes | None = None
+
+
+class When(_Part, frozen=True):
+    """One of: a time; the `nth` event of a type whose fields are as `where` says; in the middle
+    of the `nth` phase (`catalogue.PHASES`). `nth` may be bounds the seed draws between.
+    `after_s` is waited after an event."""
+
+    at_s: Span | None = None
+    event: str | None = None
+    during: str | None = None
+    where: dict[str, str | int | bool] = {}
+    nth: Nth = 1
+    after_s: Span = 0.0
+
+
+class Fault(_Part, frozen=True):
+    """`what` is of `catalogue.FAULTS`. `target` names who it strikes: a name of the fleet, `any`
+    (the seed chooses), `all`, `subject` (whom the event tells of) or a role the fault allows.
+    `peer` is the other end of a link, `amount` how much, in the fault's own unit."""
+
+    what: str
+    when: When
+    target: str = "any"
+    peer: str | None = None
+    for_s: Span | None = None
+    amount: Positive | None = None
+
+
+class Bound(_Part, frozen=True):
+    """A figure of `catalogue.FIGURES` and what it must be."""
+
+    figure: str
+    least: float | None = None
+    most: float | None = None
+
+
+class Scenario(_Part, frozen=True):
+    """A fleet, its traffic, what happens to it, and what must hold. `promises` restricts which
+    are judged; without it, all there are validators for."""
+
+    name: Name
+    about: Annotated[str, Meta(min_length=10)]
+    fleet: Fleet
+    traffic: Traffic
+    faults: tuple[Fault, ...] = ()
+    expect: tuple[Bound, ...] = ()
+    promises: tuple[str, ...] | None = None

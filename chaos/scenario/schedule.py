@@ -1,0 +1,260 @@
+"""What a seed makes of a scenario: every request and every fault, before anything runs.
+
+Each request and each fault draws from its own generator, named by seed and place, so that
+leaving one out changes no other. Times are nanoseconds from the start of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+from msgspec import Struct
+
+from chaos.scenario import traces
+from chaos.scenario.catalogue import FAULTS, PHASES, applicable
+from chaos.scenario.checks import targets
+from chaos.scenario.language import (
+    Burst,
+    Closed,
+    Fault,
+    Fixed,
+    FromTrace,
+    Poisson,
+    Sampling,
+    Scenario,
+    Tier,
+    Trace,
+    Traffic,
+    Uniform,
+)  # fmt: skip
+
+NS = 1_000_000_000
+
+
+class Request(Struct, frozen=True, omit_defaults=True):
+    """A request. It is sent at `at_ns`, or, if that is None, `think_ns` after the answer to
+    request `after`. `prefix` holds ids of the prompt's first blocks of `prefix_block` tokens:
+    equal leading ids are equal tokens. `seed` is None where sampling has none."""
+
+    name: str
+    at_ns: int | None
+    prompt_tokens: int
+    output_tokens: int
+    tier: str = "default"
+    priority: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    n: int = 1
+    seed: int | None = None
+    after: str | None = None
+    think_ns: int = 0
+    prefix: tuple[int, ...] = ()
+    prefix_block: int = 0
+
+
+class Planned(Struct, frozen=True, omit_defaults=True):
+    """A fault with everything the seed decides decided.
+
+    It strikes at `at_ns`; or, if that is None, `after_ns` behind the `nth` event of type
+    `event` (fields as in `where`); with `phase`, that event begins the phase and the fault
+    comes when `fraction` of it is over. `target` stays a role where only the run can tell.
+    """
+
+    name: str
+    what: str
+    target: str
+    at_ns: int | None = None
+    event: str | None = None
+    where: dict[str, str | int | bool] = {}
+    nth: int = 1
+    after_ns: int = 0
+    phase: str | None = None
+    fraction: float = 0.0
+    peer: str | None = None
+    for_ns: int | None = None
+    amount: float | None = None
+    applicable: bool = True
+
+
+class Schedule(Struct, frozen=True):
+    """A scenario expanded by a seed. `workers` maps each to its failure domain."""
+
+    scenario: str
+    seed: int
+    workers: dict[str, str]
+    control_planes: tuple[str, ...]
+    etcd: tuple[str, ...]
+    requests: tuple[Request, ...]
+    faults: tuple[Planned, ...]
+
+    def digest(self) -> str:
+        """SHA-256 of the whole, 16 hex digits: equal schedules have equal ones."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+
+def expand(scenario: Scenario, seed: int, folder: Path | None = None) -> Schedule:
+    """The schedule of a checked scenario; trace files lie relative to `folder`.
+
+    Raises traces.TraceError if a trace file has gone since the check.
+    """
+    fleet = scenario.fleet
+    workers = targets("worker", fleet)
+    return Schedule(
+        scenario=scenario.name,
+        seed=seed,
+        workers={name: f"d{index % fleet.domains}" for index, name in enumerate(workers)},
+        control_planes=tuple(targets("control plane", fleet)),
+        etcd=tuple(targets("etcd", fleet)),
+        requests=tuple(_requests(scenario.traffic, seed, folder or Path())),
+        faults=tuple(
+            _planned(fault, scenario, index, _rng(seed, "fault", index))
+            for index, fault in enumerate(scenario.faults)
+        ),
+    )
+
+
+def _rng(seed: int, *place: str | int) -> Random:
+    return Random(":".join(map(str, (seed, *place))))
+
+
+def _whole(low: int, high: int, rng: Random) -> int:
+    return low + int(rng.random() * (high - low + 1))
+
+
+def _requests(traffic: Traffic, seed: int, folder: Path) -> Iterator[Request]:
+    most = traffic.requests
+    until = math.inf if traffic.for_s is None else traffic.for_s * NS
+    lengths = _Lengths(traffic, folder)
+    for index, (at_ns, after, think_ns) in enumerate(_arrivals(traffic, seed, folder)):
+        if index == most or (at_ns is not None and at_ns > until):
+            return
+        rng = _rng(seed, "request", index)
+        prompt, output, prefix, block = lengths.of(index, rng)
+        tier = _shared(traffic.tiers, rng)
+        sampling = _shared(traffic.sampling, rng)
+        yield Request(
+            name=_name(index),
+            at_ns=at_ns,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            tier=tier.name,
+            priority=tier.priority,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            n=sampling.n,
+            seed=_whole(0, (1 << 31) - 1, rng) if sampling.seeded else None,
+            after=None if after is None else _name(after),
+            think_ns=think_ns,
+            prefix=prefix,
+            prefix_block=block,
+        )
+
+
+def _name(index: int) -> str:
+    return f"q{index:05}"
+
+
+def _shared(options: Sequence[Tier] | Sequence[Sampling], rng: Random) -> Tier | Sampling:
+    """One of `options` by their shares."""
+    left = rng.random()
+    for option in options:
+        left -= option.share
+        if left < 0:
+            return option
+    return options[-1]
+
+
+def _arrivals(
+    traffic: Traffic, seed: int, folder: Path
+) -> Iterator[tuple[int | None, int | None, int]]:
+    """Of each request: when it is sent, or the index of the one it follows and the pause."""
+    match traffic.arrivals:
+        case Poisson(per_s=per_s):
+            rng, now = _rng(seed, "arrivals"), 0.0
+            while True:
+                now -= math.log(1.0 - rng.random()) / per_s
+                yield round(now * NS), None, 0
+        case Burst(size=size, every_s=every_s):
+            index = 0
+            while True:
+                yield round(index // size * every_s * NS), None, 0
+                index += 1
+        case Closed(clients=clients, think_s=think_s):
+            index = 0
+            while True:
+                pause = _drawn(think_s, _rng(seed, "think", index).random())
+                if index < clients:
+                    yield pause, None, 0
+                else:
+                    yield None, index - clients, pause
+                index += 1
+        case Trace(file=file, speed=speed):
+            for row in traces.read(file, folder):
+                yield round((row.at_ns or 0) / speed), None, 0
+
+
+class _Lengths:
+    """Lengths and prefix of each request."""
+
+    def __init__(self, traffic: Traffic, folder: Path) -> None:
+        self._how, self._prefixes = traffic.lengths, traffic.prefixes
+        self._in_order = False
+        if isinstance(self._how, FromTrace):
+            self._rows = traces.read(self._how.file, folder)
+            arrivals = traffic.arrivals
+            self._in_order = isinstance(arrivals, Trace) and arrivals.file == self._how.file
+
+    def of(self, index: int, rng: Random) -> tuple[int, int, tuple[int, ...], int]:
+        """Tokens of the prompt and of the output, ids of the prefix and tokens of each."""
+        prefix: tuple[int, ...] = ()
+        match self._how:
+            case Fixed(prompt=prompt, output=output):
+                pass
+            case Uniform(prompt=prompts, output=outputs):
+                prompt, output = _whole(*prompts, rng), _whole(*outputs, rng)
+            case FromTrace(prompt_most=prompt_most, output_most=output_most):
+                at = index if self._in_order else _whole(0, len(self._rows) - 1, rng)
+                row = self._rows[at]
+                prompt, output = min(row.prompt, prompt_most), min(row.output, output_most)
+                prefix = row.prefix[: -(-prompt // traces.PREFIX_BLOCK_TOKENS)]
+        if self._prefixes is not None:
+            group = _whole(0, self._prefixes.groups - 1, rng)
+            return prompt, output, (group,), self._prefixes.tokens
+        return prompt, output, prefix, traces.PREFIX_BLOCK_TOKENS if prefix else 0
+
+
+def _planned(fault: Fault, scenario: Scenario, index: int, rng: Random) -> Planned:
+    when, kind = fault.when, FAULTS[fault.what]
+    # Every fault draws the same numbers in the same order, whichever of them it uses.
+    at, after, lasting, chosen, fraction, nth = (rng.random() for _ in range(6))
+    names = targets(kind.target, scenario.fleet)
+    target = fault.target
+    if target == "any" and names:
+        target = names[int(chosen * len(names))]
+    low, high = when.nth if isinstance(when.nth, tuple) else (when.nth, when.nth)
+    return Planned(
+        name=f"f{index}",
+        what=fault.what,
+        target=target,
+        at_ns=None if when.at_s is None else _drawn(when.at_s, at),
+        event=PHASES[when.during][0] if when.during else when.event,
+        where=when.where,
+        nth=low + int(nth * (high - low + 1)),
+        after_ns=_drawn(when.after_s, after),
+        phase=when.during,
+        fraction=round(0.1 + 0.8 * fraction, 6) if when.during else 0.0,
+        peer=fault.peer,
+        for_ns=None if fault.for_s is None else _drawn(fault.for_s, lasting),
+        amount=fault.amount,
+        applicable=applicable(fault.what),
+    )
+
+
+def _drawn(span: float | tuple[float, float], share: float) -> int:
+    low, high = span if isinstance(span, tuple) else (span, span)
+    return round((low + (high - low) * share) * NS)
