@@ -13,7 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import pytest
 
+from controlplane.leftovers import daemons
 from controlplane.local_fleet import FleetOptions, LocalFleet
 from events import vocabulary as v
 from policies.coverage import covered_tokens
@@ -39,11 +41,12 @@ class OddFleet(LocalFleet):
         return tuple(given)
 
 
+@pytest.mark.timeout(300)
 async def test_two_holders_in_plaintext_and_a_worker_of_another_fingerprint(
     options: FleetOptions,
 ) -> None:
     more = with_checkpoints(options, checkpoint_link="plain", checkpoint_holders=2)
-    async with scene_of(more, OddFleet) as scene:
+    async with behind_proxies(more, OddFleet) as (scene, proxies):
         fleet = await until_daemons(scene)
         assert all(h.address and not h.local for h in fleet.holders.values())
         assert fleet.holders["w0"].family == fleet.holders["w1"].family
@@ -51,12 +54,15 @@ async def test_two_holders_in_plaintext_and_a_worker_of_another_fingerprint(
         await _second_holder_serves(scene, fleet.holders["w2"].address)
         await until_daemons(scene)
         await _nobody_can_use_its_blocks(scene)
+        await until_daemons(scene)
+        await _holders_killed_in_the_restore(scene, proxies)
         verdict = await scene.sound()
-        assert verdict.plans >= 2
+        assert verdict.plans >= 3
 
 
 async def _second_holder_serves(scene: Scene, address: str) -> None:
-    """Primary and one of two holders die in the same moment."""
+    """Primary and one of two holders die in the same moment, and the other when it has given
+    what it has."""
 
     async def strike(victim: Victim) -> None:
         fleet = await victim.run_until(
@@ -65,7 +71,14 @@ async def _second_holder_serves(scene: Scene, address: str) -> None:
         assert victim.holders(fleet) == {"w1", "w2"}
         os.kill(daemon_of(scene, "w1"), signal.SIGKILL)
 
-    happened = await hit(scene, "twofold", "w0", strike)
+    async def until_restored() -> None:
+        while not of(await scene.events(), v.RestoreDone):
+            await asyncio.sleep(0.05)
+        os.kill(daemon_of(scene, "w2"), signal.SIGKILL)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(until_restored())
+        happened = await hit(scene, "twofold", "w0", strike)
     done = of(happened, v.RestoreDone)
     assert done and {e.holder for e in done} == {address}
     assert min(e.tokens for e in done) >= 320
@@ -83,14 +96,39 @@ async def _nobody_can_use_its_blocks(scene: Scene) -> None:
     assert not of(happened, v.RestoreStarted)
 
 
+async def _holders_killed_in_the_restore(scene: Scene, proxies: Sequence[TcpProxy]) -> None:
+    """Some of the blocks are on their way when whoever sends them dies."""
+
+    async def strike(victim: Victim) -> None:
+        for proxy in proxies:
+            proxy.hold_after = 50_000
+
+    async def until_held() -> None:
+        while not any(proxy.held.is_set() for proxy in proxies):
+            await asyncio.sleep(0.01)
+        for pid in daemons(scene.fleet.dir / "run"):
+            os.kill(pid, signal.SIGKILL)
+        for proxy in proxies:
+            proxy.cut()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(until_held())
+        happened = await hit(scene, "during", "w1", strike)
+    failed = of(happened, v.RestoreFailed)
+    assert failed and not of(happened, v.RestoreDone), happened
+    assert {e.reason for e in failed} <= {"unreachable", "unknown"}
+
+
 @asynccontextmanager
-async def behind_proxies(options: FleetOptions) -> AsyncIterator[tuple[Scene, list[TcpProxy]]]:
+async def behind_proxies(
+    options: FleetOptions, kind: type[LocalFleet] = LocalFleet
+) -> AsyncIterator[tuple[Scene, list[TcpProxy]]]:
     """A fleet whose engines reach each daemon by a proxy."""
     proxies = [TcpProxy() for _ in range(options.workers)]
     advertise = tuple(f"127.0.0.1:{proxy.port}" for proxy in proxies)
     more = msgspec.structs.replace(options, checkpoint_advertise=advertise)
     try:
-        async with scene_of(more) as scene:
+        async with scene_of(more, kind) as scene:
             assert scene.fleet.checkpoints is not None
             for proxy, port in zip(proxies, scene.fleet.checkpoints.ports, strict=True):
                 proxy.target = port
@@ -100,6 +138,7 @@ async def behind_proxies(options: FleetOptions) -> AsyncIterator[tuple[Scene, li
             proxy.__exit__()
 
 
+@pytest.mark.timeout(240)
 async def test_encrypted_links_that_are_cut_and_holders_without_room(
     options: FleetOptions,
 ) -> None:
@@ -108,6 +147,8 @@ async def test_encrypted_links_that_are_cut_and_holders_without_room(
     more = with_checkpoints(options, checkpoint_link="curve")
     more = msgspec.structs.replace(more, checkpoint_mb=1, checkpoint_file_mb=1)
     async with behind_proxies(more) as (scene, proxies):
+        for proxy in proxies:
+            proxy.delay_s = 0.001
         fleet = await until_daemons(scene)
         assert {h.budget_bytes for h in fleet.holders.values()} == {2 << 20}
         await _cut_when_needed(scene, proxies)
