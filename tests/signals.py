@@ -21,6 +21,13 @@ def stop(pid: int, timeout_s: float = 10.0) -> None:
         time.sleep(0.001)
 
 
+def let_run(pid: int, seconds: float = 0.008) -> None:
+    """In a thread: a busy event loop must not let the process run on."""
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(seconds)
+    stop(pid)
+
+
 def _state(task: Path) -> str:
     """Its state letter (proc(5)); a thread that is gone counts as stopped."""
     try:

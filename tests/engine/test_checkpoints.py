@@ -16,10 +16,10 @@ import pytest
 from engine_shim import frames
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.stream import BlockOut, scatter
-from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
+from events.vocabulary import FirstToken, RestoreDone, RestoreFailed, RestoreStarted
 from tests.engine import client
 from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
-from tests.signals import stop
+from tests.signals import let_run, stop
 from tests.state_daemon.daemon import Cache, Daemon, daemon_in, hello, local, peer_of, stats
 
 pytestmark = pytest.mark.engine
@@ -372,7 +372,9 @@ def test_choices_are_kept_apart(second: Engine, daemon: Daemon) -> None:
     second.wait_idle()
 
 
-def test_it_works_inside_multi_connector(zygote: Zygote, second: Engine, daemon: Daemon) -> None:
+def test_it_works_inside_multi_connector(
+    zygote: Zygote, second: Engine, daemon: Daemon, tmp_path: Path
+) -> None:
     inner = json.loads(connector()[1])
     config = {
         "kv_connector": "MultiConnector",
@@ -388,6 +390,15 @@ def test_it_works_inside_multi_connector(zygote: Zygote, second: Engine, daemon:
         rest = resumed(third, daemon, "multi", ids, client.created_of(expected.payload))
         assert rest.ids == expected.ids[60:]
         assert isinstance(outcome(third, "multi")[-1], RestoreDone)
+        with daemon_in(tmp_path, budget_bytes=64 << 20) as other:
+            headers = client.headers_for(request="multi-moves", checkpoint=endpoint(daemon))
+            connection, response = client.open_stream(third.port, PATH, body_for(), headers)
+            asked = {"request": "multi-moves", "attempt": 1, "incarnation": 1}
+            to = {"holders": [endpoint(other)]}
+            assert client.post(third.port, "/relume/checkpoint", {**asked, **to}).status == 200
+            wait_until(lambda: held_blocks(other, "multi-moves") > 0, "moved", 10.0)
+            assert client.sort_frames(response.read()).ids == expected.ids
+            connection.close()
 
 
 @pytest.mark.serve
@@ -425,3 +436,60 @@ def test_an_endpoint_that_is_none_is_refused(second: Engine) -> None:
     )):  # fmt: skip
         headers = client.headers_for(checkpoint=header)
         assert client.post(second.port, PATH, body_for(), headers=headers).status == 400
+
+
+def test_a_prefill_leaves_blocks_behind_before_it_is_over(
+    zygote: Zygote, second: Engine, tmp_path: Path
+) -> None:
+    """Chunk by chunk, layer by layer within a chunk; the engine runs a moment at a time and
+    is killed before the first token. What is there is not computed again."""
+    prompt = " ".join(f"Early {i} of the lease is held by worker {i * 7 % 13}." for i in range(70))
+    body = body_for(prompt=prompt, max_tokens=40)
+    with daemon_in(tmp_path, budget_bytes=64 << 20) as holder:
+        arguments = connector(layered=True, bound_bytes=64 << 20)
+        with engine_of(zygote.fork(*arguments, "--max-num-batched-tokens", "128")) as first:
+            headers = client.headers_for(request="early", checkpoint=endpoint(holder))
+            stop(first.pid)
+            connection = client.connect(first.port)
+            connection.request("POST", PATH, json.dumps(body).encode(), headers)
+
+            def covered() -> bool:
+                let_run(first.pid)
+                assert not any(isinstance(c, FirstToken) for c in first.agent.changes("early"))
+                return held_blocks(holder, "early") >= 8
+
+            wait_until(covered, "eight blocks of a prompt that is not computed yet", 60.0)
+            os.kill(first.pid, signal.SIGKILL)
+            wait_until(lambda: not first.alive(), "killed", 10.0)
+            connection.close()
+        forget_prefixes(second)
+        expected = client.ask(second.port, PATH, body, request="early-plain")
+        forget_prefixes(second)
+        again = client.ask(
+            second.port, PATH, body, attempt=2, request="early", restore=endpoint(holder)
+        )
+        assert again.ids == expected.ids
+        done = outcome(second, "early")[-1]
+        assert isinstance(done, RestoreDone) and done.tokens >= 8 * BLOCK
+
+
+HYBRID = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "dtype": "float32",
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048,
+    "vocab_size": 3072, "sliding_window": 64, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32,
+    "rope_local_base_freq": 10000.0, "layer_types": ["sliding_attention", "full_attention"],
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def test_a_model_with_several_kinds_of_cache_is_refused_at_start(
+    zygote: Zygote, tiny_model: Path, tmp_path: Path
+) -> None:
+    for file in tiny_model.glob("tokenizer*"):
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    model = ("--model", str(tmp_path), "--load-format", "dummy")
+    with pytest.raises(AssertionError, match="several KV cache groups are not checkpointed"):
+        zygote.fork(*connector(), *model)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -31,7 +30,7 @@ from events import vocabulary as v
 from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
 from events.log import RevisionGroup
-from tests.signals import stop
+from tests.signals import let_run, stop
 
 MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny")).absolute()
 
@@ -284,13 +283,6 @@ async def _read_up(streams: list[Stream]) -> None:
     while seen > known:
         await asyncio.sleep(0.02)
         known, seen = seen, sum(len(s.tokens) for s in streams)
-
-
-def let_run(pid: int, seconds: float = 0.008) -> None:
-    """In a thread: a busy event loop must not let the process run on."""
-    os.kill(pid, signal.SIGCONT)
-    time.sleep(seconds)
-    stop(pid)
 
 
 def same(a: dict[str, Stream], b: dict[str, Stream]) -> list[str]:
