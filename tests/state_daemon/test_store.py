@@ -160,6 +160,20 @@ def test_a_full_store_refuses_what_is_worth_less_than_what_it_holds(store: Block
     assert store.stats()["requests"] == 1
 
 
+def test_a_full_store_takes_what_it_holds_for_another_already(store: BlockStore) -> None:
+    """Blocks of one request serve another's identical prefix: no room, and the same checks."""
+    for index in range(8):
+        put(store, "long", index, content=index)
+    for index in range(3):
+        assert put(store, "short", index, content=index).blocks == index + 1
+    assert store.stats()["memory_used"] == 8 * IMAGE and store.stats()["evicted"] == 0
+    assert code_of(store, "short", 3, content=99) == "budget"
+    store.drop("long", 1)
+    assert held(store, "short") == 3 and store.stats()["memory_used"] == 3 * IMAGE
+    for found, index in zip(store.run("short", 0, 0, 0, 3), range(3), strict=True):
+        assert bytes(store.contents.verified(found) or b"") == image(index)
+
+
 def test_the_least_worth_goes_first_from_its_tail(store: BlockStore) -> None:
     for index in range(3):
         put(store, "small", index)
