@@ -8,10 +8,13 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from chaos.traffic import Stream
 from controlplane.leftovers import daemons
@@ -153,6 +156,7 @@ async def test_killed_engines_and_what_befalls_their_checkpoints(options: FleetO
         await _damaged(scene)
         verdict = await scene.sound()
         assert verdict.holders > 3 * COUNT and verdict.plans >= 2
+        await _metrics_say_so(scene)
 
 
 async def _restored(scene: Scene) -> None:
@@ -197,6 +201,40 @@ async def _holder_lost_before(scene: Scene) -> None:
     assert again and all(e.holders and not lost & {*e.holders} for e in again)
     restored = {e.request for e in of(happened, v.RestoreDone)}
     assert restored & {e.request for e in again}
+
+
+async def _metrics_say_so(scene: Scene) -> None:
+    """Restores as the log has them; what daemons count themselves comes with their reports."""
+    events = await scene.events()
+    done, failed = of(events, v.RestoreDone), of(events, v.RestoreFailed)
+    counted = ("received_bytes", "served_blocks", "corrupt_blocks", "dropped_requests")
+    deadline = time.monotonic() + 40
+    while True:
+        found = await metrics(scene)
+        if all(found[f"relume_checkpoint_{name}_total"] for name in counted):
+            break
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.5)
+    assert found["relume_checkpoint_restores_total"] == len(done) + len(failed) > 0
+    tokens = sum(e.tokens for e in (*done, *failed))
+    assert found["relume_checkpoint_restored_tokens_total"] == tokens
+    assert found["relume_recomputed_tokens_total"] > 0
+    assert found["relume_checkpoint_lag_tokens"] == 0, "nothing runs"
+    assert found["relume_checkpoint_coverage_ratio"] == 1
+    assert found["relume_checkpoint_balance_ratio"] >= 1
+
+
+async def metrics(scene: Scene) -> Counter[str]:
+    """The page's samples, summed over labels."""
+    url = f"{scene.url}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        assert answer.status == 200
+        text = await answer.text()
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] += sample.value  # type: ignore[assignment]
+    return found
 
 
 def daemon_of(scene: Scene, worker: str) -> int:

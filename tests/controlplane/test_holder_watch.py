@@ -1,0 +1,92 @@
+"""A running request gets other holders when its own drain, are lost, or come to be; the
+engine that runs it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from controlplane.gateway.ports import Arrival
+from events import vocabulary as v
+from tests.admin.scene import Scene
+
+NAMES = ("w0", "w1", "w2")
+
+
+def daemon(name: str, boot: str = "b1") -> v.StateDaemonStarted:
+    return v.StateDaemonStarted(name, boot, 1, f"tcp://{name}:1", 1 << 20, "f")
+
+
+class Engines:
+    """Takes what the engines of all workers are told."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def __aenter__(self) -> Engines:
+        app = web.Application()
+        app.router.add_post("/relume/checkpoint", self._take)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _take(self, request: web.Request) -> web.Response:
+        self.told.put_nowait(await request.json())
+        return web.json_response({})
+
+    async def next(self) -> dict[str, Any]:
+        async with asyncio.timeout(10):
+            return await self.told.get()
+
+
+async def running(scene: Scene, engines: Engines) -> tuple[str, str, str]:
+    """A request that runs: (its worker, its holder, the third one)."""
+    for name in NAMES:
+        writer = await scene.worker(name)
+        ready = v.EngineReady(
+            name, 1, "127.0.0.1", engines.port, "tiny", 2048, 16, 100, family="f", block_bytes=100
+        )
+        writer.append(ready, daemon(name))
+    fleet, scheduler = scene.replica.fleet, scene.replica.scheduler
+    await scene.until(lambda: len(fleet.holders) == 3 and fleet.workers["w2"].block_bytes)
+    scheduler.arrived(Arrival("q", "tiny", "completions", True, 40, 16, "exact"))
+    given = scheduler.assign("q", "arrival", 0)
+    await scene.until(lambda: "q" in fleet.placed)
+    (holder,) = fleet.placed["q"].holders
+    (third,) = {*NAMES} - {given.worker, holder}
+    return given.worker, holder, third
+
+
+async def test_a_draining_holder_and_a_lost_one_are_replaced():
+    async with Engines() as engines, Scene() as scene:
+        worker, holder, third = await running(scene, engines)
+        placed = scene.replica.fleet.placed
+        assert (await scene.call(f"workers/{holder}/drain", "POST"))[0] in (200, 202)
+        told = await engines.next()
+        asked = {"request": "q", "attempt": 1, "incarnation": 1}
+        assert told == {**asked, "holders": [f"tcp://{third}:1"]}
+        await scene.until(lambda: placed["q"].holders == (third,))
+        scene.worker_writers[third].append(v.StateDaemonLost(third, "b1", "killed"))
+        assert await engines.next() == {**asked, "holders": []}, "the other one drains"
+        await scene.until(lambda: placed["q"].holders == ())
+        scene.worker_writers[third].append(daemon(third, "b2"))
+        assert await engines.next() == {**asked, "holders": [f"tcp://{third}:1"]}
+        await scene.until(lambda: placed["q"].holders == (third,))
+        assert worker not in placed["q"].holders
+
+
+async def test_what_drains_itself_keeps_its_holder():
+    async with Engines() as engines, Scene() as scene:
+        worker, holder, _ = await running(scene, engines)
+        assert (await scene.call(f"workers/{worker}/drain", "POST"))[0] in (200, 202)
+        await scene.until(lambda: scene.replica.fleet.workers[worker].draining)
+        assert scene.replica.fleet.placed["q"].holders == (holder,)
+        assert engines.told.empty()
