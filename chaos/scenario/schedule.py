@@ -110,7 +110,7 @@ def expand(scenario: Scenario, seed: int, folder: Path | None = None) -> Schedul
         workers={name: f"d{index % fleet.domains}" for index, name in enumerate(workers)},
         control_planes=tuple(targets("control plane", fleet)),
         etcd=tuple(targets("etcd", fleet)),
-        requests=tuple(_requests(scenario.traffic, seed, folder or Path())),
+        requests=tuple(requests_of(scenario.traffic, seed, folder or Path())),
         faults=tuple(
             _planned(fault, scenario, index, _rng(seed, "fault", index))
             for index, fault in enumerate(scenario.faults)
@@ -126,7 +126,8 @@ def _whole(low: int, high: int, rng: Random) -> int:
     return low + int(rng.random() * (high - low + 1))
 
 
-def _requests(traffic: Traffic, seed: int, folder: Path) -> Iterator[Request]:
+def requests_of(traffic: Traffic, seed: int, folder: Path) -> Iterator[Request]:
+    """The requests of a traffic, in the order of their numbers. Raises traces.TraceError."""
     most = traffic.requests
     until = math.inf if traffic.for_s is None else traffic.for_s * NS
     lengths = _Lengths(traffic, folder)

@@ -1,0 +1,108 @@
+"""How fast simulated engines run: 64 x 20,000 requests and 1,000 x 60,000, cost per event.
+
+Engines only, each request sent to the one with the fewest: no control plane takes part yet.
+Lengths are those of the Azure conversation trace, 1.5 requests a second come for each worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chaos.bench.checkpoint_parts import figure
+from chaos.scenario.language import FromTrace, Poisson, Traffic
+from chaos.scenario.schedule import Request, requests_of
+from chaos.sim.clock import Clock
+from chaos.sim.cost import load
+from chaos.sim.engine import EngineConfig, Job, SimEngine
+
+DESCRIPTION = "simulated engines alone: 64 workers x 20,000 requests, 1,000 x 60,000"
+PER_WORKER_S = 1.5
+"""Requests a second for each worker."""
+MODEL = "qwen3-32b_rtxpro6000x2"
+KV_BLOCKS = 25_000
+
+
+class Ran:
+    """What came of a run: seconds it took, events, steps, requests finished, end of it all."""
+
+    def __init__(self) -> None:
+        self.took_s = 0.0
+        self.events = self.steps = self.finished = self.end_ns = 0
+
+
+def simulate(workers: int, requests: Sequence[Request]) -> Ran:
+    """Serve `requests`, each by the engine that has fewest, lower numbers first."""
+    cost, config = load(MODEL), EngineConfig(KV_BLOCKS)
+    engines = [SimEngine(config, cost) for _ in range(workers)]
+    arrivals = -1
+    clock: Clock[int] = Clock()
+    # A heap of (jobs, engine) in which each engine has a true entry, beside ones out of date.
+    fewest = [(0, index) for index in range(workers)]
+    ran, at = Ran(), 0
+    gc.collect()
+    began = time.perf_counter()
+    clock.set(arrivals, requests[0].at_ns)
+    while (who := clock.next()) is not None:
+        now = clock.now_ns
+        ran.events += 1
+        if who == arrivals:
+            request, at = requests[at], at + 1
+            if at < len(requests):
+                clock.set(arrivals, requests[at].at_ns)
+            while True:
+                seen, who = fewest[0]
+                if seen == engines[who].load:
+                    break
+                heapq.heappop(fewest)
+            engine = engines[who]
+            job = Job(request.name, request.prompt_tokens, request.output_tokens)
+            engine.submit(job, now)
+            heapq.heapreplace(fewest, (engine.load, who))
+        else:
+            engine = engines[who]
+            done = sum(told.what == "finished" for told in engine.advance(now))
+            if done:
+                ran.finished += done
+                heapq.heappush(fewest, (engine.load, who))
+        clock.set(who, engine.next_ns)
+    ran.took_s = time.perf_counter() - began
+    ran.steps = sum(engine.steps for engine in engines)
+    ran.end_ns = clock.now_ns
+    return ran
+
+
+def traffic(workers: int, count: int, seed: int = 1) -> list[Request]:
+    """Requests of `count` for so many workers."""
+    lengths = FromTrace("azure-conv")
+    how = Traffic(Poisson(PER_WORKER_S * workers), lengths, requests=count)
+    return list(requests_of(how, seed, Path()))
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Run it as the docstring says; `--quick`: a hundredth of it."""
+    parser = argparse.ArgumentParser(prog="sim-speed", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a hundredth of the requests")
+    share = 100 if parser.parse_args(argv).quick else 1
+    figures: dict[str, Any] = {}
+    each: list[float] = []
+    met = True
+    for workers, count, goal_s in ((64, 20_000, 10.0), (1_000, 60_000, 60.0)):
+        ran = simulate(workers, traffic(workers, count // share))
+        each.append(ran.took_s / ran.events * 1e6)
+        name = f"{workers}_workers"
+        figures |= {
+            f"{name}_took": figure(ran.took_s, "s", goal_s, 2),
+            f"{name}_an_event": figure(each[-1], "us", None, 2),
+            f"{name}_events": figure(ran.events, "", None, 0),
+            f"{name}_steps": figure(ran.steps, "", None, 0),
+            f"{name}_virtual": figure(ran.end_ns / 1e9, "s", None, 1),
+        }
+        met = met and ran.took_s <= goal_s and ran.finished == count // share
+    figures["an_event_1000_to_64"] = figure(each[1] / each[0], "ratio", None, 2)
+    return {"bench": "sim-speed", "met": met, "figures": figures}

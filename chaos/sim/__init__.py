@@ -1,0 +1,6 @@
+"""The fleet in virtual time: single-threaded, the same for the same seed.
+
+`engine` is a vLLM engine as its scheduler makes it behave, `kv` its KV blocks, `cost` what a
+step takes (fitted by `fit`, held against a real run by `compare`), `clock` the order of events.
+Nothing here uses the control plane's own predictions: it is what they are judged by.
+"""
