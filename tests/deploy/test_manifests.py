@@ -167,7 +167,8 @@ def test_units_start_what_exists(path):
 
 def exported_metrics() -> set[str]:
     """Names the control plane's /metrics can have, from the source that makes them."""
-    source = (DEPLOY.parent / "controlplane/admin/metrics.py").read_text()
+    admin = DEPLOY.parent / "controlplane/admin"
+    source = "".join((admin / name).read_text() for name in ("checkpoint_metrics.py", "metrics.py"))
     names = set()
     for kind, name in re.findall(r"(Counter|CounterMetricFamily)\(\s*f?\"(relume_\w+)\"", source):
         names.add(name + "_total")
