@@ -198,10 +198,8 @@ class SimEngine:
         steps = self._steps_by(now_ns)
         if steps == self._count:
             return
-        if steps == 0 or self._began + self._took(steps) < now_ns:
-            steps += 1
-        self._count = steps
-        self._due = self._began + self._took(steps)
+        self._count = steps + 1
+        self._due = self._began + self._took(steps + 1)
 
     def _apply(self, now_ns: int, told: list[Told]) -> None:
         """The run is over: give every sequence its tokens."""

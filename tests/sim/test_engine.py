@@ -182,6 +182,17 @@ def test_death_tells_what_streams_have() -> None:
         assert found[0] == found[1] and found[0]
 
 
+def test_a_job_that_comes_as_a_step_ends_waits_for_the_next_one() -> None:
+    """As in an engine stepped one by one, in which that next step is on its way by then."""
+    engine = SimEngine(EngineConfig(kv_blocks=4000), COST)
+    engine.submit(Job("old", 100, 60), 0)
+    engine.advance(engine.next_ns or 0)
+    ends = [engine._began + engine._took(steps) for steps in (20, 21)]
+    told = engine.advance(ends[0]) + engine.submit(Job("new", 100, 5), ends[0])
+    told += engine.advance(ends[1])
+    assert times(told, "admitted") == {"new": ends[1]}
+
+
 @pytest.mark.parametrize("at", [1, 100_000_000, 900_000_000])
 def test_an_aborted_job_leaves_nothing(at: int) -> None:
     engine = SimEngine(EngineConfig(kv_blocks=60, max_seqs=2, max_tokens=64), COST)
