@@ -100,11 +100,16 @@ It prints what to try next. Everything it writes is under .relume/.""",
   relume why cmpl-4f2a               each decision, its basis, and what the others would cost""",
     ),
     "replay": Command(
-        "take every decision of a log again and compare",
+        "take every decision of a log again and compare; step through it; ask what if",
         "controlplane.replay.cli:add_arguments",
         "controlplane.replay.cli:run",
         """
-  relume replay --verify             exit 1 when anything comes out differently""",
+  relume replay --verify             exit 1 when anything comes out differently
+  relume replay --at 120             the fleet as it was after revision 120
+  relume replay --debug              step forward and back, break, why, diff, what-if
+  relume replay --debug --log incident.rlog --do failures --do 'failure 1'
+  relume replay --what-if checkpoints.recovery=eq6   the first decision that would differ
+  relume replay --debug --do 'export window.rlog 100 200'   a replay test, redacted""",
     ),
     "drain": Command(
         "give a worker nothing new; what runs there moves to others, or ends there",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,13 @@ from typing import Any
 import msgspec
 
 from controlplane import config as configuration
-from controlplane.cli_client import EXIT_NO, EXIT_UNREACHABLE, CliError, read_fleet_file
+from controlplane.cli_client import (
+    EXIT_NO,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    CliError,
+    read_fleet_file,
+)
 from controlplane.cli_output import print_json, print_table
 from controlplane.replay import telling
 from controlplane.replay.history import History, from_etcd, from_file
@@ -56,6 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--export", metavar="FILE", default="", help="store the log in a file")
     parser.add_argument("--note", default="", help="a remark to go into the exported file")
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        metavar="KEY=VALUE",
+        help="the first decision that other settings would change; exit 1 if there is one",
+    )
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        help="step through the log at a prompt, or by commands from a pipe (its `help` tells more)",
+    )
+    parser.add_argument(
+        "--do", action="append", metavar="COMMAND", help="run this at the debugger's prompt instead"
+    )
     _source(parser)
 
 
@@ -68,8 +89,12 @@ def add_why_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """`relume replay`: exit 0; 1 when verification says no."""
     history = _load(args)
+    if args.debug or args.do:
+        return _debug(args, history)
     if args.at:
         history = history.until(args.at)
+    if args.what_if and history.groups:
+        return _what_if(args, history)
     if not history.groups:
         raise CliError(f"no log at {history.origin}", EXIT_NO)
     report: dict[str, Any] = {"origin": history.origin}
@@ -88,6 +113,39 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_state(history)
     return 0 if verdict is None or verdict.ok else EXIT_NO
+
+
+def _debug(args: argparse.Namespace, history: History) -> int:
+    """The debugger: at a prompt, or by the commands of --do or a pipe."""
+    from controlplane.replay import debugger_prompt
+    from controlplane.replay.debugger import Debugger
+
+    if not history.groups:
+        raise CliError(f"no log at {history.origin}", EXIT_NO)
+    debugger = Debugger(history)
+    if args.at:
+        debugger.run(f"at {args.at}")
+    if args.do or args.json or not sys.stdin.isatty():
+        return debugger_prompt.script(debugger, args.do or sys.stdin, args.json)
+    return debugger_prompt.interactive(debugger)
+
+
+def _what_if(args: argparse.Namespace, history: History) -> int:
+    """Other settings: exit 1 when a decision comes out differently."""
+    from controlplane.replay.debugger import outcome_of
+    from controlplane.replay.debugger_prompt import console_of
+    from controlplane.replay.debugger_show import show_outcome
+    from controlplane.replay.debugger_whatif import BadSetting, parse, what_if
+
+    try:
+        outcome = what_if(history, parse(args.what_if))
+    except BadSetting as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+    if args.json:
+        print_json({"origin": history.origin, **outcome_of(outcome)})
+    else:
+        show_outcome(console_of(), outcome_of(outcome))
+    return 0 if outcome.first is None and outcome.broken is None else EXIT_NO
 
 
 def run_why(args: argparse.Namespace) -> int:

@@ -6,11 +6,14 @@ HistoryGap: replay never starts in the middle unless a snapshot says what came b
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
-from controlplane.history.errors import HistoryGap
+from controlplane.history import snapshots
+from controlplane.history.archive import find
+from controlplane.history.errors import HistoryError, HistoryGap
 from controlplane.history.restore import load_history, read_archive
 from controlplane.replay.store import BadStoredLog, Footer, StoredLog
 from events.etcd.config import EtcdConfig
@@ -22,17 +25,28 @@ from policies.state import Fleet
 
 class History(Struct):
     """A log in memory. `base`: the fold it goes on from (None: the empty one). `footer`: what
-    a stored file says of its end. `origin` is for people."""
+    a stored file says of its end. `origin` is for people. `kept`: the directory of the log's
+    archive, with snapshots of the fold."""
 
     groups: list[RevisionGroup]
     origin: str
     base: Fleet | None = None
     footer: Footer | None = None
+    kept: Path | None = None
 
     def until(self, revision: int) -> History:
         """The part up to `revision`."""
         groups = [g for g in self.groups if g.revision <= revision]
         return History(groups, f"{self.origin}, up to revision {revision}", self.base)
+
+    def snapshots(self) -> list[Fleet]:
+        """The folds that are kept beside the archive; those that cannot be used are left out."""
+        found = []
+        for covers in snapshots.present(self.kept) if self.kept is not None else ():
+            path = snapshots.path_of(self.kept, covers)
+            with suppress(HistoryError):
+                found.append(snapshots.read(path, self.kept.name).fleet)
+        return found
 
 
 def from_file(path: str | Path) -> History:
@@ -42,7 +56,7 @@ def from_file(path: str | Path) -> History:
         groups, last = read_archive(path)
         if not last:
             raise BadStoredLog(path, "is a directory without an archive")
-        return History(groups, f"archive {path}")
+        return History(groups, f"archive {path}", kept=find(path))
     with StoredLog(path) as stored:
         groups = list(stored.groups())
         return History(groups, str(path), stored.base, stored.footer)
@@ -58,7 +72,8 @@ async def from_etcd(config: EtcdConfig, archive_dir: str | Path = "") -> History
         log_id = await Maintenance(etcd.client).identity()
         if log_id and archive_dir and (Path(archive_dir) / log_id).is_dir():
             groups = await load_history(archive_dir, etcd.reader(), log_id)
-            return History(groups, f"{origin} and archive {archive_dir}")
+            kept = Path(archive_dir) / log_id
+            return History(groups, f"{origin} and archive {archive_dir}", kept=kept)
         groups = await etcd.reader().read()
     missing = _beginnings(groups)
     if missing:

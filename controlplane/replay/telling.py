@@ -50,6 +50,39 @@ def words(step: Step) -> list[str]:
     return lines
 
 
+def brief(event: Any) -> str:
+    """Any event of the log, or change in an engine step, in one line."""
+    if type(event) is v.RecoveryPlanned and len(event.choices) > 1:
+        ways = [c.options[c.chosen].kind if c.chosen >= 0 else "nobody" for c in event.choices]
+        told = (f"{ways.count(kind)} to {kind}" for kind in ("restore", "recompute"))
+        left = f", {ways.count('nobody')} that nobody can take" if "nobody" in ways else ""
+        return (
+            f"{_count(len(ways), 'request')} of {event.worker}:{event.incarnation} planned "
+            f"together by {event.policy}: {', '.join(told)}{left}"
+        )
+    if type(event) is v.MigrationPlanned and len(event.choices) > 1:
+        moved = sum(choice.chosen >= 0 for choice in event.choices)
+        return (
+            f"{moved} of {_count(len(event.choices), 'request')} on {event.worker}:"
+            f"{event.incarnation} to move because of {event.cause}"
+        )
+    if type(event) in _WORDS:
+        return _WORDS[type(event)](event)[0]
+    if type(event) is v.EngineStep:
+        changed = f", {_count(len(event.changes), 'change')}" if event.changes else ""
+        return (
+            f"step {event.step} of {event.duration_us / 1000:.1f} ms: {event.batch} decoded, "
+            f"{event.prefill_tokens} prompt tokens, {event.waiting} waiting{changed}"
+        )
+    fields = ((name, getattr(event, name)) for name in event.__struct_fields__)
+    return " ".join(f"{name}={_short(value)}" for name, value in fields if value not in ("", ()))
+
+
+def _short(value: Any) -> str:
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def to_json(found: Why) -> dict[str, Any]:
     """The chain for programs."""
     return {

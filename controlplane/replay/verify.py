@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,7 +107,7 @@ def verify(
     wrong with it is among the divergences. `base` is left as it is.
     """
     with _no_cyclic_garbage():
-        replay = _Replay(list(groups), load(dump(base or Fleet())))
+        replay = Replay(list(groups), load(dump(base or Fleet())))
         replay.run(limit, end)
     return replay.verdict
 
@@ -124,10 +124,22 @@ def _no_cyclic_garbage() -> Iterator[None]:
             gc.enable()
 
 
-class _Replay:
-    """One pass over the log."""
+Check = Callable[[View, str, int, Any, Verdict], None]
+"""Takes a recorded decision again, on the view that stands at its basis: (view, stream,
+position, event, verdict)."""
 
-    def __init__(self, groups: list[RevisionGroup], fleet: Fleet) -> None:
+
+class Replay:
+    """One pass over the log. `checks` say what is done with each kind of decision, `view`
+    makes a replica's view of its stream and the fold."""
+
+    def __init__(
+        self,
+        groups: list[RevisionGroup],
+        fleet: Fleet,
+        checks: Mapping[type, Check] | None = None,
+        view: Callable[[str, Fleet], View] = View,
+    ) -> None:
         self.groups = groups
         self.fleet = fleet
         self.verdict = Verdict(segments=sum(len(g.segments) for g in groups))
@@ -136,7 +148,9 @@ class _Replay:
             self.chain.heads[stream] = (head.seq, head.hash, head.position + 1)
         names = {s.stream for g in groups for s in g.segments}
         self.replicas = {
-            name: _ReplicaReplay(name, fleet, list(_events(groups, name)), self.verdict)
+            name: _ReplicaReplay(
+                view(name, fleet), list(_events(groups, name)), self.verdict, checks or _CHECKS
+            )
             for name in sorted(names)
             if name.startswith("r.")
         }
@@ -148,6 +162,7 @@ class _Replay:
         )
 
     def run(self, limit: int, end: v.StateHashed | None) -> None:
+        """To the end of the log, or `limit` divergences."""
         fleet, verdict = self.fleet, self.verdict
         changes = fleet.changes
         at = fleet.revision
@@ -215,23 +230,28 @@ class _ReplicaReplay:
     """One replica's own events and its view."""
 
     def __init__(
-        self, stream: str, fleet: Fleet, events: list[tuple[int, Any]], verdict: Verdict
+        self,
+        view: View,
+        events: list[tuple[int, Any]],
+        verdict: Verdict,
+        checks: Mapping[type, Check],
     ) -> None:
-        self.stream = stream
-        self.view = View(stream, fleet)
+        self.stream = view.stream
+        self.view = view
         self.view.landed()
         self.due = 0
         """Revision of the state its next decision was taken on."""
-        self._began = fleet.revision
+        self._began = view.fleet.revision
         self._events = deque(events)
         self._verdict = verdict
+        self._checks = checks
 
     def proceed(self, before: int) -> None:
         """Take own events up to the first decision on a state from revision `before` on."""
         events = self._events
         while events:
             position, event = events[0]
-            check = _CHECKS.get(type(event))
+            check = self._checks.get(type(event))
             if check is not None:
                 if event.basis.revision >= before:
                     self.due = event.basis.revision
@@ -269,23 +289,25 @@ def _check_route(
     if policy is None:
         verdict.differ(revision, stream, position, "decision", event.policy, "unknown policy")
         return
-    choice = policy(
-        view,
-        routing.Query(
-            event.request,
-            event.model,
-            event.prompt_tokens,
-            event.delivered,
-            event.avoid,
-            event.attempt - 1 if event.worker else event.attempt,
-        ),
-    )
+    choice = policy(view, query_of(event))
     if len([c for c in choice.candidates if not c.excluded]) > 1:
         verdict.contested += 1
     expected = event.worker, event.incarnation, event.candidates
     actual = choice.worker, choice.incarnation, choice.candidates
     if actual != expected:
         verdict.differ(revision, stream, position, "decision", _told(expected), _told(actual))
+
+
+def query_of(event: v.RouteDecided) -> routing.Query:
+    """What the policy was asked."""
+    return routing.Query(
+        event.request,
+        event.model,
+        event.prompt_tokens,
+        event.delivered,
+        event.avoid,
+        event.attempt - 1 if event.worker else event.attempt,
+    )
 
 
 def _told(choice: tuple[str, int, tuple[v.Candidate, ...]]) -> str:
