@@ -8,8 +8,10 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import openai
 
 from chaos.traffic import prompts
+from controlplane.client import astream, stream
 from controlplane.local_fleet import FleetOptions
 from events import vocabulary as v
 from tests.live.conftest import Scene, scene_of
@@ -71,9 +73,12 @@ async def test_gateway_is_killed_and_its_clients_go_on_at_another(options: Fleet
         while any(len(r.events) < 20 for r in torn):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
+        helped = Helped(scene)
+        await helped.begin()
         scene.fleet.children["r0"].kill()
         await asyncio.gather(*reading)
         await asyncio.gather(*(r.read(session, second) for r in torn if not r.done))
+        await helped.check()
         for reader in torn:
             _same(scene, calm, reader, 600)
         returned = [e for e in await scene.events() if type(e) is v.ClientReturned]
@@ -118,6 +123,51 @@ async def test_grace_expires(options: FleetOptions) -> None:
         scene.fleet.children["r0"].process.wait()
         scene.fleet.restart("r0")
         await scene.sound(but=("I7",))  # with one worker nothing is chosen
+
+
+class Helped:
+    """The client helper, over a gateway that is killed: a chat in a thread, a completion."""
+
+    def __init__(self, scene: Scene) -> None:
+        urls = [f"{url}/v1" for url in scene.fleet.gateways]
+        self._one = {"base_url": urls[0], "api_key": "-", "max_retries": 0}
+        self._others = urls[1:]
+        self._asked = {"model": "tiny", "max_tokens": 600, "temperature": 0}
+        self._chat: list[str] = []
+        self._text: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """Run both until each has some chunks."""
+        self._tasks = [
+            asyncio.create_task(asyncio.to_thread(self._chatting, self._chat)),
+            asyncio.create_task(self._completing(self._text)),
+        ]
+        deadline = time.monotonic() + 60
+        while min(len(self._chat), len(self._text)) < 10:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+
+    def _chatting(self, out: list[str], **more: Any) -> None:
+        client = openai.OpenAI(**{**self._one, **more})
+        messages = [{"role": "user", "content": TEXT}]
+        for chunk in stream(client, replicas=self._others, messages=messages, **self._asked):
+            out.append(chunk.choices[0].delta.content or "")
+
+    async def _completing(self, out: list[str], **more: Any) -> None:
+        client = openai.AsyncOpenAI(**{**self._one, **more})
+        async for chunk in astream(client, replicas=self._others, prompt=TEXT, **self._asked):
+            out.append(chunk.choices[0].text)
+
+    async def check(self) -> None:
+        """Both went on: nothing is lost, nothing came twice."""
+        await asyncio.gather(*self._tasks)
+        chat: list[str] = []
+        text: list[str] = []
+        await asyncio.to_thread(self._chatting, chat, base_url=self._others[0])
+        await self._completing(text, base_url=self._others[0])
+        assert "".join(self._chat) == "".join(chat) and len(chat) > 100
+        assert "".join(self._text) == "".join(text) and len(text) > 100
 
 
 async def _finished(scene: Scene, requests: set[str]) -> dict[str, str]:
