@@ -16,6 +16,7 @@ import structlog
 from controlplane.gateway.ports import Arrival, Assignment
 from events import vocabulary as v
 from events.errors import LogError
+from policies import coverage
 
 if TYPE_CHECKING:
     from controlplane.scheduler import Scheduler
@@ -67,11 +68,20 @@ class Returns:
         if found is not None:
             live.attempt, live.worker = found.attempt, found.worker
             live.incarnation = found.incarnation
+            placed = scheduler.view.fleet.placed.get(arrival.request)
+            live.envelopes = placed.holders if placed is not None else ()
             worker = scheduler.view.fleet.workers.get(found.worker)
         self.came_back(arrival.request, tokens, events)
-        if worker is None or worker.incarnation != live.incarnation or worker.engine != "ready":
-            return None
+        log.info(
+            "stream_adopted", request=arrival.request, worker=live.worker,
+            attempt=live.attempt, holders=live.envelopes, tokens=tokens,
+        )  # fmt: skip
         live.running = True
+        if worker is None or worker.incarnation != live.incarnation or worker.engine != "ready":
+            if live.attempt:
+                gone = "its engine was gone when its client came back"
+                scheduler.observed(arrival.request, live.attempt, "engine_dead", tokens, gone)
+            return None
         return Assignment(
             arrival.request,
             live.attempt,
@@ -82,6 +92,16 @@ class Returns:
             "attach",
             b"",
         )
+
+    def holders(self, request: str, worker: str = "") -> tuple[str, ...]:
+        """State daemons that may have the envelope of an adopted request; with `worker`,
+        where its engine reaches them."""
+        live, fleet = self._scheduler.live.get(request), self._scheduler.view.fleet
+        names = live.envelopes if live is not None else ()
+        alive = [n for n in names if n in fleet.holders and fleet.holders[n].alive]
+        if not worker:
+            return tuple(alive)
+        return tuple(e for n in alive if (e := coverage.endpoint(fleet, n, worker)))
 
     async def owned(self, request: str, timeout_s: float) -> bool:
         """Wait until the log holds our return; whether it made the request ours."""

@@ -34,6 +34,7 @@ RECEIPT_GROUPS = 256
 class LiveRequest:
     """What the replica must remember of one open request beyond the log. `running`: its
     attempt is under way; `failure`: how the last one ended; `delivered` as it was then.
+    `envelopes`: holders that may have it as its client sent it.
     `claimed_at`: where our stream says that its client came back, 0 if it did not."""
 
     __slots__ = (
@@ -42,6 +43,7 @@ class LiveRequest:
         "avoid",
         "claimed_at",
         "delivered",
+        "envelopes",
         "failure",
         "incarnation",
         "running",
@@ -58,6 +60,7 @@ class LiveRequest:
         self.failure = ""
         self.delivered = 0
         self.claimed_at = 0
+        self.envelopes: tuple[str, ...] = ()
 
 
 class Scheduler:

@@ -57,7 +57,7 @@ class Links:
         worker: str,
         incarnation: int,
         role: str,
-        fingerprint: Fingerprint,
+        fingerprint: Fingerprint | None,
         on_refused: Callable[[str, m.Piece, str], None] = lambda endpoint, piece, code: None,
         on_reset: Callable[[str], None] = lambda endpoint: None,
     ) -> None:
@@ -92,7 +92,7 @@ class Links:
             on_refused=lambda piece, code: self._on_refused(endpoint, piece, code),
             on_reset=self._on_reset,
             bound_bytes=self._config.bound_bytes,
-            patient=self._hello.role != "reader",
+            patient=self._hello.role == "writer",
             boot=before.boot if before is not None else "",
             daemon_epoch=before.daemon_epoch if before is not None else 0,
         )

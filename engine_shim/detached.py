@@ -31,6 +31,8 @@ LINGER_S = 5.0
 BACKLOG_BYTES = 256 << 10
 """A connection that is slower than the engine holds the handler up beyond this."""
 IDS_A_FRAME = 4096
+FIRST_BYTE_S = 0.3
+"""The client's first byte waits so long for the holders to have the envelope."""
 TOMBSTONES = 256
 TAKEN = "taken"
 
@@ -102,6 +104,10 @@ class Kept:
         self._sink: _Sink | None = None
         self._first_sink: _Sink | None = None
         self._closed = False
+        self.preface = b""
+        """Sent ahead of the frames on the connection the request came on."""
+        self.held_back: asyncio.Task[None] | None = None
+        """The first byte waits for it, a while."""
         self._over = asyncio.Event()
         self._room = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -146,7 +152,7 @@ class Kept:
                 await self._sink.send(message)
             return
         if message["type"] == "http.response.start":
-            self._launch(self._sink)
+            self._launch(self._sink, head=self.preface)
             return
         if body := message.get("body", b""):
             self._append(body)
@@ -247,6 +253,9 @@ class Kept:
 
     async def _carry(self, sink: _Sink, start: Message | None, head: bytes) -> None:
         """Write to the connection what there is, as it comes."""
+        if (awaited := self.held_back) is not None:
+            self.held_back = None
+            await asyncio.wait([awaited], timeout=FIRST_BYTE_S)
         await sink.send(start or {})
         if head:
             await sink.send({"type": "http.response.body", "body": head, "more_body": True})
@@ -351,6 +360,11 @@ class Shelf:
         if not hmac.compare_digest(kept.claim.encode(), claim.encode()):
             raise Gone(403, "not this stream's claim")
         return kept
+
+    def envelope(self, request: str, attempt: int) -> bytes:
+        """Of a stream that is kept here; empty for any other."""
+        kept = self._kept.get((request, attempt))
+        return kept.envelope if kept is not None else b""
 
     def detached(self, kept: Kept) -> None:
         """Nobody is attached, and its end has not been written out."""

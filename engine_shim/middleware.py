@@ -19,6 +19,7 @@ import msgspec
 from engine_shim import handover, identity, plugin
 from engine_shim.checkpointing import endpoints
 from engine_shim.detached import Bounds, Gone, Shelf
+from engine_shim.envelope_links import EnvelopeLinks
 from engine_shim.framing import FramedResponse
 from engine_shim.generation import (
     CURRENT,
@@ -79,6 +80,7 @@ class RelumeMiddleware:
         self._identity = identity.from_environment()
         self._companion: asyncio.Task[None] | None = None
         self._shelf = Shelf()
+        self._envelopes: EnvelopeLinks | None = None
         plugin.register()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,6 +135,7 @@ class RelumeMiddleware:
         try:
             bounds = Bounds.of(ours[b"x-relume-grace"])
             body = await _read(receive)
+            sources = endpoints("envelope", ours.get(b"x-relume-envelope", ""))
         except MalformedDispatch as malformed:
             await _send_error(send, 400, str(malformed))
             return
@@ -142,8 +145,27 @@ class RelumeMiddleware:
             "created": ours.get(b"x-relume-created", ""),
         }
         envelope = json.dumps(told).encode() + b"\n" + body
+        if sources:
+            links = self._envelopes
+            envelope = await links.recall(generation.request, sources) if links else b""
+            if not envelope:
+                await _send_error(send, 424, "nobody has the request any more")
+                return
+            head, _, body = envelope.partition(b"\n")
+            told = json.loads(head)
+            replaced = (b"x-request-id", b"content-length")
+            headers = [(k, v) for k, v in scope["headers"] if k not in replaced]
+            headers.append((b"content-length", b"%d" % len(body)))
+            headers.append((b"x-request-id", told["id"].encode("latin-1")))
+            scope["headers"] = headers
+            ours[b"x-relume-created"] = told["created"]
         claim = ours.get(b"x-relume-claim", "")
         kept = self._shelf.keep(generation, bounds, claim, envelope)
+        if sources:
+            kept.preface = b":v %d\n%b" % (len(envelope), envelope)
+        if self._envelopes is not None and generation.checkpoint:
+            keeping = self._envelopes.keep(*kept.key, generation.checkpoint, envelope)
+            kept.held_back = asyncio.create_task(keeping)
         kept.begin(send)
         receive = kept.receiving(_replayed(body, receive))
         try:
@@ -208,6 +230,10 @@ class RelumeMiddleware:
         if asked.incarnation != self._identity.incarnation:
             await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
         elif await plugin.retarget(asked.request, asked.attempt, holders):
+            envelope = self._shelf.envelope(asked.request, asked.attempt)
+            if envelope and self._envelopes is not None:
+                keeping = self._envelopes.keep(asked.request, asked.attempt, holders, envelope)
+                self._shelf.spawn(keeping)
             await _send_json(send, 200, {"holders": holders})
         else:
             await _send_error(send, 404, "not here, or without checkpoints")
@@ -231,7 +257,9 @@ class RelumeMiddleware:
     def _watching_startup(self, scope: Scope, send: Send) -> Send:
         async def watch(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
-                self._companion = asyncio.create_task(_accompany(scope["app"].state, self._shelf))
+                state = scope["app"].state
+                self._envelopes = EnvelopeLinks.of(state.vllm_config)
+                self._companion = asyncio.create_task(_accompany(state, self._shelf))
             await send(message)
 
         return watch

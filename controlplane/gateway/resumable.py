@@ -28,6 +28,8 @@ from controlplane.gateway.replies import JSON, Reply, error_reply
 from controlplane.gateway.upstream import Upstream
 
 NEVER = float("inf")
+LOST = "the worker that kept the stream is gone with its gateway"
+NOWHERE = f"{LOST}, and no holder has the request"
 OWNED_S = 10.0
 """A client that comes to another replica waits so long until the log has it there."""
 
@@ -71,6 +73,7 @@ class Resumable(Exchange):
     `others`: all such exchanges of the gateway, by request."""
 
     __slots__ = (
+        "_again",
         "_attaching",
         "_base",
         "_claim",
@@ -103,6 +106,7 @@ class Resumable(Exchange):
         self._stamp = Stamp(arrival.request, claim)
         self._left: Assignment | None = None  # the attempt that goes on without us
         self._attaching = False
+        self._again = False  # generated from the start, from what a holder has of the request
         self._base = 0  # first token whose payload the engine still has
         self._deaf = False  # the rest of this read is of no use
         self._known = array("I")  # tokens of the client's, while the engine repeats them
@@ -124,6 +128,12 @@ class Resumable(Exchange):
     def resumable(self) -> bool:
         """Whether the fleet can keep this stream."""
         return bool(self.arrival.resumable)
+
+    @property
+    def delivered(self) -> int:
+        """Tokens that the client has, whether their ids are known here or not; none where it
+        is all generated again."""
+        return self._held.count if self._again else max(self._held.count, self._stamp.have[0])
 
     @property
     def detached(self) -> bool:
@@ -263,7 +273,10 @@ class Resumable(Exchange):
     def send(self, to: Assignment, upstream: Upstream) -> None:
         self._deaf = False
         if not self._attaching:
-            super().send(to, upstream)
+            if self._again and not self._holders(to):
+                self.fail(502, NOWHERE)
+            else:
+                super().send(to, upstream)
             return
         self._frames = self._parser()
         self._status = 0
@@ -291,10 +304,17 @@ class Resumable(Exchange):
         if not self.resumable:
             return ""
         bounds = self.ctx.config.resume
-        return (
+        found = ""
+        if self._again:
+            found = f"x-relume-envelope: {','.join(self._holders(to))}\r\n"
+        return found + (
             f"x-relume-grace: {bounds.grace_s} {bounds.stream_bytes} {bounds.total_bytes} "
             f"{bounds.streams}\r\nx-relume-claim: {self._claim}\r\n"
         )
+
+    def _holders(self, to: Assignment) -> tuple[str, ...]:
+        """Where the worker may get the request as the client sent it."""
+        return self.ctx.scheduler.returns.holders(self.arrival.request, to.worker)
 
     def _parser(self) -> FrameParser:
         """Frame by frame: an id tells at which frame of the engine's it stands."""
@@ -305,6 +325,10 @@ class Resumable(Exchange):
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         if not self._attaching:
             super().on_head(status, headers)
+            if self._again and status == 424:
+                self.fail(502, NOWHERE)
+            elif self._again and status == 200:
+                self._greet()
             return
         if status != 200:
             kind = "stale" if status == 409 else "detached"
@@ -330,6 +354,7 @@ class Resumable(Exchange):
             raise FrameError("not an envelope") from error
         self.path, self.response_id, self.body = told.path, told.id, body
         self._created = told.created.encode()
+        self._again = False
 
     def on_tokens(self, start: int, ids: list[int], shown: list[bytes]) -> None:
         if self._deaf:
@@ -342,7 +367,7 @@ class Resumable(Exchange):
             return
         if ids and not shown:
             stamp.skipped(len(ids))
-        if self._attaching and self.delivered >= stamp.have[0]:
+        if self._attaching and len(self._held.ids) >= stamp.have[0]:
             if self._base <= stamp.have[0]:
                 self._attaching = False
             else:
@@ -410,9 +435,17 @@ class Resumable(Exchange):
         super().attempt_failed(kind, detail, status)
 
     def may_retry(self) -> str:
-        if self.delivered < self._stamp.have[0] or not self.body:
-            return "the worker that kept the stream is gone, and nothing else knows it"
-        return super().may_retry()
+        exact = self.arrival.verdict in ("exact", "replay")
+        if self.body and (len(self._held.ids) >= self._stamp.have[0] or exact):
+            return super().may_retry()
+        if not exact:
+            return f"{LOST}, and sampling without a seed cannot be repeated"
+        if not self.ctx.scheduler.returns.holders(self.arrival.request):
+            return NOWHERE
+        self._again = True
+        self._known = array("I")
+        self._restore(self._stamp.have)
+        return ""
 
     def _end(self, outcome: str, status: int, detail: str = "", finish: str = "-") -> bool:
         if not self.over and outcome != "completed":

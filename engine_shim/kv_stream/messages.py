@@ -23,6 +23,7 @@ MAX_IMAGE_BYTES = MAX_CHUNK_BYTES
 MAX_PIECES = 1024
 MAX_NAME = 128
 MAX_REQUESTS = 512
+MAX_ENVELOPE_BYTES = 192 << 10
 MAX_CHILD = 1 << 16
 MAX_INDEX = 1 << 24
 DIGEST_BYTES = 16
@@ -33,7 +34,8 @@ class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First of every connection. `role`: writer, reader or control (the host's agent).
+    """First of every connection. `role`: writer, reader, keeper (of envelopes; it has no
+    fingerprint) or control (the host's agent).
     `epoch` and `incarnation` fence older writers of the same worker; `nonce` is the client's."""
 
     version: int
@@ -197,6 +199,31 @@ class Done(Message, frozen=True, tag="done"):
     bytes: int = 0
 
 
+class Keep(Message, frozen=True, tag="keep"):
+    """The request as its client sent it, at most MAX_ENVELOPE_BYTES, to be kept until it is
+    dropped or expires. Answered with `Done`."""
+
+    seq: int
+    request: str
+    attempt: int
+    envelope: bytes
+
+
+class Recall(Message, frozen=True, tag="recall"):
+    """The envelope of a request, please. Answered with `Envelope`."""
+
+    seq: int
+    request: str
+
+
+class Envelope(Message, frozen=True, tag="envelope"):
+    """Answer to `Recall`."""
+
+    seq: int
+    attempt: int
+    envelope: bytes
+
+
 class Changes(Message, frozen=True, tag="changes"):
     """What changed since `cursor` (0: everything held)? For the host's agent."""
 
@@ -249,7 +276,8 @@ class Stats(Message, frozen=True, tag="stats"):
 
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Refused | Put | Ack | Ask | Held | Get | Blocks
-    | Release | Corrupt | Drop | Done | Changes | Changed | StatsAsk | Stats
+    | Release | Corrupt | Drop | Done | Keep | Recall | Envelope | Changes | Changed | StatsAsk
+    | Stats
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ from engine_shim.state_daemon.contents import Content
 from engine_shim.state_daemon.store import BlockStore
 
 PINNED_REPLIES = 64
+ROLES = ("writer", "reader", "keeper", "control")
 
 
 class Reply(Struct, frozen=True):
@@ -106,11 +107,11 @@ class Session:
     def _greet(self, hello: m.Hello, raw: bytes) -> Reply:
         if hello.version != m.VERSION:
             raise Refusal("version", f"this daemon speaks {m.VERSION}, not {hello.version}")
-        if hello.role not in ("writer", "reader", "control") or len(hello.worker) > m.MAX_NAME:
+        if hello.role not in ROLES or len(hello.worker) > m.MAX_NAME:
             raise MalformedMessage("no such role")
         if hello.role == "control" and not self._shared:
             raise Refusal("authentication", "control is for this host only")
-        if hello.role != "control" and hello.fingerprint is None:
+        if hello.role in ("writer", "reader") and hello.fingerprint is None:
             raise Refusal("fingerprint", "none given")
         self.closed()
         self._hello, self._raw_hello, self._open = hello, raw, False
@@ -260,6 +261,21 @@ class Session:
             blocks, size = blocks + gone[0], size + gone[1]
         return Reply(m.encode(m.Done(drop.seq, blocks, size)))
 
+    def _keep(self, hello: m.Hello, keep: m.Keep, chunk: memoryview) -> Reply:
+        if hello.role != "keeper":
+            raise Refusal("authentication", "only keepers keep")
+        if not 0 < len(keep.request) <= m.MAX_NAME or len(keep.envelope) > m.MAX_ENVELOPE_BYTES:
+            raise MalformedMessage(f"an envelope of {len(keep.envelope)} bytes")
+        service = self._service
+        service.store.keep(keep.request, keep.attempt, keep.envelope, service.now())
+        return Reply(m.encode(m.Done(keep.seq, 0, len(keep.envelope))))
+
+    def _recall(self, hello: m.Hello, recall: m.Recall, chunk: memoryview) -> Reply:
+        if hello.role != "keeper":
+            raise Refusal("authentication", "only keepers ask for envelopes")
+        attempt, envelope = self._service.store.envelopes.recall(recall.request)
+        return Reply(m.encode(m.Envelope(recall.seq, attempt, envelope)))
+
     def _changes(self, hello: m.Hello, ask: m.Changes, chunk: memoryview) -> Reply:
         _control_only(hello)
         self._service.asked_s = self._service.now()
@@ -291,6 +307,8 @@ _HANDLERS: dict[type, Callable[[Session, m.Hello, Any, memoryview], Reply]] = {
     m.Release: Session._release,
     m.Corrupt: Session._corrupt,
     m.Drop: Session._drop,
+    m.Keep: Session._keep,
+    m.Recall: Session._recall,
     m.Changes: Session._changes,
     m.StatsAsk: Session._stats,
 }

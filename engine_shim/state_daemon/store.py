@@ -19,6 +19,7 @@ from engine_shim.kv_stream.image import digest_of
 from engine_shim.kv_stream.messages import Change, Piece, Position
 from engine_shim.state_daemon.arena import Arena
 from engine_shim.state_daemon.contents import Content, Contents
+from engine_shim.state_daemon.envelopes import Envelopes
 from engine_shim.state_daemon.file_tier import FileTier
 from engine_shim.state_daemon.holdings import Assembly, Block, Holding, Sequence
 from engine_shim.state_daemon.ledger import Ledger
@@ -46,6 +47,7 @@ class BlockStore:
         not touched for so long may go to the file tier. `max_blocks` bounds the index."""
         self.arena = arena
         self.contents = Contents(arena, cold)
+        self.envelopes = Envelopes(arena)
         self.ledger = Ledger()
         self._ttl_s = ttl_s
         self._cold_after_s = cold_after_s
@@ -70,7 +72,14 @@ class BlockStore:
             self._forget_if_empty(piece.request)
             raise
         self._counts["bytes_in"] += piece.length
+        self.envelopes.touch(piece.request, now_s)
         return Position(piece.request, piece.child, piece.rank, holding.attempt, sequence.prefix)
+
+    def keep(self, request: str, attempt: int, envelope: bytes, now_s: float) -> None:
+        """Takes a request's envelope. Raises Refusal: fenced, budget."""
+        if attempt <= self._ended.get(request, -1):
+            raise Refusal("fenced", f"attempt {attempt} of {request} has ended")
+        self.envelopes.keep(request, attempt, envelope, now_s)
 
     def _admit(self, writer: str, fingerprint: Fingerprint, piece: Piece) -> Holding:
         if piece.attempt <= self._ended.get(piece.request, -1):
@@ -289,6 +298,7 @@ class BlockStore:
             self._ended[request] = max(attempt, self._ended.pop(request, -1))
         while len(self._ended) > ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
+        self.envelopes.drop(request, attempt)
         holding = self._holdings.get(request)
         if holding is None or holding.attempt > attempt:
             return 0, 0
@@ -297,6 +307,7 @@ class BlockStore:
 
     def expire(self, now_s: float) -> list[str]:
         """Forgets requests not touched for the time to live; their names."""
+        self.envelopes.expire(now_s - self._ttl_s)
         old = [h for h in self._holdings.values() if now_s - h.touched_s > self._ttl_s]
         for holding in old:
             self._counts["expired"] += 1
@@ -339,6 +350,7 @@ class BlockStore:
             **self._counts,
             "shared": self.contents.shared,
             "requests": len(self._holdings),
+            "envelopes": len(self.envelopes),
             "contents": len(self.contents),
             "memory_used": self.arena.used,
             "memory_budget": self.arena.budget,

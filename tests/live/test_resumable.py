@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from typing import Any
 
@@ -67,25 +69,60 @@ async def test_gateway_is_killed_and_its_clients_go_on_at_another(options: Fleet
         first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
         calm = Reader("calm")
         await calm.read(session, first, asking(600))
+        helped = Helped(scene)
+        await helped.begin()
         torn = [Reader(f"torn-{i}") for i in range(4)]
         reading = [asyncio.create_task(r.read(session, first, asking(600))) for r in torn]
         deadline = time.monotonic() + 60
         while any(len(r.events) < 20 for r in torn):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
-        helped = Helped(scene)
-        await helped.begin()
         scene.fleet.children["r0"].kill()
         await asyncio.gather(*reading)
-        await asyncio.gather(*(r.read(session, second) for r in torn if not r.done))
+        cut = [r for r in torn if not r.done]
+        assert cut and not helped.done
+        await asyncio.gather(*(r.read(session, second) for r in cut))
         await helped.check()
         for reader in torn:
             _same(scene, calm, reader, 600)
         returned = [e for e in await scene.events() if type(e) is v.ClientReturned]
-        assert {e.request for e in returned} >= {r.request for r in torn}
+        assert {e.request for e in returned} > {r.request for r in cut}
         scene.fleet.children["r0"].process.wait()
         scene.fleet.restart("r0")
         await scene.sound()
+
+
+async def test_gateway_and_workers_are_killed_together(options: FleetOptions) -> None:
+    """What is left is the request as its holder has it: a greedy one is generated again, and
+    goes on where its client was; one that samples without a seed cannot, and says so."""
+    options = msgspec.structs.replace(options, replicas=2, checkpoint_mb=64)
+    async with scene_of(options) as scene, aiohttp.ClientSession() as session:
+        first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
+        calm = Reader("calm")
+        await calm.read(session, first, asking(600))
+        torn = [Reader(f"torn-{i}") for i in range(3)]
+        sampled = Reader("sampled")
+        reading = [asyncio.create_task(r.read(session, first, asking(600))) for r in torn]
+        drawn = asking(1900, temperature=1.0, ignore_eos=True)
+        reading.append(asyncio.create_task(sampled.read(session, first, drawn)))
+        deadline = time.monotonic() + 60
+        while any(len(r.events) < 40 for r in [*torn, sampled]):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+        engines = [w["engine_pid"] for w in await scene.fleet.workers(1)]
+        scene.fleet.children["r0"].kill()
+        for pid in engines:
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.gather(*reading)
+        await asyncio.gather(*(r.read(session, second) for r in [*torn, sampled]))
+        for reader in torn:
+            _same(scene, calm, reader, 600)
+        assert sampled.status == 502 and "without a seed" in sampled.answer, sampled.answer
+        again = [e for e in await scene.events() if type(e) is v.RouteDecided and e.attempt > 1]
+        assert {e.request for e in again} >= {r.request for r in torn}
+        scene.fleet.children["r0"].process.wait()
+        scene.fleet.restart("r0")
+        await scene.sound(but=("I10",), settle_s=40)  # all engines had to start anew
 
 
 async def test_grace_expires(options: FleetOptions) -> None:
@@ -132,19 +169,19 @@ class Helped:
         urls = [f"{url}/v1" for url in scene.fleet.gateways]
         self._one = {"base_url": urls[0], "api_key": "-", "max_retries": 0}
         self._others = urls[1:]
-        self._asked = {"model": "tiny", "max_tokens": 600, "temperature": 0}
-        self._chat: list[str] = []
-        self._text: list[str] = []
+        self._asked = {"model": "tiny", "max_tokens": 1900, "temperature": 0}
+        self.chat: list[str] = []
+        self.text: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
         """Run both until each has some chunks."""
         self._tasks = [
-            asyncio.create_task(asyncio.to_thread(self._chatting, self._chat)),
-            asyncio.create_task(self._completing(self._text)),
+            asyncio.create_task(asyncio.to_thread(self._chatting, self.chat)),
+            asyncio.create_task(self._completing(self.text)),
         ]
         deadline = time.monotonic() + 60
-        while min(len(self._chat), len(self._text)) < 10:
+        while min(len(self.chat), len(self.text)) < 10:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
 
@@ -159,6 +196,11 @@ class Helped:
         async for chunk in astream(client, replicas=self._others, prompt=TEXT, **self._asked):
             out.append(chunk.choices[0].text)
 
+    @property
+    def done(self) -> bool:
+        """Whether both have come to their end."""
+        return all(task.done() for task in self._tasks)
+
     async def check(self) -> None:
         """Both went on: nothing is lost, nothing came twice."""
         await asyncio.gather(*self._tasks)
@@ -166,8 +208,8 @@ class Helped:
         text: list[str] = []
         await asyncio.to_thread(self._chatting, chat, base_url=self._others[0])
         await self._completing(text, base_url=self._others[0])
-        assert "".join(self._chat) == "".join(chat) and len(chat) > 100
-        assert "".join(self._text) == "".join(text) and len(text) > 100
+        assert "".join(self.chat) == "".join(chat) and len(chat) > 100
+        assert "".join(self.text) == "".join(text) and len(text) > 100
 
 
 async def _finished(scene: Scene, requests: set[str]) -> dict[str, str]:

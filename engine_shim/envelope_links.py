@@ -1,0 +1,66 @@
+"""Envelopes of resumable requests, on their way to the request's holders and back.
+
+The API process has links of its own for them: they need no KV cache and no fingerprint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine_shim import identity
+from engine_shim.checkpoint_links import LinkConfig, Links
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.errors import KvStreamError
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 1.0
+
+
+class EnvelopeLinks:
+    """Links to state daemons of an engine that takes part in checkpoints."""
+
+    def __init__(self, config: LinkConfig) -> None:
+        me = identity.from_environment()
+        self._links = Links(config, me.worker, me.incarnation, "keeper", None)
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> EnvelopeLinks | None:
+        """None for an engine that takes no part in checkpoints."""
+        transfer = vllm_config.kv_transfer_config
+        if transfer is None or transfer.kv_connector != "RelumeConnector":
+            return None
+        try:
+            return cls(LinkConfig.of(transfer.kv_connector_extra_config))
+        except msgspec.ValidationError:
+            return None  # the connector says what is wrong
+
+    async def keep(
+        self, request: str, attempt: int, endpoints: Sequence[str], envelope: bytes
+    ) -> None:
+        """Give the envelope to every holder; one that does not take it is logged."""
+        if len(envelope) > m.MAX_ENVELOPE_BYTES:
+            return
+        message = m.Keep(0, request, attempt, envelope)
+        asking = [asyncio.to_thread(self._ask, endpoint, message) for endpoint in endpoints]
+        for endpoint, answer in zip(endpoints, await asyncio.gather(*asking), strict=True):
+            if isinstance(answer, KvStreamError):
+                logger.warning("no envelope of %s at %s: %s", request, endpoint, answer)
+
+    async def recall(self, request: str, endpoints: Sequence[str]) -> bytes:
+        """The envelope with the latest attempt among `endpoints`; empty when none has it."""
+        message = m.Recall(0, request)
+        asking = [asyncio.to_thread(self._ask, endpoint, message) for endpoint in endpoints]
+        answers = [a for a in await asyncio.gather(*asking) if isinstance(a, m.Envelope)]
+        return max(answers, key=lambda a: a.attempt).envelope if answers else b""
+
+    def _ask(self, endpoint: str, message: Any) -> Any:
+        try:
+            return self._links.peer(endpoint).ask(message, ANSWER_S)[0]
+        except KvStreamError as error:
+            return error
