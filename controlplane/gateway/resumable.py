@@ -434,6 +434,11 @@ class Resumable(Exchange):
             self._release()
         super().attempt_failed(kind, detail, status)
 
+    @property
+    def movable(self) -> bool:
+        """Not while it is being taken up itself."""
+        return not self._attaching and not self._again and super().movable
+
     def may_retry(self) -> str:
         exact = self.arrival.verdict in ("exact", "replay")
         if self.body and (len(self._held.ids) >= self._stamp.have[0] or exact):
