@@ -7,6 +7,7 @@ DRAM where the process may, and where it may not a host with swap is refused.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -122,5 +123,6 @@ class Arena:
 
     def close(self) -> None:
         self._view.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):  # ZeroMQ may still read; the process ends
+            self._map.close()
         os.close(self._fd)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from engine_shim.kv_stream.image import Buffer, digest_of
 from engine_shim.state_daemon.arena import Arena
+from engine_shim.state_daemon.extents import rounded
 from engine_shim.state_daemon.file_tier import FileTier
 
 
@@ -112,6 +116,17 @@ class Contents:
             return self.cold.read(content.offset, content.length)
         except OSError:
             return b""
+
+    def span(self, contents: Sequence[Content], most: int) -> memoryview | None:
+        """Memory in which these images lie one behind the other, with no more than the rest
+        of a page between two; None when they do not, or it is more than `most` bytes."""
+        if not contents or any(c.tier != self.arena.name for c in contents):
+            return None
+        if any(a.offset + rounded(a.length) != b.offset for a, b in pairwise(contents)):
+            return None
+        first, last = contents[0], contents[-1]
+        length = last.offset + last.length - first.offset
+        return self.arena.read(first.offset, length) if length <= most else None
 
     def verified(self, content: Content) -> memoryview | bytes | None:
         """Its bytes, checked against its digest; None when they are damaged."""

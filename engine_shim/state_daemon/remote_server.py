@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 import zmq.asyncio
@@ -27,6 +27,7 @@ SESSIONS = 4096
 HIGH_WATER = 64
 BACKLOG = 128
 BUFFERS_KEPT = 8
+SEE_OFF_S = 0.1
 
 
 class RemoteConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +93,7 @@ class RemoteServer:
         self._config = config
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
         self._buffers = Buffers()
+        self._leaving: deque[tuple[zmq.MessageTracker, Callable[[], None]]] = deque()
         if not config.curve_secret:
             try:
                 private = auth.declared_private(config.host, config.private_networks)
@@ -116,11 +118,13 @@ class RemoteServer:
 
     async def serve(self) -> None:
         """Answers until cancelled; call `bind` first."""
+        seeing_off = asyncio.create_task(self._see_off_all())
         try:
             while True:
                 frames = await self._router.recv_multipart(copy=False)
                 await self._take(self._router, frames)
         finally:
+            seeing_off.cancel()
             self._close()
 
     def _close(self) -> None:
@@ -182,13 +186,29 @@ class RemoteServer:
 
     async def _send(self, router: zmq.asyncio.Socket, name: bytes, reply: Reply) -> None:
         """An answer nobody takes is dropped: the other end asks again."""
-        frames: list[bytes | memoryview] = [name, reply.header]
+        self._see_off()
+        frames: list[Buffer] = [name, reply.header]
         if reply.parts:
-            frames.append(self._buffers.joined(reply.parts))
+            whole = reply.parts[0] if reply.left else self._buffers.joined(reply.parts)
+            frames.append(whole)
         try:
             sent = router.send_multipart(frames, copy=False, track=bool(reply.parts))
             tracker = await asyncio.wait_for(sent, 1.0)
         except (zmq.ZMQError, TimeoutError):
+            if reply.left:
+                reply.left()
             return
-        if reply.parts:
-            self._buffers.lent(frames[-1], tracker)
+        if reply.left:
+            self._leaving.append((tracker, reply.left))
+        elif reply.parts:
+            self._buffers.lent(whole, tracker)
+
+    def _see_off(self) -> None:
+        """What has left is pinned no more."""
+        while self._leaving and self._leaving[0][0].done:
+            self._leaving.popleft()[1]()
+
+    async def _see_off_all(self) -> None:
+        while True:
+            await asyncio.sleep(SEE_OFF_S)
+            self._see_off()

@@ -26,11 +26,13 @@ ROLES = ("writer", "reader", "keeper", "control")
 
 class Reply(Struct, frozen=True):
     """Header of an answer, and its chunk in parts, which are to be copied before another
-    message is answered. `close`: the connection is of no more use."""
+    message is answered, or stay as they are until `left` is called. `close`: the connection
+    is of no more use."""
 
     header: bytes
     parts: tuple[Buffer, ...] = ()
     close: bool = False
+    left: Callable[[], None] | None = None
 
 
 class Service:
@@ -57,6 +59,17 @@ class Service:
         if mine < newest:
             raise Refusal("fenced", f"{hello.worker} {newest} has written, this is {mine}")
         self._writers[hello.worker] = mine
+
+    def pinned(self, contents: list[Content]) -> Callable[[], None]:
+        """Pins images where they lie; what is returned unpins them."""
+        for content in contents:
+            self.store.contents.pin(content)
+
+        def unpin() -> None:
+            for content in contents:
+                self.store.contents.unpin(content)
+
+        return unpin
 
 
 class Session:
@@ -231,6 +244,15 @@ class Session:
             at.append(m.BlockAt(index, size, content.length, content.digest))
             size += content.length
             store.served(content.length)
+        sent = run[: len(at)]
+        if span := store.contents.span(sent, m.MAX_CHUNK_BYTES):
+            first = sent[0].offset
+            moved = [
+                m.BlockAt(b.index, c.offset - first, b.length, b.digest)
+                for b, c in zip(at, sent, strict=True)
+            ]
+            left = self._service.pinned(sent)
+            return Reply(m.encode(m.Blocks(get.seq, tuple(moved), False)), (span,), left=left)
         return Reply(m.encode(m.Blocks(get.seq, tuple(at), shared=False)), tuple(parts))
 
     def _release(self, hello: m.Hello, release: m.Release, chunk: memoryview) -> Reply:

@@ -128,6 +128,31 @@ def wait(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 @pytest.mark.parametrize("link", LINKS)
+def test_blocks_that_lie_apart_come_back_too(tmp_path: Path, link: str) -> None:
+    """Of two requests written in turns no two blocks lie together; of a third all do."""
+    source, target = Cache(20, seed=1), Cache(20, seed=2)
+    runs = {"a": (0, 6), "b": (6, 12), "c": (12, 20)}
+    with (
+        served(tmp_path, link) as (daemon, fleet),
+        peer_of(fleet.connect(link, daemon), secret=SECRET) as peer,
+    ):
+        for index in range(6):
+            for name in ("a", "b"):
+                at = runs[name][0] + index
+                scatter(source, [BlockOut(name, 0, 0, index, 1, at, tokens_of(at))], peer)
+                assert peer.drained(10)
+        together = [BlockOut("c", 0, 0, n, 1, 12 + n, tokens_of(12 + n)) for n in range(8)]
+        assert scatter(source, together, peer) == 8 and peer.drained(10)
+        for name, (low, high) in runs.items():
+            wanted = [BlockIn(at - low, at, tokens_of(at)) for at in range(low, high)]
+            assert gather(target, wanted, peer, name, 0, 0, 5.0).blocks == high - low
+        assert target.layers == source.layers
+        for name in runs:
+            peer.drop(name, 1)
+        wait(lambda: stats(daemon)["memory_used"] == 0)
+
+
+@pytest.mark.parametrize("link", LINKS)
 def test_a_layer_at_a_time(tmp_path: Path, link: str) -> None:
     source, target = Cache(4, seed=1), Cache(4, seed=2)
     with (
