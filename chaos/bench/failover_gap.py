@@ -170,7 +170,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--model", default=".relume/models/tiny")
-    parser.add_argument("--pairs", type=int, default=6, help="with and without checkpoints")
+    parser.add_argument("--pairs", type=int, default=4, help="with and without checkpoints")
     parser.add_argument("--prompt-tokens", type=int, default=2000, help="of these pairs")
     parser.add_argument("--wide-model", type=Path, default=Path(".relume/models/wide"))
     args = parser.parse_args(argv)
