@@ -91,7 +91,15 @@ def run_until_killed(engine: Engine, daemon: Daemon, name: str, tokens: int) -> 
         for part in reader.feed(data):
             assert isinstance(part, frames.Tokens), part
             ids += part.ids
-    wait_until(lambda: held_blocks(daemon, name) >= blocks, "the blocks are held", 10.0)
+    stop(engine.pid)  # so that it does not end the request first
+
+    def held() -> bool:
+        if held_blocks(daemon, name) >= blocks:
+            return True
+        let_run(engine.pid)
+        return False
+
+    wait_until(held, "the blocks are held", 30.0)
     os.kill(engine.pid, signal.SIGKILL)
     connection.close()
     wait_until(lambda: not engine.alive(), "killed", 10.0)
