@@ -2,7 +2,8 @@
 
 It follows the fold: what changed among the state daemons is noted with the events, decided
 when their group is folded (`Checkpoints.replace`), and the engine that runs the request is
-told (`POST /relume/checkpoint`). An engine that cannot be told loses nothing but coverage.
+told (`POST /relume/checkpoint`), again for a while if it does not answer. An engine that cannot
+be told loses nothing but coverage.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ TELL_TIMEOUT_S = 2.0
 TELLERS = 16
 """So many engines are told at once; a slow one must not hold up the others."""
 WAITING = 10_000
+TRIES = 5
+PAUSE_S = 0.5
+"""Before an engine that did not answer is told again; doubled each time."""
 
 log = structlog.get_logger("relume.holders")
 
@@ -37,7 +41,8 @@ class HolderWatch:
         self._scheduler = scheduler
         self._changed = False
         self._started: list[str] = []
-        self._to_tell: asyncio.Queue[Replaced] = asyncio.Queue(WAITING)
+        self._to_tell: asyncio.Queue[tuple[Replaced, int]] = asyncio.Queue(WAITING)
+        self._newest: dict[str, Replaced] = {}
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """Called with each event folded."""
@@ -60,10 +65,22 @@ class HolderWatch:
         except LogError as error:
             log.warning("holders_not_written", reason=str(error))
         for told in found:
-            try:
-                self._to_tell.put_nowait(told)
-            except asyncio.QueueFull:
-                log.warning("holders_not_told", request=told.request, reason="too many wait")
+            self._newest[told.request] = told
+            self._put(told, 1)
+
+    def _put(self, told: Replaced, turn: int) -> None:
+        if self._newest.get(told.request) is not told:
+            return  # other holders were chosen meanwhile
+        try:
+            self._to_tell.put_nowait((told, turn))
+        except asyncio.QueueFull:
+            self._done(told, "too many wait")
+
+    def _done(self, told: Replaced, status: str) -> None:
+        if self._newest.get(told.request) is told:
+            del self._newest[told.request]
+        if status != "200":
+            log.info("holders_not_told", request=told.request, reason=status)
 
     async def run(self) -> None:
         """Tell engines, for ever; the caller owns the task."""
@@ -73,14 +90,18 @@ class HolderWatch:
                 tasks.create_task(self._tell_all(session))
 
     async def _tell_all(self, session: aiohttp.ClientSession) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            told = await self._to_tell.get()
+            told, turn = await self._to_tell.get()
+            if self._newest.get(told.request) is not told:
+                continue
             try:
-                status = await self._tell(session, told)
+                self._done(told, await self._tell(session, told))
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                status = repr(error)
-            if status != "200":
-                log.info("holders_not_told", request=told.request, reason=status)
+                if turn == TRIES:
+                    self._done(told, repr(error))
+                else:
+                    loop.call_later(PAUSE_S * 2 ** (turn - 1), self._put, told, turn + 1)
 
     async def _tell(self, session: aiohttp.ClientSession, told: Replaced) -> str:
         worker = self._scheduler.view.fleet.workers.get(told.worker)

@@ -24,6 +24,8 @@ class Engines:
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.deaf = 0
+        """So many calls more are not answered."""
 
     async def __aenter__(self) -> Engines:
         app = web.Application()
@@ -39,6 +41,10 @@ class Engines:
         await self._runner.cleanup()
 
     async def _take(self, request: web.Request) -> web.Response:
+        if self.deaf:
+            self.deaf -= 1
+            request.transport.abort()
+            return web.Response()
         self.told.put_nowait(await request.json())
         return web.json_response({})
 
@@ -90,3 +96,19 @@ async def test_what_drains_itself_keeps_its_holder():
         await scene.until(lambda: scene.replica.fleet.workers[worker].draining)
         assert scene.replica.fleet.placed["q"].holders == (holder,)
         assert engines.told.empty()
+
+
+async def test_an_engine_that_does_not_answer_is_told_again_of_the_newest_only():
+    async with Engines() as engines, Scene() as scene:
+        _, holder, third = await running(scene, engines)
+        engines.deaf = 1
+        assert (await scene.call(f"workers/{holder}/drain", "POST"))[0] in (200, 202)
+        assert (await engines.next())["holders"] == [f"tcp://{third}:1"]
+        assert engines.deaf == 0
+        engines.deaf = 1
+        scene.worker_writers[third].append(v.StateDaemonLost(third, "b1", "killed"))
+        await scene.until(lambda: not engines.deaf)
+        scene.worker_writers[third].append(daemon(third, "b2"))
+        assert (await engines.next())["holders"] == [f"tcp://{third}:1"]
+        await asyncio.sleep(1.5)
+        assert engines.told.empty(), "what is overtaken is not told"
