@@ -313,7 +313,10 @@ class Peer:
                 self._channel.close()
                 self._channel = None
             if not (self._closing or self.gone):
-                time.sleep(pause)
+                if self._patient:
+                    time.sleep(pause)
+                else:
+                    self._wake.wait(pause)  # what is asked meanwhile is tried at once
                 pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _greet(self, channel: Channel) -> None:

@@ -148,6 +148,25 @@ def test_a_silent_or_dead_holder_does_not_hide_what_another_has(tmp_path: Path) 
             silent.kill()
 
 
+def test_a_reader_learns_at_once_that_a_holder_is_dead_and_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    """However long it has been dead: no pause between attempts is waited for."""
+    with served(tmp_path, "plain") as (daemon, fleet):
+        connect = fleet.connect("plain", daemon)
+        with peer_of(connect, "reader", secret=SECRET, patient=False) as peer:
+            assert peer.ask(m.Ask(0, ("a",)), 5.0)
+            daemon.kill()
+            began = time.monotonic()
+            for _ in range(20):
+                with pytest.raises(Unreachable):
+                    peer.ask(m.Ask(0, ("a",)), 600.0)
+            assert time.monotonic() - began < 15
+            daemon.start()
+            assert peer.ask(m.Ask(0, ("a",)), 5.0)
+            assert peer.boot == daemon.boot
+
+
 def test_a_daemon_of_an_older_epoch_stays_refused_and_what_it_was_sent_is_offered_anew(
     tmp_path: Path,
 ) -> None:
