@@ -425,12 +425,25 @@ class Resumable(Exchange):
 
     # --- failures and ends
 
+    def _stop_attaching(self) -> bool:
+        """The attempt that was to be attached to is over; False when none was."""
+        if not self._attaching or self.assignment is None:
+            return False
+        self._attaching = False
+        self._known = max(self._known, self._held.ids, key=len)
+        self._restore(self._stamp.have)
+        return True
+
+    def handed_over(self) -> None:
+        self._stop_attaching()
+        super().handed_over()
+
+    @property
+    def movable(self) -> bool:
+        return not self._attaching and super().movable
+
     def attempt_failed(self, kind: str, detail: str, status: int = 0) -> None:
-        if self._attaching and self.assignment is not None:
-            self._attaching = False
-            self._known = max(self._known, self._held.ids, key=len)
-            self._restore(self._stamp.have)
-        elif kind in ("stall", "timeout", "engine_error"):
+        if not self._stop_attaching() and kind in ("stall", "timeout", "engine_error"):
             self._release()
         super().attempt_failed(kind, detail, status)
 

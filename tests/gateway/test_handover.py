@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -35,6 +36,24 @@ async def test_a_request_handed_over_at_any_token_leaves_the_stream_identical(ri
         assert causes == {"arrival", "moved"}
         assert {e[1] for e in r.scheduler.log if e[0] == "observed"} == {"moved"}
         assert r.gateway.counters.moves == 12 and not r.gateway.counters.failovers
+
+
+async def test_a_resumable_stream_is_handed_over_with_its_ids_going_on(rig):
+    body = chat_body()
+    async with rig() as r:
+        for frames in range(12):
+            r.engines[0].script.append(Behaviour(moved_after=frames, pause_s=0.001))
+            answer = await r.ask(
+                CHAT, body, headers="x-request-id: q\r\naccept: text/event-stream\r\n"
+            )
+            assert answer.complete and "x-relume-resumable" in answer.headers
+            plain = re.sub(rb"id: [^\n]*\n", b"", answer.body)
+            created = re.search(rb'"created":(\d+)', plain)[1].decode()
+            assert plain == expected_stream(body, "chatcmpl-q", created, 12, True), frames
+            ids = re.findall(rb"id: ([^\n]*)\n", answer.body)
+            assert len(set(ids)) == len(ids) == answer.body.count(b"data: ")
+        assert {e[0] for e in r.scheduler.endings()} == {"completed"}
+        assert r.gateway.counters.moves == 12
 
 
 async def test_an_answer_in_one_piece_is_handed_over_too(rig):

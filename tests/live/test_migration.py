@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -56,14 +57,32 @@ async def struck(
     return happened
 
 
-async def sliced(pid: int, scene: Scene, over: Callable[[Fleet], bool], pause_s: float) -> Fleet:
-    """Let an engine run a moment at a time until the log shows it; it is left stopped."""
-    deadline = time.monotonic() + 60
-    while not over(fleet := await fold(scene)):
-        assert time.monotonic() < deadline, fleet.requests
-        await asyncio.to_thread(let_run, pid, 0.01)
-        await asyncio.sleep(pause_s)
-    return fleet
+async def sliced(victim: Victim, over: Callable[[Fleet], bool], pause_s: float) -> Fleet:
+    """Let an engine run a moment at a time, however busy this process is, until the log shows
+    it; the engine is left stopped."""
+    enough = threading.Event()
+
+    def run() -> None:
+        while not enough.is_set():
+            let_run(victim.pid, 0.01)
+            enough.wait(pause_s)
+
+    running = asyncio.create_task(asyncio.to_thread(run))
+    try:
+        deadline = time.monotonic() + 60
+        while not over(fleet := await fold(victim.scene)):
+            told = [
+                (w.name, w.engine, w.batch, w.decode_us, w.moved_tick, w.recent[-4:])
+                for w in fleet.workers.values()
+            ]
+            assert time.monotonic() < deadline, told
+            ended = [s.request for s in victim.streams if s.done or s.error]
+            assert not ended, f"{ended} ended before: {told}, tick {fleet.tick}"
+            await asyncio.sleep(0.05)
+        return fleet
+    finally:
+        enough.set()
+        await running
 
 
 def left(requests: list[str]) -> Callable[[Fleet], bool]:
@@ -88,7 +107,7 @@ async def _drained(scene: Scene) -> None:
         requests.extend(victim.requests)
         await victim.run_until(victim.covered)
         drained = asyncio.create_task(scene.drain("w0"))
-        await sliced(victim.pid, scene, left(victim.requests), 0.03)
+        await sliced(victim, left(victim.requests), 0.05)
         os.kill(victim.pid, signal.SIGCONT)
         await drained
         deadline = time.monotonic() + 20
@@ -120,7 +139,7 @@ async def _target_killed(scene: Scene) -> None:
         for pid in targets.values():
             stop(pid)
         drained = asyncio.create_task(scene.drain("w1"))
-        struck_ones.update(await _first_target(scene, victim))
+        struck_ones.update(await _first_target(victim))
         for name, pid in targets.items():
             os.kill(pid, signal.SIGKILL if name in struck_ones else signal.SIGCONT)
         os.kill(victim.pid, signal.SIGCONT)
@@ -135,7 +154,7 @@ async def _target_killed(scene: Scene) -> None:
     await scene.until_ready(killed, incarnations[killed] + 1)
 
 
-async def _first_target(scene: Scene, victim: Victim) -> list[str]:
+async def _first_target(victim: Victim) -> list[str]:
     """Where the first request moved to."""
     found: list[str] = []
 
@@ -144,7 +163,7 @@ async def _first_target(scene: Scene, victim: Victim) -> list[str]:
         found[:] = [r.places[-1][0] for r in moves if r.attempt > 1 and len(r.places) > 1]
         return bool(found)
 
-    await sliced(victim.pid, scene, dispatched, 0.03)
+    await sliced(victim, dispatched, 0.05)
     return found[:1]
 
 
@@ -165,8 +184,8 @@ async def _crowded(scene: Scene) -> None:
         assert len(victim.requests) == COUNT
         for name in ("w1", "w2"):
             await scene.drain(name, "undrain")
-        await sliced(victim.pid, scene, _planned, 0.25)
-        await sliced(victim.pid, scene, _carried_out, 0.03)
+        await sliced(victim, _planned, 0.15)
+        await sliced(victim, _carried_out, 0.05)
         os.kill(victim.pid, signal.SIGCONT)
 
     happened = await struck(scene, "crowded", act)
