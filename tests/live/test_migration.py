@@ -96,6 +96,12 @@ def moved(happened: list[Any]) -> set[str]:
     return {e.request for e in of(happened, v.TransportObserved) if e.kind == "moved"}
 
 
+def troubles(happened: list[Any]) -> list[Any]:
+    """What may have kept requests from moving."""
+    kinds = (v.TransportObserved, v.MigrationAbandoned, v.MigrationPlanned, v.StallJudged)
+    return [e for e in happened if type(e) in kinds]
+
+
 async def _drained(scene: Scene) -> None:
     """All that ran on w0 goes on elsewhere, from its blocks; w0 is empty while it lives on."""
     worker = await scene.until_ready("w0")
@@ -105,9 +111,9 @@ async def _drained(scene: Scene) -> None:
         victim = Victim(scene, worker)
         await victim.take(streams)
         requests.extend(victim.requests)
-        await victim.run_until(victim.covered)
+        await sliced(victim, victim.covered, 0.05)
         drained = asyncio.create_task(scene.drain("w0"))
-        await sliced(victim, left(victim.requests), 0.05)
+        await sliced(victim, left(victim.requests), 0.03)
         os.kill(victim.pid, signal.SIGCONT)
         await drained
         deadline = time.monotonic() + 20
@@ -116,7 +122,7 @@ async def _drained(scene: Scene) -> None:
             await asyncio.sleep(0.1)
 
     happened = await struck(scene, "drained", act)
-    assert moved(happened) == set(requests)
+    assert moved(happened) == set(requests), troubles(happened)
     assert {e.kind for e in of(happened, v.TransportObserved)} == {"moved"}, "no failure"
     assert not of(happened, v.WorkerSuspected) and not of(happened, v.EngineDied)
     plans = of(happened, v.MigrationPlanned)
@@ -135,7 +141,7 @@ async def _target_killed(scene: Scene) -> None:
     async def act(streams: dict[str, Stream]) -> None:
         victim = Victim(scene, worker)
         await victim.take(streams)
-        await victim.run_until(victim.covered)
+        await sliced(victim, victim.covered, 0.05)
         for pid in targets.values():
             stop(pid)
         drained = asyncio.create_task(scene.drain("w1"))
@@ -148,7 +154,7 @@ async def _target_killed(scene: Scene) -> None:
     incarnations = {w["name"]: w["incarnation"] for w in await scene.fleet.workers()}
     happened = await struck(scene, "killed", act)
     (killed,) = struck_ones
-    assert moved(happened)
+    assert moved(happened), troubles(happened)
     again = [e for e in of(happened, v.RouteDecided) if e.attempt > 2]
     assert again and all((e.worker, e.incarnation) != (killed, incarnations[killed]) for e in again)
     await scene.until_ready(killed, incarnations[killed] + 1)
@@ -163,7 +169,7 @@ async def _first_target(victim: Victim) -> list[str]:
         found[:] = [r.places[-1][0] for r in moves if r.attempt > 1 and len(r.places) > 1]
         return bool(found)
 
-    await sliced(victim, dispatched, 0.05)
+    await sliced(victim, dispatched, 0.03)
     return found[:1]
 
 
@@ -185,7 +191,7 @@ async def _crowded(scene: Scene) -> None:
         for name in ("w1", "w2"):
             await scene.drain(name, "undrain")
         await sliced(victim, _planned, 0.15)
-        await sliced(victim, _carried_out, 0.05)
+        await sliced(victim, _carried_out, 0.03)
         os.kill(victim.pid, signal.SIGCONT)
 
     happened = await struck(scene, "crowded", act)
@@ -193,7 +199,7 @@ async def _crowded(scene: Scene) -> None:
     assert [(p.worker, p.cause) for p in plans] == [("w0", "imbalance")], "once"
     goes = {c.request for c in plans[0].choices if c.chosen >= 0}
     assert 2 <= len(goes) <= COUNT // 2
-    assert moved(happened) == goes
+    assert moved(happened) == goes, troubles(happened)
     assert all(c.go_us < c.stay_us for c in plans[0].choices if c.chosen >= 0)
 
 
