@@ -9,13 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from chaos.traffic import Stream
 from controlplane.local_fleet import FleetOptions
 from events import vocabulary as v
 from policies.state import Fleet
-from tests.live.conftest import Scene, let_run, same, scene_of, whole
+from tests.live.conftest import Scene, same, scene_of, whole
 from tests.live.test_checkpoints import (
     COUNT,
     TOKENS,
@@ -57,6 +58,22 @@ async def struck(
     return happened
 
 
+def let_work(pid: int) -> None:
+    """Let a stopped process run until it has had 20 ms of processor time, and some 300 ms at
+    most: on a busy machine it may not be given any for a while."""
+    os.kill(pid, signal.SIGCONT)
+    until, enough = time.monotonic() + 0.3, worked_ms(pid) + 20
+    while worked_ms(pid) < enough and time.monotonic() < until:
+        time.sleep(0.004)
+    stop(pid)
+
+
+def worked_ms(pid: int) -> int:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 // os.sysconf("SC_CLK_TCK")
+
+
 async def sliced(victim: Victim, over: Callable[[Fleet], bool], pause_s: float) -> Fleet:
     """Let an engine run a moment at a time, however busy this process is, until the log shows
     it; the engine is left stopped."""
@@ -64,7 +81,7 @@ async def sliced(victim: Victim, over: Callable[[Fleet], bool], pause_s: float) 
 
     def run() -> None:
         while not enough.is_set():
-            let_run(victim.pid, 0.01)
+            let_work(victim.pid)
             enough.wait(pause_s)
 
     running = asyncio.create_task(asyncio.to_thread(run))
