@@ -438,10 +438,6 @@ class Resumable(Exchange):
         self._stop_attaching()
         super().handed_over()
 
-    @property
-    def movable(self) -> bool:
-        return not self._attaching and super().movable
-
     def attempt_failed(self, kind: str, detail: str, status: int = 0) -> None:
         if not self._stop_attaching() and kind in ("stall", "timeout", "engine_error"):
             self._release()
