@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from events.vocabulary import RecoveryChoice
-from policies import coverage, placement, recovery_plan, routing
+from policies import coverage, placement, recovery_plan, routing, touched
 from policies.checkpoint_settings import CheckpointConfig, config_of
+from policies.own_checkpoints import Kept
 from policies.pace import prefill_ns
 from policies.placement import Demand, Index, Placement, Site, Weights
 from policies.recovery_plan import Estimates, Interrupted, Links, Rules, Stored, Target
@@ -39,41 +40,69 @@ class Lost(Struct, frozen=True):
 
 def sites(view: View) -> list[Site]:
     """All holders with what Eq. 4 and 5 need, the replica's own decisions included."""
-    fleet, ahead = view.fleet, view.checkpoints.shares()
-    found = []
-    for name, holder in fleet.holders.items():
-        worker = fleet.workers.get(name)
-        if worker is None:
-            continue
-        blocks, promised = ahead.get(name, (0, 0))
-        found.append(
-            Site(
-                name,
-                worker.domain,
-                holder.placed_blocks + blocks,
-                view.load(worker)[1],
-                holder.budget_bytes,
-                holder.held_bytes + holder.promised_bytes + promised,
-                holder.family,
-                holder.alive and worker.present,
-                worker.draining,
-            )
-        )
-    return found
+    ahead = view.checkpoints.shares()
+    found = (_site(view, name, ahead) for name in view.fleet.holders)
+    return [site for site in found if site is not None]
+
+
+def _site(view: View, name: str, ahead: dict[str, tuple[int, int]]) -> Site | None:
+    holder, worker = view.fleet.holders.get(name), view.fleet.workers.get(name)
+    if holder is None or worker is None:
+        return None
+    blocks, promised = ahead.get(name, (0, 0))
+    return Site(
+        name,
+        worker.domain,
+        holder.placed_blocks + blocks,
+        view.load(worker)[1],
+        holder.budget_bytes,
+        holder.held_bytes + holder.promised_bytes + promised,
+        holder.family,
+        holder.alive and worker.present,
+        worker.draining,
+    )
 
 
 def index_of(view: View, weights: Weights) -> Index:
-    """The sites by load. Kept with the view from decision to decision and brought up to
-    date, so that most of a decision is looking which sites changed."""
-    now = sites(view)
-    index = view.checkpoints.index
-    if index is None or not index.fits(now, weights):
-        index = view.checkpoints.index = Index(now, weights)
-    else:
+    """The sites by load. Kept with the view from decision to decision; only what the fold
+    touched since, and what stands or stood in the overlay, is looked at again."""
+    ahead, marks, kept = view.checkpoints.shares(), touched.of(view.fleet), view.checkpoints.kept
+    overlaid = (*view.overlaid(), *ahead)
+    index = _brought_up(view, kept, weights, ahead, overlaid) if kept is not None else None
+    if index is None:
+        now = sites(view)
+        index = kept.index if kept is not None and kept.index.fits(now, weights) else None
+        if index is None:
+            index = Index(now, weights)
         for site in now:
             if site != index.site(site.worker):
                 index.update(site)
+    view.checkpoints.kept = Kept(index, marks.count, overlaid)
     return index
+
+
+def _brought_up(
+    view: View,
+    kept: Kept,
+    weights: Weights,
+    ahead: dict[str, tuple[int, int]],
+    overlaid: tuple[str, ...],
+) -> Index | None:
+    """The kept index as it must be now; None when it must be looked at as a whole."""
+    names = touched.of(view.fleet).since(kept.count)
+    if names is None or weights != kept.index.weights:
+        return None
+    for name in dict.fromkeys((*names, *kept.overlaid, *overlaid)):
+        site, known = _site(view, name, ahead), kept.index.site(name)
+        if site is None and known is None:
+            continue
+        if site is None or known is None:
+            return None
+        if (site.domain, site.family) != (known.domain, known.family):
+            return None
+        if site != known:
+            kept.index.update(site)
+    return kept.index
 
 
 def expected_blocks(worker: Worker, tokens: int, max_tokens: int, config: CheckpointConfig) -> int:

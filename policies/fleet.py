@@ -12,7 +12,7 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from events.log import RevisionGroup
-from policies import account, coverage, orders, pace, returns
+from policies import account, coverage, orders, pace, returns, touched
 from policies.account import CHANGES, key_of
 from policies.state import Fleet, Head, Replica, Request, Worker
 
@@ -27,7 +27,7 @@ def apply_group(
     fleet.revision = group.revision
     for stream, epoch in group.owners:
         _on_owner(fleet, stream, epoch)
-    handlers = _HANDLERS
+    handlers, marks = _HANDLERS, touched.of(fleet)
     for segment in group.segments:
         stream, epoch, position = segment.stream, segment.epoch, segment.first
         head = fleet.streams.get(stream)
@@ -36,6 +36,7 @@ def apply_group(
         for event in codec.decode_all(segment.records):
             handler = handlers.get(type(event))
             if handler is not None:
+                touched.note(fleet, marks, stream, event)
                 handler(fleet, stream, epoch, event)
             if seen is not None:
                 seen(stream, position, event)
@@ -51,6 +52,7 @@ def fold(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
     """Fold one event of `stream`, written under `epoch`."""
     handler = _HANDLERS.get(type(event))
     if handler is not None:
+        touched.note(fleet, touched.of(fleet), stream, event)
         handler(fleet, stream, epoch, event)
 
 

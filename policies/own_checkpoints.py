@@ -7,10 +7,21 @@ against the fold when something is asked.
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from events import vocabulary as v
 from policies.coverage import placed_by, planned_by, share
 from policies.placement import Index
 from policies.state import Fleet, Placed, Planned
+
+
+class Kept(Struct):
+    """An index of the sites as they were when `policies.touched` had counted so far, and whom
+    the overlay concerned then."""
+
+    index: Index
+    count: int
+    overlaid: tuple[str, ...]
 
 
 class OwnCheckpoints:
@@ -18,7 +29,7 @@ class OwnCheckpoints:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self.index: Index | None = None
+        self.kept: Kept | None = None
         """What `checkpoints.index_of` keeps here; no part of what the view tells."""
         self._placed: dict[str, tuple[int, Placed | None]] = {}
         self._planned: dict[str, tuple[int, Planned]] = {}

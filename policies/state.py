@@ -232,7 +232,7 @@ class Head(Struct):
     position: int
 
 
-class Fleet(Struct):
+class Fleet(Struct, dict=True):
     """The fold of the log up to `revision`.
 
     `order` digests the segments folded so far with their revisions, so that two states
@@ -247,6 +247,7 @@ class Fleet(Struct):
     holder; `ending`: requests that had one and ended at that tick; their blocks may still
     be held. `planned`: decided moves of requests by the request. `restores`: how restores
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
+    What is no field (`policies.touched`) is no part of the state.
     """
 
     revision: int = 0

@@ -223,6 +223,10 @@ class View:
         pairs = ((name, self.suspect(name)) for name in self.fleet.workers)
         return [(name, incarnation) for name, incarnation in pairs if incarnation]
 
+    def overlaid(self) -> tuple[str, ...]:
+        """Workers whose load own events concern that the fold does not hold."""
+        return tuple(self._own)
+
     def load(self, worker: Worker) -> tuple[int, int]:
         """(uncomputed prompt tokens, requests) of `worker`, own events included."""
         prefill, requests = worker.prefill_left, len(worker.attempts)

@@ -1,0 +1,182 @@
+"""What a decision about holders looks at: only what may have changed, and all of that."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.replay.history import from_file
+from events import vocabulary as v
+from policies import checkpoints
+from policies.fleet import apply_group
+from policies.placement import Index, Weights
+from policies.state import Fleet
+from policies.view import View
+from tests.policies.story import (
+    arrived,
+    decided,
+    died,
+    ended,
+    engine_step,
+    finished,
+    observed,
+    queued,
+    ready,
+    started,
+)
+from tests.policies.test_checkpoints import WORKERS, chosen, daemon, drawn, fleet_of, held
+
+LOGS = sorted((Path(__file__).parents[1] / "replay/logs").glob("*.rlog"))
+WEIGHTS = Weights()
+
+
+def as_new(view: View) -> None:
+    """The index kept with `view` says what one made now would."""
+    kept = {s.worker: s for s in checkpoints.index_of(view, WEIGHTS).sites}
+    assert kept == {s.worker: s for s in checkpoints.sites(view)}
+    tree = Index(checkpoints.sites(view), WEIGHTS)
+    for domain in ("host-w0", "host-w3"):
+        avoid = [tree.domain_range(domain)]
+        at = checkpoints.index_of(view, WEIGHTS).least(tree.families(), avoid)
+        assert at == tree.least(tree.families(), avoid)
+
+
+class Play:
+    """Own events, some of which land late, and what the workers say."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.story = fleet_of()
+        self.view = View("r.r0", self.story.fleet)
+        self.view.landed()
+        self.open: dict[str, tuple[int, str]] = {}
+        self.pending: list[Any] = []
+
+    def turn(self, count: int) -> None:
+        rng, kind = self.rng, self.rng.randrange(10)
+        name = rng.choice(WORKERS)
+        request = rng.choice([*self.open, "q0"])
+        attempt, place = self.open.get(request, (1, name))
+        if kind < 3:
+            self.own(arrived(f"q{count}"), decided(f"q{count}", 1, name))
+            self.own(chosen(f"q{count}", tuple(rng.sample(WORKERS, 2)), name))
+            self.open[f"q{count}"] = 1, name
+        elif kind == 3:
+            kinds = ("reset", "stall", "timeout")
+            self.own(observed(request, attempt, place, 1, rng.choice(kinds)))
+            self.own(decided(request, attempt + 1, name))
+            self.open[request] = attempt + 1, name
+        elif kind == 4:
+            self.own(ended(request, attempts=attempt))
+            self.open.pop(request, None)
+        elif kind < 8:
+            change = rng.choice((queued, finished))(request, attempt)
+            self.story.tell(f"w.{place}", engine_step(change, lost=int(rng.random() < 0.1)))
+        elif kind == 8:
+            self.story.tell(f"w.{name}", held(name, request, rng.randint(0, 20)))
+        else:
+            self.seldom(name)
+
+    def seldom(self, name: str) -> None:
+        worker = self.story.fleet.workers[name]
+        last = worker.incarnation
+        self.story.tell(
+            f"w.{name}",
+            *self.rng.choice(
+                (
+                    (died(name, last), started(name, last + 1), ready(name, last + 1)),
+                    (v.StateDaemonLost(name, "b1", "killed"), daemon(name)),
+                    (v.WorkerRegistered(name, self.rng.choice(("a", "b")), 7),),
+                    (engine_step(lost=3, incarnation=last),),
+                )
+            ),
+        )
+
+    def own(self, *events: Any) -> None:
+        for event in events:
+            self.view.own(self.view.position + 1, event)
+            self.pending.append(event)
+
+    def land(self, count: int) -> None:
+        if count:
+            self.story.tell("r.r0", *self.pending[:count])
+            del self.pending[:count]
+            self.view.landed()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_an_index_kept_up_is_what_a_new_one_would_be(seed: int) -> None:
+    play = Play(seed)
+    for count in range(200):
+        play.turn(count)
+        if play.rng.random() < 0.4:
+            play.land(play.rng.randint(0, len(play.pending)))
+        if play.rng.random() < 0.6:
+            as_new(play.view)
+    as_new(play.view)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_so_it_is_whatever_is_told_of_checkpoints(seed: int) -> None:
+    rng = random.Random(seed)
+    story, open_ = fleet_of(), []
+    view = View("r.r0", story.fleet)
+    for count in range(200):
+        story.tell(*drawn(rng, open_, count))
+        view.landed()
+        if rng.random() < 0.5:
+            as_new(view)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
+def test_so_it_is_all_along_a_real_log(path: Path) -> None:
+    fleet = Fleet()
+    views = [View("", fleet), View("", fleet)]
+    history = from_file(path)
+    assert history.groups
+    for number, group in enumerate(history.groups):
+        apply_group(fleet, group)
+        as_new(views[0])
+        if number % 7 == 0:
+            as_new(views[1])
+
+
+def test_a_decision_in_a_large_fleet_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"w{n}" for n in range(300)]
+    story = fleet_of(*names)
+    view = View("r.r0", story.fleet)
+    view.landed()
+    as_new(view)
+    looked: list[str] = []
+    look = checkpoints._site
+
+    def counted(view: View, name: str, ahead: Any) -> Any:
+        looked.append(name)
+        return look(view, name, ahead)
+
+    monkeypatch.setattr(checkpoints, "_site", counted)
+    for count in range(40):
+        request, worker = f"q{count}", names[count * 7 % 300]
+        for event in (arrived(request), decided(request, 1, worker)):
+            view.own(view.position + 1, event)
+        placed, _ = checkpoints.place(view, request, worker, 8)
+        assert placed.holders and len(looked) <= 10, looked
+        looked.clear()
+        own = chosen(request, placed.holders, worker)
+        view.own(view.position + 1, own)
+        story.tell("r.r0", arrived(request), decided(request, 1, worker), own)
+        story.tell(f"w.{worker}", engine_step(queued(request)))
+        story.tell("fleet", v.Tick(count, 1000 * count))
+        view.landed()
+
+
+def test_two_views_of_one_fleet_keep_apart() -> None:
+    story = fleet_of()
+    one, other = View("r.r0", story.fleet), View("r.r1", story.fleet)
+    as_new(one)
+    story.tell("w.w1", held("w1", "q0", 3))
+    as_new(other)
+    as_new(one)
