@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -26,6 +29,27 @@ def let_run(pid: int, seconds: float = 0.008) -> None:
     os.kill(pid, signal.SIGCONT)
     time.sleep(seconds)
     stop(pid)
+
+
+@contextmanager
+def slowed(pid: int, runs_s: float = 0.01, stands_s: float = 0.04) -> Iterator[None]:
+    """The process runs a moment at a time; it runs on afterwards, if it is still there."""
+    over = threading.Event()
+
+    def pace() -> None:
+        with suppress(ProcessLookupError):
+            while not over.wait(runs_s):
+                os.kill(pid, signal.SIGSTOP)
+                over.wait(stands_s)
+                os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=pace)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _state(task: Path) -> str:

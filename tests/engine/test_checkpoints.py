@@ -19,7 +19,8 @@ from engine_shim.kv_stream.stream import BlockOut, scatter
 from events.vocabulary import FirstToken, RestoreDone, RestoreFailed, RestoreStarted
 from tests.engine import client
 from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
-from tests.signals import let_run, stop
+from tests.processes import family
+from tests.signals import let_run, slowed, stop
 from tests.state_daemon.daemon import Cache, Daemon, daemon_in, hello, local, peer_of, stats
 
 pytestmark = pytest.mark.engine
@@ -426,7 +427,10 @@ def test_stock_vllm_serve_restores_what_another_wrote(
         rest = resumed(stock, daemon, "stock", ids, created)
         assert rest.ids == expected.ids[60:]
         assert isinstance(outcome(stock, "stock")[-1], RestoreDone)
-        with daemon_in(tmp_path / "other", budget_bytes=64 << 20) as other:
+        with (
+            slowed(family(stock.pid)["core"]),  # its server may be slower than its engine
+            daemon_in(tmp_path / "other", budget_bytes=64 << 20) as other,
+        ):
             headers = client.headers_for(request="stock-saves", checkpoint=endpoint(other))
             connection, response = client.open_stream(stock.port, PATH, body_for(), headers)
             asked = {"request": "stock-saves", "attempt": 1, "incarnation": 1}
@@ -435,6 +439,11 @@ def test_stock_vllm_serve_restores_what_another_wrote(
             wait_until(lambda: held_blocks(daemon, "stock-saves") > 0, "moved", 10.0)
             assert client.sort_frames(response.read()).ids == expected.ids
             connection.close()
+        with slowed(family(stock.pid)["core"]):
+            began = full_blocks(stock, 1)
+            first = handed_over(stock, daemon, "stock-hands", began + 2)
+        assert first.ids == expected.ids[: len(first.ids)] and len(first.ids) < TOKENS
+        assert held_blocks(daemon, "stock-hands") >= began + 2
     assert stats(daemon)["dropped"] > 0
 
 
