@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -19,16 +20,23 @@ from controlplane.leftovers import daemons
 from controlplane.local_fleet import FleetOptions, LocalFleet
 from events import vocabulary as v
 from policies.coverage import covered_tokens
-from tests.live.conftest import Scene, scene_of
+from tests.live.conftest import Scene, same, scene_of, whole
 from tests.live.test_checkpoints import (
+    COUNT,
     Victim,
     daemon_of,
+    fold,
     hit,
     of,
+    padding,
     until_daemons,
     with_checkpoints,
 )
+from tests.signals import slowed
 from tests.state_daemon.faulty import TcpProxy
+
+DISK = 160_000
+"""Bytes a file may have: a few blocks."""
 
 
 class OddFleet(LocalFleet):
@@ -152,6 +160,7 @@ async def test_encrypted_links_that_are_cut_and_holders_without_room(
         fleet = await until_daemons(scene)
         assert {h.budget_bytes for h in fleet.holders.values()} == {2 << 20}
         await _cut_when_needed(scene, proxies)
+        await _disk_full(scene)
         await _no_room(scene)
         await scene.sound()
 
@@ -169,6 +178,37 @@ async def _cut_when_needed(scene: Scene, proxies: Sequence[TcpProxy]) -> None:
     assert of(happened, v.CheckpointsAcknowledged) or of(happened, v.CheckpointAcknowledged)
     for proxy in proxies:
         proxy.closed = False
+
+
+async def _disk_full(scene: Scene) -> None:
+    """What nobody has written to for a while goes to a file that cannot grow beyond a few
+    blocks: the rest stays where it is, and the streams are what they would have been."""
+    for pid in daemons(scene.fleet.dir / "run"):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (DISK, DISK))
+    asked = {"padding": padding("disk"), "ignore_eos": True}
+    with ExitStack() as slow:
+        for worker in await scene.fleet.workers():
+            slow.enter_context(slowed(worker["engine_pid"], 0.005, 0.12))
+        long = asyncio.create_task(scene.streams(COUNT, 1200, "disk", **asked))
+        try:
+            await _until_filed(scene, long)
+        finally:
+            slow.close()
+            streams = await long
+    assert not whole(streams)
+    calm = await scene.streams(COUNT, 1200, "calm-disk", **asked)
+    assert same(calm, streams) == []
+    told = [dict(e.figures) for e in of(await scene.events(), v.StateDaemonReported)]
+    assert 0 < max(figures["file_used"] for figures in told) <= DISK
+
+
+async def _until_filed(scene: Scene, long: asyncio.Task[Any]) -> None:
+    """Others come until room is made for them by moving what the long ones hold."""
+    number = 0
+    while not any(h.figures.get("file_used") for h in (await fold(scene)).holders.values()):
+        assert not long.done(), "nothing has gone to a file"
+        await scene.streams(3, 8, f"late{number}", padding=padding(f"late{number}"))
+        number += 1
 
 
 def some_covered(victim: Victim) -> Callable[[Any], bool]:
