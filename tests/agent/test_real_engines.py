@@ -1,4 +1,5 @@
-"""The agent with real vLLM: forked from the real zygote, and as stock `vllm serve`."""
+"""The agent with real vLLM, forked from the real zygote. (As stock `vllm serve`:
+tests/live/test_stock_serve.py.)"""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim import agent_ipc
-from engine_shim.agent_process import ProcessId, is_alive
+from engine_shim.agent_process import is_alive
 from events import vocabulary as v
 from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
@@ -131,41 +130,3 @@ async def test_forked_engine_lives_dies_and_comes_back(
         agent.terminate()
         assert await left(agent) == 0, host.words()
         assert host.left_over() == [] and host.state["engine"] is None
-
-
-@pytest.mark.serve
-@pytest.mark.timeout(420)
-async def test_death_of_a_process_of_vllm_serve(
-    tmp_path: Path, etcd: EtcdServer, model: str
-) -> None:
-    """The last of its processes is killed: nothing of the engine remains and another one
-    serves. (Each of them in turn, under load: tests/live/test_stock_serve.py.)"""
-    async with hosted(tmp_path, etcd, model, "serve") as host:
-        agent = host.agent(*ARGUMENTS)
-        ipc, seen = agent_ipc.ipc_path(tmp_path / "run"), set()
-        for number, role in enumerate(["worker"], 1):
-            ready = await host.nth(v.EngineReady, number, timeout_s=120)
-            assert await asyncio.to_thread(ask, ready)
-            engine = (await asyncio.to_thread(host.status))["engine"]
-            pids = {"api": engine["pid"], **{m["role"]: m["pid"] for m in engine["members"]}}
-            assert sorted(pids) == ["api", "core", "worker"], engine
-            sockets = {path.name for path in ipc.iterdir() if path.is_socket()}
-            assert sockets and not sockets & seen, "each engine's own"
-            seen |= sockets
-            family = [
-                ProcessId(*p)
-                for p in ([*host.state["engine"]["members"], host.state["engine"]["process"]])
-            ]
-            killed_at = time.monotonic()
-            os.kill(pids[role], signal.SIGKILL)
-            died = await host.nth(v.EngineDied, number)
-            print(f"{role}: EngineDied in the log after {time.monotonic() - killed_at:.3f} s")
-            assert died.reason == "killed"
-            assert died.detail.startswith(role)
-            await host.nth(v.EngineRestartScheduled, number)
-            assert not any(is_alive(p) for p in family)
-        await host.nth(v.EngineReady, 2, timeout_s=120)
-        agent.terminate()
-        assert await left(agent, timeout_s=40) == 0, host.words()
-        assert host.left_over() == []
-        assert not ipc.exists()

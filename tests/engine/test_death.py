@@ -75,16 +75,16 @@ def stock(tmp_path: Path, tiny_model: Path) -> Iterator[Engine]:
 @pytest.mark.serve
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", ("core", "worker"))
-def test_stock_engine_that_lost_a_process_tells_and_ends(stock: Engine, victim: str) -> None:
-    (pid,) = [hello.pid for hello in stock.agent.hellos if hello.role == victim]
+def test_stock_engine_that_lost_a_process_tells_and_ends(stock: Engine) -> None:
+    """The last of them. (Each in turn: tests/live/test_stock_serve.py.)"""
+    (pid,) = [hello.pid for hello in stock.agent.hellos if hello.role == "worker"]
     with running_stream(stock) as rest:
         os.kill(pid, signal.SIGKILL)
         killed_at = time.monotonic()
         assert_broken(rest())
         told_s = time.monotonic() - killed_at
         wait_until(lambda: not stock.alive(), "the whole engine ends", 5.0)
-        print(f"{victim}: streams told after {told_s:.3f} s")
+        print(f"streams told after {told_s:.3f} s")
         assert told_s < 3.0
 
 

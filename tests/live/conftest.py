@@ -157,6 +157,14 @@ class Scene:
             assert time.monotonic() < deadline, f"no engine of {worker} died"
             await asyncio.sleep(0.1)
 
+    async def until_idle(self, name: str, timeout_s: float = 60) -> dict[str, Any]:
+        """Wait until worker `name` serves, trusted, and has nothing to do."""
+        deadline = time.monotonic() + timeout_s
+        while (found := await self.worker(name))["state"] != "serving" or found["requests"]:
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.1)
+        return found
+
     async def hung(self) -> list[v.StallJudged]:
         """The judgements that found an engine hung."""
         return [e for e in await self.events() if type(e) is v.StallJudged and e.hung]

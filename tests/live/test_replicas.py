@@ -39,7 +39,7 @@ async def test_leader_killed_while_the_other_serves(options: FleetOptions) -> No
             await scene.ripe(streams, 8)
             scene.fleet.children[leader].kill()
 
-        doomed = asyncio.create_task(scene.streams(4, 400, "doomed", url=mine))
+        doomed = asyncio.create_task(scene.streams(4, 1500, "doomed", url=mine, ignore_eos=True))
         kept = await scene.streams(6, 400, "kept", kill, url=survivor)
         broken = await doomed
         assert not whole(kept), "the other replica's streams must not notice"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_shim import agent_ipc
 from events import vocabulary as v
 from tests.live.conftest import Scene, same, scene_of, small_fleet, whole
 from tests.processes import family
@@ -23,6 +24,12 @@ def shared_memory(pids: dict[str, int]) -> set[Path]:
     """Files of shared memory that those processes have mapped."""
     lines = [line for pid in pids.values() for line in Path(f"/proc/{pid}/maps").open()]
     return {Path(line.split()[-1]) for line in lines if " /dev/shm/psm_" in line}
+
+
+def sockets_in(scene: Scene) -> set[str]:
+    """What lies in the directory of w0's engine."""
+    directory = agent_ipc.ipc_path(scene.fleet.dir / "run" / "w0")
+    return {path.name for path in directory.iterdir() if path.is_socket()}
 
 
 async def test_each_process_of_vllm_serve_dies_or_hangs(tmp_path: Path) -> None:
@@ -40,15 +47,16 @@ async def test_each_process_of_vllm_serve_dies_or_hangs(tmp_path: Path) -> None:
             assert moved[-1], f"{role} killed {len(moved)} times, and nobody moved"
         verdict = await scene.sound()
         assert verdict.stalls > 0
+    assert not agent_ipc.ipc_path(scene.fleet.dir / "run" / "w0").exists()
 
 
 async def _killed(scene: Scene, calm: dict, role: str, turn: int) -> bool:
     """One process of `vllm serve` is killed: streams go on, the others follow it, and the
     worker comes back. Whether a stream had to move."""
-    victim = await scene.worker("w0")
+    victim = await scene.until_idle("w0")
     pids = family(victim["engine_pid"])
-    shared = shared_memory(pids)
-    assert shared
+    shared, sockets = shared_memory(pids), sockets_in(scene)
+    assert shared and sockets
     began = time.monotonic()
 
     async def kill(streams: dict) -> None:
@@ -69,13 +77,14 @@ async def _killed(scene: Scene, calm: dict, role: str, turn: int) -> bool:
     left = {r: pid for r, pid in pids.items() if Path(f"/proc/{pid}").exists()}
     assert not left, f"{role} killed, left behind: {left}"
     assert not [path for path in shared if path.exists()], "shared memory was left behind"
+    assert sockets_in(scene) and not sockets_in(scene) & sockets, "each engine has its own"
     return any(len(path) > 1 for path in paths.values())
 
 
 async def _hangs(scene: Scene, calm: dict, role: str) -> None:
     """One process is stopped while the API server still answers for it. The streams are
     rescued, and when it goes on, the worker is taken back as it is."""
-    victim = await scene.worker("w0")
+    victim = await scene.until_idle("w0")
     pids = family(victim["engine_pid"])
 
     async def hang(streams: dict) -> None:
