@@ -317,6 +317,8 @@ class Cut:
         self.limit = -1
         self.silent = False
         self.flip = 0
+        self.places = (8000,)
+        """Which bytes of a chunk are damaged; what lies between two blocks is nobody's."""
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -340,7 +342,10 @@ class Cut:
                     data, self.limit = data[: self.limit], max(0, self.limit - len(data))
                 if self.flip and len(data) == 16384:
                     self.flip -= 1
-                    data = data[:8000] + bytes([data[8000] ^ 1]) + data[8001:]
+                    damaged = bytearray(data)
+                    for place in self.places:
+                        damaged[place] ^= 1
+                    data = bytes(damaged)
                 b.sendall(data)
         self.cut((a, b))
 
@@ -412,6 +417,7 @@ def test_a_bit_flipped_on_the_wire_is_found(tmp_path: Path, inward: bool) -> Non
             assert scatter(source, outs(count), peer) == count
             assert peer.drained(10)
             proxy.flip = int(inward)
+            proxy.places = (4000, 8100, 12200)  # further apart than the rest of a page
             loaded = gather(target, ins(count), peer, "a", 0, 0, 5.0)
             assert proxy.flip == 0, "the fault was really there"
             assert loaded.blocks < count

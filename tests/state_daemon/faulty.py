@@ -55,8 +55,10 @@ class TcpProxy:
                 time.sleep(self.delay_s)
                 if self.flip[way] and len(data) > BIG:
                     self.flip[way] -= 1
-                    at = len(data) // 2
-                    data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+                    damaged = bytearray(data)
+                    for quarter in (1, 2, 3):  # the rest of a page between two blocks is nobody's
+                        damaged[len(data) * quarter // 4] ^= 1
+                    data = bytes(damaged)
                 if way == "out" and self.hold_after >= 0:
                     if self.hold_after < len(data):
                         self.held.set()
