@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 HANDOVER_TIMEOUT_S = 2.0
 MOVERS = 8
 """So many engines are asked at once: a target gets no more than these at a time."""
+WAITING = 10_000
+"""So many moves at most wait for their turn; what is beyond stays for a later plan."""
 TRIES = 3
 """An attempt that could not be moved so often stays."""
 LEAVING_S = 15.0
@@ -59,7 +61,7 @@ class MigrationWatch:
         self._scheduler = scheduler
         self._gateway = gateway
         self._due = False
-        self._moves: asyncio.Queue[Move] = asyncio.Queue()
+        self._moves: asyncio.Queue[Move] = asyncio.Queue(WAITING)
         self._leaving: dict[str, tuple[int, float]] = {}
         """Attempts that were planned to leave, and until when nothing else is."""
         self._failed: dict[tuple[str, int], int] = {}
@@ -118,10 +120,14 @@ class MigrationWatch:
         for choice in choices:
             if choice.chosen >= 0:
                 target = choice.options[choice.chosen].worker
-                self._leaving[choice.request] = choice.attempt, _now() + LEAVING_S
-                self._moves.put_nowait(
-                    Move(choice.request, choice.attempt, worker, incarnation, target)
-                )
+                self._begin(Move(choice.request, choice.attempt, worker, incarnation, target))
+
+    def _begin(self, move: Move) -> None:
+        self._leaving[move.request] = move.attempt, _now() + LEAVING_S
+        try:
+            self._moves.put_nowait(move)
+        except asyncio.QueueFull:
+            self._abandon(move, "too many wait")
 
     def _running(self, worker: str, incarnation: int) -> list[migration.Running]:
         """What runs there of this replica's, may be taken up elsewhere and is not leaving."""

@@ -73,8 +73,9 @@ def _nobody(fleet: Fleet, stream: str, event: Any) -> Iterable[str]:
     return ()
 
 
-def _writer(fleet: Fleet, stream: str, event: Any) -> Iterable[str]:
-    return (stream[2:],)
+def _stepped(fleet: Fleet, stream: str, event: v.EngineStep) -> Iterable[str]:
+    """Most steps only go on: what runs there stays the same."""
+    return (stream[2:],) if event.changes or event.lost else ()
 
 
 def _target(fleet: Fleet, stream: str, event: Any) -> Iterable[str]:
@@ -102,7 +103,7 @@ def _ended(fleet: Fleet, stream: str, event: v.RequestEnded) -> Iterable[str]:
 
 
 _MARKS: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
-    v.EngineStep: _writer,
+    v.EngineStep: _stepped,
     v.RouteDecided: _target,
     v.TransportObserved: _target,
     v.RequestEnded: _ended,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import random
 import statistics
 import tempfile
@@ -38,6 +37,7 @@ from chaos.bench.failures import (
     until_back,
     wide_model,
 )
+from chaos.scenario import traces
 from controlplane.local_fleet import LocalFleet
 from policies import checkpoints, coverage, placement
 from policies.checkpoint_settings import config_of
@@ -45,7 +45,7 @@ from policies.placement import Weights
 from policies.view import View
 
 DESCRIPTION = "holders and recovery rules compared after kills, on Azure conversation lengths"
-LENGTHS = Path(__file__).parent / "data" / "azure_conv_lengths.csv"
+TRACE = "azure-conv"
 COVERAGE_GOAL = 0.9
 BALANCE_GOAL = 1.5
 WORKERS = 3
@@ -101,14 +101,12 @@ class Way(Struct):
             self.loads[worker] = self.loads.get(worker, 0) + load
 
 
-def lengths(path: Path, scale: float) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of the sample; prompts times `scale`, no longer than fits."""
-    with path.open() as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+def lengths(scale: float) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of the trace; prompts times `scale`, no longer than fits."""
     found = []
-    for row in rows:
-        output = min(int(row["output_tokens"]), MOST_CONTEXT // 2)
-        prompt = max(int(int(row["prompt_tokens"]) * scale), 16)
+    for row in traces.read(TRACE, Path()):
+        output = min(row.output, MOST_CONTEXT // 2)
+        prompt = max(int(row.prompt * scale), 16)
         found.append((min(prompt, MOST_CONTEXT - output - 1), output))
     return found
 
@@ -165,7 +163,7 @@ def _told(log: Log) -> tuple[int, int]:
 async def measure(args: argparse.Namespace, model: str) -> dict[str, Way]:
     """Every way in every repetition, in turned order every other time."""
     ways = {f"{place}_{rule}": Way() for place in PLACEMENTS for rule in RULES}
-    sizes = lengths(LENGTHS, args.scale)
+    sizes = lengths(args.scale)
     with tempfile.TemporaryDirectory() as folder:
         async with fleet_of(folder, model, WORKERS, ARGS) as (fleet, log):
             warm = await _warm(fleet, log)

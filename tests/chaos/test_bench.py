@@ -11,7 +11,7 @@ from chaos.bench import __main__ as runner
 from chaos.bench import recovery_ablation
 from chaos.bench.failover_checkpoints import Arm, _figures
 from chaos.bench.failures import Timed
-from chaos.bench.recovery_ablation import LENGTHS, MOST_CONTEXT, Way, bars, figures_of, lengths
+from chaos.bench.recovery_ablation import MOST_CONTEXT, Way, bars, figures_of, lengths
 from chaos.traffic import Stream
 
 
@@ -38,10 +38,10 @@ def test_the_last_line_is_the_result(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_lengths_of_the_trace_fit_the_model() -> None:
-    whole, half = lengths(LENGTHS, 1.0), lengths(LENGTHS, 0.5)
-    assert len(whole) == 256
+    whole, half = lengths(1.0), lengths(0.5)
+    assert len(whole) == 512
     assert all(p >= 16 and o >= 1 and p + o < MOST_CONTEXT for p, o in whole)
-    assert statistics.median(p for p, _ in half) == pytest.approx(518, abs=1)
+    assert statistics.median(p for p, _ in half) == pytest.approx(498.0, abs=1)
     assert [o for _, o in whole] == [o for _, o in half]
 
 
