@@ -1,0 +1,56 @@
+"""What a run of a scenario leaves, simulated or live: all that judging and reporting need."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from chaos.scenario.language import Scenario
+from chaos.scenario.schedule import Schedule
+from chaos.validators.records import ClientRecord
+from events.log import RevisionGroup
+
+Kind = Literal["sim", "live"]
+
+
+class Fired(Struct, frozen=True):
+    """A fault that really struck. `name` is that of the schedule's `Planned`; `target` is whom
+    it struck, roles resolved. Times in ns from the start of the run; `until_ns` None: it was
+    over at once, or lasted to the end."""
+
+    name: str
+    what: str
+    target: str
+    at_ns: int
+    until_ns: int | None = None
+    detail: str = ""
+
+
+class History(Struct, frozen=True):
+    """One request as its client lived it. `request` is the schedule's name of it. Times in ns
+    from the start of the run; None: it did not come to that."""
+
+    request: str
+    record: ClientRecord
+    sent_ns: int
+    first_ns: int | None = None
+    last_ns: int | None = None
+
+
+class Outcome(Struct, frozen=True):
+    """A run. `groups` is the whole log; `began_ms` is the wall time (as in `Segment.at_ms`)
+    of its start, `ended_ns` its length. `drained`: the fleet had come to rest before the log
+    was read, which I12 needs. `error` says why the run itself failed (stuck, out of time);
+    empty otherwise."""
+
+    kind: Kind
+    scenario: Scenario
+    schedule: Schedule
+    groups: tuple[RevisionGroup, ...]
+    histories: tuple[History, ...]
+    fired: tuple[Fired, ...]
+    began_ms: int
+    ended_ns: int
+    drained: bool
+    error: str = ""

@@ -1,0 +1,248 @@
+"""An asyncio event loop in virtual time, with processes that can be killed and stopped.
+
+Nothing waits: when nobody can run, time goes on to the next timer. Code of the control plane
+runs on it unchanged. Each callback belongs to the `Process` in whose context it was made, as
+asyncio hands contexts on; callbacks of a killed process never run again (no `finally` does
+either, as after kill -9), those of a stopped one lie until it goes on.
+
+`patched` has the standard library's clocks, process ids and sources of randomness answer from
+the loop, so that a run is a function of its seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import random
+import time
+from asyncio.base_events import BaseEventLoop
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+from unittest import mock
+
+Result = TypeVar("Result")
+
+_PROCESS: ContextVar[Process | None] = ContextVar("sim_process", default=None)
+EPOCH_S = 1_700_000_000
+"""Wall clocks begin here (Unix time)."""
+NS = 1_000_000_000
+
+
+class Stuck(RuntimeError):
+    """Nobody can run and no timer is set: what is waited for never comes."""
+
+
+class Late(RuntimeError):
+    """The run passed its limit of virtual time."""
+
+
+class Process:
+    """One process of the simulated fleet. `clock_s` is what its wall clock is ahead."""
+
+    def __init__(self, loop: VirtualLoop, name: str) -> None:
+        self.name = name
+        self.pid = loop.next_pid()
+        self.alive = True
+        self.stopped = False
+        self.clock_s = 0.0
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._loop = loop
+        self._parked: list[asyncio.Handle] = []
+        self._context = copy_context()
+        self._context.run(_PROCESS.set, self)
+
+    @property
+    def context(self) -> Context:
+        """A context for callbacks of this process."""
+        return self._context.copy()
+
+    def spawn(self, work: Coroutine[Any, Any, Result], name: str = "") -> asyncio.Task[Result]:
+        """Run `work` as a task of this process."""
+        task = self._loop.create_task(work, name=name or self.name, context=self.context)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def call_soon(self, work: Callable[..., object], *args: Any) -> asyncio.Handle:
+        """Run `work` in this process, at once."""
+        return self._loop.call_soon(work, *args, context=self.context)
+
+    def call_at(
+        self, when_s: float, work: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
+        """Run `work` in this process at a time of the loop, seconds."""
+        return self._loop.call_at(when_s, work, *args, context=self.context)
+
+    def kill(self) -> None:
+        """End it like SIGKILL does: nothing of it ever runs again."""
+        self.alive = False
+        self._parked.clear()
+        for task in self.tasks:
+            # Nobody will: not retrieved exceptions and pending tasks are no news.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self.tasks.clear()
+
+    def stop(self) -> None:
+        """SIGSTOP: what becomes due lies until `go_on`."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        parked, self._parked = self._parked, []
+        if self.alive:
+            self._loop._ready.extend(parked)
+
+    def park(self, handle: asyncio.Handle) -> None:
+        self._parked.append(handle)
+
+
+def current() -> Process | None:
+    """The process whose callback runs now."""
+    return _PROCESS.get()
+
+
+class VirtualLoop(BaseEventLoop):
+    """See the module. No sockets, no threads, no subprocesses."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        self.callbacks = 0
+        """Callbacks run so far: what a run costs."""
+        self.until_s = float("inf")
+        self._now_s = 0.0
+        self._pids = 1000
+        self.set_exception_handler(self._failed)
+        self.failures: list[BaseException] = []
+        """Exceptions nobody took; `run` raises the first."""
+
+    def time(self) -> float:
+        return self._now_s
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time in nanoseconds."""
+        return round(self._now_s * NS)
+
+    def next_pid(self) -> int:
+        """A process id that no other has."""
+        self._pids += 1
+        return self._pids
+
+    def process(self, name: str) -> Process:
+        """A new process."""
+        return Process(self, name)
+
+    def run(self, main: Coroutine[Any, Any, Result], until_s: float = float("inf")) -> Result:
+        """Run `main` to its end, with clocks and randomness patched.
+
+        Raises Stuck, Late (past `until_s` of virtual time), what `main` raises, and the first
+        exception that a callback let go.
+        """
+        self.until_s = until_s
+        with self.patched():
+            result = self.run_until_complete(main)
+        if self.failures:
+            raise self.failures[0]
+        return result
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """Clocks, process ids and randomness are the loop's."""
+
+        def wall() -> float:
+            process = _PROCESS.get()
+            return EPOCH_S + self._now_s + (process.clock_s if process is not None else 0.0)
+
+        def pid() -> int:
+            process = _PROCESS.get()
+            return process.pid if process is not None else 1000
+
+        def real_bits(count: int) -> int:
+            return self.random.getrandbits(count)
+
+        state = random.getstate()
+        random.seed(self.random.random())
+        patches = (
+            (time, "time", wall),
+            (time, "time_ns", lambda: round(wall() * NS)),
+            (time, "monotonic", self.time),
+            (time, "monotonic_ns", lambda: self.now_ns),
+            (time, "perf_counter", self.time),
+            (time, "perf_counter_ns", lambda: self.now_ns),
+            (os, "getpid", pid),
+            (os, "urandom", self.random.randbytes),
+            (random.SystemRandom, "getrandbits", lambda _, count: real_bits(count)),
+        )
+        try:
+            with mock.patch.multiple(time, **{n: f for m, n, f in patches if m is time}):
+                with mock.patch.multiple(os, **{n: f for m, n, f in patches if m is os}):
+                    with mock.patch.object(*patches[-1]):
+                        yield
+        finally:
+            random.setstate(state)
+
+    def _failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.failures.append(error or RuntimeError(str(context.get("message"))))
+
+    # --- what BaseEventLoop asks of us ---------------------------------------------------
+
+    def _run_once(self) -> None:
+        ready, scheduled = self._ready, self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            heapq.heappop(scheduled)._scheduled = False
+        if not ready:
+            if not scheduled:
+                raise Stuck(f"at {self._now_s:.6f} s nobody can run any more")
+            self._now_s = max(self._now_s, scheduled[0]._when)
+            if self._now_s > self.until_s:
+                raise Late(f"not over after {self.until_s} s of virtual time")
+        while scheduled and scheduled[0]._when <= self._now_s:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            if not handle._cancelled:
+                ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(_PROCESS)
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.stopped:
+                    process.park(handle)
+                    continue
+            self.callbacks += 1
+            handle._run()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass  # they fall out of the heap when they are due
+
+    def _process_events(self, event_list: Any) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """At once, here: there are no threads."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    async def shutdown_default_executor(self, *_: Any) -> None:
+        pass
