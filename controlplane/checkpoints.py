@@ -15,6 +15,7 @@ from events import vocabulary as v
 from events.errors import LogError
 from policies import checkpoints
 from policies.checkpoint_settings import config_of
+from policies.counted import prompt_tokens
 from policies.fleet import SUSPICIOUS
 from policies.view import View
 
@@ -72,7 +73,8 @@ class Checkpoints:
             return ()
         arrival = live.arrival
         worker = view.fleet.workers[live.worker]
-        tokens = arrival.prompt_tokens + live.delivered
+        prompt = prompt_tokens(view.fleet, arrival.request, arrival.prompt_tokens)
+        tokens = prompt + live.delivered
         left = max(arrival.max_tokens - live.delivered, 1) if arrival.max_tokens else 0
         blocks = checkpoints.expected_blocks(worker, tokens, left, config)
         basis = self._scheduler.basis()
@@ -150,10 +152,11 @@ class Checkpoints:
 
     def _lost(self, live: LiveRequest) -> checkpoints.Lost:
         request = live.arrival.request
-        tokens = live.arrival.prompt_tokens + live.delivered
         failed = f"{live.worker}:{live.incarnation}"
         avoid = live.avoid if failed in live.avoid else (*live.avoid, failed)
-        tokens = checkpoints.tokens_lost(self._view, request, tokens)
+        tokens = checkpoints.tokens_lost(
+            self._view, request, live.arrival.prompt_tokens, live.delivered
+        )
         return checkpoints.Lost(request, live.attempt, tokens, avoid)
 
     # --- holders come and go -------------------------------------------------------------

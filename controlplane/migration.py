@@ -143,7 +143,7 @@ class MigrationWatch:
 
     def _asked(self, live: LiveRequest, delivered: int) -> migration.Running:
         arrival, view = live.arrival, self._scheduler.view
-        tokens = checkpoints.tokens_lost(view, arrival.request, arrival.prompt_tokens + delivered)
+        tokens = checkpoints.tokens_lost(view, arrival.request, arrival.prompt_tokens, delivered)
         left = config_of(view).output_tokens
         if arrival.max_tokens:
             left = max(min(arrival.max_tokens - delivered, left), 1)

@@ -21,6 +21,7 @@ from events import codec
 from events import vocabulary as v
 from events.log import StreamWriter
 from policies import recovery, routing
+from policies.counted import prompt_tokens
 from policies.state import Worker
 from policies.view import View
 
@@ -212,9 +213,8 @@ class Scheduler:
         if mode == "new":
             delivered = 0
         live.delivered = delivered
-        query = routing.Query(
-            request, arrival.model, arrival.prompt_tokens, delivered, live.avoid, live.attempt
-        )
+        prompt = prompt_tokens(self.view.fleet, request, arrival.prompt_tokens)
+        query = routing.Query(request, arrival.model, prompt, delivered, live.avoid, live.attempt)
         planned = cause != "wait_over" and self.checkpoints.planned(live)
         policy = "planned" if planned else self.policy
         basis = self.basis()
@@ -228,7 +228,7 @@ class Scheduler:
             cause,
             mode,
             delivered,
-            arrival.prompt_tokens,
+            prompt,
             choice.worker,
             choice.incarnation,
             policy,

@@ -82,6 +82,7 @@ def _on_queued(worker: Worker, key: str, change: v.RequestQueued) -> None:
     elif attempt.queued:
         return
     attempt.queued = True
+    attempt.tokens = change.prompt_tokens
     _set_left(worker, attempt, change.prompt_tokens)
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from events.vocabulary import RecoveryChoice
 from policies import coverage, placement, recovery_plan, routing, touched
 from policies.checkpoint_settings import CheckpointConfig, config_of
+from policies.counted import prompt_tokens
 from policies.own_checkpoints import Kept
 from policies.pace import prefill_ns
 from policies.placement import Demand, Index, Placement, Site, Weights
@@ -293,11 +294,11 @@ def _rate(fleet: Fleet, holder: str, worker: str, config: CheckpointConfig) -> i
     return config.link_domain if near else config.link_network
 
 
-def tokens_lost(view: View, request: str, tokens: int) -> int:
-    """What must be in a cache for the request to go on: `tokens` as its gateway counts them
-    (prompts by their bytes), and more than its holders have."""
+def tokens_lost(view: View, request: str, estimate: int, delivered: int) -> int:
+    """What must be in a cache for the request to go on: its prompt (`estimate`, until an
+    engine has counted it) and what was delivered, and more than its holders have."""
     held = max((part.tokens for part in stored(view.fleet, request)), default=0)
-    return max(tokens, held + 1)
+    return max(prompt_tokens(view.fleet, request, estimate) + delivered, held + 1)
 
 
 def sources(view: View, request: str, worker: str, attempt: int) -> tuple[str, ...]:

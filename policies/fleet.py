@@ -12,7 +12,7 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from events.log import RevisionGroup
-from policies import account, coverage, orders, pace, returns, touched
+from policies import account, counted, coverage, orders, pace, returns, touched
 from policies.account import CHANGES, key_of
 from policies.state import Fleet, Head, Replica, Request, Worker
 
@@ -201,6 +201,8 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
             handler = CHANGES.get(type(change))
             if handler is not None:
                 handler(worker, key_of(change.request, change.attempt), change)
+            if type(change) is v.RequestQueued:
+                counted.queued(fleet, change)
 
 
 # --- replicas ------------------------------------------------------------------------
@@ -279,6 +281,7 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
     opened = account.dispatch(worker, key, event)
     if opened and request is not None:
         request.places.append((worker.name, key))
+        counted.dispatched(request, worker, event)
 
 
 def _on_transport_observed(

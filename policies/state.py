@@ -18,9 +18,9 @@ class Attempt(Struct):
     """One attempt's share of its engine's load.
 
     `left`: prompt tokens not computed yet. `dispatched`: its `RouteDecided` was folded;
-    `queued`: the engine said it has it; `decoding`: its prefill is over; `ended`: the
-    request has its terminal event, only the engine's last word is awaited; `filled`: full
-    KV blocks it has.
+    `queued`: the engine said it has it, with so many `tokens`; `decoding`: its prefill is
+    over; `ended`: the request has its terminal event, only the engine's last word is
+    awaited; `filled`: full KV blocks it has.
     """
 
     request: str
@@ -31,6 +31,7 @@ class Attempt(Struct):
     decoding: bool = False
     ended: bool = False
     filled: int = 0
+    tokens: int = 0
 
 
 class Worker(Struct):
@@ -90,7 +91,9 @@ class Request(Struct):
     """A live request: accepted, no terminal event yet.
 
     `places`: (worker, attempt key) of its dispatches. `orphaned` counts the events that
-    left it without a gateway; the leader answers the first of them only.
+    left it without a gateway; the leader answers the first of them only. `counted`: prompt
+    tokens by an engine's count (0: no engine had it yet, -1: it has several choices), where
+    `prompt_tokens` may be its gateway's estimate.
     `worker`, `incarnation`: where its latest attempt went. `resumable`, `grace_ticks`: see
     `RequestArrived`; `claim`: the client's last return. An orphan that may be resumed is
     `due` at that tick, and `expired` at the one that found it so (0: not).
@@ -117,6 +120,7 @@ class Request(Struct):
     claim: str = ""
     due: int = 0
     expired: int = 0
+    counted: int = 0
 
 
 class Replica(Struct):

@@ -323,8 +323,9 @@ class _Asked:
         failed = f"{place[0]}:{place[1]}"
         lost = []
         for seen, arrival in self._log.interrupted[stream, *place]:
-            tokens = arrival.prompt_tokens + seen.delivered
-            tokens = checkpoints.tokens_lost(view, seen.request, tokens)
+            tokens = checkpoints.tokens_lost(
+                view, seen.request, arrival.prompt_tokens, seen.delivered
+            )
             lost.append(checkpoints.Lost(seen.request, seen.attempt, tokens, (failed,)))
         for choice in checkpoints.plan(view, *place, lost):
             self._note(

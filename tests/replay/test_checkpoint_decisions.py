@@ -142,7 +142,6 @@ def test_a_changed_policy_is_found(
         assert verify(groups, limit=1).divergences[0].what == "decision"
     with monkeypatch.context() as patch:
         patch.setitem(recovery_plan._ORDERS, "completion", recovery_plan._ORDERS["eq6"])
-        patch.setattr(checkpoints, "tokens_lost", lambda view, request, tokens: tokens)
         patch.setattr(checkpoints, "prefill_ns", lambda fleet, worker, unknown: 1)
         assert verify(groups, limit=1).divergences[0].what == "decision"
 

@@ -78,6 +78,8 @@ def test_all_that_may_leave_a_draining_worker_goes_where_it_was_planned(
         choice = goes[event.request, event.attempt]
         route = routes[event.request, event.attempt + 1]
         assert (route.cause, route.policy) == ("moved", "planned")
+        prompt = 40 + len(event.request)  # as the engines here count; arrivals say anything
+        assert prompt <= choice.tokens <= prompt + event.delivered
         assert route.worker == choice.options[choice.chosen].worker != "w0"
         assert not any(place.startswith("w0") for place in route.avoid), "no failure"
     holders = {(e.request, e.attempt): e for _, e in recorded(groups, v.HolderChosen)}
