@@ -1,14 +1,19 @@
-"""Between simulated gateways and simulated workers: what of the HTTP protocol has a meaning.
+"""Between simulated clients, gateways and workers: what of the HTTP protocol has a meaning.
 
-A gateway reaches a worker by the address its log record names, over `Wires`; bytes are not
-simulated, tokens are. A stream is told in stretches, not token by token.
+Whoever offers something serves it at an address (`host:port`, the host being the worker's or
+the replica's name) on the network; others reach it there by the address its log record names.
+Bytes are not simulated, tokens are. A stream is told in stretches, not token by token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec import Struct
+
+from chaos.sim.loop import Process
+from events.notice import Died
 
 
 class Dispatch(Struct, frozen=True):
@@ -82,4 +87,82 @@ class Endpoint(Protocol):
     def call(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """`GET /relume/state`, `POST /relume/handover`, `/relume/checkpoint`, ...: status and
         JSON of the answer."""
+        ...
+
+
+class Ask(Struct, frozen=True):
+    """A request as its client sends it to a gateway. `client_id` is its x-request-id; the other
+    fields are those of `Dispatch` and of the schedule's `Request`. `verdict`: how a cut of such
+    a request can be survived, as `gateway.classify` says of it."""
+
+    client_id: str
+    asked: str
+    prompt_tokens: int
+    output_tokens: int
+    verdict: str = "exact"
+    priority: int = 1
+    n: int = 1
+    prefix: tuple[int, ...] = ()
+    prefix_block: int = 0
+
+
+class Caller(Protocol):
+    """The client's end of a request. Called in the clients' process."""
+
+    def tokens(self, stretch: Stretch) -> None:
+        """More of the answer; times are those at which it left the engine or gateway."""
+        ...
+
+    def end(self, finish: str) -> None:
+        """The clean end."""
+        ...
+
+    def refused(self, status: int, message: str) -> None:
+        """An error, before or instead of the rest: status of the answer, or of an error event."""
+        ...
+
+    def cut(self) -> None:
+        """The connection broke without an end."""
+        ...
+
+
+class Door(Protocol):
+    """Where a gateway takes requests, in its process."""
+
+    def ask(self, what: Ask, caller: Caller) -> None:
+        """A client's request."""
+        ...
+
+    def flush(self, client_id: str) -> None:
+        """Tell now what of the answer is there."""
+        ...
+
+    def hang_up(self, client_id: str) -> None:
+        """The client closed its connection."""
+        ...
+
+
+class Board(Protocol):
+    """Where an agent tells of deaths, in its process (`events.notice`)."""
+
+    def listen(self, hear: Callable[[Died], None]) -> None:
+        """A replica listens from now on; it is greeted with the last death."""
+        ...
+
+
+class Net(Protocol):
+    """The network, as needed by whoever offers something on it."""
+
+    def serve(self, address: str, process: Process, what: Endpoint | Board | Door) -> None:
+        """From now on `what` answers at `address`, run in `process`."""
+        ...
+
+    def close(self, address: str) -> None:
+        """Nobody answers there any more (closed, or its process was killed): connections to it
+        are reset."""
+        ...
+
+    def door(self, address: str) -> Door:
+        """A gateway's door as clients see it: what is called on it travels. One that is not
+        there cuts the caller."""
         ...
