@@ -48,6 +48,8 @@ class Process:
         self.alive = True
         self.stopped = False
         self.clock_s = 0.0
+        self.at_death: list[Callable[[], None]] = []
+        """Called when it is killed: what its kernel does, not the process."""
         self.tasks: set[asyncio.Task[Any]] = set()
         self._loop = loop
         self._parked: list[asyncio.Handle] = []
@@ -78,12 +80,17 @@ class Process:
 
     def kill(self) -> None:
         """End it like SIGKILL does: nothing of it ever runs again."""
+        if not self.alive:
+            return
         self.alive = False
         self._parked.clear()
         for task in self.tasks:
             # Nobody will: not retrieved exceptions and pending tasks are no news.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self.tasks.clear()
+        at_death, self.at_death = self.at_death, []
+        for tell in at_death:
+            tell()
 
     def stop(self) -> None:
         """SIGSTOP: what becomes due lies until `go_on`."""

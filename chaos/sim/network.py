@@ -1,0 +1,350 @@
+"""The network between simulated processes: connections like TCP's, and datagrams.
+
+A process named `w0.engine` is on host `w0`. Links are named by their ends (a process, a host,
+or "" for anybody) and a kind: etcd, gateway (workers and control plane), holder (KV streams),
+client. `cut` stops what goes over such a link, in both directions or one; `shape` makes it
+slow or unreliable. What is cut lies in the sender's kernel and comes when the link is healed.
+
+A connection delivers in order; loss on it is delay. Its end is told by the peer's kernel: a
+process that dies resets its connections soon afterwards, unless the link is cut: then nobody
+hears anything. Processes that were stopped accept connections and say nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct, field
+
+from chaos.sim.doors import ClientDoor
+from chaos.sim.loop import Process, VirtualLoop
+from chaos.sim.ports import Door
+
+DELAY_S = 0.0001
+"""One way, at least; up to twice as long."""
+CLOSED_S = 0.02
+"""The kernel needs so long to close what a killed process had open."""
+RETRANSMIT_S = 0.2
+"""A lost segment of a connection comes so much later, twice as much each further time."""
+
+Lost = Callable[[str, str], None]
+
+
+class Refused(ConnectionRefusedError):
+    """Nobody listens at that address."""
+
+
+class Rule(Struct, eq=False):
+    """What holds for a link while it stands. Shares are between 0 and 1."""
+
+    one: str
+    other: str
+    kind: str
+    both: bool
+    cut: bool = False
+    delay_s: float = 0.0
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+
+
+class Way(Struct):
+    """One direction between two processes, all rules taken together."""
+
+    cut: bool = False
+    delay_s: float = DELAY_S
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+
+
+class Served(Struct):
+    """What answers at an address, and in which process."""
+
+    process: Process
+    what: Any
+    ends: dict[Any, None] = field(default_factory=dict)
+    """Its ends of connections made there."""
+
+
+def host_of(name: str) -> str:
+    """The host of a process, by its name; a host is its own."""
+    return name.partition(".")[0]
+
+
+class Wires:
+    """The one network of a run; `ports.Net` for those who offer something on it."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.served: dict[str, Served] = {}
+        self.messages = 0
+        """Messages sent so far, of connections and datagrams."""
+        self._random = random.Random(loop.random.random())
+        self._rules: list[Rule] = []
+        self._ways: dict[tuple[str, str, str], Way] = {}
+        self._held: dict[End, None] = {}
+        self._changed = asyncio.Event()
+        self._ends: dict[Process, dict[End, None]] = {}
+
+    # --- addresses -----------------------------------------------------------------------
+
+    def serve(self, address: str, process: Process, what: Any) -> None:
+        """`what` answers at `address` (`host:port`) from now on, in `process`; when that is
+        killed, nobody does."""
+        served = self.served[address] = Served(process, what)
+
+        def gone() -> None:
+            if self.served.get(address) is served:
+                del self.served[address]
+
+        process.at_death.append(gone)
+
+    def close(self, address: str) -> None:
+        """Nobody answers there any more; connections to it are reset."""
+        served = self.served.pop(address, None)
+        for end in served.ends if served is not None else ():
+            self.loop.call_later(CLOSED_S, end.shut, "reset", "connection reset by peer")
+
+    def door(self, address: str) -> Door:
+        """A gateway's door as clients see it: what is called on it travels."""
+        return ClientDoor(self, address)
+
+    # --- faults --------------------------------------------------------------------------
+
+    def cut(self, one: str, other: str = "", kind: str = "", both: bool = True) -> Rule:
+        """Let nothing through from `one` to `other` (and back, if `both`) until healed."""
+        return self.shape(Rule(one, other, kind, both, cut=True))
+
+    def shape(self, rule: Rule) -> Rule:
+        """Let `rule` hold until healed."""
+        self._rules.append(rule)
+        self._ways.clear()
+        return rule
+
+    def heal(self, rule: Rule) -> None:
+        """Take a rule away; what it held up goes on."""
+        if rule not in self._rules:
+            return
+        self._rules.remove(rule)
+        self._ways.clear()
+        held, self._held = self._held, {}
+        for end in held:
+            end.resend()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def way(self, sender: str, receiver: str, kind: str) -> Way:
+        """How things are from one process to another."""
+        key = sender, receiver, kind
+        found = self._ways.get(key)
+        if found is None:
+            found = self._ways[key] = Way()
+            for rule in self._rules:
+                if _applies(rule, sender, receiver, kind):
+                    found.cut = found.cut or rule.cut
+                    found.delay_s += rule.delay_s
+                    found.loss = max(found.loss, rule.loss)
+                    found.duplicate = max(found.duplicate, rule.duplicate)
+                    found.reorder = max(found.reorder, rule.reorder)
+        return found
+
+    # --- datagrams -----------------------------------------------------------------------
+
+    def post(
+        self, sender: Process, to: Process, kind: str, work: Callable[..., object], *args: Any
+    ) -> None:
+        """Run `work` in process `to`: perhaps never, twice, or after what is sent later."""
+        way = self.way(sender.name, to.name, kind)
+        draw = self._random.random
+        self.messages += 1
+        if way.cut or (way.loss and draw() < way.loss):
+            return
+        late = way.delay_s * (1 + draw())
+        if way.reorder and draw() < way.reorder:
+            late += 10 * way.delay_s * draw()
+        to.call_at(self.loop.time() + late, work, *args)
+        if way.duplicate and draw() < way.duplicate:
+            to.call_at(self.loop.time() + late + way.delay_s * draw(), work, *args)
+
+    # --- connections ---------------------------------------------------------------------
+
+    async def connect(self, near: Process, address: str, kind: str) -> tuple[End, Any]:
+        """A connection from `near`, and what answers there.
+
+        Raises Refused. Never returns while the link is cut: the caller has a time limit.
+        """
+        while True:
+            served = self.served.get(address)
+            there = served.process.name if served is not None else address.rpartition(":")[0]
+            out, back = self.way(near.name, there, kind), self.way(there, near.name, kind)
+            if out.cut or back.cut:
+                await self._changed.wait()
+                continue
+            await asyncio.sleep((out.delay_s + back.delay_s) * (1 + self._random.random()))
+            if self.way(near.name, there, kind).cut or self.way(there, near.name, kind).cut:
+                continue
+            served = self.served.get(address)
+            if served is None:
+                raise Refused(f"nobody listens at {address}")
+            return self.line(near, served, kind), served.what
+
+    def line(self, near: Process, there: Served, kind: str) -> End:
+        """A connection that is there at once; returns the near end, `peer` is the far one."""
+        one, other = End(self, near, kind), End(self, there.process, kind)
+        one.peer, other.peer = other, one
+        other.served = there
+        there.ends[other] = None
+        for end in (one, other):
+            ends = self._ends.get(end.process)
+            if ends is None:
+                ends = self._ends[end.process] = {}
+                end.process.at_death.append(lambda process=end.process: self._died(process))
+            ends[end] = None
+        return one
+
+    def _died(self, process: Process) -> None:
+        for end in self._ends.pop(process, {}):
+            self.loop.call_later(CLOSED_S, end.shut, "reset", "connection reset by peer")
+
+    def _forget(self, end: End) -> None:
+        ends = self._ends.get(end.process)
+        if ends is not None:
+            ends.pop(end, None)
+        if end.served is not None:
+            end.served.ends.pop(end, None)
+        self._held.pop(end, None)
+
+
+class End:
+    """One end of a connection. `lost(kind, detail)` is called in its process, once, when the
+    other side is gone (eof, reset); never after `close`."""
+
+    __slots__ = (
+        "_arrives",
+        "_coming",
+        "_skip",
+        "_waiting",
+        "_wires",
+        "closed",
+        "kind",
+        "lost",
+        "peer",
+        "process",
+        "served",
+    )
+    peer: End
+
+    def __init__(self, wires: Wires, process: Process, kind: str) -> None:
+        self._wires = wires
+        self.process = process
+        self.kind = kind
+        self.closed = False
+        self.lost: Lost = _nobody
+        self.served: Served | None = None
+        self._arrives = 0.0
+        self._coming: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._skip = 0
+        self._waiting: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time."""
+        return self._wires.loop.now_ns
+
+    def send(self, work: Callable[..., object], *args: Any) -> None:
+        """Run `work` at the other end, behind all that was sent before."""
+        if not self.closed:
+            self._send(work, args)
+
+    def close(self) -> None:
+        """Close it from this side; the other end hears eof behind what was sent."""
+        self.shut("eof", "closed by the peer")
+
+    def shut(self, kind: str, detail: str) -> None:
+        """Close it; the other end hears `kind`."""
+        if self.closed:
+            return
+        self.closed = True
+        self.lost = _nobody
+        self._wires._forget(self)
+        self._send(self.peer._ended, (kind, detail))
+
+    def finish(self) -> None:
+        """Both sides know that it is over; nobody hears of it."""
+        for end in (self, self.peer):
+            end.closed = True
+            end.lost = _nobody
+            self._wires._forget(end)
+
+    def look(self, work: Callable[..., object], *args: Any) -> None:
+        """Run `work` at the other end and take what it sends, all at once: how a stream whose
+        tokens are told late is brought up to date. Nothing where nothing would come."""
+        wires, peer = self._wires, self.peer
+        if self.closed or peer.closed or peer._waiting or not peer.process.alive:
+            return
+        if wires.way(peer.process.name, self.process.name, self.kind).cut:
+            return
+        peer.process.context.run(work, *args)
+        while self._coming and not self.closed:
+            self._skip += 1
+            next_work, next_args = self._coming.popleft()
+            next_work(*next_args)
+
+    def resend(self) -> None:
+        """The link may be healed."""
+        waiting, self._waiting = self._waiting, deque()
+        for work, args in waiting:
+            self._send(work, args)
+
+    def _send(self, work: Callable[..., object], args: tuple[Any, ...]) -> None:
+        wires, peer = self._wires, self.peer
+        wires.messages += 1
+        way = wires.way(self.process.name, peer.process.name, self.kind)
+        if way.cut or self._waiting:
+            self._waiting.append((work, args))
+            wires._held[self] = None
+            return
+        draw = wires._random.random
+        at = wires.loop.time() + way.delay_s * (1 + draw())
+        again = RETRANSMIT_S
+        while way.loss and draw() < way.loss and again < 30:
+            at, again = at + again, 2 * again
+        self._arrives = at = max(at, self._arrives)
+        peer._coming.append((work, args))
+        peer.process.call_at(at, peer._arrive)
+
+    def _arrive(self) -> None:
+        if self._skip:
+            self._skip -= 1
+            return
+        work, args = self._coming.popleft()
+        work(*args)
+
+    def _ended(self, kind: str, detail: str) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        lost, self.lost = self.lost, _nobody
+        self._wires._forget(self)
+        lost(kind, detail)
+
+
+def _nobody(kind: str, detail: str) -> None:
+    pass
+
+
+def _applies(rule: Rule, sender: str, receiver: str, kind: str) -> bool:
+    if rule.kind and rule.kind != kind:
+        return False
+    if _is(sender, rule.one) and _is(receiver, rule.other):
+        return True
+    return rule.both and _is(receiver, rule.one) and _is(sender, rule.other)
+
+
+def _is(process: str, end: str) -> bool:
+    return not end or end == process or end == host_of(process)
