@@ -12,9 +12,11 @@ the loop, so that a run is a function of its seed.
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import os
 import random
+import sys
 import time
 from asyncio.base_events import BaseEventLoop
 from collections.abc import Callable, Coroutine, Iterator
@@ -87,7 +89,8 @@ class Process:
         for task in self.tasks:
             # Nobody will: not retrieved exceptions and pending tasks are no news.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self.tasks.clear()
+        self._loop.bury(self.tasks)
+        self.tasks = set()
         at_death, self.at_death = self.at_death, []
         for tell in at_death:
             tell()
@@ -123,6 +126,7 @@ class VirtualLoop(BaseEventLoop):
         self.until_s = float("inf")
         self._now_s = 0.0
         self._pids = 1000
+        self._buried: list[set[asyncio.Task[Any]]] = []
         self.set_exception_handler(self._failed)
         self.failures: list[BaseException] = []
         """Exceptions nobody took; `run` raises the first."""
@@ -143,6 +147,23 @@ class VirtualLoop(BaseEventLoop):
     def process(self, name: str) -> Process:
         """A new process."""
         return Process(self, name)
+
+    def bury(self, tasks: set[asyncio.Task[Any]]) -> None:
+        """Keep what killed processes were doing: a coroutine that is let go of runs its
+        `finally` clauses."""
+        self._buried.append(tasks)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        super().close()
+        told, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            self._buried.clear()
+            self._ready.clear()
+            self._scheduled.clear()
+            gc.collect()
+        finally:
+            sys.unraisablehook = told
 
     def run(self, main: Coroutine[Any, Any, Result], until_s: float = float("inf")) -> Result:
         """Run `main` to its end, with clocks and randomness patched.

@@ -1,0 +1,351 @@
+"""The log's real writer, reader and leases on simulated etcd, and what strikes it."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+
+from chaos.sim.etcd import SimEtcd
+from chaos.sim.loop import VirtualLoop
+from chaos.sim.network import Wires
+from events import vocabulary as v
+from events.codec import decode_all
+from events.errors import LogUnavailable, StreamOwned
+from events.etcd.config import EtcdConfig
+from events.segment import Chain
+
+TTL_S = 8
+
+
+class World:
+    """A loop, a network and a cluster."""
+
+    def __init__(self, members=1, seed=7, **config):
+        self.loop = VirtualLoop(seed)
+        self.wires = Wires(self.loop)
+        names = [f"e{n}" for n in range(members)]
+        self.etcd = SimEtcd(self.loop, self.wires, names, EtcdConfig(lease_ttl_s=TTL_S, **config))
+
+    def run(self, name, work, until_s=3600.0):
+        """Run `work(process)` in a process of that name."""
+        process = self.loop.process(name)
+
+        async def main():
+            return await process.spawn(work(process))
+
+        return self.loop.run(main(), until_s)
+
+    def events(self, stream=""):
+        return [
+            event
+            for group in self.etcd.groups()
+            for segment in group.segments
+            if not stream or segment.stream == stream
+            for event in decode_all(segment.records)
+        ]
+
+    def chain(self):
+        chain = Chain()
+        for group in self.etcd.groups():
+            for segment in group.segments:
+                chain.check(segment)
+
+
+@pytest.fixture
+def world():
+    made = []
+
+    def make(**how):
+        made.append(World(**how))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.etcd.close()
+        each.loop.close()
+
+
+def ticks(events):
+    return [e.number for e in events if type(e) is v.Tick]
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_what_is_appended_is_read_in_order_by_who_follows_and_who_comes_late(world, members):
+    w = world(members=members)
+    followed = []
+
+    async def work(process):
+        async def follow():
+            async for group in w.etcd.reader(process).follow():
+                followed.append(group)
+
+        process.spawn(follow())
+        async with w.etcd.writer("r.r0", process) as writer:
+            for number in range(100):
+                writer.append(v.Tick(number, 0))
+                await asyncio.sleep(0.003)
+            await writer.flush(5)
+        await asyncio.sleep(1)
+        return await w.etcd.reader(process).read()
+
+    late = w.run("r0", work)
+    w.chain()
+    groups = w.etcd.groups()
+    assert ticks(w.events()) == list(range(100))
+    assert tuple(followed) == groups
+    assert tuple(late) == groups
+    assert [g.owners for g in groups if g.owners][-1] == (("r.r0", 0),)
+    assert len(groups) < 100  # events gather while one transaction is under way
+
+
+def test_an_append_takes_milliseconds(world):
+    w = world()
+    took = []
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            for number in range(20):
+                began = w.loop.time()
+                writer.append(v.Tick(number, 0))
+                await writer.flush(5)
+                took.append(w.loop.time() - began)
+                await asyncio.sleep(1)
+
+    w.run("r0", work)
+    assert 0.0005 < sorted(took)[10] < 0.003
+
+
+def test_an_outage_beyond_the_lease_resumes_the_stream_under_a_new_epoch(world):
+    w = world()
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            first = writer.epoch
+            writer.append(v.Tick(0, 0))
+            await writer.flush(5)
+            w.etcd.stop("e0")
+            for number in range(1, 15):
+                writer.append(v.Tick(number, 0))
+                await asyncio.sleep(1)
+            assert not writer.healthy
+            w.etcd.go_on("e0")
+            await writer.flush(30)
+            assert writer.epoch > first and writer.healthy
+
+    w.run("r0", work)
+    w.chain()
+    events = w.events()
+    assert ticks(events) == list(range(15))
+    assert [type(e) for e in events].count(v.StreamResumed) == 1
+    owners = [epoch for g in w.etcd.groups() for _, epoch in g.owners]
+    assert owners[1] == 0 and len(owners) == 4  # taken, lapsed, taken again, given back
+
+
+def test_an_acknowledgement_that_is_lost_lands_its_segment_once(world):
+    w = world()
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            cut = w.wires.cut("e0", "r0", both=False)
+            writer.append(v.Tick(0, 0))
+            await asyncio.sleep(3)
+            assert ticks(w.events()) == [0] and writer.durable == 0
+            w.wires.heal(cut)
+            writer.append(v.Tick(1, 0))
+            await writer.flush(10)
+
+    w.run("r0", work)
+    w.chain()
+    assert ticks(w.events()) == [0, 1]
+
+
+def test_a_writer_stopped_beyond_its_lease_is_fenced_when_it_goes_on(world):
+    w = world()
+    fenced = []
+
+    async def zombie(process):
+        async with w.etcd.writer("fleet", process) as writer:
+            writer.append(v.Tick(0, 0))
+            await writer.flush(5)
+            process.stop()
+            await asyncio.sleep(0.1)
+            writer.append(v.Tick(99, 0))
+            await writer.fenced()
+            fenced.append(writer.epoch)
+
+    async def work(process):
+        old = w.loop.process("r0")
+        task = old.spawn(zombie(old))
+        await asyncio.sleep(1)
+        async with w.etcd.writer("fleet", process, wait_s=60) as writer:
+            writer.append(v.Tick(1, 0))
+            await writer.flush(5)
+            old.go_on()
+            await asyncio.sleep(20)
+            writer.append(v.Tick(2, 0))
+            await writer.flush(5)
+        await task
+
+    w.run("r1", work)
+    w.chain()
+    assert fenced
+    assert ticks(w.events()) == [0, 1, 2]
+
+
+def test_what_a_killed_process_spooled_is_landed_by_its_successor(world):
+    w = world()
+
+    async def first(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            writer.append(v.Tick(0, 0))
+            await writer.flush(5)
+            w.etcd.stop("e0")
+            for number in range(1, 6):
+                writer.append(v.Tick(number, 0))
+                await asyncio.sleep(1)
+
+    async def work(_):
+        old = w.loop.process("r0")
+        old.spawn(first(old))
+        await asyncio.sleep(5.5)
+        old.kill()
+        w.etcd.go_on("e0")
+        new = w.loop.process("r0")
+
+        async def second():
+            async with w.etcd.writer("r.r0", new, wait_s=30) as writer:
+                assert writer.position == 7
+                await writer.flush(30)
+
+        await new.spawn(second())
+
+    w.run("test", work)
+    w.chain()
+    assert ticks(w.events()) == list(range(6))
+    assert any(type(e) is v.StreamResumed for e in w.events())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_losing_the_leader_loses_nothing_acknowledged(world, seed):
+    w = world(members=3, seed=seed)
+    landed = []
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            writer.on_landed(lambda told: landed.append(told.last))
+            for number in range(400):
+                writer.append(v.Tick(number, 0))
+                if number in (100, 250):
+                    gone = w.etcd.leader.name
+                    (w.etcd.kill if number == 100 else w.etcd.stop)(gone)
+                    began = w.loop.time()
+                    w.loop.call_later(6, w.etcd.start if number == 100 else w.etcd.go_on, gone)
+                    await writer.flush(20)
+                    assert 1.0 < w.loop.time() - began < 6
+                    await asyncio.sleep(10)
+                await asyncio.sleep(0.002)
+            await writer.flush(20)
+
+    w.run("r0", work)
+    w.chain()
+    assert ticks(w.events()) == list(range(400))
+    assert w.etcd.elections == 2 and landed[-1] >= 400
+
+
+def test_a_member_killed_and_started_again_keeps_what_it_had(world):
+    w = world()
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            for number in range(50):
+                writer.append(v.Tick(number, 0))
+                if number == 20:
+                    w.etcd.kill("e0")
+                    w.loop.call_later(3, w.etcd.start, "e0")
+                await asyncio.sleep(0.1)
+            await writer.flush(30)
+
+    w.run("r0", work)
+    w.chain()
+    assert ticks(w.events()) == list(range(50))
+
+
+def test_without_space_appends_wait_and_leases_live_on(world):
+    w = world()
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            epoch = writer.epoch
+            w.etcd.no_space = True
+            writer.append(v.Tick(0, 0))
+            await asyncio.sleep(20)
+            assert writer.state == "nospace"
+            with pytest.raises(LogUnavailable):
+                async with w.etcd.writer("other", process):
+                    pass
+            w.etcd.no_space = False
+            await writer.flush(10)
+            assert writer.epoch == epoch
+
+    w.run("r0", work)
+    assert ticks(w.events()) == [0]
+
+
+def test_a_slow_disk_slows_appends(world):
+    w = world()
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            w.etcd.slow("e0", 0.3)
+            began = w.loop.time()
+            writer.append(v.Tick(0, 0))
+            await writer.flush(5)
+            return w.loop.time() - began
+
+    assert w.run("r0", work) > 0.2
+
+
+def test_a_second_owner_is_refused_while_the_first_lives(world):
+    w = world()
+
+    async def work(process):
+        other = w.loop.process("r1")
+        async with w.etcd.writer("fleet", process):
+            with pytest.raises(StreamOwned, match="owned by r0"):
+                async with w.etcd.writer("fleet", other):
+                    pass
+        async with w.etcd.writer("fleet", other) as writer:
+            assert writer.healthy
+
+    w.run("r0", work)
+
+
+DIGEST = """
+import asyncio, hashlib
+from tests.sim.test_etcd import World
+from events import vocabulary as v
+w = World(members=3, seed=11)
+async def work(process):
+    async with w.etcd.writer("r.r0", process) as writer:
+        w.loop.call_later(1, lambda: w.etcd.kill(w.etcd.leader.name))
+        for number in range(2000):
+            writer.append(v.Tick(number, 0))
+            await asyncio.sleep(0.002)
+        await writer.flush(30)
+w.run("r0", work)
+print(hashlib.sha256(repr(w.etcd.groups()).encode()).hexdigest())
+w.etcd.close()
+"""
+
+
+def test_the_same_seed_gives_the_same_bytes_in_another_process():
+    digests = set()
+    for salt in ("0", "1", "12345"):
+        env = os.environ | {"PYTHONHASHSEED": salt}
+        told = subprocess.run(
+            [sys.executable, "-c", DIGEST], env=env, capture_output=True, text=True, check=True
+        )
+        digests.add(told.stdout)
+    assert len(digests) == 1
