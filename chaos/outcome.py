@@ -9,7 +9,7 @@ from msgspec import Struct
 from chaos.scenario.language import Scenario
 from chaos.scenario.schedule import Schedule
 from chaos.validators.records import ClientRecord
-from events.log import RevisionGroup
+from events.log import Landed, RevisionGroup
 
 Kind = Literal["sim", "live"]
 
@@ -42,7 +42,8 @@ class Outcome(Struct, frozen=True):
     """A run. `groups` is the whole log; `began_ms` is the wall time (as in `Segment.at_ms`)
     of its start, `ended_ns` its length. `drained`: the fleet had come to rest before the log
     was read, which I12 needs. `error` says why the run itself failed (stuck, out of time);
-    empty otherwise."""
+    empty otherwise. `landed` is what writers were told is durable, `commands` (id, principal)
+    of admin changes that were acknowledged, as far as somebody kept them (I13, I16)."""
 
     kind: Kind
     scenario: Scenario
@@ -54,3 +55,5 @@ class Outcome(Struct, frozen=True):
     ended_ns: int
     drained: bool
     error: str = ""
+    landed: tuple[Landed, ...] = ()
+    commands: tuple[tuple[str, str], ...] = ()

@@ -30,6 +30,13 @@ _plain = msgspec.msgpack.Decoder()
 encode: Callable[[Any], bytes] = _encoder.encode
 
 
+class Kept(tuple[bytes, ...]):
+    """Records of a segment whose events are kept when they are decoded first, for logs that
+    are read several times over."""
+
+    events: list[Any] | None = None
+
+
 def decode(record: bytes) -> Any:
     """The event in `record`.
 
@@ -42,7 +49,13 @@ def decode(record: bytes) -> Any:
 
 
 def decode_all(records: Sequence[bytes]) -> list[Any]:
-    """The events in `records`, in one call of the decoder. Raises as `decode` does."""
+    """The events in `records`, in one call of the decoder; not to be altered.
+
+    Raises as `decode` does."""
+    if type(records) is Kept:
+        if records.events is None:
+            records.events = decode_all(tuple(records))
+        return records.events
     if len(records) < 2:
         return [decode(record) for record in records]
     try:

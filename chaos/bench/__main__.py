@@ -16,7 +16,7 @@ from typing import Any
 
 BENCHES = (
     "startup", "failover-gap", "relay", "log", "replay", "shim-overhead", "checkpoint-overhead",
-    "restore", "recovery-ablation", "sim-speed",
+    "restore", "recovery-ablation", "sim-speed", "validators",
 )  # fmt: skip
 
 

@@ -3,20 +3,37 @@
 From the log: what was cut (a connection observed broken, an engine dead under it) gets
 its next first token, or an honest end, within `bound_ms`. From the clients: no gap in a
 completed stream is longer. Times are those of the segments, so hosts' clocks must agree
-to much better than the bound; one machine's do.
+to much better than the bound; one machine's do, and what a `Log` knows to have jumped is put
+right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from chaos.validators.records import ClientRecord, Course, Violation, courses, events_of
+from msgspec import Struct
+
+from chaos.validators.records import ClientRecord, Violation, courses, events_of
 from events import vocabulary as v
 from events.log import RevisionGroup
 
 PROMISE = "I10"
 BOUND_MS = 10_000
 """Stall bound (3 s), waiting for a worker that restarts, and recomputing."""
+
+
+class Recovery(Struct, frozen=True):
+    """One attempt that was cut. It was lost at `begun_ms`; `back_ms` is when the request went
+    on (its next first token, else the next cut or its end); -1: it never did. `resumed`: with
+    a token. Wall times as in `Segment.at_ms`."""
+
+    request: str
+    attempt: int
+    worker: str
+    kind: str
+    begun_ms: int
+    back_ms: int
+    resumed: bool
 
 
 def check(
@@ -26,6 +43,24 @@ def check(
 ) -> list[Violation]:
     """Recoveries that took too long or never ended."""
     out = []
+    for one in recoveries(groups):
+        if one.back_ms < 0:
+            text = f"attempt {one.attempt} was cut, and nothing followed"
+            out.append(Violation(PROMISE, one.request, text))
+        elif one.back_ms - one.begun_ms > bound_ms:
+            took = one.back_ms - one.begun_ms
+            text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound_ms} ms"
+            out.append(Violation(PROMISE, one.request, text))
+    for client in clients:
+        longest = max(client.gaps_ms, default=0.0)
+        if client.outcome == "completed" and longest > bound_ms:
+            text = f"its client waited {longest:.0f} ms between tokens, bound {bound_ms} ms"
+            out.append(Violation(PROMISE, client.request, text))
+    return out
+
+
+def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
+    """Every attempt in the log that was cut, and when its request went on."""
     first_tokens: dict[tuple[str, int], int] = {}
     died: dict[tuple[str, int], int] = {}
     for at in events_of(groups, "w."):
@@ -36,35 +71,14 @@ def check(
                 if type(change) is v.FirstToken:
                     first_tokens[change.request, change.attempt] = at.at_ms
     for course in courses(groups).values():
-        for text in _recoveries(course, first_tokens, died, bound_ms):
-            out.append(Violation(PROMISE, course.request, text))
-    for client in clients:
-        longest = max(client.gaps_ms, default=0.0)
-        if client.outcome == "completed" and longest > bound_ms:
-            text = f"its client waited {longest:.0f} ms between tokens, bound {bound_ms} ms"
-            out.append(Violation(PROMISE, client.request, text))
-    return out
-
-
-def _recoveries(
-    course: Course,
-    first_tokens: dict[tuple[str, int], int],
-    died: dict[tuple[str, int], int],
-    bound_ms: int,
-) -> list[str]:
-    texts = []
-    cuts = [at for at in course.events if type(at.event) is v.TransportObserved]
-    end_ms = course.ends[0].at_ms if course.ends else -1
-    for index, cut in enumerate(cuts):
-        event = cut.event
-        begun = min(cut.at_ms, died.get((event.worker, event.incarnation), cut.at_ms))
-        following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
-        back = first_tokens.get((course.request, event.attempt + 1), following)
-        if back < 0:
-            texts.append(f"attempt {event.attempt} was cut, and nothing followed")
-        elif back - begun > bound_ms:
-            texts.append(
-                f"took {back - begun} ms to recover from {event.kind} on {event.worker}, "
-                f"bound {bound_ms} ms"
-            )
-    return texts
+        cuts = [at for at in course.events if type(at.event) is v.TransportObserved]
+        end_ms = course.ends[0].at_ms if course.ends else -1
+        for index, cut in enumerate(cuts):
+            event = cut.event
+            begun = min(cut.at_ms, died.get((event.worker, event.incarnation), cut.at_ms))
+            following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
+            first = first_tokens.get((course.request, event.attempt + 1))
+            yield Recovery(
+                course.request, event.attempt, event.worker, event.kind, begun,
+                following if first is None else first, first is not None,
+            )  # fmt: skip

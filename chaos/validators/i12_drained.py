@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Violation
+from chaos.validators.records import ClientRecord, Violation, log_of
 from events.log import RevisionGroup
-from policies.fleet import apply_group
-from policies.state import Fleet, Holder, Worker
+from policies.state import Holder, Worker
 
 PROMISE = "I12"
 
@@ -20,9 +19,7 @@ def check(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], stopped: bool = False
 ) -> list[Violation]:
     """What is left over in the fold of the whole log."""
-    fleet = Fleet()
-    for group in groups:
-        apply_group(fleet, group)
+    fleet = log_of(groups).end
     out = [Violation(PROMISE, name, "is still live") for name in fleet.requests]
     for worker in fleet.workers.values():
         out += [Violation(PROMISE, worker.name, text) for text in _left(worker)]

@@ -58,6 +58,7 @@ def _restores(
     groups: Sequence[RevisionGroup],
 ) -> tuple[dict[Key, _Restore], set[tuple[str, str, int]]]:
     found: dict[Key, _Restore] = {}
+    of_life: dict[tuple[str, int], list[_Restore]] = {}
     several: set[tuple[str, str, int]] = set()
     lost: set[tuple[str, int]] = set()
     for at in events_of(groups, "w."):
@@ -68,6 +69,7 @@ def _restores(
                 several.add((worker, event.request, event.attempt))
             key = worker, event.incarnation, event.request, event.attempt
             found[key] = _Restore(at.revision, event)
+            of_life.setdefault(key[:2], []).append(found[key])
         elif kind in (v.RestoreDone, v.RestoreFailed):
             key = worker, event.incarnation, event.request, event.attempt
             if restore := found.get(key):
@@ -83,8 +85,8 @@ def _restores(
                 if restore.begun < 0 and (worker, event.incarnation) not in lost:
                     restore.begun = change.computed - change.tokens
         elif kind is v.EngineDied:
-            for (name, incarnation, _, _), restore in found.items():
-                restore.died |= (name, incarnation) == (worker, event.incarnation)
+            for restore in of_life.pop((worker, event.incarnation), ()):
+                restore.died = True
     return found, several
 
 

@@ -10,6 +10,7 @@ says it twice. A request that arrived and is not ended is a violation: ask when 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from chaos.validators.records import ClientRecord, Course, Violation, courses, events_of, of_clients
@@ -27,8 +28,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     """Violations in the log itself, then between log and clients."""
     found = courses(groups)
     out = [Violation(PROMISE, c.request, text) for c in found.values() for text in _ends(c)]
-    broken = {at.stream for at in events_of(groups, "r.") if type(at.event) is v.ReplicaStarted}
-    broken = {s for s in broken if _lives(groups, s) > 1} | _lost(groups)
+    broken = _broken(groups)
     for client, course in of_clients(found, clients):
         for text in _agreement(client, course, broken):
             out.append(Violation(PROMISE, client.request, text))
@@ -114,10 +114,11 @@ _OUTCOMES = {
 }
 
 
-def _lives(groups: Sequence[RevisionGroup], stream: str) -> int:
-    return sum(type(at.event) is v.ReplicaStarted for at in events_of(groups, stream))
-
-
-def _lost(groups: Sequence[RevisionGroup]) -> set[str]:
-    events = (at.event for at in events_of(groups, "fleet"))
-    return {f"r.{e.replica}" for e in events if type(e) is v.ReplicaLost}
+def _broken(groups: Sequence[RevisionGroup]) -> set[str]:
+    """Streams of replicas that were started again, or declared lost."""
+    lives = Counter(
+        at.stream for at in events_of(groups, "r.") if type(at.event) is v.ReplicaStarted
+    )
+    fleet = (at.event for at in events_of(groups, "fleet"))
+    lost = {f"r.{e.replica}" for e in fleet if type(e) is v.ReplicaLost}
+    return {stream for stream, count in lives.items() if count > 1} | lost

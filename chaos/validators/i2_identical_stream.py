@@ -1,15 +1,17 @@
 """I2: a request's token stream equals the fault-free one, where its verdict is exact.
 
 Compared are text, token ids, count and finish of every completed answer with those of
-an undisturbed request that asked the same. What the verdict calls sampled, replayed or
-restarted was not promised to be identical; what was disturbed must still be complete.
+an undisturbed request that asked the same; of an answer that was not completed, the token
+ids there are, as the beginning of it: how far it came is unknown. What the verdict calls
+sampled, replayed or restarted was not promised to be identical; what was disturbed must
+still be complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Violation, courses, of_clients
+from chaos.validators.records import THE_RUN, ClientRecord, Violation, courses, of_clients
 from events.log import RevisionGroup
 
 PROMISE = "I2"
@@ -26,10 +28,13 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     compared = eligible = 0
     for client, course in of_clients(courses(groups), clients):
         exact = course is None or course.arrived is None or course.arrived.event.verdict == "exact"
-        if client.outcome != "completed" or not client.asked or not exact:
-            continue
         reference = references.get(client.asked)
-        if reference is client:
+        if not client.asked or not exact or reference is client:
+            continue
+        if client.outcome != "completed":
+            if reference is not None and (at := _unlike(reference.tokens, client.tokens)) >= 0:
+                text = f"tokens differ from {reference.request} at {at}"
+                out.append(Violation(PROMISE, client.request, text))
             continue
         eligible += 1
         if reference is None:
@@ -38,8 +43,16 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
         for text in _differences(reference, client):
             out.append(Violation(PROMISE, client.request, text))
     if eligible and not compared:
-        out.append(Violation(PROMISE, "the run", f"none of {eligible} answers has a counterpart"))
+        out.append(Violation(PROMISE, THE_RUN, f"none of {eligible} answers has a counterpart"))
     return out
+
+
+def _unlike(reference: Sequence[int], beginning: Sequence[int]) -> int:
+    """Where `beginning` is not the beginning of `reference`; -1: it is, or nobody knows."""
+    if not reference or reference[: len(beginning)] == beginning:
+        return -1
+    pairs = enumerate(zip(reference, beginning, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), len(reference))
 
 
 def _differences(reference: ClientRecord, client: ClientRecord) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Violation
+from chaos.validators.records import THE_RUN, ClientRecord, Violation
 from controlplane.replay.verify import verify
 from events.log import RevisionGroup
 
@@ -28,7 +28,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
         for d in verdict.divergences
     ]
     if not verdict.contested:
-        out.append(Violation(PROMISE, "the run", "no decision had an alternative"))
+        out.append(Violation(PROMISE, THE_RUN, "no decision had an alternative"))
     if not verdict.hashes:
-        out.append(Violation(PROMISE, "the run", "no state hash was recorded"))
+        out.append(Violation(PROMISE, THE_RUN, "no state hash was recorded"))
     return out

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Violation, events_of
+from chaos.validators.records import ClientRecord, Violation, events_of, log_of
 from events import vocabulary as v
 from events.log import RevisionGroup
 from policies.checkpoints import sites
-from policies.fleet import apply_group
 from policies.placement import usable
 from policies.state import Fleet
 from policies.view import View
@@ -26,18 +25,20 @@ PROMISE = "I8"
 
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
     """Budgets that were exceeded, and holders beside their primary."""
+    log = log_of(groups)
     decided = sorted(
-        (at for at in events_of(groups, "r.") if type(at.event) is v.HolderChosen),
+        (at for at in events_of(log, "r.") if type(at.event) is v.HolderChosen),
         key=lambda at: at.event.basis.revision,
     )
     due = deque(decided)
     watch = _Account()
-    fleet = Fleet()
-    for group in groups:
+
+    def before(fleet: Fleet, group: RevisionGroup) -> None:
         while due and due[0].event.basis.revision < group.revision:
             watch.judge(fleet, due.popleft().event)
         watch.revision = group.revision
-        apply_group(fleet, group, lambda stream, _position, event: watch.seen(fleet, event))
+
+    fleet = log.fold(before, watch.seen)
     for at in due:
         watch.judge(fleet, at.event)
     watch.end()
@@ -59,7 +60,7 @@ class _Account:
     def _tell(self, about: str, detail: str, revision: int = 0) -> None:
         self.found.append(Violation(PROMISE, about, detail, revision or self.revision))
 
-    def seen(self, fleet: Fleet, event: object) -> None:
+    def seen(self, fleet: Fleet, _stream: str, event: object) -> None:
         if type(event) is v.StateDaemonStarted:
             self._settle(event.worker)
             self._shares[event.worker] = False
@@ -101,12 +102,13 @@ class _Account:
         primary = fleet.workers.get(event.primary)
         if primary is None:
             return
-        up = [site for site in sites(View("", fleet)) if usable(site)]
-        elsewhere = [site.worker for site in up if site.domain != primary.domain]
         for name in event.holders:
             holder = fleet.workers.get(name)
-            beside = holder is not None and holder.domain == primary.domain
-            if beside and (elsewhere or name == event.primary):
+            if holder is None or holder.domain != primary.domain:
+                continue
+            up = [site for site in sites(View("", fleet)) if usable(site)]
+            elsewhere = [site.worker for site in up if site.domain != primary.domain]
+            if elsewhere or name == event.primary:
                 others = ", ".join(elsewhere) or "nobody else"
                 self._tell(
                     event.request,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from events import vocabulary as v
-from events.codec import decode_all
+from events.codec import Kept, decode_all
 from events.log import RevisionGroup
+from policies.fleet import apply_group
+from policies.state import Fleet
+
+THE_RUN = "the run"
+"""What a violation is about that says only that there was nothing to judge by."""
 
 OUTCOMES = ("completed", "cancelled", "failed", "rejected", "cut")
 
@@ -109,6 +116,7 @@ class Course(Struct):
 
 def events_of(groups: Iterable[RevisionGroup], stream: str = "") -> Iterator[At]:
     """Every event (of one stream, or kind of stream when it ends in a dot), in order."""
+    clock = groups.clock if isinstance(groups, Log) else {}
     for group in groups:
         for segment in group.segments:
             if stream.endswith("."):
@@ -116,19 +124,91 @@ def events_of(groups: Iterable[RevisionGroup], stream: str = "") -> Iterator[At]
                     continue
             elif stream and segment.stream != stream:
                 continue
+            at_ms = clock.get((segment.stream, segment.seq), segment.at_ms)
             for position, event in enumerate(decode_all(segment.records), segment.first):
                 yield At(
                     group.revision,
                     segment.stream,
                     segment.epoch,
                     position,
-                    segment.at_ms,
+                    at_ms,
                     event,
                 )
 
 
+class Log(list[RevisionGroup]):
+    """A log that several validators look at: decoded once, folded once, its requests'
+    courses put together once, clocks that jumped put right (`At.at_ms`). It is not to be
+    altered."""
+
+    def __init__(self, groups: Iterable[RevisionGroup]) -> None:
+        super().__init__(
+            replace(
+                group, segments=tuple(replace(s, records=Kept(s.records)) for s in group.segments)
+            )
+            for group in groups
+        )
+        self._end: Fleet | None = None
+        self.clock = _clock(self)
+
+    @cached_property
+    def courses(self) -> dict[str, Course]:
+        """As `courses`."""
+        return _courses(self)
+
+    def fold(
+        self,
+        before: Callable[[Fleet, RevisionGroup], None],
+        seen: Callable[[Fleet, str, Any], None],
+    ) -> Fleet:
+        """Fold it all; `before` is called with each group ahead of it, `seen` with the stream
+        and each event behind it. The end is kept."""
+        fleet = Fleet()
+        for group in self:
+            before(fleet, group)
+            apply_group(fleet, group, lambda stream, _, event: seen(fleet, stream, event))
+        self._end = fleet
+        return fleet
+
+    @property
+    def end(self) -> Fleet:
+        """The fold of it all."""
+        if self._end is None:
+            self._end = Fleet()
+            for group in self:
+                apply_group(self._end, group)
+        return self._end
+
+
+_MOST_AHEAD_MS = 2000
+"""A worker's clock that is further ahead of the control plane's has jumped."""
+
+
+def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[str, int], int]:
+    """When segments of workers whose clocks ran ahead were written: no later than the next
+    segment of the control plane says. By stream and number; the others are not in it."""
+    times: dict[tuple[str, int], int] = {}
+    after = 0
+    for group in reversed(groups):
+        for segment in reversed(group.segments):
+            if not segment.stream.startswith("w."):
+                after = segment.at_ms
+            elif after and segment.at_ms > after + _MOST_AHEAD_MS:
+                times[segment.stream, segment.seq] = after
+    return times
+
+
+def log_of(groups: Sequence[RevisionGroup]) -> Log:
+    """`groups` as a `Log`, itself if it is one."""
+    return groups if isinstance(groups, Log) else Log(groups)
+
+
 def courses(groups: Iterable[RevisionGroup]) -> dict[str, Course]:
     """The course of every request in the log, by our id of it."""
+    return groups.courses if isinstance(groups, Log) else _courses(groups)
+
+
+def _courses(groups: Iterable[RevisionGroup]) -> dict[str, Course]:
     found: dict[str, Course] = {}
     for at in events_of(groups):
         event = at.event

@@ -1,0 +1,120 @@
+"""Validators bench: what judging a log costs, promise by promise, from 10^4 to 10^6 events.
+
+The log is a fleet's that loses engines (`chaos.bench.replay_log`), with checkpoints and
+restores between, and a client's record for each request. Each promise is timed in CPU time of
+this process as `check_all` asks it: the log is decoded, folded and put together by requests
+once, by whichever promise needs it first, so the sum is what counts; `decoding` is timed by
+itself before. Linear means: an event costs no more in a long log than in a short one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from typing import Any
+
+from chaos.bench.checkpoint_parts import figure
+from chaos.bench.replay import read
+from chaos.bench.replay_log import FleetLog
+from chaos.validators import CHECKS, untracked
+from chaos.validators.records import ClientRecord, Log, events_of
+from events import vocabulary as v
+
+DESCRIPTION = "judging logs of 10^4 to 10^6 events: time per event, promise by promise"
+SIZES = (10_000, 100_000, 1_000_000)
+MOST_GROWTH = 1.5
+"""An event of the longest log may cost so many times what one of the shortest does."""
+BUDGET = 1 << 40
+
+
+class WithCheckpoints(FleetLog):
+    """A log in which each attempt also restores something and is held somewhere."""
+
+    def write(self, records: int) -> None:
+        """As its parent, and to the end of the traffic."""
+        super().write(records)
+        self._concurrent = 0
+        while self._open:
+            self._round()
+
+    def _begin(self) -> None:
+        super()._begin()
+        for engine in self._engines:
+            started = v.StateDaemonStarted(engine.name, "b", 1, "", BUDGET)
+            self._tell(f"w.{engine.name}", started)
+
+    def _place(self, request: str, attempt: int, cause: str, prompt: int, delivered: int) -> None:
+        super()._place(request, attempt, cause, prompt, delivered)
+        worker = self._open[request].worker
+        engine = next(e for e in self._engines if e.name == worker)
+        life = engine.incarnation
+        started = v.RestoreStarted(life, request, 0, attempt, "unix:/s", 16)
+        done = v.RestoreDone(life, request, 0, attempt, "unix:/s", prompt, 999, 9)
+        held = v.CheckpointAcknowledged(worker, "b", request, 0, attempt, 1, 16, 640)
+        dropped = v.CheckpointDropped(worker, "b", request, 0, "finished")
+        self._tell(f"w.{worker}", started, done, held, dropped)
+
+
+def clients_of(log: Log) -> list[ClientRecord]:
+    """What clients would have written down of the completed requests of `log`."""
+    found = []
+    for at in events_of(log, "r."):
+        if type(at.event) is v.RequestEnded:
+            tokens = list(range(at.event.tokens))
+            record = ClientRecord(at.event.request, 200, "completed", "", len(tokens), "length")
+            record.tokens = record.starts = tokens
+            record.asked, record.undisturbed = "the same", len(found) < 3
+            found.append(record)
+    return found
+
+
+class NotJudged(RuntimeError):
+    """A sound log broke promises, so that no figure counts."""
+
+
+def judge(records: int, seed: int = 1) -> tuple[int, dict[str, float]]:
+    """Events of a log of about `records`, and CPU seconds of each promise on it.
+
+    Raises NotJudged.
+    """
+    made = WithCheckpoints(seed, 3, 16, 48)
+    made.write(records)
+    groups = read(made.data)
+    del made
+    clients = clients_of(Log(groups))
+    took: dict[str, float] = {}
+    gc.collect()
+    with untracked():
+        began = time.process_time()
+        log = Log(groups)
+        events = sum(1 for _ in events_of(log))
+        took["decoding"] = time.process_time() - began
+        for promise, check in CHECKS.items():
+            began = time.process_time()
+            found = check(log, clients)
+            took[promise] = time.process_time() - began
+            if found:
+                raise NotJudged(f"{found[0]}")
+    return events, took
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Run it as the docstring says; `--quick`: up to 10^5 events."""
+    parser = argparse.ArgumentParser(prog="validators", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="up to 10^5 events")
+    sizes = SIZES[:2] if parser.parse_args(argv).quick else SIZES
+    each: dict[int, dict[str, float]] = {}
+    figures: dict[str, Any] = {}
+    for size in sizes:
+        events, took = judge(size)
+        each[size] = {name: 1e6 * seconds / events for name, seconds in took.items()}
+        each[size]["all"] = sum(each[size].values())
+        figures[f"all_at_{size}"] = figure(each[size]["all"], "us/event", None, 2)
+    for name, us in each[sizes[-1]].items():
+        figures[f"{name}_at_{sizes[-1]}"] = figure(us, "us/event", None, 3)
+    grown = {name: us / max(each[sizes[0]][name], 0.05) for name, us in each[sizes[-1]].items()}
+    worst = max(grown, key=lambda name: grown[name])
+    figures["growth"] = figure(grown["all"], "ratio", MOST_GROWTH, 2)
+    figures[f"growth_of_{worst}"] = figure(grown[worst], "ratio", None, 2)
+    return {"bench": "validators", "met": grown["all"] <= MOST_GROWTH, "figures": figures}

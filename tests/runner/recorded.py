@@ -1,0 +1,78 @@
+"""An outcome made of a stored log of real workers: 56 streams, one engine killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from chaos.outcome import Fired, History, Outcome
+from chaos.scenario.language import Bound, Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
+from chaos.scenario.schedule import expand
+from chaos.validators.records import ClientRecord, Log, events_of
+from controlplane.replay.history import from_file
+from events import vocabulary as v
+from events.codec import encode
+from events.log import RevisionGroup
+from events.segment import GENESIS, pack, unpack
+
+PATH = Path(__file__).parents[1] / "replay" / "logs" / "engine-killed.rlog"
+MS = 1_000_000
+
+SCENARIO = Scenario(
+    name="recorded",
+    about="Streams over four workers, one engine killed.",
+    fleet=Fleet(workers=4, domains=4, checkpoint_mb=64),
+    traffic=Traffic(Burst(56, 1.0), Fixed(100, 150), requests=56),
+    faults=(Fault("engine-kill", When(at_s=1.0), "w0"),),
+    expect=(
+        Bound("requests", least=56),
+        Bound("faults_fired", least=1),
+        Bound("broken_streams", most=0),
+    ),
+)
+
+
+def outcome(**changes: Any) -> Outcome:
+    """What such a run left; `changes` to it."""
+    groups = tuple(from_file(PATH).groups)
+    log = Log(groups)
+    times = [s.at_ms for g in groups for s in g.segments]
+    arrivals = [at for at in events_of(log, "r.") if type(at.event) is v.RequestArrived]
+    ends = {at.event.request: at for at in events_of(log) if type(at.event) is v.RequestEnded}
+    dead = next(at for at in events_of(log) if type(at.event) is v.EngineDied)
+    schedule = expand(SCENARIO, 7)
+    histories = []
+    for request, at in zip(schedule.requests, arrivals, strict=True):
+        end = ends[at.event.request]
+        tokens = list(range(end.event.tokens))
+        record = ClientRecord(at.event.client_id, 200, "completed", "x", len(tokens), "length")
+        record.tokens = record.starts = tokens
+        record.asked, record.undisturbed = "the same", len(histories) < 2
+        record.gaps_ms = [end.event.longest_gap_us / 1000]
+        sent = (at.at_ms - times[0]) * MS
+        first = sent + end.event.ttft_us * 1000
+        last = (end.at_ms - times[0]) * MS
+        histories.append(History(request.name, record, sent, first, last))
+    struck = Fired("f0", "engine-kill", dead.event.worker, (dead.at_ms - times[0]) * MS)
+    made = Outcome(
+        "sim", SCENARIO, schedule, groups, tuple(histories), (struck,), times[0],
+        (times[-1] - times[0]) * MS, True,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def told(groups: tuple[RevisionGroup, ...], stream: str, *events: Any) -> tuple[RevisionGroup, ...]:
+    """The log with one transaction more: `events` in `stream`, under its owner's epoch."""
+    last = [s for g in groups for s in g.segments if s.stream == stream]
+    epoch = last[-1].epoch if last else groups[-1].revision + 1
+    seq, first, previous = (
+        (last[-1].seq + 1, last[-1].last + 1, last[-1].hash) if last else (1, 1, GENESIS)
+    )
+    records = [encode(event) for event in events]
+    at_ms = max(s.at_ms for g in groups for s in g.segments)
+    segment = unpack(pack(stream, epoch, seq, first, previous, records, at_ms))
+    revision = groups[-1].revision + 1
+    owners = () if last else ((stream, epoch),)
+    return (*groups, RevisionGroup(revision, (segment,), owners))

@@ -1,0 +1,187 @@
+"""A good run of real workers, altered so that exactly one promise is broken: that one is
+named, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from chaos.outcome import Outcome
+from chaos.validators import CHECKS, check_all, i13_durable, i16_admin_logged
+from chaos.validators.records import ClientRecord, Log, events_of
+from events import vocabulary as v
+from events.log import Landed
+from tests.runner.recorded import outcome, told
+
+
+@pytest.fixture(scope="module")
+def good() -> Outcome:
+    return outcome()
+
+
+def broken(run: Outcome) -> set[str]:
+    clients = [history.record for history in run.histories]
+    found = check_all(run.groups, clients)
+    found += i13_durable.check(run.groups, clients, run.landed)
+    found += i16_admin_logged.check(run.groups, clients, run.commands)
+    return {violation.promise for violation in found}
+
+
+def client(run: Outcome, at: int, **changes: object) -> Outcome:
+    """`run` with another record of its client number `at`."""
+    histories = list(run.histories)
+    histories[at] = replace(histories[at], record=replace(histories[at].record, **changes))
+    return replace(run, histories=tuple(histories))
+
+
+def more(run: Outcome, stream: str, *events: object) -> Outcome:
+    return replace(run, groups=told(run.groups, stream, *events))
+
+
+def event(run: Outcome, kind: type) -> v.Event:
+    return next(at.event for at in events_of(run.groups) if type(at.event) is kind)
+
+
+def i1(run: Outcome) -> Outcome:
+    return client(run, 5, outcome="failed", tokens=[], starts=[], token_count=0)
+
+
+def i2(run: Outcome) -> Outcome:
+    told = events_of(run.groups, "w.")
+    restored = {at.event.request for at in told if type(at.event) is v.RestoreStarted}
+    free = [
+        at.event.client_id
+        for at in events_of(run.groups)
+        if type(at.event) is v.RequestArrived and at.event.request not in restored
+    ]
+    at = next(i for i, h in enumerate(run.histories) if i > 5 and h.record.request in free)
+    tokens = [*run.histories[at].record.tokens]
+    tokens[-1] += 1
+    return client(run, at, tokens=tokens)
+
+
+def i2_cut(run: Outcome) -> Outcome:
+    """A client that left got a wrong token before."""
+    run = client(run, 5, outcome="cancelled", tokens=[0, 1, 3], starts=[0, 1, 2], token_count=3)
+    return run
+
+
+def i3(run: Outcome) -> Outcome:
+    starts = [*run.histories[5].record.starts]
+    starts[7] = starts[6]
+    return client(run, 5, starts=starts)
+
+
+def i4(run: Outcome) -> Outcome:
+    """An engine takes an attempt that was sent to another one."""
+    decided = event(run, v.RouteDecided)
+    other = next(w for w in ("w1", "w2", "w3") if w != decided.worker)
+    changes = v.RequestQueued(decided.request, 1, 5), v.EngineFinished(decided.request, 1, "-", 0)
+    return more(run, f"w.{other}", v.EngineStep(1, 1 << 30, 0, 0, 0, 0, 0, 0, changes))
+
+
+def i5(run: Outcome) -> Outcome:
+    """The last writer's lease had lapsed."""
+    *before, last = run.groups
+    lapsed = replace(before[-1], owners=((last.segments[0].stream, 0),))
+    return replace(run, groups=(*before[:-1], lapsed, last))
+
+
+def i6(run: Outcome) -> Outcome:
+    """The last segment is not the one that was written."""
+    *before, last = run.groups
+    segments = (replace(last.segments[0], at_ms=last.segments[0].at_ms + 1), *last.segments[1:])
+    return replace(run, groups=(*before, replace(last, segments=segments)))
+
+
+def i7(run: Outcome) -> Outcome:
+    """A state hash that is not the fold's."""
+    hashed = v.StateHashed(run.groups[-1].revision, bytes(16), bytes(16))
+    return more(run, "fleet", hashed)
+
+
+def i8(run: Outcome) -> Outcome:
+    daemon = event(run, v.StateDaemonReported)
+    figures = (("memory_used", 1 << 40),)
+    return more(
+        run, f"w.{daemon.worker}", v.StateDaemonReported(daemon.worker, daemon.boot, figures)
+    )
+
+
+def i10(run: Outcome) -> Outcome:
+    return client(run, 5, gaps_ms=[10_500.0])
+
+
+def i12(run: Outcome) -> Outcome:
+    return more(run, "w.w1", v.EngineStep(1, 1 << 30, 5, 0, 0, 0, 0, 3))
+
+
+def i13(run: Outcome) -> Outcome:
+    return replace(run, landed=(Landed("w.w1", 9, 100_000, 1, 2),))
+
+
+def i14(run: Outcome) -> Outcome:
+    """Restored in part, computed from behind that part on."""
+    started = event(run, v.RestoreStarted)
+    step = event(run, v.EngineStep)
+    request, life = "lone", step.incarnation
+    restore = v.RestoreStarted(life, request, 0, 1, started.holder, 64, 16)
+    failed = v.RestoreFailed(life, request, 0, 1, started.holder, 32, "corrupt")
+    chunk = v.EngineStep(
+        life, 1 << 30, 5, 0, 0, 0, 0, 0,
+        (v.PrefillChunkDone(request, 1, 20, 100), v.EngineFinished(request, 1, "-", 0)),
+    )  # fmt: skip
+    return more(run, "w.w1", restore, failed, chunk)
+
+
+def i15(run: Outcome) -> Outcome:
+    return more(run, "w.w1", v.EffectApplied("nobody's", 0))
+
+
+def i16(run: Outcome) -> Outcome:
+    """An acknowledged change that the log does not know."""
+    return replace(run, commands=(("c1", "root"),))
+
+
+MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
+    "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
+    "I7": (i7,), "I8": (i8,), "I10": (i10,), "I12": (i12,), "I13": (i13,), "I14": (i14,),
+    "I15": (i15,), "I16": (i16,),
+}  # fmt: skip
+
+
+def test_the_good_run_breaks_nothing(good: Outcome) -> None:
+    assert broken(good) == set()
+    assert len(good.histories) == 56
+
+
+def test_every_promise_there_is_has_a_mutation() -> None:
+    assert set(MUTATIONS) == set(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("promise", "mutate"), [(name, m) for name, ms in MUTATIONS.items() for m in ms]
+)
+def test_exactly_the_broken_promise_is_named(
+    good: Outcome, promise: str, mutate: Callable[[Outcome], Outcome]
+) -> None:
+    assert broken(mutate(good)) == {promise}
+
+
+def test_a_log_is_decoded_once(good: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(good.groups)
+    list(events_of(log))
+    monkeypatch.setattr("events.codec._many", None)
+    monkeypatch.setattr("events.codec._decoder", None)
+    assert check_all(log, [], ("I1", "I4", "I7", "I8", "I12", "I14")) == []
+
+
+def test_a_prefix_is_no_difference(good: Outcome) -> None:
+    """How much a client got whose connection broke is unknown; what it got is not."""
+    record = ClientRecord("q", 200, "cut", token_count=3, asked="the same", tokens=[0, 1, 2])
+    clients = [*(h.record for h in good.histories), record]
+    assert check_all(good.groups, clients, ("I2",)) == []
+    record.tokens = [0, 2]
+    assert [f.about for f in check_all(good.groups, clients, ("I2",))] == ["q"]
