@@ -13,6 +13,10 @@ _COMMANDS = {
     "demo": ("chaos.demo", "kill a worker under load, see that no client notices"),
     "bench": ("chaos.bench", "measure one thing: relume-chaos bench NAME"),
     "list": ("chaos.scenario list", "the named scenarios, and what is not yet applicable"),
+    "run": ("chaos.runner run", "run a scenario, simulated or --live, and judge it"),
+    "fuzz": ("chaos.runner fuzz", "run many seeds over many scenarios"),
+    "shrink": ("chaos.runner shrink", "make a failing scenario small"),
+    "report": ("chaos.runner report", "show a run that was kept, as text, JSON or a page"),
     "schedule": ("chaos.scenario schedule", "what a seed makes of a scenario"),
 }
 

@@ -117,6 +117,9 @@ FIGURES: Mapping[str, str] = {
 
 PROMISES = tuple(f"I{number}" for number in range(1, 17))
 
+PROMISE_NEEDS: Mapping[str, str] = {"I9": "policies.breaker", "I11": "policies.degradation"}
+"""The module of the feature without which a promise says nothing."""
+
 HARDWARE: Mapping[str, tuple[str, ...]] = {
     "tiny": ("cpu",),
     "qwen3-32b": ("rtxpro6000x2",),

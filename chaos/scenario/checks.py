@@ -31,7 +31,7 @@ Found = tuple[Path_, str, str]
 MOST_SPAN = 1_000_000
 """Seconds, or a count: more is a mistake."""
 
-_HOLDERS = frozenset(
+HOLDERS = frozenset(
     "holder-kill primary-and-holder-kill block-corrupt dram-budget stream-loss stream-duplicate "
     "stream-reorder".split()
 )
@@ -156,7 +156,7 @@ def _fault(fault: Fault, fleet: Fleet, at: Path_) -> Iterator[Found]:
         yield at, said, f"add `peer: ...`, one of {', '.join(kind.peers)}"
     if not kind.peers and fault.peer is not None:
         yield (*at, "peer"), f"{fault.what} is of no link", "delete it"
-    if (fault.what in _HOLDERS or fault.peer == "holder") and not fleet.checkpoint_mb:
+    if (fault.what in HOLDERS or fault.peer == "holder") and not fleet.checkpoint_mb:
         yield at, "strikes checkpoints, of which this fleet has none", "set fleet.checkpoint_mb"
     allowed = [*targets(kind.target, fleet), "any", "all", *kind.roles]
     if fault.when.at_s is None:

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from chaos.scenario import reading
-from chaos.scenario.catalogue import FAULTS, PROMISES, applicable
+from chaos.scenario import catalogue, reading
+from chaos.scenario.catalogue import FAULTS, PROMISE_NEEDS, PROMISES, applicable
 from chaos.scenario.language import Scenario
 from chaos.scenario.schedule import Planned, Request, Schedule
 from chaos.validators import CHECKS
@@ -105,3 +105,13 @@ def uncovered(scenarios: Mapping[str, Scenario]) -> list[str]:
     """Applicable faults that no scenario has."""
     had = {fault.what for scenario in scenarios.values() for fault in scenario.faults}
     return [name for name in FAULTS if applicable(name) and name not in had]
+
+
+def unjudged() -> list[str]:
+    """Promises whose feature exists and that no validator judges."""
+    return [
+        name
+        for name in PROMISES
+        if name not in CHECKS
+        and (name not in PROMISE_NEEDS or catalogue.exists(PROMISE_NEEDS[name]))
+    ]

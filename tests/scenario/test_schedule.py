@@ -169,6 +169,14 @@ def test_a_feature_that_appears_without_a_scenario_is_found(
     assert printing.uncovered(library) == []
 
 
+def test_a_promise_whose_feature_appears_without_a_validator_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert printing.unjudged() == []
+    monkeypatch.setattr(catalogue, "exists", lambda module: module == "policies.breaker")
+    assert printing.unjudged() == ["I9"]
+
+
 def test_what_is_not_applicable_is_marked(
     library: dict[str, Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:

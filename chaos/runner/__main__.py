@@ -1,0 +1,172 @@
+"""`relume-chaos run`, `fuzz`, `shrink` and `report`.
+
+Exit status 0: it passed; 1: something failed; 2: it proves nothing (inconclusive), or could
+not be run at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from chaos.runner import artifacts, telling, world
+from chaos.runner.cases import Case, case_of, fixed_yaml, scenario_yaml
+from chaos.runner.fuzzing import fuzz_command
+from chaos.runner.judge import judge
+from chaos.runner.reporting import report_command
+from chaos.runner.shrink import NotFailing, shrink, size_of
+from chaos.scenario.problems import ScenarioError
+from chaos.scenario.traces import TraceError
+from events.errors import LogError
+
+EXIT = {"passed": 0, "failed": 1, "inconclusive": 2}
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+def duration(text: str) -> float:
+    """Seconds, from `90`, `90s`, `5m` or `1h`. Raises argparse.ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 90s, 5m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def count(text: str) -> int:
+    """A whole number from 1. Raises argparse.ArgumentTypeError."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="relume-chaos", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    what = "a name of the library, a YAML file, a folder of an earlier run, or `composed`"
+
+    run = commands.add_parser("run", help="run a scenario and judge it")
+    run.add_argument("scenario", help=what)
+    run.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
+    run.add_argument("--live", action="store_true", help="with real processes")
+    run.add_argument("--out", type=Path, metavar="DIR", help="keep the run in this folder")
+    run.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    run.add_argument("--print", action="store_true", help="print the scenario, run nothing")
+    run.add_argument("--limit", type=duration, default=None, metavar="TIME",
+                     help="real time it may take (default 120s, live 10m)")  # fmt: skip
+
+    fuzz = commands.add_parser("fuzz", help="run many seeds over many scenarios")
+    fuzz.add_argument("--seeds", type=count, default=100, help="runs to make (default 100)")
+    fuzz.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    fuzz.add_argument("--scenarios", default="", metavar="A,B",
+                      help="these alone (default: the library, and composed)")  # fmt: skip
+    fuzz.add_argument("--jobs", type=count, default=os.cpu_count() or 1, help="processes")
+    fuzz.add_argument("--for", dest="for_s", type=duration, metavar="TIME", help="at most so long")
+    fuzz.add_argument("--limit", type=duration, default=60.0, metavar="TIME",
+                      help="real time a run may take (default 60s)")  # fmt: skip
+    fuzz.add_argument("--out", type=Path, default=Path(".relume/chaos"), metavar="DIR",
+                      help="where failures are kept (default %(default)s)")  # fmt: skip
+    fuzz.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+    small = commands.add_parser("shrink", help="make a failing scenario small")
+    small.add_argument("scenario", help=what)
+    small.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
+    small.add_argument("--for", dest="for_s", type=duration, default=600.0, metavar="TIME",
+                       help="at most so long (default 10m)")  # fmt: skip
+    small.add_argument("--limit", type=duration, default=60.0, metavar="TIME",
+                       help="real time a run may take (default 60s)")  # fmt: skip
+    small.add_argument("--out", type=Path, metavar="FILE", help="the small case's file")
+
+    report = commands.add_parser("report", help="show a run that was kept")
+    report.add_argument("folder", type=Path, metavar="RUN", help="its folder")
+    report.add_argument("--html", type=Path, metavar="FILE", help="one page with everything")
+    report.add_argument("--json", action="store_true", help="verdict and timeline as JSON")
+    return parser.parse_args(argv)
+
+
+def _run(given: argparse.Namespace) -> int:
+    case = case_of(given.scenario, given.seed)
+    if given.print:
+        print(scenario_yaml(case.scenario), end="")
+        return 0
+    _say(f"{case.scenario.name}, seed {case.schedule.seed}: {size_of(case)}")
+    if given.live:
+        with tempfile.TemporaryDirectory(prefix="relume-chaos-") as folder:
+            done = world.judged(lambda: world.live(case, Path(folder)), given.limit or 600.0)
+    else:
+        done = world.judged(lambda: world.simulate(case), given.limit or 120.0)
+    if done.verdict is None or done.run is None:
+        print("\n".join(("FAILED: the run could not be judged", *done.why)))
+        print(f"repeat: {case.command}")
+        return 1
+    command = case.command + (" --live" if given.live else "")
+    if given.out is not None:
+        artifacts.keep(given.out, done.run, done.verdict, command)
+        _say(f"kept in {given.out}")
+    if given.json:
+        print(msgspec.json.encode(done.verdict).decode())
+    else:
+        print("\n".join(telling.verdict_lines(done.verdict)))
+        print(f"took {done.took_s:.2f} s for {done.run.ended_ns / 1e9:.1f} s of the fleet")
+        print(f"repeat: {command}")
+    return EXIT[done.verdict.result]
+
+
+def _shrink(given: argparse.Namespace) -> int:
+    case = case_of(given.scenario, given.seed)
+    _say(f"{case.scenario.name}, seed {case.schedule.seed}: {size_of(case)}")
+
+    def attempt(smaller: Case) -> world.Judged:
+        return world.judged(lambda: world.simulate(smaller), given.limit)
+
+    try:
+        found = shrink(
+            case,
+            attempt,
+            time.monotonic() + given.for_s,
+            lambda runs, smaller: _say(f"run {runs}: {size_of(smaller)}"),
+        )
+    except NotFailing as error:
+        print(error, file=sys.stderr)
+        return 2
+    path = given.out or Path(f"{case.scenario.name}-{case.schedule.seed}.case.yaml")
+    note = f"breaks {found.target}: {found.judged.why[0] if found.judged.why else ''}"
+    path.write_text(fixed_yaml(found.case, note), encoding="utf-8")
+    print(scenario_yaml(found.case.scenario), end="")
+    print(f"\n{note}")
+    print(f"{size_of(found.case)}; {found.runs} runs" + ("" if found.complete else ", cut short"))
+    print(f"repeat: relume-chaos run {path}")
+    return 0
+
+
+def _report(given: argparse.Namespace) -> int:
+    outcome, run = artifacts.outcome_in(given.folder)
+    return report_command(outcome, run, judge(outcome), given.html, given.json)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command; what is wrong with its input goes to stderr."""
+    given = _arguments(argv)
+    work = {"run": _run, "fuzz": fuzz_command, "shrink": _shrink, "report": _report}
+    try:
+        return work[given.command](given)
+    except (ScenarioError, TraceError, artifacts.BadRun, world.NoWorld, LogError, OSError) as error:
+        _say(str(error))
+        return 2
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

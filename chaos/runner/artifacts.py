@@ -1,0 +1,143 @@
+"""A run in a folder: everything that judging and showing it again need.
+
+scenario.yaml   the scenario, every value
+schedule.json   what the seed made of it
+run.json        seed, commit, what it was, when, how long, its error
+log.rlog        the log, as `relume replay --log FILE [--debug]` opens it
+clients.jsonl   a client's history a line
+fired.json      the faults that really struck
+verdict.json
+"""
+
+from __future__ import annotations
+
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from chaos.outcome import Fired, History, Kind, Outcome
+from chaos.runner.cases import scenario_yaml
+from chaos.runner.judge import Verdict
+from chaos.scenario import reading
+from chaos.scenario.schedule import Schedule
+from controlplane.replay.store import StoredLog, save
+from events.errors import LogError
+from events.log import Landed, RevisionGroup
+
+ROOT = Path(__file__).parents[2]
+LOG = "log.rlog"
+
+
+class BadRun(Exception):
+    """A folder that holds no run, or a damaged one."""
+
+
+class Run(Struct, frozen=True):
+    """`run.json`. `log_error`: why the log could not be stored, if it could not."""
+
+    kind: Kind
+    seed: int
+    digest: str
+    commit: str
+    dirty: bool
+    relume: str
+    command: str
+    began_ms: int
+    ended_ns: int
+    drained: bool
+    error: str
+    log_error: str = ""
+    landed: tuple[Landed, ...] = ()
+    commands: tuple[tuple[str, str], ...] = ()
+
+
+def keep(folder: Path, run: Outcome, verdict: Verdict, command: str) -> None:
+    """Write `run` into `folder`, which is made; files of that name are replaced.
+
+    A log that does not fold is left out, and run.json says why. Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scenario.yaml").write_text(scenario_yaml(run.scenario), encoding="utf-8")
+    _write(folder / "schedule.json", run.schedule)
+    lines = b"".join(msgspec.json.encode(history) + b"\n" for history in run.histories)
+    (folder / "clients.jsonl").write_bytes(lines)
+    _write(folder / "fired.json", run.fired)
+    _write(folder / "verdict.json", verdict)
+    note = f"{run.scenario.name}, seed {run.schedule.seed}, {verdict.result}"
+    failure = ""
+    try:
+        save(folder / LOG, run.groups, None, f"chaos {run.kind}", note)
+    except LogError as error:
+        failure = f"{type(error).__name__}: {error}"
+    commit, dirty = checkout()
+    told = Run(
+        run.kind, run.schedule.seed, run.schedule.digest(), commit, dirty, _version(), command,
+        run.began_ms, run.ended_ns, run.drained, run.error, failure, run.landed, run.commands,
+    )  # fmt: skip
+    _write(folder / "run.json", told)
+
+
+def outcome_in(folder: Path) -> tuple[Outcome, Run]:
+    """The outcome kept in `folder`. Raises BadRun, ScenarioError, LogError, OSError."""
+    if not (folder / "run.json").is_file():
+        raise BadRun(f"{folder}: holds no run; give a folder that `relume-chaos run --out` wrote")
+    try:
+        run = msgspec.json.decode((folder / "run.json").read_bytes(), type=Run)
+        schedule = msgspec.json.decode((folder / "schedule.json").read_bytes(), type=Schedule)
+        fired = msgspec.json.decode((folder / "fired.json").read_bytes(), type=tuple[Fired, ...])
+        lines = (folder / "clients.jsonl").read_bytes().splitlines()
+        histories = tuple(msgspec.json.decode(line, type=History) for line in lines)
+    except msgspec.MsgspecError as error:
+        raise BadRun(f"{folder}: is damaged: {error}") from None
+    groups: tuple[RevisionGroup, ...] = ()
+    if not run.log_error:
+        with StoredLog(folder / LOG) as log:
+            groups = tuple(log.groups())
+    scenario = reading.load(folder / "scenario.yaml")
+    outcome = Outcome(
+        run.kind, scenario, schedule, groups, histories, fired, run.began_ms, run.ended_ns,
+        run.drained, run.error, run.landed, run.commands,
+    )  # fmt: skip
+    return outcome, run
+
+
+def verdict_in(folder: Path) -> Verdict:
+    """The verdict that was kept. Raises BadRun, OSError."""
+    try:
+        return msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Verdict)
+    except msgspec.MsgspecError as error:
+        raise BadRun(f"{folder}: verdict.json is damaged: {error}") from None
+
+
+def checkout() -> tuple[str, bool]:
+    """The commit this code is of, and whether files differ from it; empty: nobody knows."""
+    head = _git("rev-parse", "HEAD")
+    return head, bool(head and _git("status", "--porcelain", "--untracked-files=no"))
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version() -> str:
+    try:
+        return version("relume")
+    except PackageNotFoundError:
+        return "checkout"
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")

@@ -1,0 +1,118 @@
+"""What is to be run: a scenario with its schedule, from a name, a file, a seed or an earlier run.
+
+A fixed case is a YAML file that holds a schedule beside the scenario; nothing of it is drawn
+again. `shrink` writes such files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from msgspec import NODEFAULT, UNSET, Struct, to_builtins
+
+from chaos.runner.compose import COMPOSED, compose
+from chaos.scenario import reading
+from chaos.scenario.language import Scenario
+from chaos.scenario.problems import Problem, ScenarioError
+from chaos.scenario.schedule import Schedule, expand
+
+NOTE = "# A fixed case: the schedule is not drawn again. Repeat it: relume-chaos run FILE\n"
+
+
+class Case(Struct, frozen=True):
+    """A scenario and what a seed, or somebody by hand, made of it. `given` names it in commands;
+    `fixed`: its schedule stands in that file."""
+
+    given: str
+    scenario: Scenario
+    schedule: Schedule
+    fixed: bool = False
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        seed = "" if self.fixed else f" --seed {self.schedule.seed}"
+        return f"relume-chaos run {self.given}{seed}"
+
+
+def case_of(given: str, seed: int = 0) -> Case:
+    """The case of a named scenario, a scenario's file, a fixed case's file, the folder of an
+    earlier run (as it was, whatever the seed), or `composed`: a scenario drawn from the seed.
+
+    Raises ScenarioError, traces.TraceError, OSError.
+    """
+    if given == COMPOSED:
+        scenario = compose(seed)
+        return Case(given, scenario, expand(scenario, seed))
+    path = Path(given)
+    if path.is_dir():
+        scenario = reading.load(path / "scenario.yaml")
+        schedule = _schedule((path / "schedule.json").read_bytes(), given)
+        return Case(given, scenario, schedule, fixed=True)
+    path = reading.find(given)
+    text = path.read_text(encoding="utf-8")
+    if "\nschedule:" in text:
+        return parse_fixed(text, given, path.parent)
+    scenario = reading.parse(text, str(path), path.parent)
+    return Case(given, scenario, expand(scenario, seed, path.parent))
+
+
+def parse_fixed(text: str, given: str, folder: Path | None = None) -> Case:
+    """A fixed case from its YAML. Raises ScenarioError."""
+    try:
+        whole = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ScenarioError(given, [Problem(0, "", str(error), "mend the YAML")]) from None
+    if not isinstance(whole, dict) or set(whole) != {"scenario", "schedule"}:
+        remedy = "give `scenario:` and `schedule:`, nothing else"
+        raise ScenarioError(given, [Problem(1, "", "is no fixed case", remedy)])
+    scenario = reading.parse(yaml.safe_dump(whole["scenario"]), f"{given} (scenario)", folder)
+    return Case(given, scenario, _schedule(msgspec.json.encode(whole["schedule"]), given), True)
+
+
+def _schedule(data: bytes, given: str) -> Schedule:
+    try:
+        return msgspec.json.decode(data, type=Schedule)
+    except msgspec.MsgspecError as error:
+        remedy = "take one that `relume-chaos` wrote"
+        raise ScenarioError(given, [Problem(0, "schedule", str(error), remedy)]) from None
+
+
+def fixed_yaml(case: Case, note: str = "") -> str:
+    """`case` as the file of a fixed case; `note` heads it, a line each."""
+    head = "".join(f"# {line}\n" for line in note.splitlines())
+    whole = {"scenario": plain(case.scenario), "schedule": to_builtins(case.schedule)}
+    return NOTE + head + _dumped(whole)
+
+
+def scenario_yaml(scenario: Scenario) -> str:
+    """A scenario as it may stand in the library."""
+    return _dumped(plain(scenario))
+
+
+def _dumped(whole: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(whole, sort_keys=False, width=100, allow_unicode=True)
+
+
+def plain(value: Any) -> Any:
+    """A scenario, or a part of one, as YAML takes it, without what is at its default."""
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if not isinstance(value, Struct):
+        return value
+    found: dict[str, Any] = {}
+    config = value.__struct_config__
+    if config.tag_field:
+        found[config.tag_field] = config.tag
+    for field in msgspec.structs.fields(value):
+        here = getattr(value, field.name)
+        default = field.default
+        if default is NODEFAULT and field.default_factory is not NODEFAULT:
+            default = field.default_factory()
+        if default is NODEFAULT or default is UNSET or here != default:
+            found[field.name] = plain(here)
+    return found

@@ -1,0 +1,135 @@
+"""A scenario drawn from a seed: fleet, traffic and faults beyond those that people thought of.
+
+Only faults whose feature exists are drawn, and what each demands of the fleet is given. The
+bounds are few: what must hold of any run are the promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from random import Random
+
+from chaos.scenario.catalogue import FAULTS, PHASES, FaultKind, applicable
+from chaos.scenario.checks import HOLDERS, targets
+from chaos.scenario.language import (
+    Arrivals,
+    Bound,
+    Burst,
+    Closed,
+    Fault,
+    Fixed,
+    Fleet,
+    Poisson,
+    Prefixes,
+    Sampling,
+    Scenario,
+    Tier,
+    Traffic,
+    Uniform,
+    When,
+)  # fmt: skip
+
+COMPOSED = "composed"
+"""The name by which commands ask for such a scenario."""
+
+_AMOUNTS = {
+    "worker-slow": (2.0, 20.0), "reload-fails": (1, 3), "block-corrupt": (1, 32),
+    "dram-budget": (0.1, 0.8), "stream-loss": (0.01, 0.3), "stream-duplicate": (0.05, 0.5),
+    "stream-reorder": (0.05, 0.5), "disk-slow": (50, 2000), "clock-jump": (1, 7200),
+}  # fmt: skip
+_FEWEST = {"leader-stop": 2, "gateway-kill": 2}
+"""Control planes without which a fault only ends the service."""
+
+
+def compose(seed: int, without: Collection[str] = ()) -> Scenario:
+    """The scenario of `seed`; faults named in `without` are left out."""
+    rng = Random(f"compose:{seed}")
+    kinds = [name for name in FAULTS if applicable(name) and name not in without]
+    chosen = [rng.choice(kinds) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))] if kinds else []
+    fleet = _fleet(rng, chosen)
+    traffic = _traffic(rng)
+    return Scenario(
+        name=f"composed-{seed}",
+        about=f"Drawn from seed {seed}.",
+        fleet=fleet,
+        traffic=traffic,
+        faults=tuple(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
+        expect=(Bound("requests", least=traffic.requests),),
+    )
+
+
+def _fleet(rng: Random, faults: Collection[str]) -> Fleet:
+    workers = rng.choice((2, 3, 4, 4, 6, 8, 12))
+    held = bool(HOLDERS.intersection(faults)) or rng.random() < 0.7
+    control_planes = max([rng.choice((1, 2, 2, 3)), *(_FEWEST.get(f, 1) for f in faults)])
+    return Fleet(
+        workers=workers,
+        domains=rng.randint(2, workers),
+        control_planes=control_planes,
+        etcd=rng.choice((1, 3)),
+        checkpoint_mb=rng.choice((8, 64, 256)) if held else 0,
+    )
+
+
+def _traffic(rng: Random) -> Traffic:
+    arrivals: Arrivals = rng.choice(
+        (
+            Closed(rng.choice((2, 8, 16, 24)), (0.0, round(rng.uniform(0, 1), 2))),
+            Poisson(round(rng.uniform(1, 12), 2)),
+            Burst(rng.choice((4, 16, 32)), round(rng.uniform(1, 8), 2)),
+        )
+    )
+    prompt, output = rng.choice((16, 64, 300, 900)), rng.choice((8, 64, 192))
+    lengths = rng.choice(
+        (Fixed(prompt, output), Uniform((4, prompt), (2, output)), Uniform((16, 400), (64, 192)))
+    )
+    tiers = (Tier("default"),)
+    if rng.random() < 0.3:
+        tiers = (Tier("gold", 0.25, -5), Tier("free", 0.75, 5))
+    sampling = (Sampling(),)
+    if rng.random() < 0.4:
+        sampling = (Sampling(0.5), Sampling(0.25, 0.8, 0.95), Sampling(0.25, 1.0, seeded=False))
+    prefixes = None
+    if rng.random() < 0.3:
+        prefixes = Prefixes(rng.choice((1, 4)), rng.choice((16, 64)))
+    return Traffic(
+        arrivals, lengths, rng.choice((24, 48, 96, 160)), None, tiers, sampling, prefixes
+    )
+
+
+def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
+    when = _when(rng, kind)
+    allowed = ["any", "any", *kind.roles]
+    # Whom an event tells of is a worker or a request, never another kind of target.
+    if when.at_s is None and (kind.target == "request" or kind.target == "worker"):
+        allowed += ["subject", "subject"]
+    if kind.target == "worker" and kind.lasts != "no":
+        allowed.append("all")
+    if kind.target == "request":
+        allowed = ["subject"]
+    target = rng.choice(allowed)
+    if target == "any" and kind.target != "request" and rng.random() < 0.3:
+        target = rng.choice(targets(kind.target, fleet))
+    amount = None
+    if kind.amount is not None:
+        low, high = _AMOUNTS[name]
+        amount = float(rng.randint(low, high)) if isinstance(low, int) else rng.uniform(low, high)
+        amount = round(amount, 3)
+    peers = [p for p in kind.peers if p != "holder" or fleet.checkpoint_mb]
+    lasts = kind.lasts == "must" or (kind.lasts == "may" and rng.random() < 0.5)
+    return Fault(
+        what=name,
+        when=when,
+        target=target,
+        peer=rng.choice(peers) if peers else None,
+        for_s=round(rng.choice((0.5, 2, 5, 12, 20)) * rng.uniform(0.7, 1.3), 2) if lasts else None,
+        amount=amount,
+    )
+
+
+def _when(rng: Random, kind: FaultKind) -> When:
+    """At a time, or during a phase that every fleet comes through."""
+    if kind.target == "request" or rng.random() < 0.4:
+        phase = rng.choice([p for p in PHASES if p in ("prefill", "decode")])
+        return When(during=phase, nth=rng.randint(1, 24))
+    return When(at_s=round(rng.uniform(0.5, 9), 3))

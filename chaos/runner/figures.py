@@ -1,0 +1,62 @@
+"""Figures of a run (`chaos.scenario.catalogue.FIGURES`), from its clients and its log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from chaos.outcome import History, Outcome
+from chaos.validators.i10_recovery_bound import recoveries
+from chaos.validators.records import Log, courses
+
+MS = 1e6
+"""Nanoseconds in a millisecond."""
+
+
+def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
+    """Every figure by name; None where the run gives no value for it (nothing was lost, no
+    token came). A stream is broken that did not end with a whole answer, whoever ended it."""
+    histories = run.histories
+    ttft = [(h.first_ns - h.sent_ns) / MS for h in histories if h.first_ns is not None]
+    gaps = [max(h.record.gaps_ms) for h in histories if h.record.gaps_ms]
+    back = [float(one.back_ms - one.begun_ms) for one in recoveries(log) if one.resumed]
+    sent = [h.sent_ns for h in histories]
+    last = [h.last_ns for h in histories if h.last_ns is not None]
+    return {
+        "requests": len(histories),
+        "faults_fired": len({fired.name for fired in run.fired}),
+        "broken_streams": sum(h.record.outcome != "completed" for h in histories),
+        "moved_streams": _moved(log),
+        "ttft_ms_mean": mean(ttft),
+        "ttft_ms_p99": quantile(ttft, 0.99),
+        "tpot_ms_mean": mean([p for h in histories if (p := tpot_ms(h)) is not None]),
+        "gap_ms_p99": quantile(gaps, 0.99),
+        "recovery_ms_p99": quantile(back, 0.99),
+        "makespan_s": (max(last) - min(sent)) / 1e9 if last else None,
+    }
+
+
+def tpot_ms(history: History) -> float | None:
+    """Time per output token after the first; None: there were none."""
+    count = history.record.token_count
+    if history.first_ns is None or history.last_ns is None or count < 2:
+        return None
+    return (history.last_ns - history.first_ns) / MS / (count - 1)
+
+
+def _moved(log: Log) -> int:
+    return sum(
+        len({decision.worker for decision in course.decisions}) > 1
+        for course in courses(log).values()
+    )
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The arithmetic mean; None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of them do not exceed; None of nothing."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else None

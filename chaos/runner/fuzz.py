@@ -1,0 +1,154 @@
+"""Many seeds over many scenarios: which fail, and how to see each again.
+
+Seed after seed goes to scenario after scenario, so that N seeds are N runs. Of failures the
+folders are kept, of everything else only the counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from chaos.runner import pool, world
+from chaos.runner.artifacts import keep
+from chaos.runner.cases import case_of
+from chaos.runner.compose import COMPOSED
+from chaos.scenario import reading
+from chaos.scenario.catalogue import applicable
+from chaos.scenario.problems import ScenarioError
+from chaos.scenario.traces import TraceError
+
+
+class Asked(Struct, frozen=True):
+    """One run to be made. `limit_s` is real time; `folder`: where it goes if it fails."""
+
+    given: str
+    seed: int
+    limit_s: float
+    folder: Path | None
+
+    @property
+    def command(self) -> str:
+        return f"relume-chaos run {self.given} --seed {self.seed}"
+
+
+class Ran(Struct, frozen=True):
+    """What became of one: a verdict's result, its signature and reasons; `took_s` of real time,
+    `events` in its log, `virtual_s` it lasted."""
+
+    result: str
+    signature: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
+    took_s: float = 0.0
+    events: int = 0
+    virtual_s: float = 0.0
+    kept: bool = False
+
+
+class Tally(Struct):
+    """Runs of one scenario."""
+
+    runs: int = 0
+    passed: int = 0
+    failed: int = 0
+    inconclusive: int = 0
+    took_s: float = 0.0
+    events: int = 0
+    virtual_s: float = 0.0
+    failing: list[tuple[int, tuple[str, ...], str]] = field(default_factory=list)
+    """Seeds that failed, with the signature and the first reason."""
+    doubtful: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, seed: int, ran: Ran) -> None:
+        """Count one."""
+        self.runs += 1
+        self.took_s += ran.took_s
+        self.events += ran.events
+        self.virtual_s += ran.virtual_s
+        reason = ran.why[0] if ran.why else ""
+        if ran.result == "failed":
+            self.failed += 1
+            self.failing.append((seed, ran.signature, reason))
+        elif ran.result == "inconclusive":
+            self.inconclusive += 1
+            self.doubtful.append((seed, reason))
+        else:
+            self.passed += 1
+
+
+def usable(names: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """The scenarios to be run (all of the library and composed ones, if none are named), and
+    those left out because a feature of theirs does not exist yet. Raises ScenarioError."""
+    chosen = list(names) or [*reading.named(), COMPOSED]
+    waiting = []
+    for name in chosen:
+        if name == COMPOSED:
+            continue
+        path = reading.find(name)
+        if not all(applicable(fault.what) for fault in reading.load(path).faults):
+            waiting.append(name)
+    return [name for name in chosen if name not in waiting], waiting
+
+
+def asked(
+    names: Sequence[str], first: int, count: int, limit_s: float, out: Path | None
+) -> Iterator[Asked]:
+    """`count` runs: each seed with the next scenario."""
+    for seed in range(first, first + count):
+        name = names[(seed - first) % len(names)]
+        folder = None if out is None else out / f"{Path(name).stem}-{seed}"
+        yield Asked(name, seed, limit_s, folder)
+
+
+def one(given: Asked) -> Ran:
+    """Run and judge one case. Raises world.NoWorld."""
+    try:
+        case = case_of(given.given, given.seed)
+    except (ScenarioError, TraceError) as error:
+        return Ran("failed", (type(error).__name__,), (str(error),))
+    done = world.judged(lambda: world.simulate(case), given.limit_s)
+    run, verdict = done.run, done.verdict
+    kept = False
+    if verdict is not None and verdict.result == "failed" and given.folder is not None:
+        keep(given.folder, run, verdict, case.command)
+        kept = True
+    events = sum(len(s.records) for g in run.groups for s in g.segments) if run else 0
+    virtual_s = run.ended_ns / 1e9 if run else 0.0
+    return Ran(done.result, done.signature, done.why, done.took_s, events, virtual_s, kept)
+
+
+def fuzz(
+    runs: Iterator[Asked],
+    jobs: int,
+    for_s: float | None,
+    seen: Callable[[Asked, Ran, dict[str, Tally]], Any],
+) -> tuple[dict[str, Tally], str]:
+    """Make `runs` until they, or `for_s` seconds, are over, or somebody presses Ctrl-C; `seen`
+    is called with each. The tallies by scenario, and why it ended early (empty: it did not).
+    """
+    tallies: dict[str, Tally] = {}
+    until = None if for_s is None else time.monotonic() + for_s
+    late = False
+
+    def stop() -> bool:
+        nonlocal late
+        late = until is not None and time.monotonic() >= until
+        return late
+
+    made = pool.each(one, runs, jobs, stop)
+    early = ""
+    try:
+        for given, ran in made:
+            tallies.setdefault(given.given, Tally()).add(given.seed, ran)
+            seen(given, ran, tallies)
+    except KeyboardInterrupt:
+        early = "interrupted"
+    except (pool.Crashed, world.NoWorld) as error:
+        early = str(error)
+    finally:
+        made.close()  # type: ignore[attr-defined]
+    return tallies, early or ("time is over" if late else "")

@@ -1,0 +1,209 @@
+"""An outcome's verdict: promises, expectations, and whether the run proves anything.
+
+A run *failed* when a promise was broken, a bound was not met, or it ended with an error. It is
+*inconclusive* when nothing of that is so but too little traffic flowed, planned faults did not
+strike, or there was nothing to judge a promise by: it must not pass for a proof. What a
+client's broken connection leaves unknown is taken as unknown (`Verdict.unknown` counts it): the
+validators demand of such an answer only that what there is of it be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from chaos.outcome import Kind, Outcome
+from chaos.runner.figures import figures_of
+from chaos.scenario.catalogue import FAULTS, PROMISES, applicable
+from chaos.scenario.schedule import Planned
+from chaos.validators import CHECKS, i13_durable, i16_admin_logged, untracked
+from chaos.validators.records import THE_RUN, ClientRecord, Log, Violation
+
+Result = Literal["passed", "failed", "inconclusive"]
+OF_TRAFFIC = ("requests", "faults_fired")
+"""Figures whose lower bounds say what a run must have seen to prove anything."""
+MOST_TOLD = 50
+"""Violations kept of each promise."""
+
+
+class Expectation(Struct, frozen=True):
+    """A bound of the scenario, the figure's value (None: the run gave none), whether it holds."""
+
+    figure: str
+    value: float | None
+    least: float | None
+    most: float | None
+    met: bool
+
+
+class Struck(Struct, frozen=True):
+    """A planned fault: whom it struck and when (ns from the start). No times: it did not.
+    `needs` names the feature it waits for."""
+
+    name: str
+    what: str
+    target: str
+    at_ns: tuple[int, ...]
+    needs: str = ""
+
+
+class Verdict(Struct, frozen=True):
+    """What became of a run. `why` says in words why it did not pass. `judged` are the promises
+    looked at; `unproven` those of them, and why, that the run had nothing to show for;
+    `not_yet` are promises and faults whose feature does not exist. `broken` counts violations
+    by promise, also those that are too many to be told in `violations`."""
+
+    result: Result
+    kind: Kind
+    scenario: str
+    seed: int
+    digest: str
+    why: tuple[str, ...]
+    violations: tuple[Violation, ...]
+    broken: dict[str, int]
+    judged: tuple[str, ...]
+    unproven: tuple[str, ...]
+    not_yet: tuple[str, ...]
+    expectations: tuple[Expectation, ...]
+    figures: dict[str, float | None]
+    faults: tuple[Struck, ...]
+    unknown: int = 0
+    error: str = ""
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """What is wrong, in words that two runs of one failure share."""
+        missed = [e.figure for e in self.expectations if not e.met]
+        failed = [f"bound:{figure}" for figure in missed] if self.result == "failed" else []
+        return (*sorted(self.broken), *(("error",) if self.error else ()), *failed)
+
+
+def judge(run: Outcome) -> Verdict:
+    """The verdict of `run`. Raises LogError if its log cannot be read."""
+    log = Log(run.groups)
+    wanted = run.scenario.promises or PROMISES
+    judged = [name for name in wanted if name in CHECKS and (name != "I12" or run.drained)]
+    with untracked():
+        found = list(_violations(run, log, judged))
+        figures = figures_of(run, log)
+    # A validator that had nothing to look at says so of the run.
+    unproven = [f"{v.promise}: {v.detail}" for v in found if v.about == THE_RUN]
+    if "I12" in wanted and not run.drained:
+        unproven.append("I12: the fleet had not come to rest")
+    violations = [v for v in found if v.about != THE_RUN]
+    expectations = tuple(_expectations(run, figures))
+    faults = tuple(_faults(run))
+    broken: dict[str, int] = {}
+    for violation in violations:
+        broken[violation.promise] = broken.get(violation.promise, 0) + 1
+    missed = [e for e in expectations if not e.met]
+    bad = [*_broken(broken), *(_missed(e) for e in missed if not _thin(e))]
+    if run.error:
+        bad.append(f"the run itself: {run.error}")
+    thin = [*(_missed(e) for e in missed if _thin(e)), *_doubts(run, faults), *unproven]
+    return Verdict(
+        result="failed" if bad else "inconclusive" if thin else "passed",
+        kind=run.kind,
+        scenario=run.scenario.name,
+        seed=run.schedule.seed,
+        digest=run.schedule.digest(),
+        why=(*bad, *thin),
+        violations=tuple(_told(violations)),
+        broken=dict(sorted(broken.items())),
+        judged=tuple(judged),
+        unproven=tuple(unproven),
+        not_yet=tuple(not_yet()),
+        expectations=expectations,
+        figures=figures,
+        faults=faults,
+        unknown=sum(h.record.outcome == "cut" for h in run.histories),
+        error=run.error,
+    )
+
+
+def not_yet() -> list[str]:
+    """Promises without a validator and faults without their feature."""
+    promises = [name for name in PROMISES if name not in CHECKS]
+    faults = [f"{name} (needs {kind.needs})" for name, kind in FAULTS.items() if kind.needs]
+    return promises + [told for told in faults if not applicable(told.partition(" ")[0])]
+
+
+def _violations(run: Outcome, log: Log, judged: list[str]) -> Iterator[Violation]:
+    clients: list[ClientRecord] = [history.record for history in run.histories]
+    for name in judged:
+        if name == "I13":
+            yield from i13_durable.check(log, clients, run.landed)
+        elif name == "I16":
+            yield from i16_admin_logged.check(log, clients, run.commands)
+        else:
+            yield from CHECKS[name](log, clients)
+
+
+def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Expectation]:
+    for bound in run.scenario.expect:
+        value = figures.get(bound.figure)
+        met = value is not None
+        if value is not None and bound.least is not None:
+            met = met and value >= bound.least
+        if value is not None and bound.most is not None:
+            met = met and value <= bound.most
+        yield Expectation(bound.figure, value, bound.least, bound.most, met)
+
+
+def _thin(missed: Expectation) -> bool:
+    """Whether a bound that is not met says that too little happened."""
+    if missed.value is None:
+        return True
+    return missed.figure in OF_TRAFFIC and missed.least is not None and missed.value < missed.least
+
+
+def _missed(missed: Expectation) -> str:
+    if missed.value is None:
+        return f"{missed.figure} has no value"
+    bounds = [
+        f"{word} {bound:g}"
+        for word, bound in (("at least", missed.least), ("at most", missed.most))
+        if bound is not None
+    ]
+    return f"{missed.figure} is {missed.value:g}, not {' and '.join(bounds)}"
+
+
+def _broken(broken: dict[str, int]) -> Iterator[str]:
+    for promise, count in sorted(broken.items(), key=lambda item: int(item[0][1:])):
+        yield f"{promise} is broken" + (f" {count} times" if count > 1 else "")
+
+
+def _faults(run: Outcome) -> Iterator[Struck]:
+    for planned in run.schedule.faults:
+        hits = [fired for fired in run.fired if fired.name == planned.name]
+        targets = dict.fromkeys(fired.target for fired in hits)
+        needs = "" if planned.applicable else FAULTS[planned.what].needs or ""
+        yield Struck(
+            planned.name, planned.what, ", ".join(targets) or _target(planned),
+            tuple(fired.at_ns for fired in hits), needs,
+        )  # fmt: skip
+
+
+def _target(planned: Planned) -> str:
+    return f"{planned.target} to {planned.peer}" if planned.peer else planned.target
+
+
+def _doubts(run: Outcome, faults: tuple[Struck, ...]) -> Iterator[str]:
+    if not run.histories:
+        yield "no request was sent"
+    enough = any(b.figure == "faults_fired" and b.least is not None for b in run.scenario.expect)
+    for fault in faults:
+        if fault.needs:
+            yield f"{fault.name} {fault.what} is not yet applicable: needs {fault.needs}"
+        elif not fault.at_ns and not enough:
+            yield f"{fault.name} {fault.what} did not strike {fault.target}"
+
+
+def _told(violations: list[Violation]) -> Iterator[Violation]:
+    counts: dict[str, int] = {}
+    for violation in violations:
+        counts[violation.promise] = counts.get(violation.promise, 0) + 1
+        if counts[violation.promise] <= MOST_TOLD:
+            yield violation

@@ -1,0 +1,35 @@
+"""`relume-chaos report`: a kept run as text, JSON or a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from chaos.outcome import Outcome
+from chaos.runner.artifacts import Run
+from chaos.runner.judge import Verdict
+from chaos.runner.page import page
+from chaos.runner.telling import verdict_lines
+from chaos.runner.timeline import timeline
+
+EXIT = {"passed": 0, "failed": 1, "inconclusive": 2}
+
+
+def report_command(
+    outcome: Outcome, run: Run, verdict: Verdict, html: Path | None, as_json: bool
+) -> int:
+    """Show it; the exit status is the verdict's. Raises OSError, LogError."""
+    if html is not None:
+        html.write_text(page(timeline(outcome), verdict, run), encoding="utf-8")
+    if as_json:
+        whole = {"run": run, "verdict": verdict, "timeline": timeline(outcome)}
+        print(msgspec.json.encode(whole).decode())
+    elif html is not None:
+        print(html)
+    else:
+        print("\n".join(verdict_lines(verdict)))
+        dirty = " with changes" if run.dirty else ""
+        print(f"commit {run.commit or 'unknown'}{dirty}")
+        print(f"repeat: {run.command}")
+    return EXIT[verdict.result]

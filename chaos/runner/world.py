@@ -1,0 +1,75 @@
+"""Runs a case, in virtual time or with real processes, and judges what it leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from chaos.outcome import Outcome
+from chaos.runner import pool
+from chaos.runner.cases import Case
+from chaos.runner.judge import Verdict, judge
+from chaos.scenario.catalogue import exists
+
+
+class Judged(Struct, frozen=True):
+    """A run and its verdict; or neither, and what went wrong with the code that makes them:
+    then `signature` names the kind of failure and `why` tells it. `took_s`: real time."""
+
+    run: Outcome | None
+    verdict: Verdict | None
+    signature: tuple[str, ...]
+    why: tuple[str, ...]
+    took_s: float
+
+    @property
+    def result(self) -> str:
+        """As `Verdict.result`."""
+        return self.verdict.result if self.verdict is not None else "failed"
+
+
+class NoWorld(RuntimeError):
+    """There is nothing that could run a case this way."""
+
+
+def simulate(case: Case) -> Outcome:
+    """Run it in virtual time. Raises NoWorld."""
+    return _fleet("chaos.sim.fleet").run(case.scenario, case.schedule.seed, schedule=case.schedule)
+
+
+def live(case: Case, folder: Path) -> Outcome:
+    """Run it with real processes that keep their files in `folder`. Raises NoWorld."""
+    fleet = _fleet("chaos.live.fleet")
+    return fleet.run(case.scenario, case.schedule.seed, schedule=case.schedule, folder=folder)
+
+
+def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
+    """What `work` leaves, judged, within so much real time. A failure of our own code is a
+    failure of the run, told like one."""
+    began = time.monotonic()
+    run = None
+    try:
+        with pool.limited(limit_s):
+            run = work()
+            verdict = judge(run)
+    except NoWorld:
+        raise
+    except pool.TooLong as error:
+        return Judged(run, None, ("too long",), (str(error),), time.monotonic() - began)
+    except Exception as error:  # an edge: whatever it is, its seed must be told
+        kind = type(error).__name__
+        return Judged(run, None, (kind,), (pool.told(error),), time.monotonic() - began)
+    first = tuple(str(violation) for violation in verdict.violations[:1])
+    took = time.monotonic() - began
+    return Judged(run, verdict, verdict.signature, (*first, *verdict.why), took)
+
+
+def _fleet(module: str) -> Any:
+    if not exists(module):
+        raise NoWorld(f"{module} does not exist yet")
+    return import_module(module)

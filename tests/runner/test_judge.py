@@ -1,0 +1,211 @@
+"""Verdicts: what fails, what proves nothing, what passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from chaos.outcome import Outcome
+from chaos.runner import artifacts, figures, telling
+from chaos.runner.judge import Verdict, judge
+from chaos.scenario.catalogue import FIGURES
+from chaos.scenario.language import Bound, Fault, When
+from chaos.scenario.schedule import expand
+from chaos.validators import CHECKS
+from chaos.validators.records import Log, events_of
+from controlplane.cli import main as relume
+from events import vocabulary as v
+from events.log import Landed
+from tests.runner.recorded import SCENARIO, outcome, told
+
+
+@pytest.fixture(scope="module")
+def good() -> Outcome:
+    return outcome()
+
+
+def with_client(run: Outcome, at: int, **changes: Any) -> Outcome:
+    histories = list(run.histories)
+    histories[at] = replace(histories[at], record=replace(histories[at].record, **changes))
+    return replace(run, histories=tuple(histories))
+
+
+def expecting(run: Outcome, *bounds: Bound) -> Outcome:
+    return replace(run, scenario=replace(run.scenario, expect=bounds))
+
+
+def test_a_sound_run_passes_and_says_what_was_judged(good: Outcome) -> None:
+    verdict = judge(good)
+    assert verdict.result == "passed" and verdict.why == ()
+    assert set(verdict.judged) == set(CHECKS)
+    assert set(verdict.figures) == set(FIGURES)
+    assert verdict.faults[0].at_ns == (good.fired[0].at_ns,)
+    text = "\n".join(telling.verdict_lines(verdict))
+    assert "PASSED" in text and "kept      I1 I2" in text
+
+
+def test_a_broken_promise_fails_and_is_named(good: Outcome) -> None:
+    verdict = judge(with_client(good, 5, gaps_ms=[11_000.0]))
+    assert verdict.result == "failed"
+    assert verdict.signature == ("I10",)
+    assert "I10 is broken" in verdict.why
+    assert "11000 ms" in "\n".join(telling.verdict_lines(verdict))
+
+
+def test_a_bound_that_is_not_met_fails(good: Outcome) -> None:
+    verdict = judge(expecting(good, Bound("ttft_ms_mean", most=10)))
+    assert (verdict.result, verdict.signature) == ("failed", ("bound:ttft_ms_mean",))
+
+
+def test_an_error_of_the_run_fails(good: Outcome) -> None:
+    verdict = judge(replace(good, error="stuck: nobody can run", drained=False))
+    assert (verdict.result, verdict.signature) == ("failed", ("error",))
+    assert "I12" not in verdict.judged
+
+
+@pytest.mark.parametrize(
+    ("bounds", "says"),
+    [
+        ((Bound("requests", least=57),), "requests is 56, not at least 57"),
+        ((Bound("faults_fired", least=2),), "faults_fired is 1"),
+        ((Bound("recovery_ms_p99", most=1e9), Bound("requests", least=99)), "requests is 56"),
+    ],
+)
+def test_too_little_of_anything_proves_nothing(
+    good: Outcome, bounds: tuple[Bound, ...], says: str
+) -> None:
+    verdict = judge(expecting(good, *bounds))
+    assert verdict.result == "inconclusive"
+    assert verdict.signature == ()
+    assert any(says in reason for reason in verdict.why)
+
+
+def test_a_planned_fault_that_did_not_strike_proves_nothing(good: Outcome) -> None:
+    unhit = replace(expecting(good), fired=())
+    verdict = judge(unhit)
+    assert verdict.result == "inconclusive"
+    assert verdict.why == ("f0 engine-kill did not strike w0",)
+    # A scenario may say itself how many are enough.
+    assert judge(expecting(unhit, Bound("faults_fired", least=0))).result == "passed"
+
+
+def test_a_fault_whose_feature_does_not_exist_proves_nothing(good: Outcome) -> None:
+    scenario = replace(SCENARIO, faults=(Fault("weights-flipped", When(at_s=1.0), "w0"),))
+    schedule = expand(scenario, 7)
+    waiting = replace(schedule.faults[0], applicable=False)
+    run = replace(good, schedule=replace(schedule, faults=(waiting,)))
+    verdict = judge(run)
+    assert verdict.result == "inconclusive"
+    assert "not yet applicable" in verdict.why[0]
+
+
+def test_a_run_without_counterparts_or_rest_proves_nothing(good: Outcome) -> None:
+    alone = replace(
+        good,
+        histories=tuple(
+            replace(h, record=replace(h.record, undisturbed=False)) for h in good.histories
+        ),
+    )
+    verdict = judge(alone)
+    assert verdict.result == "inconclusive" and verdict.unproven[0].startswith("I2:")
+    restless = judge(replace(good, drained=False))
+    assert restless.result == "inconclusive" and "I12" in restless.why[0]
+
+
+def test_a_scenario_may_restrict_its_promises(good: Outcome) -> None:
+    run = replace(good, scenario=replace(good.scenario, promises=("I3",)))
+    assert judge(with_client(run, 5, gaps_ms=[11_000.0])).result == "passed"
+
+
+def test_an_unknown_end_is_counted_and_not_held_against_anybody(good: Outcome) -> None:
+    """The connection broke because the gateway died: the answer may have ended anyhow."""
+    cut = with_client(good, 9, outcome="cut", tokens=[0, 1], starts=[0, 1], token_count=2)
+    assert judge(cut).signature == ("I1", "bound:broken_streams")
+    lost = told(good.groups, "fleet", v.ReplicaLost("r0", 16))
+    verdict = judge(replace(expecting(cut), groups=lost))
+    assert (verdict.result, verdict.unknown) == ("passed", 1)
+    assert "how they ended is unknown" in "\n".join(telling.verdict_lines(verdict))
+
+
+def test_what_was_acknowledged_counts(good: Outcome) -> None:
+    verdict = judge(replace(good, landed=(Landed("w.w1", 9, 100_000, 1, 2),)))
+    assert verdict.signature == ("I13",)
+    assert judge(replace(good, commands=(("c", "root"),))).signature == ("I16",)
+
+
+def test_figures_are_the_clients_and_the_logs(good: Outcome) -> None:
+    found = figures.figures_of(good, Log(good.groups))
+    ttft = [(h.first_ns - h.sent_ns) / 1e6 for h in good.histories if h.first_ns]
+    assert found["ttft_ms_mean"] == pytest.approx(sum(ttft) / 56)
+    assert found["moved_streams"] == 14
+    assert 50 < (found["recovery_ms_p99"] or 0) < 1000
+    calm = replace(good, histories=(), fired=())
+    found = figures.figures_of(calm, Log(()))
+    assert found["requests"] == found["faults_fired"] == 0
+    assert found["ttft_ms_mean"] is found["recovery_ms_p99"] is found["makespan_s"] is None
+
+
+def test_quantiles() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert figures.quantile(values, 0.99) == 99
+    assert figures.quantile([3.0], 0.99) == 3
+    assert figures.quantile([], 0.5) is None
+
+
+def test_a_clock_that_jumped_is_put_right(good: Outcome) -> None:
+    """A worker's wall clock an hour ahead makes no recovery an hour long."""
+    groups = []
+    for group in good.groups:
+        segments = tuple(
+            replace(s, at_ms=s.at_ms + 3_600_000) if s.stream == "w.w1" else s
+            for s in group.segments
+        )
+        groups.append(replace(group, segments=segments))
+    last = max(s.at_ms for g in good.groups for s in g.segments)
+    assert max(at.at_ms for at in events_of(groups)) > last
+    put_right = [at for at in events_of(Log(groups)) if at.revision <= good.groups[-30].revision]
+    assert max(at.at_ms for at in put_right) <= last
+    run = replace(good, groups=tuple(groups), scenario=replace(SCENARIO, promises=("I10",)))
+    assert judge(run).result == "passed"
+
+
+def test_a_run_comes_back_from_its_folder(good: Outcome, tmp_path: Path) -> None:
+    verdict = judge(good)
+    artifacts.keep(tmp_path / "run", good, verdict, "relume-chaos run recorded --seed 7")
+    back, run = artifacts.outcome_in(tmp_path / "run")
+    assert back == good
+    assert artifacts.verdict_in(tmp_path / "run") == judge(back) == verdict
+    assert (run.seed, run.digest) == (7, good.schedule.digest())
+    assert run.commit == artifacts.checkout()[0]
+
+
+def test_relume_replay_opens_its_log(
+    good: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifacts.keep(tmp_path, good, judge(good), "x")
+    assert relume(["replay", "--log", str(tmp_path / "log.rlog"), "--verify"]) == 0
+    assert "every decision came out the same" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(artifacts.BadRun, match="holds no run"):
+        artifacts.outcome_in(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(artifacts.BadRun, match="damaged"):
+        artifacts.outcome_in(tmp_path)
+
+
+def test_a_log_that_does_not_fold_does_not_take_the_rest_with_it(
+    good: Outcome, tmp_path: Path
+) -> None:
+    bad = told(good.groups, "w.w1")
+    segment = bad[-1].segments[0]
+    broken = replace(bad[-1], segments=(replace(segment, records=(b"\x93nonsense",)),))
+    run = replace(good, groups=(*good.groups, broken))
+    verdict: Verdict = judge(good)
+    artifacts.keep(tmp_path, run, verdict, "x")
+    back, kept = artifacts.outcome_in(tmp_path)
+    assert kept.log_error and back.groups == () and back.histories == good.histories

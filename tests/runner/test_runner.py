@@ -1,0 +1,364 @@
+"""Cases, fuzzing, shrinking, reports and the commands, over a world made of a stored run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from msgspec.structs import replace
+
+from chaos.outcome import Outcome
+from chaos.runner import __main__ as command
+from chaos.runner import artifacts, fuzz, pool, shrink, world
+from chaos.runner.cases import Case, case_of, fixed_yaml, parse_fixed, scenario_yaml
+from chaos.runner.compose import compose
+from chaos.runner.judge import judge
+from chaos.runner.page import page
+from chaos.runner.timeline import timeline
+from chaos.scenario import reading
+from chaos.scenario.catalogue import FAULTS, applicable
+from chaos.scenario.problems import ScenarioError
+from tests.runner.recorded import outcome
+
+GOOD = outcome()
+
+
+def world_that_breaks(case: Case) -> Outcome:
+    """Any case passes, unless an engine is killed and request q00003 is among the requests and
+    there are two workers: then a promise is broken."""
+    kills = any(planned.what == "engine-kill" for planned in case.schedule.faults)
+    named = {request.name for request in case.schedule.requests}
+    gaps = [1.0]
+    if kills and "q00003" in named and len(case.schedule.workers) >= 2:
+        gaps = [99_000.0]
+    first = replace(GOOD.histories[0], record=replace(GOOD.histories[0].record, gaps_ms=gaps))
+    fired = tuple(replace(GOOD.fired[0], name=p.name) for p in case.schedule.faults)
+    return replace(
+        GOOD, scenario=replace(case.scenario, expect=()), schedule=case.schedule,
+        histories=(first, *GOOD.histories[1:]), fired=fired,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "simulate", world_that_breaks)
+
+
+# --- cases -----------------------------------------------------------------------------
+
+
+def test_composed_scenarios_are_sound_and_reach_every_applicable_fault() -> None:
+    had = set()
+    for seed in range(300):
+        scenario = compose(seed)
+        assert reading.parse(scenario_yaml(scenario)) == scenario
+        had |= {fault.what for fault in scenario.faults}
+    assert had == {name for name in FAULTS if applicable(name)}
+    assert compose(7) == compose(7) != compose(8)
+
+
+@pytest.mark.parametrize("name", reading.named())
+def test_the_library_survives_being_written(name: str) -> None:
+    path = reading.find(name)
+    scenario = reading.load(path)
+    assert reading.parse(scenario_yaml(scenario), folder=path.parent) == scenario
+
+
+def test_a_fixed_case_is_what_it_was(tmp_path: Path) -> None:
+    case = case_of("cascade", 3)
+    path = tmp_path / "small.yaml"
+    path.write_text(fixed_yaml(case, "a note\nof two lines"))
+    back = case_of(str(path), 99)
+    assert (back.scenario, back.schedule, back.fixed) == (case.scenario, case.schedule, True)
+    assert back.command == f"relume-chaos run {path}"
+    with pytest.raises(ScenarioError, match="no fixed case"):
+        parse_fixed("a: 1\nschedule: {}\n", "x")
+    whole = fixed_yaml(case).partition("\nschedule:")[0]
+    with pytest.raises(ScenarioError, match="schedule"):
+        parse_fixed(f"{whole}\nschedule: {{seed: 1}}\n", "x")
+
+
+# --- fuzz ------------------------------------------------------------------------------
+
+
+def tried(given: fuzz.Asked) -> fuzz.Ran:
+    return fuzz.one(given)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_fuzz_tells_who_failed_and_keeps_only_that(played: None, tmp_path: Path, jobs: int) -> None:
+    names, waiting = fuzz.usable(["calm", "engine-killed-in-decode", "weights-flipped"])
+    assert waiting == ["weights-flipped"]
+    runs = fuzz.asked(names, 0, 6, 30.0, tmp_path)
+    seen: list[int] = []
+    tallies, early = fuzz.fuzz(runs, jobs, None, lambda given, ran, _: seen.append(given.seed))
+    assert early == "" and sorted(seen) == list(range(6))
+    calm, killed = tallies["calm"], tallies["engine-killed-in-decode"]
+    assert (calm.runs, calm.passed, calm.failed) == (3, 3, 0)
+    assert (killed.failed, sorted(seed for seed, *_ in killed.failing)) == (3, [1, 3, 5])
+    assert killed.failing[0][1] == ("I10",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"engine-killed-in-decode-{seed}" for seed in (1, 3, 5)
+    ]
+    back, run = artifacts.outcome_in(tmp_path / "engine-killed-in-decode-3")
+    assert judge(back).signature == ("I10",)
+    assert run.command == "relume-chaos run engine-killed-in-decode --seed 3"
+
+
+def test_fuzz_ends_when_its_time_is_over(played: None) -> None:
+    runs = fuzz.asked(["calm"], 0, 10_000, 30.0, None)
+    tallies, early = fuzz.fuzz(runs, 1, 0.3, lambda *_: None)
+    assert early == "time is over" and 0 < tallies["calm"].runs < 10_000
+
+
+def test_a_failure_of_the_simulator_is_a_failure_of_its_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(case: Case) -> Outcome:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(world, "simulate", broken)
+    ran = fuzz.one(fuzz.Asked("calm", 1, 30.0, None))
+    assert (ran.result, ran.signature) == ("failed", ("RuntimeError",))
+    assert "no such thing (test_runner.py:" in ran.why[0]
+
+
+def test_a_run_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(case: Case) -> Outcome:
+        while True:
+            try:
+                time.sleep(0.01)
+            except Exception:  # not even this keeps it
+                pass
+
+    monkeypatch.setattr(world, "simulate", endless)
+    ran = fuzz.one(fuzz.Asked("calm", 1, 0.2, None))
+    assert (ran.result, ran.signature) == ("failed", ("too long",))
+
+
+def slowly(number: int) -> int:
+    Path(os.environ["RELUME_TEST_PIDS"], str(os.getpid())).touch()
+    time.sleep(0.05)
+    return number
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
+    code = (
+        "import itertools, sys\n"
+        "from chaos.runner import pool\n"
+        "from tests.runner.test_runner import slowly\n"
+        "try:\n"
+        "    for given, _ in pool.each(slowly, itertools.count(), 2, lambda: False):\n"
+        "        print(given, flush=True)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "RELUME_TEST_PIDS": str(tmp_path)},
+    )  # fmt: skip
+    assert child.stdout is not None
+    for _ in range(3):
+        assert child.stdout.readline().strip().isdecimal()
+    child.send_signal(signal.SIGINT)
+    out, _ = child.communicate(timeout=60)
+    assert out.endswith("interrupted\n") and child.returncode == 0
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def dies(number: int) -> int:
+    os._exit(3)
+
+
+def test_a_process_that_dies_is_told() -> None:
+    with pytest.raises(pool.Crashed):
+        list(pool.each(dies, range(5), 2, lambda: False))
+
+
+# --- shrink ----------------------------------------------------------------------------
+
+
+def test_minimal_lists_are_minimal() -> None:
+    for wanted in ({3}, {0, 19}, {2, 7, 11}, set()):
+        found = shrink.minimal(range(20), lambda kept, wanted=wanted: wanted <= set(kept))
+        assert set(found) == wanted
+
+
+def test_a_failure_shrinks_to_what_it_needs(played: None) -> None:
+    case = case_of("cascade", 3)
+    tries: list[Case] = []
+
+    def attempt(smaller: Case) -> world.Judged:
+        tries.append(smaller)
+        return world.judged(lambda: world.simulate(smaller), 30.0)
+
+    found = shrink.shrink(case, attempt, time.monotonic() + 60)
+    assert found.complete and found.target == "I10"
+    small = found.case.schedule
+    assert [request.name for request in small.requests] == ["q00003"]
+    assert len(small.faults) == 1 and small.faults[0].what == "engine-kill"
+    assert len(small.workers) == found.case.scenario.fleet.workers == 2
+    assert len(found.case.scenario.faults) == 1
+    assert small.requests[0].prompt_tokens <= 4 >= small.requests[0].output_tokens
+    assert len(tries) < 120
+    # A file of it fails the same way.
+    back = parse_fixed(fixed_yaml(found.case), "x")
+    assert judge(world.simulate(back)).signature == ("I10",)
+
+
+def test_who_followed_a_request_that_is_gone_follows_the_one_before() -> None:
+    case = case_of("cascade", 3)
+    requests = case.schedule.requests
+    last = requests[-1]
+    assert last.after is not None
+    kept = [requests[0], last]
+    joined = shrink.with_requests(case, kept).schedule.requests
+    chain = [last.after]
+    while (at := next(r for r in requests if r.name == chain[-1])).after:
+        chain.append(at.after)
+    if requests[0].name in chain:
+        assert joined[1].after == requests[0].name
+    else:
+        assert joined[1].after is None and joined[1].at_ns is not None
+
+
+def test_what_passes_is_not_shrunk(played: None) -> None:
+    with pytest.raises(shrink.NotFailing, match="passed"):
+        attempt = lambda case: world.judged(lambda: world.simulate(case), 30.0)  # noqa: E731
+        shrink.shrink(case_of("calm"), attempt, time.monotonic() + 60)
+
+
+# --- reports ---------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """Every tag is closed where it should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.add(tag)
+        assert not {"src", "href"} & {name for name, _ in attrs}, "the page needs nothing else"
+        if tag not in ("meta", "rect", "line", "circle", "polyline"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("rect", "line", "circle", "polyline"):
+            return
+        assert self.open.pop() == tag
+
+
+def test_the_page_shows_the_run_and_needs_nothing_else(tmp_path: Path) -> None:
+    artifacts.keep(tmp_path, GOOD, judge(GOOD), "relume-chaos run recorded --seed 7")
+    outcome_, run = artifacts.outcome_in(tmp_path)
+    html = page(timeline(outcome_), judge(outcome_), run)
+    tags = Tags()
+    tags.feed(html)
+    assert tags.open == [] and "script" not in tags.seen
+    assert not re.search(r"https?:|@import|url\(", html)
+    for svg in re.findall(r"<svg.*?</svg>", html, re.S):
+        ElementTree.fromstring(svg)
+    for said in ("f0 engine-kill", "RecoveryPlanned", "relume-chaos run recorded --seed 7", "w3"):
+        assert said in html
+    assert html.count("<circle") == 2 * 56
+
+
+def test_the_timeline_holds_lives_attempts_and_decisions() -> None:
+    told = timeline(GOOD)
+    lanes = {lane.name: lane for lane in told.workers}
+    first, second = lanes["w0"].lives
+    assert first.to_ms is not None and second.from_ms >= first.to_ms
+    lost = [a for lane in told.workers for a in lane.attempts if a.end == "engine died"]
+    again = [a for lane in told.workers for a in lane.attempts if a.attempt == 2]
+    assert len(lost) == len(again) == 14
+    assert all(a.restored for a in again)
+    assert sum(len(lane.attempts) for lane in told.workers) == 70
+    assert sum(request.interrupted for request in told.requests) == 14
+    kinds = {decision.kind for decision in told.decisions}
+    assert {"RouteDecided", "HolderChosen", "RecoveryPlanned"} <= kinds
+    for lane in told.workers:
+        for row in range(lane.rows):
+            spans = sorted((a.from_ms, a.to_ms or 1e12) for a in lane.attempts if a.row == row)
+            assert all(a[1] <= b[0] for a, b in pairwise(spans))
+
+
+# --- commands --------------------------------------------------------------------------
+
+
+def test_run_says_how_it_went(
+    played: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["run", "calm", "--seed", "2"]) == 0
+    assert "PASSED" in capsys.readouterr().out
+    out = tmp_path / "kept"
+    assert command.main(["run", "cascade", "--seed", "3", "--out", str(out)]) == 1
+    text = capsys.readouterr().out
+    assert "BROKEN    I10" in text and "repeat: relume-chaos run cascade --seed 3" in text
+    assert command.main(["run", "cascade", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["broken"] == {"I10": 1}
+    assert command.main(["report", str(out), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"]["result"] == "failed"
+    assert command.main(["report", str(out), "--html", str(tmp_path / "x.html")]) == 1
+    assert (tmp_path / "x.html").read_text().startswith("<!DOCTYPE html>")
+    assert command.main(["run", str(out)]) == 1, "a kept run is a case"
+    capsys.readouterr()
+    assert command.main(["run", "composed", "--seed", "4", "--print"]) == 0
+    assert reading.parse(capsys.readouterr().out) == compose(4)
+
+
+def test_what_cannot_be_run_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert command.main(["run", "calmm"]) == 2
+    assert "did you mean calm?" in capsys.readouterr().err
+    assert command.main(["report", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    monkeypatch.setattr(world, "exists", lambda module: False)
+    assert command.main(["run", "calm"]) == 2
+    assert "chaos.sim.fleet does not exist yet" in capsys.readouterr().err
+
+
+def test_fuzz_and_shrink_from_the_command_line(
+    played: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenarios = "calm,cascade"
+    given = ["fuzz", "--seeds", "4", "--jobs", "1", "--scenarios", scenarios]
+    assert command.main([*given, "--out", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "relume-chaos run cascade --seed 1" in captured.out
+    assert "4 runs in" in captured.out and "2 passed, 2 failed" in captured.out
+    assert "FAILED cascade seed 1" in captured.err
+    assert command.main([*given[:-1], "calm", "--out", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scenarios"]["calm"]["passed"] == 4
+    path = tmp_path / "small.yaml"
+    assert command.main(["shrink", "cascade", "--seed", "1", "--out", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "2 workers" in text and f"repeat: relume-chaos run {path}" in text
+    assert command.main(["run", str(path)]) == 1
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1h", 3600)])
+def test_times_on_the_command_line(given: str, seconds: float) -> None:
+    assert command.duration(given) == seconds
+    for wrong in ("0", "-3", "x", "3d"):
+        with pytest.raises(Exception, match="is no time"):
+            command.duration(wrong)
