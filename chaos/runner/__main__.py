@@ -10,7 +10,6 @@ import argparse
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,8 +96,8 @@ def _run(given: argparse.Namespace) -> int:
         return 0
     _say(f"{case.scenario.name}, seed {case.schedule.seed}: {size_of(case)}")
     if given.live:
-        with tempfile.TemporaryDirectory(prefix="relume-chaos-") as folder:
-            done = world.judged(lambda: world.live(case, Path(folder)), given.limit or 600.0)
+        folder = given.out / "processes" if given.out is not None else None
+        done = world.judged(lambda: world.live(case, folder), given.limit or 600.0)
     else:
         done = world.judged(lambda: world.simulate(case), given.limit or 120.0)
     if done.verdict is None or done.run is None:

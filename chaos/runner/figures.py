@@ -15,8 +15,9 @@ MS = 1e6
 
 def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
     """Every figure by name; None where the run gives no value for it (nothing was lost, no
-    token came). A stream is broken that did not end with a whole answer, whoever ended it."""
-    histories = run.histories
+    token came). A stream is broken that did not end with a whole answer, whoever ended it.
+    What only shows what answers should be is not counted."""
+    histories = real(run)
     ttft = [(h.first_ns - h.sent_ns) / MS for h in histories if h.first_ns is not None]
     gaps = [max(h.record.gaps_ms) for h in histories if h.record.gaps_ms]
     back = [float(one.back_ms - one.begun_ms) for one in recoveries(log) if one.resumed]
@@ -34,6 +35,11 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
         "recovery_ms_p99": quantile(back, 0.99),
         "makespan_s": (max(last) - min(sent)) / 1e9 if last else None,
     }
+
+
+def real(run: Outcome) -> list[History]:
+    """Its requests without those that show what an undisturbed answer is."""
+    return [history for history in run.histories if not history.record.undisturbed]
 
 
 def tpot_ms(history: History) -> float | None:

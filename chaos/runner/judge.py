@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct
 
 from chaos.outcome import Kind, Outcome
-from chaos.runner.figures import figures_of
+from chaos.runner.figures import figures_of, real
 from chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from chaos.scenario.schedule import Planned
 from chaos.validators import CHECKS, i13_durable, i16_admin_logged, untracked
@@ -118,7 +118,7 @@ def judge(run: Outcome) -> Verdict:
         expectations=expectations,
         figures=figures,
         faults=faults,
-        unknown=sum(h.record.outcome == "cut" for h in run.histories),
+        unknown=sum(h.record.outcome == "cut" for h in real(run)),
         error=run.error,
     )
 
@@ -191,7 +191,7 @@ def _target(planned: Planned) -> str:
 
 
 def _doubts(run: Outcome, faults: tuple[Struck, ...]) -> Iterator[str]:
-    if not run.histories:
+    if not real(run):
         yield "no request was sent"
     enough = any(b.figure == "faults_fired" and b.least is not None for b in run.scenario.expect)
     for fault in faults:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from chaos.outcome import Outcome
-from chaos.runner.figures import MS
+from chaos.runner.figures import MS, real
 from chaos.validators.records import At, Log, courses, events_of, of_clients
 from events import vocabulary as v
 from events.codec import to_json
@@ -111,7 +111,7 @@ def timeline(run: Outcome) -> Timeline:
         _pack(lane)
     requests = list(_requests(run, log))
     gaps: tuple[list[float], list[float]] = [], []
-    for request, history in zip(requests, run.histories, strict=True):
+    for request, history in zip(requests, real(run), strict=True):
         gaps[request.interrupted].extend(history.record.gaps_ms)
     return Timeline(
         ends_ms=max(run.ended_ns / MS, told.last_ms),
@@ -239,8 +239,9 @@ def _decision(event: Any, now: float) -> Decision:
 
 
 def _requests(run: Outcome, log: Log) -> Iterator[Asked]:
-    pairs = of_clients(courses(log), [history.record for history in run.histories])
-    for history, (record, course) in zip(run.histories, pairs, strict=True):
+    histories = real(run)
+    pairs = of_clients(courses(log), [history.record for history in histories])
+    for history, (record, course) in zip(histories, pairs, strict=True):
         first, last = history.first_ns, history.last_ns
         decisions = course.decisions if course is not None else []
         yield Asked(

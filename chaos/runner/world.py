@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -42,10 +43,16 @@ def simulate(case: Case) -> Outcome:
     return _fleet("chaos.sim.fleet").run(case.scenario, case.schedule.seed, schedule=case.schedule)
 
 
-def live(case: Case, folder: Path) -> Outcome:
-    """Run it with real processes that keep their files in `folder`. Raises NoWorld."""
+def live(case: Case, folder: Path | None) -> Outcome:
+    """Run it with real processes, whose files are kept in `folder`. Raises NoWorld."""
     fleet = _fleet("chaos.live.fleet")
-    return fleet.run(case.scenario, case.schedule.seed, schedule=case.schedule, folder=folder)
+    return fleet.run(
+        case.scenario, case.schedule.seed, schedule=case.schedule, folder=folder, say=_say
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:

@@ -105,9 +105,7 @@ def test_a_fault_whose_feature_does_not_exist_proves_nothing(good: Outcome) -> N
 def test_a_run_without_counterparts_or_rest_proves_nothing(good: Outcome) -> None:
     alone = replace(
         good,
-        histories=tuple(
-            replace(h, record=replace(h.record, undisturbed=False)) for h in good.histories
-        ),
+        histories=tuple(h for h in good.histories if not h.record.undisturbed),
     )
     verdict = judge(alone)
     assert verdict.result == "inconclusive" and verdict.unproven[0].startswith("I2:")

@@ -154,7 +154,7 @@ MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
 
 def test_the_good_run_breaks_nothing(good: Outcome) -> None:
     assert broken(good) == set()
-    assert len(good.histories) == 56
+    assert len(good.histories) == 57
 
 
 def test_every_promise_there_is_has_a_mutation() -> None:
