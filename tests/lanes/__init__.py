@@ -1,0 +1,1 @@
+"""All tests in lanes beside each other: `python -m tests.lanes`."""
