@@ -31,11 +31,8 @@ demo: models ## start a fleet, kill a worker under load, show that no stream bro
 up: models ## start a fleet of three workers and leave it running until Ctrl-C
 	@$(WITH_ETCD); exec $(BIN)/relume up $(ARGS)
 
-test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM
-	@$(WITH_ETCD); $(BIN)/pytest $(ARGS) || { \
-	  again() { echo "once more, only what failed: on a busy machine a test of real processes may fail"; \
-	    $(BIN)/pytest --last-failed --last-failed-no-failures none $(ARGS); }; \
-	  again || again; }
+test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (15 to 20 minutes on two cores)
+	@$(WITH_ETCD); exec $(BIN)/python -m tests.lanes $(ARGS)
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (under 2 minutes)
 	@exec $(BIN)/pytest -q -m "$(UNIT)" $(ARGS)

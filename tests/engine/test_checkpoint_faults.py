@@ -30,7 +30,7 @@ from tests.engine.test_checkpoints import (
     outcome,
     whole,
 )
-from tests.signals import stop
+from tests.signals import slowed, stop
 from tests.state_daemon.daemon import Daemon, daemon_in, hello, local, peer_of, stats
 from tests.state_daemon.faulty import TcpProxy
 
@@ -132,9 +132,10 @@ class Writing:
 
 def written(first: Engine, holder: Holder, name: str, **options: Any) -> list[int]:
     """A request whose blocks are held; the ids its client has."""
-    writing = Writing(first, holder, name, **options)
-    wait_until(lambda: holder.held(name) >= full_blocks(first, TOKENS), "held", 30.0)
-    ids = writing.leave()
+    with slowed(first.pid):  # or it may have ended by then
+        writing = Writing(first, holder, name, **options)
+        wait_until(lambda: holder.held(name) >= full_blocks(first, TOKENS), "held", 30.0)
+        ids = writing.leave()
     first.wait_idle()
     return ids
 

@@ -342,7 +342,8 @@ def test_a_request_handed_over_goes_on_elsewhere_from_its_blocks(
     expected = whole(second, "handed-plain")
     with engine_of(zygote.fork(*connector())) as source:
         began = full_blocks(second, 1)
-        first = handed_over(source, daemon, "handed", began + 2)
+        with slowed(source.pid):  # or it may have ended by then
+            first = handed_over(source, daemon, "handed", began + 2)
         source.wait_idle()
         assert first.ids == expected.ids[: len(first.ids)] and len(first.ids) < TOKENS
         assert held_blocks(daemon, "handed") >= began + 2, "an end would have dropped them"
@@ -350,10 +351,12 @@ def test_a_request_handed_over_goes_on_elsewhere_from_its_blocks(
         rest = resumed(second, daemon, "handed", first.ids, client.created_of(first.payload))
         assert rest.ids == expected.ids[len(first.ids) :]
         assert isinstance(outcome(second, "handed")[-1], RestoreDone)
-        several = handed_over(source, daemon, "handed-n", began, n=2, temperature=0.8, seed=5)
+        with slowed(source.pid):
+            several = handed_over(source, daemon, "handed-n", began, n=2, temperature=0.8, seed=5)
         assert b'"abort"' not in several.payload
         assert several.ids_of(0) and several.ids_of(1)
-        silent = handed_over(source, daemon, "handed-whole", began, stream=False)
+        with slowed(source.pid):
+            silent = handed_over(source, daemon, "handed-whole", began, stream=False)
         assert silent.whole is None and silent.ids == expected.ids[: len(silent.ids)]
         source.wait_idle()
         asked = {"request": "nobody", "attempt": 1, "incarnation": 1}

@@ -40,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/live" in str(item.path):
             item.add_marker(pytest.mark.live)
             item.add_marker(pytest.mark.engine)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")
@@ -283,6 +285,13 @@ def small_fleet(state_dir: Path, **more: Any) -> FleetOptions:
 def options(zygote: str, tmp_path: Path) -> FleetOptions:
     """A small fleet whose engines come from the session's zygote."""
     return small_fleet(tmp_path, zygote=zygote)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that a test stops for a moment is no stall."""
+    for bound in ("FLOOR", "CAP"):
+        monkeypatch.setenv(f"RELUME_STALL_{bound}_MS", "8000")
 
 
 async def _read_up(streams: list[Stream]) -> None:

@@ -49,6 +49,7 @@ class OddFleet(LocalFleet):
         return tuple(given)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.timeout(300)
 async def test_two_holders_in_plaintext_and_a_worker_of_another_fingerprint(
     options: FleetOptions,
@@ -146,6 +147,7 @@ async def behind_proxies(
             proxy.__exit__()
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.timeout(240)
 async def test_encrypted_links_that_are_cut_and_holders_without_room(
     options: FleetOptions,

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from chaos.traffic import Stream
@@ -150,6 +151,7 @@ def of(happened: list[Any], kind: type) -> list[Any]:
     return [e for e in happened if type(e) is kind]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_killed_engines_and_what_befalls_their_checkpoints(options: FleetOptions) -> None:
     async with scene_of(with_checkpoints(options)) as scene:
         await until_daemons(scene)

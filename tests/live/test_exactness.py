@@ -309,11 +309,8 @@ def cut_points(round_: Round) -> dict[str, int]:
 
 
 @pytest.mark.timeout(300)
-async def test_every_kind_of_request_survives_a_kill_as_promised(
-    options: FleetOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for bound in ("FLOOR", "CAP"):  # stopping an engine for a moment is no stall here
-        monkeypatch.setenv(f"RELUME_STALL_{bound}_MS", "8000")
+@pytest.mark.usefixtures("patient")
+async def test_every_kind_of_request_survives_a_kill_as_promised(options: FleetOptions) -> None:
     args = (*options.engine_args, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     options = msgspec.structs.replace(options, workers=3, engine_args=args)
     async with scene_of(options) as scene:
