@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import itertools
 import os
+import secrets
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -16,8 +18,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def free_port(preferred: int = 0) -> int:
-    """A free TCP port on loopback: `preferred` when it is free, else any."""
-    for port in (preferred, 0):
+    """A free TCP port on loopback: `preferred` when it is free, else any.
+
+    Others are taken one after another from a place of this process's own below the ephemeral
+    range: who gets one binds it seconds later, and by then somebody else's connection, or
+    another process that asked for any port, could have it.
+    """
+    others = itertools.islice(_ports, _TRIES)
+    for port in itertools.chain([preferred], others) if preferred else others:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -26,6 +34,20 @@ def free_port(preferred: int = 0) -> int:
                 continue
             return probe.getsockname()[1]
     raise OSError("no free TCP port on 127.0.0.1")
+
+
+def _ports_in_turn() -> Iterator[int]:
+    """Ports below the ephemeral range from a random one on, round and round; 0 (any) where
+    that range leaves too few."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    many = end - _LOWEST_PORT
+    for n in itertools.count(secrets.randbelow(2**30)):
+        yield _LOWEST_PORT + n % many if many > _TRIES else 0
+
+
+_LOWEST_PORT = 10_000
+_TRIES = 1000
+_ports = _ports_in_turn()
 
 
 def _die_with_parent() -> None:

@@ -17,7 +17,6 @@ import atexit
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -26,24 +25,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
+from controlplane.processes import free_port
 from tests.signals import stop
-
-_given_out: set[int] = set()
 
 
 class EtcdDidNotStart(RuntimeError):
     """A member did not become healthy in time, or exited."""
-
-
-def free_port() -> int:
-    """A loopback TCP port that nobody listened on a moment ago, never twice the same."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _given_out:
-            _given_out.add(port)
-            return port
 
 
 def etcd_binary() -> str | None:

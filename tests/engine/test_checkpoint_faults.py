@@ -134,7 +134,7 @@ def written(first: Engine, holder: Holder, name: str, **options: Any) -> list[in
     """A request whose blocks are held; the ids its client has."""
     with slowed(first.pid):  # or it may have ended by then
         writing = Writing(first, holder, name, **options)
-        wait_until(lambda: holder.held(name) >= full_blocks(first, TOKENS), "held", 30.0)
+        wait_until(lambda: holder.held(name) >= full_blocks(first, TOKENS), "held", 60.0)
         ids = writing.leave()
     first.wait_idle()
     return ids

@@ -325,7 +325,7 @@ def handed_over(engine: Engine, daemon: Daemon, request: str, after: int, **opti
     """A stream that is handed over once `after` of its blocks are held: its frames."""
     headers = client.headers_for(request=request, checkpoint=endpoint(daemon))
     connection, response = client.open_stream(engine.port, PATH, body_for(**options), headers)
-    wait_until(lambda: held_blocks(daemon, request) >= after, "held", 10.0)
+    wait_until(lambda: held_blocks(daemon, request) >= after, "held", 60.0)
     asked = {"request": request, "attempt": 1, "incarnation": 1}
     assert client.post(engine.port, HANDOVER, asked).status == 200
     first = client.sort_frames(response.read())
