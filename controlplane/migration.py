@@ -25,6 +25,7 @@ from events import vocabulary as v
 from events.errors import LogError
 from events.log import RevisionGroup
 from policies import checkpoints, migration, recovery, routing
+from policies.account import key_of
 from policies.checkpoint_settings import config_of
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class MigrationWatch:
         incarnation = view.fleet.workers[worker].incarnation
         if cause == "imbalance" and self._leaving:
             return  # what is under way may even it out
-        running = self._running(worker, incarnation)
+        running = self._running(worker, incarnation, cause)
         if not running:
             self._told.pop(worker, None)
             return
@@ -129,10 +130,13 @@ class MigrationWatch:
         except asyncio.QueueFull:
             self._abandon(move, "too many wait")
 
-    def _running(self, worker: str, incarnation: int) -> list[migration.Running]:
+    def _running(self, worker: str, incarnation: int, cause: str) -> list[migration.Running]:
         """What runs there of this replica's, may be taken up elsewhere and is not leaving."""
         found = []
-        for request, delivered in self._gateway.movable_on(worker, incarnation).items():
+        movable = dict(self._gateway.movable_on(worker, incarnation))
+        if cause == "drain":
+            movable |= self._away(worker, incarnation)
+        for request, delivered in movable.items():
             live = self._scheduler.live.get(request)
             if live is None or not live.running or not goes_on(live.arrival, delivered):
                 continue
@@ -140,6 +144,17 @@ class MigrationWatch:
                 continue
             found.append(self._asked(live, delivered))
         return found
+
+    def _away(self, worker: str, incarnation: int) -> dict[str, int]:
+        """What runs there for clients who are away. What has run to its end waits in its
+        buffer, and keeps no drain waiting."""
+        attempts, live = self._scheduler.view.fleet.workers[worker].attempts, self._scheduler.live
+        away = self._gateway.away_on(worker, incarnation)
+        return {
+            request: delivered
+            for request, delivered in away.items()
+            if request in live and key_of(request, live[request].attempt) in attempts
+        }
 
     def _asked(self, live: LiveRequest, delivered: int) -> migration.Running:
         arrival, view = live.arrival, self._scheduler.view
@@ -169,6 +184,8 @@ class MigrationWatch:
                 failure = str(error) or type(error).__name__
             if failure and self._stands(move):
                 self._abandon(move, failure)
+            elif not failure:
+                self._gateway.given_up(move.request, move.attempt)
 
     def _stands(self, move: Move) -> bool:
         live = self._scheduler.live.get(move.request)

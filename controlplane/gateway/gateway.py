@@ -246,6 +246,17 @@ class Gateway:
         attempts = self._attempts.get((worker, incarnation), ())
         return {a.arrival.request: a.delivered for a in attempts if a.movable}
 
+    def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        """Requests that run there for clients who are away, and can be taken up elsewhere."""
+        away = (e for e in self._resumable.values() if e.away_on(worker, incarnation))
+        return {e.arrival.request: e.delivered for e in away}
+
+    def given_up(self, request: str, attempt: int) -> None:
+        """The engine handed that attempt over, whose client may be away."""
+        exchange = self._resumable.get(request)
+        if exchange is not None:
+            exchange.given_up(attempt)
+
     # --- Service, for the connections
 
     def identify(self, request: Request) -> None:

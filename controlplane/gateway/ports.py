@@ -188,3 +188,13 @@ class GatewayPort(Protocol):
     def movable_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """Of these the ones that may be handed over now."""
         ...
+
+    def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        """Requests that run there for clients who are away, and can be taken up elsewhere; the
+        tokens that the gateway has of each."""
+        ...
+
+    def given_up(self, request: str, attempt: int) -> None:
+        """The engine handed that attempt over. If its client is away nobody reads so in its
+        stream: it goes on where it is planned."""
+        ...

@@ -383,7 +383,7 @@ class Exchange(Attempts):
 
     def tell_failure(self, reply: Reply, message: str) -> None:
         if self._begun:
-            self.client.finish(error_event(reply.status, message), close=True)
+            self.client.finish(error_event(reply), close=True)
         else:
             self.client.reply(reply)
 

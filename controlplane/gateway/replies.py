@@ -102,6 +102,6 @@ def client_error_reply(error: ClientError) -> Reply:
     return error_reply(error.status, error.message, param=error.param, code=error.code)
 
 
-def error_event(status: int, message: str) -> bytes:
+def error_event(reply: Reply) -> bytes:
     """An error inside a stream whose 200 is already out: one SSE event, no [DONE]."""
-    return b"data: " + error_body(status, message) + b"\n\n"
+    return b"data: " + reply.body + b"\n\n"

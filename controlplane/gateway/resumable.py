@@ -15,6 +15,7 @@ from array import array
 from typing import Any
 
 import msgspec
+import structlog
 from msgspec import Struct
 
 from controlplane.gateway.attempts import ClientPort, Context
@@ -27,9 +28,15 @@ from controlplane.gateway.relay import DONE_CHUNK, ONE_FRAME, Exchange
 from controlplane.gateway.replies import JSON, Reply, error_reply
 from controlplane.gateway.upstream import Upstream
 
+log = structlog.get_logger("relume.gateway")
+
 NEVER = float("inf")
-LOST = "the worker that kept the stream is gone with its gateway"
-NOWHERE = f"{LOST}, and no holder has the request"
+LOST = "the worker that kept the stream is gone together with its gateway"
+NOWHERE = f"{LOST}, and no holder has the request: send it anew"
+UNREPEATABLE = (
+    f"{LOST}, and what was sampled without a seed cannot be generated again: "
+    "what you received stands; send the request anew for another answer"
+)
 OWNED_S = 10.0
 """A client that comes to another replica waits so long until the log has it there."""
 
@@ -251,6 +258,46 @@ class Resumable(Exchange):
         if self.client is not NOBODY and self._begun:
             self.client.break_off()
 
+    # --- its worker drains while nobody is there
+
+    def away_on(self, worker: str, incarnation: int) -> bool:
+        """Whether the attempt there goes on without us, and can be taken up behind what the
+        client has."""
+        left = self._left
+        if left is None or (left.worker, left.incarnation) != (worker, incarnation):
+            return False
+        if not self.detached or not self._owned or self.over or self._finish or self._done:
+            return False
+        if self._attaching or self._again or not self.body:
+            return False
+        return len(self._held.ids) >= self._stamp.have[0] and not Exchange.may_retry(self)
+
+    def given_up(self, attempt: int) -> None:
+        """The attempt that went on without us was handed over: let it be taken up elsewhere,
+        and go on there without us."""
+        to = self._left
+        if to is None or to.attempt != attempt or not self.away_on(to.worker, to.incarnation):
+            return
+        self._release()
+        self._left, self.assignment = None, to
+        self.handed_over()
+
+    def fail(self, status: int, message: str, why: str = "") -> None:
+        """While nobody is there to be told, it waits for the client and is tried again then."""
+        if self.detached and status >= 502 and not self.over:
+            log.info("stream_waits", reason=message, **self.about())
+            self._let_engine_go()
+            self._left = None
+        else:
+            super().fail(status, message, why)
+
+    def tell_failure(self, reply: Reply, message: str) -> None:
+        """A stream that is lost is not to be asked for again, as OpenAI's clients would."""
+        if message.startswith(LOST):
+            headers = (*reply.headers, ("x-should-retry", "false"))
+            reply = error_reply(reply.status, message, code="stream_lost", headers=headers)
+        super().tell_failure(reply, message)
+
     def _forget(self) -> None:
         if self._others.get(self.arrival.request) is self:
             del self._others[self.arrival.request]
@@ -324,11 +371,15 @@ class Resumable(Exchange):
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         if not self._attaching:
+            to = self.assignment
             super().on_head(status, headers)
             if self._again and status == 424:
                 self.fail(502, NOWHERE)
             elif self._again and status == 200:
                 self._greet()
+            elif self.detached and status == 200 and self.assignment is to:
+                self._failover = None
+                self._let_engine_go()  # it has begun there, and is kept
             return
         if status != 200:
             kind = "stale" if status == 409 else "detached"
@@ -453,7 +504,7 @@ class Resumable(Exchange):
         if self.body and (len(self._held.ids) >= self._stamp.have[0] or exact):
             return super().may_retry()
         if not exact:
-            return f"{LOST}, and sampling without a seed cannot be repeated"
+            return UNREPEATABLE
         if not self.ctx.scheduler.returns.holders(self.arrival.request):
             return NOWHERE
         self._again = True

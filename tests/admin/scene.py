@@ -42,6 +42,12 @@ class NoStreams:
 
     movable_on = delivered_on
 
+    def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        return {}
+
+    def given_up(self, request: str, attempt: int) -> None:
+        """Nobody is away here."""
+
 
 class Scene:
     """One replica with its admin server on a log; `call` asks it."""

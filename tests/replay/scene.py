@@ -231,6 +231,12 @@ class Clients:
 
     movable_on = delivered_on
 
+    def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        return {}
+
+    def given_up(self, request: str, attempt: int) -> None:
+        """Nobody is away here."""
+
     def hand_over(self, name: str, number: int) -> bool:
         """As an engine does when it is asked to; False when it has no such attempt."""
         found = [o[name] for o in self._open.values() if name in o and o[name].number == number]
