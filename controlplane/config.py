@@ -26,6 +26,7 @@ from events.errors import RelumeError
 from events.etcd.config import EtcdConfig, parse_url
 from events.etcd.errors import BadUrl
 from policies.checkpoint_settings import PLACEMENTS, RECOVERIES, CheckpointConfig
+from policies.migration_settings import LIMITS, MOVES, MigrationConfig
 from policies.routing import POLICIES
 from policies.step import HEALTHY_TICKS
 
@@ -57,6 +58,8 @@ class ConfigError(RelumeError):
 
 
 _CHECKPOINTS = CheckpointConfig()
+_MIGRATION = MigrationConfig()
+_MIGRATION_LIMITS = ", ".join(f"{name} ({getattr(_MIGRATION, name)})" for name in LIMITS)
 
 
 class ServeConfig(Struct, frozen=True):
@@ -171,6 +174,17 @@ class ServeConfig(Struct, frozen=True):
             "domain (within a failure domain, 1000), network (500)"
         ),
     ] = {}
+    migration_moves: Annotated[
+        str,
+        Meta(
+            description="running requests leave nobody (off), a worker that drains (drain), or "
+            "also one that long has more than others (all)"
+        ),
+    ] = _MIGRATION.moves
+    migration_limits: Annotated[
+        dict[str, int],
+        Meta(description=f"when and how many, NAME=N: {_MIGRATION_LIMITS}"),
+    ] = {}
     gather_ms: Annotated[
         int,
         Meta(
@@ -198,6 +212,7 @@ _CHOICES = {
     "policy": tuple(POLICIES),
     "checkpoint_placement": PLACEMENTS,
     "checkpoint_recovery": RECOVERIES,
+    "migration_moves": MOVES,
     "log_level": LOG_LEVELS,
     "log_format": LOG_FORMATS,
 }
@@ -260,6 +275,12 @@ def check(config: ServeConfig) -> None:
             told = f"{tier}={rate}"
             tiers = ", ".join(LINK_TIERS)
             raise ConfigError("checkpoint_links", told, "is no rate of a tier", f"tiers: {tiers}")
+    for name, value in config.migration_limits.items():
+        least, most, _ = LIMITS.get(name, (0, -1, ""))
+        if not least <= value <= most:
+            known = ", ".join(f"{n} {low} to {high}" for n, (low, high, _) in LIMITS.items())
+            told = f"{name}={value}"
+            raise ConfigError("migration_limits", told, "is no limit of migration", f"use {known}")
     if config.admin_port and (config.host, config.port) == (config.admin_host, config.admin_port):
         raise ConfigError("admin_port", config.admin_port, "is the port too", "choose another")
     for role in config.admin_tokens.values():

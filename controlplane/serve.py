@@ -21,6 +21,7 @@ from events.errors import Fenced, LogError, LogUnavailable, StreamOwned
 from events.etcd.factory import EtcdLog
 from events.etcd.maintenance import Maintenance
 from policies.checkpoint_settings import CheckpointConfig
+from policies.migration_settings import MigrationConfig
 from policies.stall import StallConfig
 
 DRAIN_S = 10.0
@@ -138,6 +139,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         config.tick_ms / 1000,
         stall,
         _checkpoint_config(config),
+        MigrationConfig(config.migration_moves, **config.migration_limits),
     )
 
 

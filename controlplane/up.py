@@ -12,6 +12,7 @@ import msgspec
 
 from controlplane.local_checkpoints import LINKS
 from controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
+from policies.migration_settings import MOVES, MigrationConfig
 
 CHECKPOINT_MB = 128
 
@@ -57,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-link", choices=LINKS, default="shared",
         help="how engines reach them: in shared memory, or as between hosts over TCP, in "
         "authenticated plaintext or under CURVE (default %(default)s)")  # fmt: skip
+    add("--migration-moves", choices=MOVES, default=MigrationConfig().moves,
+        help="running requests leave nobody, a worker that drains, or also one that long has "
+        "more than others (default %(default)s)")  # fmt: skip
+    add("--migration-limits", metavar="K=V,K=V", default="",
+        help="when and how many, see `relume serve --help`")  # fmt: skip
     add("--host-kind", choices=("zygote", "serve"), default=defaults.host_kind,
         help="engines forked from one process, or stock `vllm serve`")  # fmt: skip
 
@@ -66,6 +72,10 @@ def main(args: argparse.Namespace) -> int:
     options = FleetOptions(
         **{name: getattr(args, name) for name in FleetOptions.__struct_fields__ if name in args}
     )
+    moves = ("--migration-moves", args.migration_moves)
+    if args.migration_limits:
+        moves += ("--migration-limits", args.migration_limits)
+    options = msgspec.structs.replace(options, replica_args=moves)
     if not args.checkpoints:
         options = msgspec.structs.replace(options, checkpoint_mb=0)
     if not Path(options.model).exists():

@@ -35,6 +35,17 @@ class MigrationConfig(Struct, frozen=True):
 NAMES = MigrationConfig.__struct_fields__
 CHOICES = {f"{PREFIX}moves": MOVES}
 INTEGERS = tuple(PREFIX + name for name in NAMES if PREFIX + name not in CHOICES)
+LIMITS = {
+    "pause_ms": (0, 3_600_000, "drain: none is moved with a longer pause"),
+    "wait_ticks": (0, 3600, "drain: holders that lag are waited for"),
+    "slack_blocks": (0, 1 << 20, "blocks a holder may lack before it lags"),
+    "gap": (2, 1 << 20, "imbalance: requests more than another worker has"),
+    "ticks": (1, 32, "imbalance: for so long"),
+    "cool_ticks": (1, 86_400, "imbalance: nothing moves again for so long"),
+    "at_once": (1, 4096, "imbalance: so many leave together"),
+    "margin_percent": (0, 10_000, "imbalance: gain beyond the pause's cost"),
+}
+"""Of each number: least, most, and what it means."""
 _DEFAULTS = [(n, PREFIX + n, str(getattr(MigrationConfig(), n))) for n in NAMES]
 
 

@@ -60,14 +60,7 @@ KNOWN: dict[str, Known] = {
             _checkpoint("tau", 0, 1 << 31, "eq6: a longer prefix is restored all the same, tokens"),
             _checkpoint("output_tokens", 0, 1 << 20, "a request is expected to make at most"),
             _migration("moves", 0, 0, "running requests leave nobody, draining or also crowded"),
-            _migration("pause_ms", 0, 3_600_000, "drain: none is moved with a longer pause"),
-            _migration("wait_ticks", 0, 3600, "drain: holders that lag are waited for"),
-            _migration("slack_blocks", 0, 1 << 20, "blocks a holder may lack before it lags"),
-            _migration("gap", 2, 1 << 20, "imbalance: requests more than another worker has"),
-            _migration("ticks", 1, 32, "imbalance: for so long"),
-            _migration("cool_ticks", 1, 86_400, "imbalance: nothing moves again for so long"),
-            _migration("at_once", 1, 4096, "imbalance: so many leave together"),
-            _migration("margin_percent", 0, 10_000, "imbalance: gain beyond the pause's cost"),
+            *(_migration(name, *limits) for name, limits in migration_settings.LIMITS.items()),
         )
     ),
 }

@@ -17,6 +17,8 @@ from controlplane.config import (
     load,
     masked,
 )
+from controlplane.serve import _replica_config
+from policies.migration_settings import LIMITS, MigrationConfig, settings_of
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path):
@@ -57,6 +59,10 @@ def test_lists_mappings_json_and_secret_files(tmp_path):
         ({"name": "a b"}, "name", "regex"),
         ({"policy": "leastload"}, "policy", "least_load"),
         ({"log_level": "loud"}, "log_level", "warning"),
+        ({"migration_moves": "some"}, "migration_moves", "drain"),
+        ({"migration_limits": "gap=1"}, "migration_limits", "gap 2 to"),
+        ({"migration_limits": "haste=1"}, "migration_limits", "cool_ticks"),
+        ({"migration_limits": "gap=many"}, "migration_limits", "int"),
         ({"prefix": "/x/"}, "prefix", "regex"),
         ({"stall_floor_ms": "9000"}, "stall_floor_ms", "stall_cap_ms"),
         ({"tick_ms": "9000"}, "tick_ms", "lease_ttl_s"),
@@ -134,3 +140,15 @@ def test_etcd_is_told_by_endpoints_or_by_one_url():
     assert by_url.tls.ca == "/ca.pem" and by_url.user == "u"
     with pytest.raises(ConfigError):
         etcd_config(ServeConfig(etcd=("ftp://u:secret@a:1",)))
+
+
+def test_migration_settings_reach_what_a_replica_records():
+    asked = {"migration_moves": "all", "migration_limits": "gap=6,pause_ms=900"}
+    told = dict(settings_of(_replica_config(load(asked, {})).migration))
+    assert told["migration.moves"] == "all" and told["migration.gap"] == "6"
+    assert told["migration.pause_ms"] == "900" and told["migration.ticks"] == "5"
+    assert _replica_config(load({}, {})).migration == MigrationConfig()
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    text = parser.format_help()
+    assert "--migration-moves" in text and all(name in text for name in LIMITS)

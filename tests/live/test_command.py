@@ -111,7 +111,7 @@ def up(folder: Path, workers: int = 2) -> Any:
     """`relume up` on free ports."""
     return command(
         folder, "up", "--workers", str(workers), "--model", str(MODEL), "--port", "0",
-        "--admin-port", "0",
+        "--admin-port", "0", "--migration-moves", "all", "--migration-limits", "gap=6",
     )  # fmt: skip
 
 
@@ -129,6 +129,8 @@ def test_up_says_what_to_try_answers_and_ctrl_c_leaves_nothing(tmp_path: Path) -
         workers = fleet.relume("workers")["workers"]
         assert [w["state"] for w in workers] == ["serving", "serving"]
         assert fleet.relume("status")["serving"] is True
+        told = {s["key"]: s["value"] for s in fleet.relume("config", "get")["settings"]}
+        assert (told["migration.moves"], told["migration.gap"]) == ("all", "6")
         _engine_comes_back(fleet, workers[0])
         fleet.process.send_signal(signal.SIGINT)
         fleet.ends(0)
