@@ -38,13 +38,14 @@ _STEP_TAGS = (
     b"\xb1restore_started/1",
     b"\xaerestore_done/1",
     b"\xb0restore_failed/1",
+    b"\xb2streams_reported/1",
 )
 _UCRED = struct.Struct("3i")
 
 
 def is_step(record: bytes) -> bool:
-    """Whether `record` is an array headed by the tag of an event engines write: a step, or
-    the course of a restore. Looks no further."""
+    """Whether `record` is an array headed by the tag of an event engines write: a step, the
+    course of a restore, or figures of kept streams. Looks no further."""
     return record[:1] >= b"\x90" and record[:1] <= b"\x9f" and record.startswith(_STEP_TAGS, 1)
 
 

@@ -35,6 +35,11 @@ FIRST_BYTE_S = 0.3
 """The client's first byte waits so long for the holders to have the envelope."""
 TOMBSTONES = 256
 TAKEN = "taken"
+NO_ROOM = "no room for detached streams"
+TOO_MANY = "too many detached streams"
+GRACE_OVER = "its grace is over"
+COUNTED = {GRACE_OVER: "expired", NO_ROOM: "refused_bytes", TOO_MANY: "refused_streams"}
+"""Ends of streams whose clients were away, by what they are called in the figures."""
 
 
 class Bounds(Struct, frozen=True):
@@ -219,9 +224,11 @@ class Kept:
         self.detached_at = 0.0
         self._stop_timer()
         sink = self._sink = _Sink(send, self._first)
-        head = bytearray(b":v %d\n%b" % (len(self.envelope), self.envelope))
+        head = bytearray(frames.envelope(self.envelope))
         known = array("I", self.ids)
         base = len(known)
+        self._shelf.counts["taken_up"] += 1
+        self._shelf.counts["cut_short"] += base > first
         for data in self._writes:
             early = list(cut(data))
             if not all(_before(frame, first) for frame in early):
@@ -312,7 +319,7 @@ class Kept:
         """Be erased, and the request aborted, unless somebody attaches."""
         self._stop_timer()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(seconds, self._shelf.forget, self, "its grace is over")
+        self._timer = loop.call_later(seconds, self._shelf.forget, self, GRACE_OVER)
 
     def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None
@@ -338,6 +345,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.counts = dict.fromkeys(("taken_up", "cut_short", *COUNTED.values()), 0)
         self._kept: dict[tuple[str, int], Kept] = {}
         self._gone: dict[tuple[str, int], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -373,7 +381,7 @@ class Shelf:
         kept.expire_in(kept.bounds.grace_s)
         waiting = [k for k in self._kept.values() if k.detached_at]
         for old in sorted(waiting, key=lambda k: k.detached_at)[: -kept.bounds.streams or None]:
-            self.forget(old, "too many detached streams")
+            self.forget(old, TOO_MANY)
 
     def rest(self, kept: Kept) -> None:
         """It is complete: keep it a while for who missed its end."""
@@ -388,18 +396,20 @@ class Shelf:
         for kept in [k for k in self._kept.values() if k.finished and not k.attached]:
             if self.bytes <= total:
                 return
-            self.forget(kept, "no room for detached streams")
+            self.forget(kept, NO_ROOM)
         while self.bytes > total and writing.drop_sent():
             pass
         waiting = [k for k in self._kept.values() if k.detached_at]
         for kept in sorted(waiting, key=lambda k: k.detached_at):
             if self.bytes <= total:
                 return
-            self.forget(kept, "no room for detached streams")
+            self.forget(kept, NO_ROOM)
 
     def forget(self, kept: Kept, why: str) -> None:
         """Erase a stream and abort its request if it runs."""
         if self._kept.get(kept.key) is kept:
+            if kept.detached_at and why in COUNTED:
+                self.counts[COUNTED[why]] += 1
             del self._kept[kept.key]
             self._gone[kept.key] = why
             if len(self._gone) > TOMBSTONES:
@@ -418,9 +428,17 @@ class Shelf:
         task.add_done_callback(self._tasks.discard)
 
     def figures(self) -> dict[str, int]:
-        """For `/relume/state`."""
-        waiting = sum(1 for k in self._kept.values() if not k.attached)
-        return {"streams": len(self._kept), "detached": waiting, "bytes": self.bytes}
+        """For `/relume/state` and the log. `taken_up`: streams a connection attached to,
+        `cut_short` of them when payload it lacked had been dropped; the others counted ended
+        while their clients were away."""
+        away = [k for k in self._kept.values() if k.detached_at]
+        return {
+            "streams": len(self._kept),
+            "bytes": self.bytes,
+            "detached": len(away),
+            "detached_bytes": sum(k.bytes for k in away),
+            **self.counts,
+        }
 
 
 def cut(data: bytes) -> Iterator[tuple[int, list[int], bool]]:

@@ -16,6 +16,7 @@ from engine_shim import identity
 from engine_shim.checkpoint_links import LinkConfig, Links
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.errors import KvStreamError
+from engine_shim.kv_stream.image import digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class EnvelopeLinks:
     def __init__(self, config: LinkConfig) -> None:
         me = identity.from_environment()
         self._links = Links(config, me.worker, me.incarnation, "keeper", None)
+        self._counts = dict.fromkeys(("kept", "refused", "too_large"), 0)
 
     @classmethod
     def of(cls, vllm_config: Any) -> EnvelopeLinks | None:
@@ -45,12 +47,20 @@ class EnvelopeLinks:
     ) -> None:
         """Give the envelope to every holder; one that does not take it is logged."""
         if len(envelope) > m.MAX_ENVELOPE_BYTES:
+            self._counts["too_large"] += 1
+            logger.warning("no envelope of %s: %d bytes are too many", request, len(envelope))
             return
-        message = m.Keep(0, request, attempt, envelope)
-        asking = [asyncio.to_thread(self._ask, endpoint, message) for endpoint in endpoints]
+        message: m.Message = m.Keep(0, request, attempt, envelope)
+        chunk: tuple[bytes, ...] = ()
+        if len(envelope) > m.MAX_INLINE_ENVELOPE:
+            message, chunk = m.KeepChunk(0, request, attempt, digest_of(envelope)), (envelope,)
+        asking = [asyncio.to_thread(self._ask, endpoint, message, chunk) for endpoint in endpoints]
         for endpoint, answer in zip(endpoints, await asyncio.gather(*asking), strict=True):
             if isinstance(answer, KvStreamError):
+                self._counts["refused"] += 1
                 logger.warning("no envelope of %s at %s: %s", request, endpoint, answer)
+            else:
+                self._counts["kept"] += 1
 
     async def recall(self, request: str, endpoints: Sequence[str]) -> bytes:
         """The envelope with the latest attempt among `endpoints`; empty when none has it."""
@@ -59,8 +69,16 @@ class EnvelopeLinks:
         answers = [a for a in await asyncio.gather(*asking) if isinstance(a, m.Envelope)]
         return max(answers, key=lambda a: a.attempt).envelope if answers else b""
 
-    def _ask(self, endpoint: str, message: Any) -> Any:
+    def figures(self) -> dict[str, int]:
+        """What became of the envelopes, each holder counted: for the log."""
+        return {f"envelopes_{name}": count for name, count in self._counts.items()}
+
+    def _ask(self, endpoint: str, message: Any, chunk: tuple[bytes, ...] = ()) -> Any:
+        """The answer, with the chunk of an envelope in its place, or what went wrong."""
         try:
-            return self._links.peer(endpoint).ask(message, ANSWER_S)[0]
+            answer, found = self._links.peer(endpoint).ask(message, ANSWER_S, chunk)
         except KvStreamError as error:
             return error
+        if isinstance(answer, m.Envelope) and not answer.envelope:
+            return msgspec.structs.replace(answer, envelope=bytes(found))
+        return answer

@@ -61,6 +61,10 @@ def whole(status: int, payload: bytes) -> bytes:
     return b":w %d %d\n%b" % (status, len(payload), payload)
 
 
+def envelope(payload: bytes) -> bytes:
+    return b":v %d\n%b" % (len(payload), payload)
+
+
 def end(reason: str) -> bytes:
     return f":e {reason}\n".encode()
 

@@ -11,14 +11,16 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
 
-from engine_shim import handover, identity, plugin
+from engine_shim import frames, handover, identity, plugin
 from engine_shim.checkpointing import endpoints
 from engine_shim.detached import Bounds, Gone, Shelf
+from engine_shim.envelope import Envelope, unpacked
 from engine_shim.envelope_links import EnvelopeLinks
 from engine_shim.framing import FramedResponse
 from engine_shim.generation import (
@@ -30,6 +32,7 @@ from engine_shim.generation import (
     parse_resume,
     request_id,
 )
+from engine_shim.kept_report import KeptReport
 from engine_shim.reports import Ready
 
 logger = logging.getLogger(__name__)
@@ -134,44 +137,45 @@ class RelumeMiddleware:
         """Run a request whose stream outlives its connection."""
         try:
             bounds = Bounds.of(ours[b"x-relume-grace"])
-            body = await _read(receive)
             sources = endpoints("envelope", ours.get(b"x-relume-envelope", ""))
+            body = await _read(receive)
         except MalformedDispatch as malformed:
             await _send_error(send, 400, str(malformed))
             return
-        told = {
-            "path": scope["path"],
-            "id": dict(scope["headers"])[b"x-request-id"].decode("latin-1"),
-            "created": ours.get(b"x-relume-created", ""),
-        }
-        envelope = json.dumps(told).encode() + b"\n" + body
         if sources:
-            links = self._envelopes
-            envelope = await links.recall(generation.request, sources) if links else b""
-            if not envelope:
+            envelope = await self._recalled(generation.request, sources)
+            if envelope is None:
                 await _send_error(send, 424, "nobody has the request any more")
                 return
-            head, _, body = envelope.partition(b"\n")
-            told = json.loads(head)
-            replaced = (b"x-request-id", b"content-length")
-            headers = [(k, v) for k, v in scope["headers"] if k not in replaced]
-            headers.append((b"content-length", b"%d" % len(body)))
-            headers.append((b"x-request-id", told["id"].encode("latin-1")))
-            scope["headers"] = headers
-            ours[b"x-relume-created"] = told["created"]
-        claim = ours.get(b"x-relume-claim", "")
-        kept = self._shelf.keep(generation, bounds, claim, envelope)
+            scope = {**scope, "headers": envelope.headers(scope["headers"])}
+            ours = {**ours, b"x-relume-created": envelope.created}
+        else:
+            response_id = dict(scope["headers"])[b"x-request-id"].decode("latin-1")
+            created = ours.get(b"x-relume-created", "")
+            envelope = Envelope(scope["path"], response_id, created, body)
+        packed = envelope.packed()
+        kept = self._shelf.keep(generation, bounds, ours.get(b"x-relume-claim", ""), packed)
         if sources:
-            kept.preface = b":v %d\n%b" % (len(envelope), envelope)
+            kept.preface = frames.envelope(packed)
         if self._envelopes is not None and generation.checkpoint:
-            keeping = self._envelopes.keep(*kept.key, generation.checkpoint, envelope)
+            keeping = self._envelopes.keep(*kept.key, generation.checkpoint, packed)
             kept.held_back = asyncio.create_task(keeping)
         kept.begin(send)
-        receive = kept.receiving(_replayed(body, receive))
+        receive = kept.receiving(_replayed(envelope.body, receive))
         try:
             await self._run(scope, receive, kept.send, generation, ours)
         finally:
             await kept.settled()
+
+    async def _recalled(self, request: str, sources: tuple[str, ...]) -> Envelope | None:
+        """The request as its client sent it, from one of its holders."""
+        packed = await self._envelopes.recall(request, sources) if self._envelopes else b""
+        return unpacked(packed) if packed else None
+
+    def _figures(self) -> dict[str, int]:
+        """Of kept streams and envelopes, for the log."""
+        links = self._envelopes.figures() if self._envelopes is not None else {}
+        return {**self._shelf.figures(), **links}
 
     async def _kept(self, path: str, receive: Receive, send: Send) -> None:
         """Carry a kept stream to who asks for it, or erase it."""
@@ -259,15 +263,17 @@ class RelumeMiddleware:
             if message["type"] == "lifespan.startup.complete":
                 state = scope["app"].state
                 self._envelopes = EnvelopeLinks.of(state.vllm_config)
-                self._companion = asyncio.create_task(_accompany(state, self._shelf))
+                report = KeptReport(self._identity.incarnation, self._figures)
+                self._companion = asyncio.create_task(_accompany(state, self._shelf, report))
             await send(message)
 
         return watch
 
 
-async def _accompany(state: Any, shelf: Shelf) -> None:
-    """Tells the agent once the server listens, and ends the process when the engine dies:
-    vLLM's own watchdog needs up to five seconds, in which it would refuse requests."""
+async def _accompany(state: Any, shelf: Shelf, report: KeptReport) -> None:
+    """Tells the agent once the server listens, and of kept streams; ends the process when the
+    engine dies: vLLM's own watchdog needs up to five seconds, in which it would refuse
+    requests."""
     try:
         await _announce(state)
     except Exception:  # process edge: an engine nobody hears of must not linger
@@ -275,6 +281,7 @@ async def _accompany(state: Any, shelf: Shelf) -> None:
         os._exit(ENGINE_DEAD_EXIT)
     while state.engine_client.is_running:
         await asyncio.sleep(ENGINE_POLL_S)
+        report.look(time.monotonic())
         if state.server.should_exit:
             shelf.close()
     await asyncio.sleep(LAST_WORDS_S)

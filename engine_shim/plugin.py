@@ -14,7 +14,7 @@ from typing import Any
 from engine_shim import identity
 from engine_shim.progress import Progress
 from engine_shim.reporter import Reporter
-from engine_shim.reports import Hello, Ready, ready_frame
+from engine_shim.reports import Hello, Ready, frame, ready_frame
 
 _registered_pid = 0
 _reporter: Reporter | None = None
@@ -68,6 +68,12 @@ def announce(ready: Ready) -> None:
     """Tells the agent that the engine serves."""
     if _reporter is not None:
         _reporter.send(ready_frame(ready))
+
+
+def tell(record: bytes) -> None:
+    """Has the agent write an encoded event of this engine."""
+    if _reporter is not None:
+        _reporter.send(frame(record))
 
 
 def vllm_version() -> str:

@@ -37,6 +37,7 @@ def clear(worker: Worker) -> None:
     worker.finished_early.clear()
     worker.prefill_left = worker.batch = worker.sum_context = 0
     worker.waiting = worker.kv_used = 0
+    worker.streams.clear()
 
 
 def dispatch(worker: Worker, key: str, event: v.RouteDecided) -> bool:

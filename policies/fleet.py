@@ -205,6 +205,12 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
                 counted.queued(fleet, change)
 
 
+def _on_streams_reported(fleet: Fleet, stream: str, epoch: int, event: v.StreamsReported) -> None:
+    worker = fleet.workers.get(stream[2:])
+    if worker is not None and event.incarnation == worker.incarnation and worker.engine == "ready":
+        worker.streams = dict(event.figures)
+
+
 # --- replicas ------------------------------------------------------------------------
 
 
@@ -407,6 +413,7 @@ _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.EngineRestartScheduled: _on_restart_scheduled,
     v.EngineStep: _on_engine_step,
     v.StreamResumed: _on_stream_resumed,
+    v.StreamsReported: _on_streams_reported,
     v.ReplicaStarted: _on_replica_started,
     v.ReplicaStopped: _on_replica_stopped,
     v.ReplicaLost: _on_replica_lost,

@@ -81,6 +81,8 @@ class Worker(Struct):
     decode_us: int = 0
     prefill_us: int = 0
     prefill_tokens: int = 0
+    # of streams kept for clients who may come back, as its engine last told
+    streams: dict[str, int] = field(default_factory=dict)
     # the account
     prefill_left: int = 0
     attempts: dict[str, Attempt] = field(default_factory=dict)

@@ -119,6 +119,7 @@ _MARKS: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.RecoveryPlanned: _nobody,
     v.MigrationPlanned: _nobody,
     v.StateDaemonReported: _nobody,
+    v.StreamsReported: _nobody,
     v.RestoreStarted: _nobody,
     v.RestoreDone: _nobody,
     v.RestoreFailed: _nobody,

@@ -21,6 +21,8 @@ _GAUGES = {
     "file_used": ("file_bytes", "What lies in its file tier"),
     "blocks": ("blocks", "KV blocks it holds"),
     "requests": ("requests", "Requests it holds blocks of"),
+    "envelopes": ("envelopes", "Requests it keeps as their clients sent them"),
+    "envelope_bytes": ("envelope_bytes", "Bytes of these"),
 }
 _COUNTERS = {
     "evicted": ("evicted_blocks", "Blocks dropped for want of room"),
@@ -29,6 +31,8 @@ _COUNTERS = {
     "dropped": ("dropped_requests", "Requests whose end it was told"),
     "corrupt": ("corrupt_blocks", "Blocks found damaged"),
     "served": ("served_blocks", "Blocks given to readers"),
+    "envelopes_taken": ("taken_envelopes", "Envelopes it took"),
+    "envelopes_refused": ("refused_envelopes", "Envelopes it did not take"),
     "bytes_in": ("received_bytes", "Bytes taken from engines"),
     "bytes_out": ("served_bytes", "Bytes given to readers"),
 }

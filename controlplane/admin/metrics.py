@@ -20,6 +20,7 @@ from controlplane.admin.checkpoint_metrics import checkpoints
 from controlplane.admin.fleet_api import spool_bytes
 from controlplane.admin.history import Entry
 from controlplane.admin.migration_metrics import Migrations
+from controlplane.admin.stream_metrics import Streams, kept
 from controlplane.config import ServeConfig
 from controlplane.history.keeper import KeeperStatus
 from controlplane.replica import Replica
@@ -70,6 +71,7 @@ class Metrics:
             "relume_stall_judgements", "Silent engines judged", ["hung"], registry=registry
         )
         self._migrations = Migrations(registry)
+        self._streams = Streams(registry)
         self._tokens = Counter("relume_output_tokens", "Tokens delivered", registry=registry)
         self._ttft = Histogram(
             "relume_time_to_first_token_seconds",
@@ -98,6 +100,7 @@ class Metrics:
         event = entry.event
         kind = type(event)
         self._migrations.note(event)
+        self._streams.note(event)
         if kind is v.RequestArrived:
             self._arrived.inc()
         elif kind is v.RouteDecided:
@@ -167,6 +170,7 @@ class _FoldCollector(Collector):
             yield from _upkeep(replica.upkeep)
         yield from self._workers()
         yield from checkpoints(replica.view)
+        yield from kept(fleet)
 
     def _workers(self) -> Iterator[Any]:
         view = self._replica.view

@@ -141,7 +141,7 @@ class SchedulerPort(Protocol):
     def timer_fired(self, timer: str, key: str) -> None:
         """A timer of the token path ran out and something follows from it. `timer`: wait (no
         worker could take request `key` within the bound), retry (it is sent again to where it
-        failed, nobody else being left). Raises LogError."""
+        failed, nobody else being left), grace (its client did not come back). Raises LogError."""
         ...
 
     def observed(

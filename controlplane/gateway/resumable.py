@@ -243,6 +243,7 @@ class Resumable(Exchange):
     def expire(self) -> None:
         """The client did not come back."""
         seconds = self.ctx.config.resume.grace_s
+        self._fired("grace")
         self._end("cancelled", 499, f"the client did not come back within {seconds} s")
 
     def let_go(self) -> None:

@@ -23,7 +23,9 @@ MAX_IMAGE_BYTES = MAX_CHUNK_BYTES
 MAX_PIECES = 1024
 MAX_NAME = 128
 MAX_REQUESTS = 512
-MAX_ENVELOPE_BYTES = 192 << 10
+MAX_ENVELOPE_BYTES = MAX_CHUNK_BYTES
+MAX_INLINE_ENVELOPE = 192 << 10
+"""A larger one is a chunk."""
 MAX_CHILD = 1 << 16
 MAX_INDEX = 1 << 24
 DIGEST_BYTES = 16
@@ -200,13 +202,22 @@ class Done(Message, frozen=True, tag="done"):
 
 
 class Keep(Message, frozen=True, tag="keep"):
-    """The request as its client sent it, at most MAX_ENVELOPE_BYTES, to be kept until it is
+    """The request as its client sent it, at most MAX_INLINE_ENVELOPE, to be kept until it is
     dropped or expires. Answered with `Done`."""
 
     seq: int
     request: str
     attempt: int
     envelope: bytes
+
+
+class KeepChunk(Message, frozen=True, tag="keep_chunk"):
+    """The same, as the chunk, at most MAX_ENVELOPE_BYTES with this digest."""
+
+    seq: int
+    request: str
+    attempt: int
+    digest: bytes
 
 
 class Recall(Message, frozen=True, tag="recall"):
@@ -217,7 +228,7 @@ class Recall(Message, frozen=True, tag="recall"):
 
 
 class Envelope(Message, frozen=True, tag="envelope"):
-    """Answer to `Recall`."""
+    """Answer to `Recall`: in the chunk where `envelope` is empty."""
 
     seq: int
     attempt: int
@@ -276,8 +287,8 @@ class Stats(Message, frozen=True, tag="stats"):
 
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Refused | Put | Ack | Ask | Held | Get | Blocks
-    | Release | Corrupt | Drop | Done | Keep | Recall | Envelope | Changes | Changed | StatsAsk
-    | Stats
+    | Release | Corrupt | Drop | Done | Keep | KeepChunk | Recall | Envelope | Changes | Changed
+    | StatsAsk | Stats
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -83,11 +83,13 @@ class _Batch:
 
 
 class _Question:
-    __slots__ = ("answer", "chunk", "done", "error", "header", "sent", "seq")
+    __slots__ = ("answer", "bytes", "chunk", "done", "error", "header", "parts", "sent", "seq")
 
-    def __init__(self, seq: int, header: bytes) -> None:
+    def __init__(self, seq: int, header: bytes, parts: Sequence[Buffer] = ()) -> None:
         self.seq = seq
         self.header = header
+        self.parts = parts
+        self.bytes = sum(map(len, parts))
         self.done = threading.Event()
         self.answer: m.Message | None = None
         self.chunk = memoryview(b"")
@@ -139,6 +141,7 @@ class Peer:
         self._ticking = False
         self._hurried = 0
         self._questions: OrderedDict[int, _Question] = OrderedDict()
+        self._asked: dict[int, int] = {}  # bytes of chunks that are not answered, by seq
         self._wake = Wake()
         self._closing = False
         self._channel: Channel | None = None
@@ -185,16 +188,19 @@ class Peer:
             self._hurried -= 1
         return not self._bytes
 
-    def ask(self, message: Any, timeout_s: float) -> tuple[Any, memoryview]:
-        """Sends `message` (its `seq` is set here) and returns its answer and chunk.
+    def ask(
+        self, message: Any, timeout_s: float, parts: Sequence[Buffer] = ()
+    ) -> tuple[Any, memoryview]:
+        """Sends `message` (its `seq` is set here) with the chunk that `parts` are, and returns
+        its answer and chunk.
 
         Raises Refusal, Unreachable.
         """
-        return self._await(self._question(message), timeout_s)
+        return self._await(self._question(message, parts), timeout_s)
 
-    def _question(self, message: Any) -> _Question:
+    def _question(self, message: Any, parts: Sequence[Buffer] = ()) -> _Question:
         seq = next(self._seq)
-        question = _Question(seq, m.encode(msgspec.structs.replace(message, seq=seq)))
+        question = _Question(seq, m.encode(msgspec.structs.replace(message, seq=seq)), parts)
         with self._lock:
             if self.gone:
                 raise Refusal("session", self.gone)
@@ -358,6 +364,7 @@ class Peer:
                 self._waiting.extendleft(reversed(self._unanswered.values()))
                 self._unanswered.clear()
                 self._waiting_bytes = self._bytes
+            self._asked.clear()
             for question in self._questions.values():
                 question.sent = False
         if lost:
@@ -394,12 +401,14 @@ class Peer:
         """Questions first: a restore does not wait behind checkpoints."""
         while not self._closing:
             with self._lock:
-                question = next((q for q in self._questions.values() if not q.sent), None)
+                question = self._next_question(channel)
                 if question is not None:
                     question.sent = True
+                    if question.bytes:
+                        self._asked[question.seq] = question.bytes
                 batch = self._next_batch(channel, due) if question is None else None
             if question is not None:
-                channel.send(question.header, ())
+                channel.send(question.header, question.parts)
             elif batch is not None:
                 batch.seal()
                 batch.sent_s = time.monotonic()
@@ -407,13 +416,24 @@ class Peer:
             else:
                 return
 
+    def _next_question(self, channel: Channel) -> _Question | None:
+        """The next one to ask. One with a chunk waits for room, which also those take that
+        nobody waits for any more: the daemon may not have read them yet."""
+        for question in self._questions.values():
+            if not question.sent and (not question.bytes or self._fits(channel, question.bytes)):
+                return question
+        return None
+
+    def _fits(self, channel: Channel, size: int) -> bool:
+        return size <= self._room(channel) or not (self._asked or self._unanswered)
+
     def _next_batch(self, channel: Channel, due: bool) -> _Batch | None:
         """The next one to send, while the channel has room for what is not answered yet."""
         if not self._waiting or not (due or self._waiting_bytes >= JOIN_BYTES):
             return None
         first = self._waiting[0]
         room = self._room(channel)
-        if self._unanswered and first.bytes > room:
+        if (self._unanswered or self._asked) and first.bytes > room:
             return None
         self._waiting.popleft()
         while self._waiting and first.join(self._waiting[0], min(room, JOIN_BYTES)):
@@ -424,7 +444,8 @@ class Peer:
 
     def _room(self, channel: Channel) -> int:
         """Bytes the channel takes now, beside what is unanswered."""
-        return channel.window_bytes - self._bytes + self._waiting_bytes
+        waiting = sum(self._asked.values()) if self._asked else 0
+        return channel.window_bytes - self._bytes + self._waiting_bytes - waiting
 
     def _may_tick(self, channel: Channel) -> bool:
         """Whether what comes from the daemon can wait for a tick. If so, `flush` does not wake
@@ -445,6 +466,7 @@ class Peer:
             if batch is not None:
                 self._bytes -= batch.bytes
             question = self._questions.pop(seq, None)
+            self._asked.pop(seq, None)
         if question is not None:
             if isinstance(message, m.Refused):
                 if message.code == "session":

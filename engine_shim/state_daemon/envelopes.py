@@ -6,6 +6,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from engine_shim.kv_stream.errors import Refusal
+from engine_shim.kv_stream.image import Buffer, digest_of
 from engine_shim.state_daemon.arena import Arena
 
 
@@ -14,6 +15,7 @@ class _Kept(Struct):
     offset: int
     length: int
     touched_s: float
+    digest: bytes
 
 
 class Envelopes:
@@ -22,28 +24,54 @@ class Envelopes:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._kept: dict[str, _Kept] = {}
+        self.bytes = 0
+        self.taken = self.refused = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, request: str, attempt: int, envelope: bytes, now_s: float) -> None:
-        """Raises Refusal: fenced (a later attempt wrote one), budget."""
+    def keep(
+        self, request: str, attempt: int, envelope: Buffer, now_s: float, digest: bytes = b""
+    ) -> None:
+        """`digest`: what the envelope's must be, if it was told. Raises Refusal: fenced (a later
+        attempt wrote one), budget, digest."""
+        try:
+            self._keep(request, attempt, envelope, now_s, digest)
+        except Refusal:
+            self.refused += 1
+            raise
+        self.taken += 1
+
+    def _keep(
+        self, request: str, attempt: int, envelope: Buffer, now_s: float, digest: bytes
+    ) -> None:
         older = self._kept.get(request)
         if older is not None and attempt < older.attempt:
             raise Refusal("fenced", f"attempt {older.attempt} of {request} is live")
         offset = self._arena.allocate(len(envelope))
         if offset is None:
             raise Refusal("budget", f"no room for {len(envelope)} bytes of {request}")
-        self._arena.view(offset, len(envelope))[:] = envelope
+        held = self._arena.view(offset, len(envelope))
+        held[:] = envelope
+        found = digest_of(held)
+        if digest and found != digest:
+            self._arena.release(offset)
+            raise Refusal("digest", f"the envelope of {request} is not as it was sent")
         self.drop(request, attempt)
-        self._kept[request] = _Kept(attempt, offset, len(envelope), now_s)
+        self._kept[request] = _Kept(attempt, offset, len(envelope), now_s, found)
+        self.bytes += len(envelope)
 
-    def recall(self, request: str) -> tuple[int, bytes]:
-        """(attempt, envelope). Raises Refusal (unknown)."""
+    def recall(self, request: str) -> tuple[int, memoryview]:
+        """(attempt, envelope where it lies). Raises Refusal: unknown, digest (it is damaged, and
+        forgotten)."""
         kept = self._kept.get(request)
         if kept is None:
             raise Refusal("unknown", f"no envelope of {request} is held")
-        return kept.attempt, bytes(self._arena.read(kept.offset, kept.length))
+        held = self._arena.read(kept.offset, kept.length)
+        if digest_of(held) != kept.digest:
+            self.drop(request, kept.attempt)
+            raise Refusal("digest", f"the envelope of {request} is damaged")
+        return kept.attempt, held
 
     def touch(self, request: str, now_s: float) -> None:
         """The request is alive."""
@@ -55,8 +83,18 @@ class Envelopes:
         kept = self._kept.get(request)
         if kept is not None and kept.attempt <= attempt:
             del self._kept[request]
+            self.bytes -= kept.length
             self._arena.view(kept.offset, kept.length)[:] = bytes(kept.length)
             self._arena.release(kept.offset)
+
+    def stats(self) -> dict[str, int]:
+        """Figures by name: what is held, and what came since the start."""
+        return {
+            "envelopes": len(self._kept),
+            "envelope_bytes": self.bytes,
+            "envelopes_taken": self.taken,
+            "envelopes_refused": self.refused,
+        }
 
     def expire(self, before_s: float) -> None:
         """Forget what was touched last before then."""

@@ -284,19 +284,31 @@ class Session:
         return Reply(m.encode(m.Done(drop.seq, blocks, size)))
 
     def _keep(self, hello: m.Hello, keep: m.Keep, chunk: memoryview) -> Reply:
+        return self._kept(hello, keep, keep.envelope, m.MAX_INLINE_ENVELOPE)
+
+    def _keep_chunk(self, hello: m.Hello, keep: m.KeepChunk, chunk: memoryview) -> Reply:
+        return self._kept(hello, keep, chunk, m.MAX_ENVELOPE_BYTES, keep.digest)
+
+    def _kept(
+        self, hello: m.Hello, keep: m.Keep | m.KeepChunk, envelope: Buffer, limit: int,
+        digest: bytes = b"",
+    ) -> Reply:  # fmt: skip
         if hello.role != "keeper":
             raise Refusal("authentication", "only keepers keep")
-        if not 0 < len(keep.request) <= m.MAX_NAME or len(keep.envelope) > m.MAX_ENVELOPE_BYTES:
-            raise MalformedMessage(f"an envelope of {len(keep.envelope)} bytes")
+        size = len(envelope)
+        if not 0 < len(keep.request) <= m.MAX_NAME or not 0 < size <= limit:
+            raise MalformedMessage(f"an envelope of {size} bytes")
         service = self._service
-        service.store.keep(keep.request, keep.attempt, keep.envelope, service.now())
-        return Reply(m.encode(m.Done(keep.seq, 0, len(keep.envelope))))
+        service.store.keep(keep.request, keep.attempt, envelope, service.now(), digest)
+        return Reply(m.encode(m.Done(keep.seq, 0, size)))
 
     def _recall(self, hello: m.Hello, recall: m.Recall, chunk: memoryview) -> Reply:
         if hello.role != "keeper":
             raise Refusal("authentication", "only keepers ask for envelopes")
         attempt, envelope = self._service.store.envelopes.recall(recall.request)
-        return Reply(m.encode(m.Envelope(recall.seq, attempt, envelope)))
+        if len(envelope) <= m.MAX_INLINE_ENVELOPE:
+            return Reply(m.encode(m.Envelope(recall.seq, attempt, bytes(envelope))))
+        return Reply(m.encode(m.Envelope(recall.seq, attempt, b"")), (envelope,))
 
     def _changes(self, hello: m.Hello, ask: m.Changes, chunk: memoryview) -> Reply:
         _control_only(hello)
@@ -330,6 +342,7 @@ _HANDLERS: dict[type, Callable[[Session, m.Hello, Any, memoryview], Reply]] = {
     m.Corrupt: Session._corrupt,
     m.Drop: Session._drop,
     m.Keep: Session._keep,
+    m.KeepChunk: Session._keep_chunk,
     m.Recall: Session._recall,
     m.Changes: Session._changes,
     m.StatsAsk: Session._stats,

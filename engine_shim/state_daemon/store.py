@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from engine_shim.kv_stream.errors import Refusal
 from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.image import digest_of
+from engine_shim.kv_stream.image import Buffer, digest_of
 from engine_shim.kv_stream.messages import Change, Piece, Position
 from engine_shim.state_daemon.arena import Arena
 from engine_shim.state_daemon.contents import Content, Contents
@@ -75,11 +75,13 @@ class BlockStore:
         self.envelopes.touch(piece.request, now_s)
         return Position(piece.request, piece.child, piece.rank, holding.attempt, sequence.prefix)
 
-    def keep(self, request: str, attempt: int, envelope: bytes, now_s: float) -> None:
-        """Takes a request's envelope. Raises Refusal: fenced, budget."""
+    def keep(
+        self, request: str, attempt: int, envelope: Buffer, now_s: float, digest: bytes = b""
+    ) -> None:
+        """Takes a request's envelope. Raises Refusal: fenced, budget, digest."""
         if attempt <= self._ended.get(request, -1):
             raise Refusal("fenced", f"attempt {attempt} of {request} has ended")
-        self.envelopes.keep(request, attempt, envelope, now_s)
+        self.envelopes.keep(request, attempt, envelope, now_s, digest)
 
     def _admit(self, writer: str, fingerprint: Fingerprint, piece: Piece) -> Holding:
         if piece.attempt <= self._ended.get(piece.request, -1):
@@ -350,7 +352,7 @@ class BlockStore:
             **self._counts,
             "shared": self.contents.shared,
             "requests": len(self._holdings),
-            "envelopes": len(self.envelopes),
+            **self.envelopes.stats(),
             "contents": len(self.contents),
             "memory_used": self.arena.used,
             "memory_budget": self.arena.budget,

@@ -81,6 +81,7 @@ from events.vocabulary.worker import (
     EngineStarted,
     EngineStep,
     StreamResumed,
+    StreamsReported,
     WorkerDeregistered,
     WorkerRegistered,
 )
@@ -95,6 +96,7 @@ WORKER_EVENTS = (
     | EngineStep
     | EffectApplied
     | StreamResumed
+    | StreamsReported
     | StateDaemonStarted
     | StateDaemonLost
     | StateDaemonReported

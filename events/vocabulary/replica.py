@@ -196,7 +196,8 @@ class GroupsReceived(Event, frozen=True, tag="groups_received/1"):
 class TimerFired(Event, frozen=True, tag="timer_fired/1"):
     """A timer of this replica ran out, and what it did next follows from that. `timer`: wait
     (request `key` found no worker within the bound), retry (it goes again to where it failed),
-    stall (`key` is worker:incarnation: its silence reached the bound)."""
+    stall (`key` is worker:incarnation: its silence reached the bound), grace (the client of
+    request `key` did not come back)."""
 
     timer: str
     key: str

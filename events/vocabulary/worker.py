@@ -90,6 +90,14 @@ class EngineStep(Event, frozen=True, tag="engine_step/1"):
     lost: int = 0
 
 
+class StreamsReported(Event, frozen=True, tag="streams_reported/1"):
+    """Figures of the streams that the engine keeps for clients who may come back, by name, at a
+    low rate and when they changed, for people. Counts are since the engine started."""
+
+    incarnation: int
+    figures: tuple[tuple[str, int], ...]
+
+
 class EffectApplied(Event, frozen=True, tag="effect_applied/1"):
     """Effect `index` of `decision` was carried out (or refused: `outcome`)."""
 

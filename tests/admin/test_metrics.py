@@ -122,3 +122,55 @@ async def test_checkpoints_are_shown_as_the_log_tells_them():
         size = replica.fleet.workers[place.worker].block_size
         assert found["relume_checkpoint_lag_tokens",] == 4 * size - 48
         assert found["relume_checkpoint_coverage_ratio",] == 48 / (4 * size)
+
+
+async def test_resumable_streams_are_counted_where_they_are_kept_and_where_clients_return():
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        replica = scene.replica
+        figures = {
+            "streams": 5,
+            "bytes": 900,
+            "detached": 2,
+            "detached_bytes": 300,
+            "taken_up": 7,
+            "cut_short": 1,
+            "expired": 4,
+            "refused_bytes": 3,
+            "envelopes_too_large": 6,
+        }
+        writer.append(
+            v.StreamsReported(2, (("detached", 99),)),
+            v.StreamsReported(1, tuple(figures.items())),
+            v.StateDaemonStarted("w0", "b", 1, "", 4096),
+            v.StateDaemonReported("w0", "b", (("envelopes", 8), ("envelopes_refused", 9))),
+        )
+        emit = replica.scheduler.emit
+        emit(v.RequestArrived("q", "tiny", "c", True, 1, 1, "exact", resumable="d", grace_ticks=9))
+        for request in ("q", "q", "of another replica"):
+            emit(v.ClientReturned(request, "c", 1, 3, 0))
+        emit(v.TimerFired("grace", "q"))
+        emit(v.TimerFired("wait", "q"))
+        await scene.until(lambda: replica.fleet.revision == scene.log.revision)
+        await scene.until(lambda: replica.fleet.holders["w0"].figures)
+        found = await samples(scene)
+        worker = ("worker", "w0")
+        assert found["relume_detached_streams", worker] == 2
+        assert found["relume_detached_stream_bytes", worker] == 300
+        assert found["relume_kept_streams", worker] == 5
+        assert found["relume_stream_attaches_total", worker] == 7
+        assert found["relume_stream_attaches_short_total", worker] == 1
+        dropped = {
+            b: found["relume_detached_streams_dropped_total", ("bound", b), worker]
+            for b in ("grace", "bytes", "streams")
+        }
+        assert dropped == {"grace": 4, "bytes": 3, "streams": 0}
+        assert found["relume_envelopes_total", ("outcome", "too_large"), worker] == 6
+        assert found["relume_checkpoint_envelopes", worker] == 8
+        assert found["relume_checkpoint_refused_envelopes_total", worker] == 9
+        assert found["relume_client_returns_total", ("replica", "same")] == 2
+        assert found["relume_client_returns_total", ("replica", "other")] == 1
+        assert found["relume_client_streams_expired_total",] == 1
+        writer.append(v.EngineDied("w0", 1, "killed"))
+        await scene.until(lambda: replica.fleet.workers["w0"].engine == "dead")
+        assert (await samples(scene))["relume_detached_streams", worker] == 0

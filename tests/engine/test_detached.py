@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from engine_shim import frames
+from engine_shim.agent_reports import is_step
 from engine_shim.detached import Bounds, Gone, Kept, Shelf
 from engine_shim.generation import Delivered, Generation, MalformedDispatch, Resume
+from engine_shim.kept_report import REPORT_S, KeptReport
+from events.codec import decode, encode
+from events.vocabulary import StreamsReported
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -209,3 +213,43 @@ def test_bounds_that_do_not_read() -> None:
     for header in ("", "30", "30 1 2 x", "1 2 3 4 5"):
         with pytest.raises(MalformedDispatch):
             Bounds.of(header)
+
+
+async def test_figures_tell_who_is_away_and_which_bound_ended_them() -> None:
+    shelf = Shelf()
+    wires = {name: Wire() for name in "abc"}
+    kept = {name: _kept(shelf, wire, name, streams=2) for name, wire in wires.items()}
+    for name in "abc":
+        await kept[name].send(START)
+        await _write(kept[name], 0, 2)
+    assert shelf.figures()["detached"] == 0 and shelf.figures()["streams"] == 3
+    for name in "abc":
+        await _lose(kept[name], wires[name])
+    figures = shelf.figures()
+    assert figures["detached"] == 2 and figures["refused_streams"] == 1
+    assert figures["detached_bytes"] == figures["bytes"] == kept["b"].bytes + kept["c"].bytes
+    kept["b"].attach(Wire().send, 0)
+    kept["b"].drop_sent()
+    figures = shelf.figures()
+    assert (figures["detached"], figures["taken_up"], figures["cut_short"]) == (1, 1, 0)
+    shelf.forget(kept["c"], "its grace is over")
+    assert shelf.figures()["expired"] == 1 and shelf.figures()["detached"] == 0
+    shelf.forget(kept["b"], "its grace is over")
+    assert shelf.figures()["expired"] == 1, "its client was there"
+
+
+def test_figures_are_reported_when_they_changed_and_not_too_often() -> None:
+    figures = {"streams": 0}
+    told: list[Any] = []
+    report = KeptReport(3, lambda: dict(figures), lambda record: told.append(decode(record)))
+    report.look(0.0)
+    assert not told
+    figures["streams"] = 2
+    report.look(1.0)
+    figures["streams"] = 3
+    report.look(1.0 + REPORT_S / 2)
+    assert told == [StreamsReported(3, (("streams", 2),))]
+    report.look(1.0 + REPORT_S)
+    report.look(99.0)
+    assert told[1:] == [StreamsReported(3, (("streams", 3),))]
+    assert all(is_step(encode(event)) for event in told), "the agent passes it on"

@@ -102,7 +102,12 @@ async def test_gateway_and_workers_are_killed_together(options: FleetOptions) ->
         await calm.read(session, first, asking(600))
         torn = [Reader(f"torn-{i}") for i in range(3)]
         sampled = Reader("sampled")
-        reading = [asyncio.create_task(r.read(session, first, asking(600))) for r in torn]
+        long = {"user": "x" * (1 << 20)}  # as a long prompt: its envelope is a chunk of its own
+        asked = [asking(600, **long), asking(600), asking(600)]
+        reading = [
+            asyncio.create_task(r.read(session, first, body))
+            for r, body in zip(torn, asked, strict=True)
+        ]
         drawn = asking(1900, temperature=1.0, ignore_eos=True)
         reading.append(asyncio.create_task(sampled.read(session, first, drawn)))
         deadline = time.monotonic() + 60

@@ -1,0 +1,38 @@
+"""Tells the log of the streams this engine keeps for clients who may come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine_shim import plugin
+from events.codec import encode
+from events.vocabulary import StreamsReported
+
+REPORT_S = 5.0
+"""Between two reports at least; what did not change is not told."""
+
+
+class KeptReport:
+    """`figures` gives what is to be told, `tell` takes a finished record."""
+
+    def __init__(
+        self,
+        incarnation: int,
+        figures: Callable[[], dict[str, int]],
+        tell: Callable[[bytes], None] = plugin.tell,
+    ) -> None:
+        self._incarnation = incarnation
+        self._figures = figures
+        self._tell = tell
+        self._told = figures()
+        self._due_s = 0.0
+
+    def look(self, now_s: float) -> None:
+        """Report what changed, if it is time."""
+        if now_s < self._due_s:
+            return
+        figures = self._figures()
+        if figures == self._told:
+            return
+        self._told, self._due_s = figures, now_s + REPORT_S
+        self._tell(encode(StreamsReported(self._incarnation, tuple(figures.items()))))
