@@ -69,13 +69,13 @@ class Daemon:
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(5)
+        self.process.wait(30)
 
     def stop(self) -> int:
         assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
-        return self.process.wait(5)
+        return self.process.wait(30)
 
     def resident_bytes(self) -> int:
         assert self.process is not None
