@@ -20,7 +20,7 @@ import sys
 import time
 from asyncio.base_events import BaseEventLoop
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 from unittest import mock
@@ -115,6 +115,29 @@ def current() -> Process | None:
     return _PROCESS.get()
 
 
+class _Numbered:
+    """Sets of these are in the same order in every run."""
+
+    __slots__ = ()
+    _number: int
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Task(_Numbered, asyncio.Task):  # type: ignore[type-arg]
+    def __new__(cls, *args: Any, loop: VirtualLoop, **how: Any) -> _Task:
+        self = super().__new__(cls)
+        self._number = loop.next_number()
+        return self
+
+
+class _Future(_Numbered, asyncio.Future):  # type: ignore[type-arg]
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._number = loop.next_number()
+        super().__init__(loop=loop)
+
+
 class VirtualLoop(BaseEventLoop):
     """See the module. No sockets, no threads, no subprocesses."""
 
@@ -126,8 +149,16 @@ class VirtualLoop(BaseEventLoop):
         self.until_s = float("inf")
         self._now_s = 0.0
         self._pids = 1000
+        self.connector: Callable[[Any, str, int], Coroutine[Any, Any, Any]] | None = None
+        """Makes connections; see `chaos.sim.transport`."""
+        self.stand_ins: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+        """What else is replaced while it runs, by name."""
         self._buried: list[set[asyncio.Task[Any]]] = []
+        self._numbers = 0
+        self._order = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.set_exception_handler(self._failed)
+        self.set_task_factory(lambda loop, work, **how: _Task(work, loop=loop, **how))
         self.failures: list[BaseException] = []
         """Exceptions nobody took; `run` raises the first."""
 
@@ -138,6 +169,14 @@ class VirtualLoop(BaseEventLoop):
     def now_ns(self) -> int:
         """Virtual time in nanoseconds."""
         return round(self._now_s * NS)
+
+    def next_number(self) -> int:
+        """A number for a task or future."""
+        self._numbers += 1
+        return self._numbers
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
 
     def next_pid(self) -> int:
         """A process id that no other has."""
@@ -154,13 +193,20 @@ class VirtualLoop(BaseEventLoop):
         self._buried.append(tasks)
 
     def close(self) -> None:
-        """Let go of everything."""
-        super().close()
+        """Let go of everything, the living included, without a word."""
+        if self.is_closed():
+            return
         told, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
+            for task in asyncio.all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                # What its `finally` does now concerns nobody.
+                with suppress(BaseException):
+                    task.get_coro().close()  # type: ignore[union-attr]
+            super().close()
             self._buried.clear()
             self._ready.clear()
-            self._scheduled.clear()
+            self._timers.clear()
             gc.collect()
         finally:
             sys.unraisablehook = told
@@ -195,6 +241,7 @@ class VirtualLoop(BaseEventLoop):
 
         state = random.getstate()
         random.seed(self.random.random())
+        stand_ins = ExitStack()
         patches = (
             (time, "time", wall),
             (time, "time_ns", lambda: round(wall() * NS)),
@@ -209,7 +256,9 @@ class VirtualLoop(BaseEventLoop):
         try:
             with mock.patch.multiple(time, **{n: f for m, n, f in patches if m is time}):
                 with mock.patch.multiple(os, **{n: f for m, n, f in patches if m is os}):
-                    with mock.patch.object(*patches[-1]):
+                    with mock.patch.object(*patches[-1]), stand_ins:
+                        for name in sorted(self.stand_ins):
+                            stand_ins.enter_context(self.stand_ins[name]())
                         yield
         finally:
             random.setstate(state)
@@ -220,19 +269,34 @@ class VirtualLoop(BaseEventLoop):
 
     # --- what BaseEventLoop asks of us ---------------------------------------------------
 
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._order += 1
+        heapq.heappush(self._timers, (when, self._order, handle))
+        return handle
+
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            heapq.heappop(scheduled)._scheduled = False
+        if self.failures:
+            raise self.failures[0]
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
         if not ready:
-            if not scheduled:
+            if not timers:
                 raise Stuck(f"at {self._now_s:.6f} s nobody can run any more")
-            self._now_s = max(self._now_s, scheduled[0]._when)
+            if timers[0][0] > self._now_s:
+                self._now_s = timers[0][0]
             if self._now_s > self.until_s:
                 raise Late(f"not over after {self.until_s} s of virtual time")
-        while scheduled and scheduled[0]._when <= self._now_s:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
+        now = self._now_s
+        while timers and timers[0][0] <= now:
+            handle: asyncio.Handle = heapq.heappop(timers)[2]
             if not handle._cancelled:
                 ready.append(handle)
         for _ in range(len(ready)):
@@ -271,6 +335,12 @@ class VirtualLoop(BaseEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
+
+    async def create_connection(self, factory: Any, host: Any = None, port: Any = None) -> Any:
+        """Over the simulated network."""
+        if self.connector is None:
+            raise ConnectionRefusedError(f"there is no network: {host}:{port}")
+        return await self.connector(factory, host, port)
 
     async def shutdown_default_executor(self, *_: Any) -> None:
         pass

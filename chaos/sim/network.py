@@ -285,11 +285,12 @@ class End:
         """Run `work` at the other end and take what it sends, all at once: how a stream whose
         tokens are told late is brought up to date. Nothing where nothing would come."""
         wires, peer = self._wires, self.peer
-        if self.closed or peer.closed or peer._waiting or not peer.process.alive:
+        if self.closed or peer._waiting:
             return
         if wires.way(peer.process.name, self.process.name, self.kind).cut:
             return
-        peer.process.context.run(work, *args)
+        if peer.process.alive and not peer.closed:
+            peer.process.context.run(work, *args)
         while self._coming and not self.closed:
             self._skip += 1
             next_work, next_args = self._coming.popleft()

@@ -65,7 +65,8 @@ class Context(Struct, frozen=True):
     clock: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     counters: Counters
-    attempts: dict[tuple[str, int], set[Attempts]]
+    attempts: dict[tuple[str, int], dict[Attempts, None]]
+    """Under way on each engine incarnation, in the order in which they were sent there."""
 
 
 class ClientPort(Protocol):
@@ -257,7 +258,7 @@ class Attempts:
         if self._failover is not None:
             self._failover.decided = self.ctx.clock()
         self.assignment = to
-        self.ctx.attempts.setdefault((to.worker, to.incarnation), set()).add(self)
+        self.ctx.attempts.setdefault((to.worker, to.incarnation), {})[self] = None
         upstream = self.ctx.pool.take(to)
         if upstream is None:
             self._spawn(self._connect, to)
@@ -417,7 +418,7 @@ class Attempts:
         key = (to.worker, to.incarnation)
         attempts = self.ctx.attempts.get(key)
         if attempts is not None:
-            attempts.discard(self)
+            attempts.pop(self, None)
             if not attempts:
                 del self.ctx.attempts[key]
         upstream, self.upstream = self.upstream, None

@@ -90,7 +90,7 @@ class Gateway:
             max_idle_per_engine=config.max_idle_per_engine,
         )
         self.activity: dict[tuple[str, int], Activity] = self._pool.activity
-        self._attempts: dict[tuple[str, int], set[Attempts]] = {}
+        self._attempts: dict[tuple[str, int], dict[Attempts, None]] = {}
         self._resumable: dict[str, Resumable] = {}
         self._context = Context(
             scheduler, self._pool, config, clock, self._spawn, self.counters, self._attempts

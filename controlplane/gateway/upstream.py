@@ -301,7 +301,7 @@ class UpstreamPool:
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle_per_engine
         self._idle: dict[EngineKey, list[Upstream]] = {}
-        self._all: set[Upstream] = set()
+        self._all: dict[Upstream, None] = {}
 
     def activity_of(self, worker: str, incarnation: int) -> Activity:
         """The account of an incarnation; older idle ones of the worker are dropped."""
@@ -310,8 +310,12 @@ class UpstreamPool:
             for key in [k for k in self.activity if k[0] == worker and k[1] < incarnation]:
                 if self.activity[key].open_streams == 0:
                     del self.activity[key]
-            found = self.activity[worker, incarnation] = Activity(self.clock())
+            found = self.activity[worker, incarnation] = self.new_activity()
         return found
+
+    def new_activity(self) -> Activity:
+        """An empty account."""
+        return Activity(self.clock())
 
     def take(self, to: Assignment) -> Upstream | None:
         """An idle connection to that incarnation, the one used last, or None."""
@@ -339,7 +343,7 @@ class UpstreamPool:
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._all.add(upstream)
+        self._all[upstream] = None
         return upstream
 
     def give_back(self, upstream: Upstream) -> None:
@@ -356,7 +360,7 @@ class UpstreamPool:
 
     def forget(self, upstream: Upstream) -> None:
         """A connection is gone."""
-        self._all.discard(upstream)
+        self._all.pop(upstream, None)
         idle = self._idle.get(upstream.key)
         if idle is None:
             return

@@ -1,0 +1,154 @@
+"""A control plane replica as a simulated process: the real `Replica` behind a simulated gateway.
+
+One that ends, by itself (fenced, no log) or killed, is started again after `RESTART_S` under
+its name and with its spool, as a supervisor would. What the real code reaches over HTTP and
+sockets it reaches over the network (`transport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from chaos.sim.gateway import SimGateway
+from chaos.sim.loop import Process, VirtualLoop
+from chaos.sim.network import Wires
+from chaos.sim.transport import standing_in
+from controlplane.gateway.config import GatewayConfig
+from controlplane.replica import Replica, ReplicaConfig
+from events.errors import LogError
+from events.log import LogReader
+from policies.state import Fleet
+
+RESTART_S = 1.0
+GATHER_S = 0.05
+PORT = 8000
+
+
+class Log(Protocol):
+    """What `etcd.SimEtcd` offers to processes."""
+
+    def writer(
+        self, stream: str, process: Process, *, wait_s: float = 0.0, gather_s: float = 0.0
+    ) -> Any:
+        """A StreamWriter to enter."""
+        ...
+
+    def reader(self, process: Process) -> LogReader:
+        """A reader of the whole log."""
+        ...
+
+
+class Plane:
+    """Replica `name`, on a host of its own. `up` is called with each `Replica` that serves."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        wires: Wires,
+        log: Log,
+        name: str,
+        config: ReplicaConfig | None = None,
+        gateway: GatewayConfig | None = None,
+        takeover_s: float = 16.0,
+        up: Callable[[Replica], None] = lambda _: None,
+    ) -> None:
+        self.name = name
+        self.address = f"{name}:{PORT}"
+        self.process: Process | None = None
+        """The one that lives now."""
+        self.replica: Replica | None = None
+        """The one that serves now."""
+        self.gateway: SimGateway | None = None
+        self.ends: list[tuple[float, str]] = []
+        """When and why it ended by itself."""
+        self._config = replace(config or ReplicaConfig(), name=name, host=name, port=PORT)
+        self._loop = loop
+        self._wires = wires
+        self._log = log
+        self._gateway_config = gateway
+        self._takeover_s = takeover_s
+        self._up = up
+        loop.stand_ins["control plane"] = lambda: standing_in(wires)
+
+    @property
+    def running(self) -> bool:
+        """Whether it serves (or would, were it not stopped)."""
+        return self.replica is not None
+
+    @property
+    def leading(self) -> bool:
+        """Whether it owns stream `fleet`."""
+        return self.replica is not None and self.replica.leadership.leading
+
+    @property
+    def fleet(self) -> Fleet:
+        """Its fold; an empty one while it does not run."""
+        return self.replica.fleet if self.replica is not None else Fleet()
+
+    def start(self) -> None:
+        """Start it, unless it lives."""
+        if self.process is not None:
+            return
+        process = self.process = self._loop.process(self.name)
+        process.at_death.append(self._gone)
+        process.spawn(self._live(process))
+
+    def kill(self) -> None:
+        """kill -9; its supervisor starts it again."""
+        if self.process is not None:
+            self.process.kill()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if self.process is not None:
+            self.process.stop()
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.process is not None:
+            self.process.go_on()
+
+    def _gone(self) -> None:
+        self.process = self.replica = self.gateway = None
+        self._loop.call_later(RESTART_S, self.start)
+
+    async def _live(self, process: Process) -> None:
+        try:
+            await self._serve(process)
+        except Exception as raised:
+            error = _first(raised)
+            if not isinstance(error, LogError):
+                self._loop.failures.append(error)
+                raise
+            self.ends.append((self._loop.time(), str(error)))
+        process.kill()
+
+    async def _serve(self, process: Process) -> None:
+        """As `controlplane.serve` does."""
+        opening = self._log.writer(
+            f"r.{self.name}", process, wait_s=self._takeover_s, gather_s=GATHER_S
+        )
+        async with opening as writer:
+            replica = Replica(
+                self._config,
+                self._log.reader(process),
+                writer,
+                lambda stream: self._log.writer(stream, process),
+            )
+            await replica.catch_up()
+            gateway = SimGateway(replica.scheduler, self._wires, process, self._gateway_config)
+            await gateway.start()
+            self.replica, self.gateway = replica, gateway
+            self._wires.serve(self.address, process, gateway)
+            self._up(replica)
+            await replica.run(gateway)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first plain exception inside nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
