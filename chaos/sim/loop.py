@@ -31,6 +31,7 @@ _PROCESS: ContextVar[Process | None] = ContextVar("sim_process", default=None)
 EPOCH_S = 1_700_000_000
 """Wall clocks begin here (Unix time)."""
 NS = 1_000_000_000
+MOST_CLAUSES = 100
 
 
 class Stuck(RuntimeError):
@@ -113,6 +114,17 @@ class Process:
 def current() -> Process | None:
     """The process whose callback runs now."""
     return _PROCESS.get()
+
+
+def _let_go(task: asyncio.Task[Any]) -> None:
+    """End what a task was doing; what its `finally` clauses say now concerns nobody."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    work: Any = task.get_coro()
+    for _ in range(MOST_CLAUSES):
+        if work.cr_frame is None:
+            return
+        with suppress(BaseException):
+            work.close()
 
 
 class _Numbered:
@@ -198,11 +210,9 @@ class VirtualLoop(BaseEventLoop):
             return
         told, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
-            for task in asyncio.all_tasks(self):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                # What its `finally` does now concerns nobody.
-                with suppress(BaseException):
-                    task.get_coro().close()  # type: ignore[union-attr]
+            left = [t for tasks in self._buried for t in tasks]
+            for task in (*asyncio.all_tasks(self), *left):
+                _let_go(task)
             super().close()
             self._buried.clear()
             self._ready.clear()

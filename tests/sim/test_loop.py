@@ -1,8 +1,10 @@
 """Virtual time and processes that die and stand still."""
 
 import asyncio
+import gc
 import os
 import random
+import sys
 import time
 import uuid
 
@@ -151,3 +153,28 @@ def test_an_exception_nobody_takes_is_the_runs(loop):
 
     with pytest.raises(ValueError, match="here"):
         loop.run(main())
+
+
+def test_what_is_left_of_a_closed_loop_says_nothing_when_it_is_collected(loop, monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+
+    async def clean():
+        try:
+            await asyncio.sleep(100)
+        finally:
+            asyncio.get_running_loop().call_soon(print)
+            await asyncio.sleep(1)
+            await asyncio.sleep(1)
+
+    async def main():
+        dead = loop.process("dead")
+        dead.spawn(clean())
+        loop.process("living").spawn(clean())
+        await asyncio.sleep(1)
+        dead.kill()
+
+    loop.run(main())
+    loop.close()
+    gc.collect()
+    assert not told
