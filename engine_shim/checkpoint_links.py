@@ -62,6 +62,7 @@ class Links:
         on_reset: Callable[[str], None] = lambda endpoint: None,
     ) -> None:
         self._config = config
+        self.fingerprint = fingerprint
         self._hello = m.Hello(m.VERSION, worker, config.epoch, incarnation, role, b"", fingerprint)
         self._on_refused = on_refused
         self._on_reset = on_reset

@@ -10,93 +10,24 @@ the cache, where it stays as long as the request does. A holder that lost everyt
 begun anew.
 
 Restoring. A request that names holders is looked up before it is admitted; what they have
-without a gap, block by block, is loaded between steps while others run. It is offered
-once: what fails to load is computed.
+without a gap, block by block, of it or of another one that begins alike, is loaded between
+steps while others run. It is offered once: what fails to load is computed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from engine_shim.checkpoint_links import Links
+from engine_shim.checkpoint_lookup import Found, Lookup, scope_of
 from engine_shim.checkpointing import DropJob, Key, LoadJob, SaveJob
 from engine_shim.generation import IDENTITY_KEY, UNREPORTED
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import KvStreamError
 
 LOOKUPS_AT_ONCE = 8
-ASK_POLL_S = 0.005
-OTHERS_S = 0.05
-"""Once one holder has something, so long is waited for the others."""
 BLOCKS_A_STEP = 64
 """Of one request to one holder; a long prefix hit is spread over several steps."""
-
-
-class _Lookup:
-    """Asks holders what they have of a request, all at once; the answer is there or not yet.
-    When many are asked for and a holder is silent, some are given up before they are asked."""
-
-    def __init__(
-        self,
-        pool: ThreadPoolExecutor,
-        links: Links,
-        key: Key,
-        sources: tuple[str, ...],
-        ranks: int,
-        timeout_s: float,
-    ) -> None:
-        self.done = threading.Event()
-        self.found = ("", 0)
-        """(endpoint, blocks) of who holds most so far."""
-        self.deadline_s = time.monotonic() + timeout_s
-        self._arguments = (links, key, sources, ranks)
-        pool.submit(self._run)
-
-    def _run(self) -> None:
-        links, key, sources, ranks = self._arguments
-        asked = {}
-        try:
-            for order, endpoint in enumerate(() if self.ready else sources):
-                with contextlib.suppress(KvStreamError):
-                    peer = links.peer(endpoint)
-                    asked[-order, endpoint] = peer, peer.request(m.Ask(0, (key.request,)))
-            best, until_s = (0, 0), self.deadline_s
-            while asked and (left_s := until_s - time.monotonic()) > 0:
-                _, first = next(iter(asked.values()))
-                first.done.wait(min(left_s, ASK_POLL_S) if len(asked) > 1 else left_s)
-                for who in [w for w, (_, question) in asked.items() if question.done.is_set()]:
-                    _, question = asked.pop(who)
-                    blocks = _held(question.answer, key, ranks)
-                    if blocks and (blocks, who[0]) > best:  # the first named on a tie
-                        best, self.found = (blocks, who[0]), (who[1], blocks)
-                if self.found[1]:
-                    until_s = min(until_s, time.monotonic() + OTHERS_S)
-            for peer, question in asked.values():
-                peer.forget(question)
-        finally:
-            self.done.set()
-
-    @property
-    def ready(self) -> bool:
-        return self.done.is_set() or time.monotonic() > self.deadline_s
-
-
-def _held(answer: Any, key: Key, ranks: int) -> int:
-    """Blocks all ranks can have of what was answered; none without an answer, or when they
-    were written for another engine."""
-    if not isinstance(answer, m.Held):
-        return 0
-    by_rank = {
-        p.rank: p.blocks
-        for p, fit in zip(answer.positions, answer.usable, strict=False)
-        if p.request == key.request and p.child == key.child and fit == "same"
-    }
-    return min((by_rank.get(rank, 0) for rank in range(ranks)), default=0)
 
 
 class _Track:
@@ -112,6 +43,7 @@ class _Track:
         "next",
         "priority",
         "request",
+        "scope",
         "targets",
     )
 
@@ -122,16 +54,26 @@ class _Track:
         self.priority = priority
         self.next = dict.fromkeys(targets, 0)
         self.leaving = -1  # tokens behind which former holders are told to let go; -1: never
-        self.lookup: _Lookup | None = None
-        self.load = ""
+        self.lookup: Lookup | None = None
+        self.load: Found | None = None
+        self.scope = b""
         self.first = 0
         self.due = 0
 
 
 class CheckpointPlan:
-    """Scheduler-side state. `ranks`: tensor-parallel ranks of this worker."""
+    """Scheduler-side state. `ranks`: tensor-parallel ranks of this worker. `share`: whether
+    requests may have each other's blocks."""
 
-    def __init__(self, links: Links, block_size: int, ranks: int, lookup_timeout_s: float) -> None:
+    def __init__(
+        self,
+        links: Links,
+        block_size: int,
+        ranks: int,
+        lookup_timeout_s: float,
+        share: bool = False,
+    ) -> None:
+        self._share = share
         self._links = links
         self._block_size = block_size
         self._ranks = ranks
@@ -160,10 +102,15 @@ class CheckpointPlan:
         key = Key(mark["r"], mark["a"], child)
         track = _Track(request, key, targets, mark.get("p", 1))
         self._tracks[request.request_id] = track
+        if self._share:
+            track.scope = scope_of(request)
         if sources:
-            track.lookup = _Lookup(
-                self._pool, self._links, key, sources, self._ranks, self._lookup_timeout_s
-            )
+            full = (request.num_tokens - 1) // self._block_size if track.scope else 0
+            tokens = tuple(self._tokens(track, index) for index in range(full))
+            track.lookup = Lookup(
+                self._pool, self._links, key, sources, self._ranks, self._lookup_timeout_s,
+                track.scope, tokens,
+            )  # fmt: skip
 
     def finished(self, engine_id: str, ended: bool) -> None:
         """`ended`: by itself (stop, length), so nobody will take it up again. One that was
@@ -203,11 +150,11 @@ class CheckpointPlan:
         if not track.lookup.ready:
             return None
         size = self._block_size
-        endpoint, blocks = track.lookup.found
-        usable = min(blocks, (track.request.num_tokens - 1) // size) * size
+        found = track.lookup.found
+        usable = min(found.blocks, (track.request.num_tokens - 1) // size) * size
         if usable <= computed_tokens:
             return 0
-        track.load = endpoint
+        track.load = found
         track.first = computed_tokens // size
         return usable - computed_tokens
 
@@ -216,16 +163,17 @@ class CheckpointPlan:
         track = self._tracks.get(engine_id)
         if track is None or not track.load or not external_tokens:
             return
-        endpoint, track.load, track.lookup = track.load, "", None
+        found, track.load, track.lookup = track.load, None, None
         first, count = track.first, external_tokens // self._block_size
         self._loads.append(
             LoadJob(
                 engine_id,
-                endpoint,
+                found.endpoint,
                 track.key,
                 first,
                 tuple(block_ids[first : first + count]),
                 tuple(self._tokens(track, index) for index in range(first, first + count)),
+                found.lender,
             )
         )
 
@@ -246,7 +194,10 @@ class CheckpointPlan:
             if first < last:
                 ids = block_ids(engine_id)[first:last]
                 tokens = tuple(self._tokens(track, index) for index in range(first, last))
-                jobs.append(SaveJob(endpoint, track.key, first, tuple(ids), tokens, track.priority))
+                job = SaveJob(
+                    endpoint, track.key, first, tuple(ids), tokens, track.priority, track.scope
+                )
+                jobs.append(job)
                 track.next[endpoint] = last
         had = min(track.next.values())
         track.due = (had + 1) * size

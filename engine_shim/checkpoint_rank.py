@@ -118,7 +118,7 @@ class CheckpointRank:
         for n, (block_id, tokens) in enumerate(zip(job.block_ids, job.tokens, strict=True)):
             index = job.first + n
             place = (key.request, key.child, self._rank, index, key.attempt)
-            blocks.append(BlockOut(*place, block_id, tokens, job.priority))
+            blocks.append(BlockOut(*place, block_id, tokens, job.priority, job.scope))
         return blocks
 
     def _taken(self, job: SaveJob, taken: int) -> None:
@@ -200,7 +200,8 @@ class CheckpointRank:
     def _load_one(self, job: LoadJob) -> Loaded:
         key, size = job.key, len(job.tokens[0])
         named = (self._incarnation, key.request, key.child, key.attempt, job.endpoint)
-        self._report(RestoreStarted(*named, len(job.block_ids) * size, job.first * size))
+        lender = job.lender.request if job.lender is not None else ""
+        self._report(RestoreStarted(*named, len(job.block_ids) * size, job.first * size, lender))
         began = time.monotonic_ns()
         loaded = self._fetch(job)
         tokens = loaded.blocks * size
@@ -212,15 +213,18 @@ class CheckpointRank:
         return loaded
 
     def _fetch(self, job: LoadJob) -> Loaded:
+        source = job.lender or job.key
+        chains = job.lender.chains if job.lender is not None else ()
         wanted = [
-            BlockIn(job.first + n, block_id, tokens)
-            for n, (block_id, tokens) in enumerate(zip(job.block_ids, job.tokens, strict=True))
+            BlockIn(index, block_id, tokens, chains[index] if chains else b"")
+            for index, (block_id, tokens) in enumerate(
+                zip(job.block_ids, job.tokens, strict=True), job.first
+            )
         ]
-        key = job.key
         try:
             peer = self._readers.peer(job.endpoint)
             return gather(
-                self._view, wanted, peer, key.request, key.child, self._rank,
+                self._view, wanted, peer, source.request, source.child, self._rank,
                 self._config.load_timeout_s,
             )  # fmt: skip
         except KvStreamError as error:

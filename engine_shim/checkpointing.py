@@ -50,6 +50,16 @@ class SaveJob(Struct, frozen=True):
     block_ids: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
     priority: int
+    scope: bytes = b""
+
+
+class Lender(Struct, frozen=True):
+    """Another request whose first blocks are the same prefix: their chains
+    (`kv_stream.prefix`)."""
+
+    request: str
+    child: int
+    chains: tuple[bytes, ...]
 
 
 class LoadJob(Struct, frozen=True):
@@ -62,6 +72,7 @@ class LoadJob(Struct, frozen=True):
     first: int
     block_ids: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
+    lender: Lender | None = None
 
 
 class DropJob(Struct, frozen=True):

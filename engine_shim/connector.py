@@ -128,7 +128,9 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
         image = 4 * size + fingerprint.layers * fingerprint.piece_bytes
         if (reporter := plugin.reporter()) is not None:
             reporter.send(layout_frame(Layout(fingerprint.family.hex(), ranks * image)))
-        return CheckpointPlan(links, size, ranks, self._links.lookup_timeout_s)
+        # As vLLM itself: where its prefix cache is off, no request has another's blocks.
+        share = bool(config.cache_config.enable_prefix_caching)
+        return CheckpointPlan(links, size, ranks, self._links.lookup_timeout_s, share)
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -33,6 +33,7 @@ _COUNTERS = {
     "served": ("served_blocks", "Blocks given to readers"),
     "envelopes_taken": ("taken_envelopes", "Envelopes it took"),
     "envelopes_refused": ("refused_envelopes", "Envelopes it did not take"),
+    "lent": ("lent_blocks", "Blocks of one request given for another's identical prefix"),
     "bytes_in": ("received_bytes", "Bytes taken from engines"),
     "bytes_out": ("served_bytes", "Bytes given to readers"),
 }

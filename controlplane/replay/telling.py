@@ -273,7 +273,10 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RecoveryPlanned: _plan,
     v.MigrationPlanned: _migration,
     v.MigrationAbandoned: lambda e: [f"it was not moved from {e.worker}: {e.reason}"],
-    v.RestoreStarted: lambda e: [f"{e.tokens} tokens are fetched from {e.holder}"],
+    v.RestoreStarted: lambda e: [
+        f"{e.tokens} tokens are fetched from {e.holder}"
+        + (f", where {e.lender} has the same prefix" if e.lender else "")
+    ],
     v.RestoreDone: _restored,
     v.RestoreFailed: lambda e: [
         f"only {e.tokens} tokens could be had from {e.holder}: {e.reason}; the rest is computed"

@@ -15,8 +15,9 @@ from msgspec import Struct
 
 from engine_shim.kv_stream.errors import MalformedMessage
 from engine_shim.kv_stream.fingerprint import Fingerprint
+from engine_shim.kv_stream.prefix import CHAIN_BYTES
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 256 << 10
 MAX_CHUNK_BYTES = 16 << 20
 MAX_IMAGE_BYTES = MAX_CHUNK_BYTES
@@ -81,7 +82,8 @@ class Refused(Message, frozen=True, tag="refused"):
 
 class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """`length` bytes at `offset` of a block's image of `total` bytes. `digest` of the
-    whole image is empty while the writer has not seen all of it (layer by layer)."""
+    whole image is empty while the writer has not seen all of it (layer by layer). `scope`:
+    requests of equal scopes may share equal prefixes (`prefix`); empty: it shares nothing."""
 
     request: str
     child: int
@@ -93,6 +95,7 @@ class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     total: int
     digest: bytes = b""
     priority: int = 1
+    scope: bytes = b""
 
 
 class Put(Message, frozen=True, tag="put"):
@@ -137,8 +140,25 @@ class Held(Message, frozen=True, tag="held"):
     usable: tuple[str, ...] = ()
 
 
+class Match(Message, frozen=True, tag="match"):
+    """Who has the longest prefix with these chains (`prefix`), one of CHAIN_BYTES a block?"""
+
+    seq: int
+    chains: bytes
+
+
+class Matched(Message, frozen=True, tag="matched"):
+    """Answer to `Match`: `blocks` of (request, child), to be had by `Get` with their chain."""
+
+    seq: int
+    request: str
+    child: int
+    blocks: int
+
+
 class Get(Message, frozen=True, tag="get"):
-    """`count` blocks of (request, child, rank) from `first` on."""
+    """`count` blocks of (request, child, rank) from `first` on. `chain`, for another request:
+    only if it is block `first`'s."""
 
     seq: int
     request: str
@@ -146,6 +166,7 @@ class Get(Message, frozen=True, tag="get"):
     rank: int
     first: int
     count: int
+    chain: bytes = b""
 
 
 class BlockAt(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -286,8 +307,9 @@ class Stats(Message, frozen=True, tag="stats"):
 
 
 AnyMessage = (
-    Hello | Challenge | Proof | Welcome | Refused | Put | Ack | Ask | Held | Get | Blocks
-    | Release | Corrupt | Drop | Done | Keep | KeepChunk | Recall | Envelope | Changes | Changed
+    Hello | Challenge | Proof | Welcome | Refused | Put | Ack | Ask | Held | Match | Matched | Get
+    | Blocks | Release | Corrupt | Drop | Done | Keep | KeepChunk | Recall | Envelope | Changes
+    | Changed
     | StatsAsk | Stats
 )  # fmt: skip
 
@@ -321,6 +343,7 @@ def check_piece(piece: Piece) -> None:
         and len(piece.digest) in (0, DIGEST_BYTES)
         and piece.attempt >= 0
         and 0 <= piece.priority <= 1_000_000
+        and len(piece.scope) in (0, CHAIN_BYTES)
     )
     if not sane:
         raise MalformedMessage(f"piece of block {piece.index} is out of bounds")

@@ -217,7 +217,7 @@ class Peer:
             raise question.error
         return question.answer, question.chunk
 
-    def request(self, message: m.Get | m.Ask) -> _Question:
+    def request(self, message: m.Get | m.Ask | m.Match) -> _Question:
         """Sends it; its answer is fetched later, so that several are on their way.
 
         Raises Refusal.

@@ -52,14 +52,17 @@ class BlockOut(Struct, frozen=True):
     block_id: int
     tokens: tuple[int, ...]
     priority: int = 1
+    scope: bytes = b""
 
 
 class BlockIn(Struct, frozen=True):
-    """A block wanted back: index in the request, where it goes, the tokens it must cover."""
+    """A block wanted back: index in the request, where it goes, the tokens it must cover;
+    `chain` when it is to come from another request than its own."""
 
     index: int
     block_id: int
     tokens: tuple[int, ...]
+    chain: bytes = b""
 
 
 class Loaded(Struct, frozen=True):
@@ -99,7 +102,7 @@ def scatter(view: CacheView, blocks: Sequence[BlockOut], peer: Peer, buffered: b
 def _piece(block: BlockOut, offset: int, length: int, total: int, digest: bytes = b"") -> m.Piece:
     return m.Piece(
         block.request, block.child, block.rank, block.index, block.attempt, offset, length,
-        total, digest, block.priority,
+        total, digest, block.priority, block.scope,
     )  # fmt: skip
 
 
@@ -228,7 +231,7 @@ class _Gathering:
             count = min(
                 len(wanted) - self._asked, max(1, self._peer.read_bytes // size), m.MAX_PIECES
             )
-            get = m.Get(0, *self._whose, first.index, count)
+            get = m.Get(0, *self._whose, first.index, count, first.chain)
             self._on_way.append((count, self._peer.request(get)))
             self._asked += count
 

@@ -39,11 +39,16 @@ class Block:
 
 class Sequence:
     """The blocks of one (child, rank) of a request. `prefix` counts those without a gap
-    from the first on; `bytes` are of all blocks, shared ones counted in each."""
+    from the first on; `bytes` are of all blocks, shared ones counted in each. `chains`:
+    see `prefixes`."""
 
-    __slots__ = ("blocks", "bytes", "open", "prefix")
+    __slots__ = ("blocks", "bytes", "chains", "child", "open", "prefix", "rank", "request")
 
-    def __init__(self) -> None:
+    def __init__(self, request: str, child: int, rank: int) -> None:
+        self.request = request
+        self.child = child
+        self.rank = rank
+        self.chains: list[bytes] = []
         self.blocks: dict[int, Block] = {}
         self.open: dict[int, Assembly] = {}
         self.prefix = 0
@@ -76,13 +81,14 @@ class Holding:
         self.writer = writer
         self.fingerprint = fingerprint
         self.priority = 1
+        self.scope = b""
         self.touched_s = 0.0
         self.sequences: dict[tuple[int, int], Sequence] = {}
 
     def sequence(self, child: int, rank: int) -> Sequence:
         key = child, rank
         if key not in self.sequences:
-            self.sequences[key] = Sequence()
+            self.sequences[key] = Sequence(self.request, child, rank)
         return self.sequences[key]
 
     @property

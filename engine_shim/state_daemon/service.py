@@ -17,6 +17,7 @@ from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.errors import MalformedMessage, Refusal
 from engine_shim.kv_stream.fingerprint import Fingerprint, usable
 from engine_shim.kv_stream.image import Buffer
+from engine_shim.kv_stream.prefix import CHAIN_BYTES, MAX_CHAINS
 from engine_shim.state_daemon.contents import Content
 from engine_shim.state_daemon.store import BlockStore
 
@@ -189,17 +190,30 @@ class Session:
             fits += [fit] * len(found)
         return Reply(m.encode(m.Held(ask.seq, tuple(positions), tuple(fits))))
 
+    def _match(self, hello: m.Hello, match: m.Match, chunk: memoryview) -> Reply:
+        """Whose blocks begin as the asker's request does."""
+        count, rest = divmod(len(match.chains), CHAIN_BYTES)
+        if rest or count > MAX_CHAINS or hello.fingerprint is None:
+            raise MalformedMessage(f"{len(match.chains)} bytes of chains")
+        chains = [match.chains[n * CHAIN_BYTES : (n + 1) * CHAIN_BYTES] for n in range(count)]
+        found = self._service.store.match(chains, hello.fingerprint)
+        return Reply(m.encode(m.Matched(match.seq, *found)))
+
     def _get(self, hello: m.Hello, get: m.Get, chunk: memoryview) -> Reply:
         store = self._service.store
         _, theirs = store.position(get.request)
         if theirs is None:
             raise Refusal("unknown", f"nothing is held of {get.request}")
-        if not _fit(hello.fingerprint, theirs):
+        if (fit := _fit(hello.fingerprint, theirs)) == "" or (get.chain and fit != "same"):
             raise Refusal("fingerprint", f"{get.request} was written for another engine")
         if not (0 <= get.first < m.MAX_INDEX and 0 < get.count <= m.MAX_PIECES):
             raise MalformedMessage("blocks out of bounds")
-        store.touch(get.request, self._service.now())
-        run = store.run(get.request, get.child, get.rank, get.first, get.count)
+        place = get.request, get.child, get.rank, get.first, get.count
+        if get.chain:  # who only lends is not touched: nobody asked for it
+            run = store.lend(*place, get.chain)
+        else:
+            store.touch(get.request, self._service.now())
+            run = store.run(*place)
         if self._shared:
             if reply := self._grant(get, run):
                 return reply
@@ -220,7 +234,7 @@ class Session:
             return None
         for content in found:
             store.contents.pin(content)
-            store.served(content.length)
+            store.served(content.length, bool(get.chain))
         self._pins[get.seq] = found
         at = [m.BlockAt(get.first + n, c.offset, c.length, c.digest) for n, c in enumerate(found)]
         return Reply(m.encode(m.Blocks(get.seq, tuple(at), shared=True)))
@@ -243,7 +257,7 @@ class Session:
             parts.append(image)
             at.append(m.BlockAt(index, size, content.length, content.digest))
             size += content.length
-            store.served(content.length)
+            store.served(content.length, bool(get.chain))
         sent = run[: len(at)]
         if span := store.contents.span(sent, m.MAX_CHUNK_BYTES):
             first = sent[0].offset
@@ -337,6 +351,7 @@ def _fit(mine: Fingerprint | None, theirs: Fingerprint | None) -> str:
 _HANDLERS: dict[type, Callable[[Session, m.Hello, Any, memoryview], Reply]] = {
     m.Put: Session._put,
     m.Ask: Session._ask,
+    m.Match: Session._match,
     m.Get: Session._get,
     m.Release: Session._release,
     m.Corrupt: Session._corrupt,

@@ -13,6 +13,8 @@ for; its request keeps the prefix it has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Row
+
 from engine_shim.kv_stream.errors import Refusal
 from engine_shim.kv_stream.fingerprint import Fingerprint
 from engine_shim.kv_stream.image import Buffer, digest_of
@@ -23,12 +25,13 @@ from engine_shim.state_daemon.envelopes import Envelopes
 from engine_shim.state_daemon.file_tier import FileTier
 from engine_shim.state_daemon.holdings import Assembly, Block, Holding, Sequence
 from engine_shim.state_daemon.ledger import Ledger
+from engine_shim.state_daemon.prefixes import Prefixes
 from engine_shim.state_daemon.worth import eviction_order, worth
 
 ENDED_KEPT = 16_384
 COUNTS = (
     "blocks", "assemblies", "taken", "refused", "evicted", "demoted", "expired", "dropped",
-    "corrupt", "served", "bytes_in", "bytes_out",
+    "corrupt", "served", "lent", "bytes_in", "bytes_out",
 )  # fmt: skip
 
 
@@ -48,6 +51,7 @@ class BlockStore:
         self.arena = arena
         self.contents = Contents(arena, cold)
         self.envelopes = Envelopes(arena)
+        self.prefixes = Prefixes(self.contents.read)
         self.ledger = Ledger()
         self._ttl_s = ttl_s
         self._cold_after_s = cold_after_s
@@ -96,7 +100,10 @@ class BlockStore:
             holding = None
         if holding is None:
             holding = Holding(piece.request, piece.attempt, writer, fingerprint)
+            holding.scope = piece.scope
             self._holdings[piece.request] = holding
+        if holding.scope != piece.scope:
+            self._share_nothing(holding)
         holding.attempt = piece.attempt
         holding.writer = writer
         holding.priority = piece.priority
@@ -108,6 +115,7 @@ class BlockStore:
         held = sequence.blocks.get(piece.index)
         if held and (held.attempt == piece.attempt or held.content.digest == piece.digest):
             held.attempt = piece.attempt
+            self.prefixes.extend(holding, sequence)
         elif piece.length == piece.total:
             if digest_of(data) != piece.digest:
                 raise Refusal("digest", f"block {piece.index} arrived damaged")
@@ -178,12 +186,20 @@ class BlockStore:
         sequence.add(piece.index, Block(content, piece.attempt))
         self._counts["taken"] += 1
         self._counts["blocks"] += 1
+        self.prefixes.extend(holding, sequence)
         self._note(holding, piece.child, piece.rank)
 
     def _remove(self, sequence: Sequence, index: int) -> bool:
         """Takes a block out; True when that freed memory."""
         self._counts["blocks"] -= 1
+        self.prefixes.cut(sequence, index)
         return self.contents.unrefer(sequence.remove(index))
+
+    def _share_nothing(self, holding: Holding) -> None:
+        """Its pieces contradict each other about what their blocks depend on."""
+        holding.scope = b""
+        for sequence in holding.sequences.values():
+            self.prefixes.cut(sequence, 0)
 
     # --- room --------------------------------------------------------------------------
 
@@ -272,9 +288,27 @@ class BlockStore:
             found.append(sequence.blocks[first + len(found)].content)
         return found
 
-    def served(self, length: int) -> None:
-        """A block left for a reader."""
+    def match(self, chains: Row[bytes], fingerprint: Fingerprint) -> tuple[str, int, int]:
+        """(request, child, blocks): whose blocks are the longest prefix with these chains,
+        on all ranks of the asker; no blocks when nobody's are."""
+        return self.prefixes.longest(chains, fingerprint, self._holdings)
+
+    def lend(
+        self, request: str, child: int, rank: int, first: int, count: int, chain: bytes
+    ) -> list[Content]:
+        """A run of `request`'s blocks for another one whose prefix up to block `first` has
+        this chain; nothing when they are not that (any more)."""
+        holding = self._holdings.get(request)
+        sequence = holding.sequences.get((child, rank)) if holding else None
+        if sequence is None or first >= len(sequence.chains) or sequence.chains[first] != chain:
+            return []
+        last = min(first + count, len(sequence.chains))
+        return [sequence.blocks[index].content for index in range(first, last)]
+
+    def served(self, length: int, lent: bool = False) -> None:
+        """A block left for a reader; `lent`: for another request than its own."""
         self._counts["served"] += 1
+        self._counts["lent"] += lent
         self._counts["bytes_out"] += length
 
     def discard(self, request: str, child: int, rank: int, index: int) -> None:
@@ -351,6 +385,7 @@ class BlockStore:
         return {
             **self._counts,
             "shared": self.contents.shared,
+            "prefixes": len(self.prefixes),
             "requests": len(self._holdings),
             **self.envelopes.stats(),
             "contents": len(self.contents),

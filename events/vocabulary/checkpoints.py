@@ -101,7 +101,8 @@ class CheckpointDropped(Event, frozen=True, tag="checkpoint_dropped/1"):
 
 class RestoreStarted(Event, frozen=True, tag="restore_started/1"):
     """The engine fetches `tokens` of the attempt's prefix from `holder`, from token `first`
-    on: what is before them it has itself."""
+    on: what is before them it has itself. `lender`: the other request whose identical prefix
+    they are; empty: its own."""
 
     incarnation: int
     request: str
@@ -110,6 +111,7 @@ class RestoreStarted(Event, frozen=True, tag="restore_started/1"):
     holder: str
     tokens: int
     first: int = 0
+    lender: str = ""
 
 
 class RestoreDone(Event, frozen=True, tag="restore_done/1"):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine_shim.checkpoint_links import LinkConfig, Links
-from engine_shim.checkpoint_plan import _Lookup
+from engine_shim.checkpoint_lookup import Found, Lookup
 from engine_shim.checkpointing import Key
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.channel import Channel, Wake
@@ -115,7 +115,7 @@ def test_what_came_before_a_holder_died_is_kept(tmp_path: Path) -> None:
 def lookup(sources: tuple[str, ...], timeout_s: float) -> Any:
     links = Links(LinkConfig(), "w1", 1, "reader", fingerprint())
     with ThreadPoolExecutor(1) as pool:
-        asked = _Lookup(pool, links, Key("a", 1, 0), sources, 1, timeout_s)
+        asked = Lookup(pool, links, Key("a", 1, 0), sources, 1, timeout_s)
         assert asked.done.wait(60)
     links.close()
     return asked
@@ -140,10 +140,10 @@ def test_a_silent_or_dead_holder_does_not_hide_what_another_has(tmp_path: Path) 
             named = tuple(f"unix:{d.socket}" for d in (silent, dead, less, most))
             began = time.monotonic()
             asked = lookup(named, 30.0)
-            assert asked.found == (named[3], 5)
+            assert asked.found == Found(named[3], 5)
             assert time.monotonic() - began < 25, "the silent one's time limit is not waited for"
             asked = lookup((named[3].replace("most", "./most"), named[3]), 5.0)
-            assert asked.found == (named[3].replace("most", "./most"), 5)
+            assert asked.found == Found(named[3].replace("most", "./most"), 5)
         finally:
             silent.kill()
 
