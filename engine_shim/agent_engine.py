@@ -302,6 +302,9 @@ class Supervisor:
         self._cancel_timers()
         self._ready_at = time.monotonic()
         self._interrupted = True
+        inexact = tuple((n, str(why)) for n, why in ready.exact.items() if why is not True)
+        # An engine that does not restore what it writes takes no part in checkpoints.
+        layout = self._layout if "restore" not in dict(inexact) else Layout("", 0)
         self._journal.record(
             EngineReady(
                 worker=config.worker,
@@ -314,8 +317,9 @@ class Supervisor:
                 kv_blocks=ready.kv_blocks,
                 build=ready.vllm,
                 exact=tuple(name for name, verdict in ready.exact.items() if verdict is True),
-                family=self._layout.family,
-                block_bytes=self._layout.block_bytes,
+                family=layout.family,
+                block_bytes=layout.block_bytes,
+                inexact=inexact,
             )
         )
         self.phase = "ready"

@@ -38,6 +38,7 @@ from engine_shim.checkpoint_links import LinkConfig, Links
 from engine_shim.checkpoint_plan import CheckpointPlan
 from engine_shim.checkpoint_rank import CheckpointRank, Reached
 from engine_shim.checkpointing import DropJob, LoadJob, SaveJob
+from engine_shim.generation import reported
 from engine_shim.kv_stream.errors import Unshapeable
 from engine_shim.reports import Layout, frame, layout_frame
 from events import codec
@@ -276,7 +277,7 @@ def _computed_before(output: SchedulerOutput) -> Iterator[tuple[str, int]]:
 
 
 def _report(event: Any) -> None:
-    """An event of this process for the agent; without one it is dropped."""
+    """A restore's event for the agent; without one it is dropped."""
     reporter = plugin.reporter()
-    if reporter is not None:
+    if reporter is not None and reported(event.request):
         reporter.send(frame(codec.encode(event)))

@@ -14,6 +14,7 @@ import msgspec
 
 from engine_shim import identity
 from engine_shim.checkpoint_links import LinkConfig, Links
+from engine_shim.connector_settings import settings_of
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.errors import KvStreamError
 from engine_shim.kv_stream.image import digest_of
@@ -34,11 +35,11 @@ class EnvelopeLinks:
     @classmethod
     def of(cls, vllm_config: Any) -> EnvelopeLinks | None:
         """None for an engine that takes no part in checkpoints."""
-        transfer = vllm_config.kv_transfer_config
-        if transfer is None or transfer.kv_connector != "RelumeConnector":
+        settings = settings_of(vllm_config)
+        if settings is None:
             return None
         try:
-            return cls(LinkConfig.of(transfer.kv_connector_extra_config))
+            return cls(LinkConfig.of(settings))
         except msgspec.ValidationError:
             return None  # the connector says what is wrong
 

@@ -26,6 +26,8 @@ Mode = Literal["continue", "replay"]
 IDENTITY_KEY = "relume"
 UNREPORTED = ""
 """Request id of the engine's own traffic, of which the agent hears nothing."""
+SELF_TEST = "~selftest-"
+"""The same with blocks to keep; no client's request has such an id."""
 
 
 class MalformedDispatch(ValueError):
@@ -109,6 +111,11 @@ def parse_resume(header: str, body: bytes) -> tuple[Resume, bytes]:
     return Resume(mode, tuple(choices)), body[:split]
 
 
+def reported(request: str) -> bool:
+    """Whether the agent hears of the request."""
+    return request != UNREPORTED and not request.startswith(SELF_TEST)
+
+
 def number(header: str, text: str) -> int:
     """A decimal number of at most nine digits. Raises MalformedDispatch."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
@@ -147,7 +154,8 @@ class Generation:
     `failure` is the `:x` kind of what broke it (`error` says what), empty while nothing
     did or when the request itself was at fault. `stepwise`: a parser reads the output, so
     delivered tokens must pass it one by one, as they did the first time. `whole`: the answer
-    is rendered in one piece. `moving`: it was handed over, and ends here.
+    is rendered in one piece. `moving`: it was handed over, and ends here. `keeps_blocks`: this
+    engine's checkpoints can be trusted.
     """
 
     def __init__(
@@ -168,6 +176,7 @@ class Generation:
         self.checkpoint = checkpoint
         self.restore = restore
         self.priority = priority
+        self.keeps_blocks = True
         self.stepwise = False
         self.whole = False
         self.moving = False
@@ -198,7 +207,7 @@ class Generation:
     def identity(self) -> dict[str, Any]:
         """What travels to EngineCore in `sampling_params.extra_args[IDENTITY_KEY]`."""
         mark: dict[str, Any] = {"r": self.request, "a": self.attempt, "d": self._dispatch}
-        if self.checkpoint or self.restore:
+        if self.keeps_blocks and (self.checkpoint or self.restore):
             mark |= {"to": self.checkpoint, "from": self.restore, "p": self.priority}
         return mark
 

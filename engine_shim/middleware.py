@@ -339,6 +339,7 @@ async def _open(
         number("priority", ours.get(b"x-relume-priority", "1")),
     )
     generation.stepwise = parsed
+    generation.keeps_blocks = plugin.keeps_blocks()
     return generation, receive, headers
 
 

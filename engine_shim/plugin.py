@@ -86,16 +86,23 @@ def vllm_version() -> str:
 async def test_exactness(engine: Any) -> None:
     """Runs the self-test on vLLM's AsyncLLM, once, before the engine says it is ready."""
     global _exact
-    from engine_shim import selftest, vllm_private
+    from engine_shim import selftest, selftest_restore, vllm_private
 
     vllm_private.pin_tool_call_ids()
-    _exact = await selftest.verdicts(engine)
+    found = await selftest.verdicts(engine)
+    restore = await selftest_restore.verdict(engine, found)
+    _exact = found if restore is None else {**found, selftest.RESTORE: restore}
 
 
 def exact() -> dict[str, bool | str]:
     """Ways to take a request up again, and whether what follows is exact here, or why not.
     Empty until they are tested."""
     return _exact
+
+
+def keeps_blocks() -> bool:
+    """Whether checkpoints of this engine can be trusted, as far as is known."""
+    return _exact.get("restore", True) is True
 
 
 def parses_output(scope: Any, body: bytes) -> bool:
@@ -115,6 +122,8 @@ async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool
     """Other holders for a running attempt; False when it is not here."""
     from engine_shim import vllm_private, vllm_private_core
 
+    if not keeps_blocks():
+        return False
     return await vllm_private_core.retarget(vllm_private.engines(), request, attempt, targets)
 
 

@@ -18,7 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from engine_shim import identity, plugin, vllm_private_resume
-from engine_shim.generation import IDENTITY_KEY, UNREPORTED
+from engine_shim.generation import IDENTITY_KEY, reported
 from engine_shim.reports import frame
 from events import codec
 from events.vocabulary import (
@@ -100,7 +100,7 @@ class _Reports:
         name, attempt, dispatch = request.request_id[:64], 0, b""
         if mark:
             name, attempt, dispatch = mark["r"], mark["a"], mark["d"]
-            if name == UNREPORTED:
+            if not reported(name):
                 return
             # Children of n>1 and prompts of one body share an identity.
             count = self._names.get((name, attempt), 0)

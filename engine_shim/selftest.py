@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import aclosing
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -34,6 +35,9 @@ LOGPROB_TOLERANCE = 1e-2
 BATCH_MATTERS = "what else is in the batch changes greedy output here"
 RECOMPUTE_DIFFERS = "recomputed tokens change greedy output here"
 UNTESTED = "not tested: this engine does not decode prompts of the self-test's size"
+RESTORE = "restore"
+"""Whether restored blocks are what they were; tested where checkpoints are configured
+(`selftest_restore`)."""
 LATE = "the self-test did not end in time"
 STATE_DIFFERS = "taken up in the middle, it goes on differently here"
 
@@ -89,8 +93,8 @@ async def greedy_verdict(engine: Any) -> bool | str:
     if config.max_model_len < PROMPT_LENGTHS[-1] + TOKENS or config.runner_type != "generate":
         return UNTESTED
     prompts = _prompts(engine)
-    alone = [await _decode(engine, prompt) for prompt in prompts]
-    together = await asyncio.gather(*(_decode(engine, prompt) for prompt in prompts))
+    alone = [await decode(engine, prompt) for prompt in prompts]
+    together = await asyncio.gather(*(decode(engine, prompt) for prompt in prompts))
     if together != alone:
         return BATCH_MATTERS
     return await _continues(engine, prompts, alone, {}) or RECOMPUTE_DIFFERS
@@ -100,7 +104,7 @@ async def feature_verdict(engine: Any, name: str) -> bool | str:
     """The same for one of FEATURES, on an engine whose greedy output is exact."""
     prompts, options = _prompts(engine), FEATURES[name]
     try:
-        whole = await asyncio.gather(*(_decode(engine, p, None, options) for p in prompts))
+        whole = await asyncio.gather(*(decode(engine, p, None, options) for p in prompts))
         return await _continues(engine, prompts, whole, options) or STATE_DIFFERS
     except TimeoutError:
         raise
@@ -118,56 +122,67 @@ async def _continues(
             Decoded([ids[:cut] for ids in w.ids], [p[:cut] for p in w.logprobs]) for w in whole
         ]
         parts = zip(prompts, tails, strict=True)
-        rests = await asyncio.gather(*(_decode(engine, p, t, options) for p, t in parts))
+        rests = await asyncio.gather(*(decode(engine, p, t, options) for p, t in parts))
         if not all(map(Decoded.same, rests, whole)):
             return False
     return True
 
 
 def _prompts(engine: Any) -> list[list[int]]:
+    return [prompt_of(engine, length) for length in PROMPT_LENGTHS]
+
+
+def prompt_of(engine: Any, length: int) -> list[int]:
     """Token ids spread over the middle of the vocabulary, away from special tokens."""
     vocabulary = engine.model_config.get_vocab_size()
     low, span = vocabulary // 8, vocabulary // 2
-    return [
-        [low + (i * i * 7919 + i * 104_729 + length) % span for i in range(length)]
-        for length in PROMPT_LENGTHS
-    ]
+    return [low + (i * i * 7919 + i * 104_729 + length) % span for i in range(length)]
 
 
-async def _decode(
+async def decode(
     engine: Any,
     prompt: list[int],
     tail: Decoded | None = None,
     options: Mapping[str, Any] | None = None,
+    generation: Generation | None = None,
+    salt: str | None = None,
+    stop_at: int = 0,
 ) -> Decoded:
     """Output of `prompt`, `tail` of it already delivered. Runs in a context of its own, so
-    that it is seen as one dispatched request."""
+    that it is seen as one dispatched request: as `generation`, or as one nobody hears of.
+    `salt`: of the prefix cache, which is not read without one. `stop_at`: it is given up
+    behind so many tokens."""
     options = dict(options or {})
     if pattern := options.pop("structured_outputs", ""):
         options["structured_outputs"] = StructuredOutputsParams(regex=pattern)
     delivered = tuple(Delivered(tuple(ids)) for ids in tail.ids) if tail else ()
 
-    async def decode() -> Decoded:
-        CURRENT.set(Generation(UNREPORTED, 1, resume=Resume("continue", delivered)))
+    async def run() -> Decoded:
+        resume = Resume("continue", delivered)
+        CURRENT.set(generation or Generation(UNREPORTED, 1, resume=resume))
         params = SamplingParams(
             **{"temperature": 0, **options},
             max_tokens=TOKENS,
             ignore_eos=True,
             detokenize=False,
-            skip_reading_prefix_cache=True,
+            skip_reading_prefix_cache=salt is None,
             output_kind=RequestOutputKind.DELTA,
         )
-        name = f"selftest-{len(prompt)}-{len(delivered)}"
+        name = f"selftest-{len(prompt)}-{len(delivered)}-{salt}"
         choices = options.get("n", 1)
         decoded = Decoded([[] for _ in range(choices)], [[] for _ in range(choices)])
-        async for output in engine.generate(tokens_input(prompt), params, name):
-            for choice in output.outputs:
-                decoded.ids[choice.index] += choice.token_ids
-                found = zip(choice.token_ids, choice.logprobs or (), strict=False)
-                decoded.logprobs[choice.index] += [entry[i].logprob for i, entry in found]
+        asked = tokens_input(prompt, cache_salt=salt)
+        async with aclosing(engine.generate(asked, params, name)) as outputs:
+            async for output in outputs:
+                for choice in output.outputs:
+                    decoded.ids[choice.index] += choice.token_ids
+                    found = zip(choice.token_ids, choice.logprobs or (), strict=False)
+                    decoded.logprobs[choice.index] += [entry[i].logprob for i, entry in found]
+                if stop_at and len(decoded.ids[0]) >= stop_at:
+                    break
         if tail:  # a stream is not told again what it has shown
             for whole, had in zip(decoded.logprobs, tail.logprobs, strict=True):
                 whole[: len(had)] = had
         return decoded
 
-    return await asyncio.create_task(decode())
+    return await asyncio.create_task(run())

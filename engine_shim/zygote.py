@@ -31,7 +31,7 @@ PRELOAD = (
     "engine_shim.engine_host",
     "engine_shim.middleware",
     "engine_shim.scheduler",
-    "engine_shim.selftest",
+    "engine_shim.selftest_restore",
     "model_hosting_container_standards.sagemaker",
     "pydantic.v1",
     "uvicorn.lifespan.on",

@@ -249,6 +249,12 @@ def _option(option: v.RecoveryOption) -> str:
     return f"{what}: {option.done_us / 1000:.1f} ms ({took}){refused}"
 
 
+def _ready(event: v.EngineReady) -> list[str]:
+    not_so = ", ".join(f"{name} ({why})" for name, why in event.inexact)
+    at = f"the engine {event.worker}:{event.incarnation} is ready"
+    return [f"{at}, not exact: {not_so}" if not_so else at]
+
+
 def _restored(event: v.RestoreDone) -> list[str]:
     took = f"{event.bytes} bytes in {event.duration_us / 1000:.1f} ms"
     return [f"{event.tokens} tokens were restored from {event.holder}: {took}"]
@@ -268,6 +274,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.FirstToken: lambda e: ["prefill over: the first token left the model"],
     v.RequestPreempted: lambda e: ["preempted: it lost its blocks and waits"],
     v.EngineFinished: lambda e: [f"the engine finished: {e.reason}, {e.output_tokens} tokens"],
+    v.EngineReady: _ready,
     v.EngineDied: lambda e: [f"the engine {e.worker}:{e.incarnation} died ({e.reason})"],
     v.HolderChosen: _holders,
     v.RecoveryPlanned: _plan,

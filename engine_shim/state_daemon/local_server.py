@@ -10,6 +10,7 @@ import socket
 import struct
 
 from engine_shim.kv_stream import local_frames
+from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.errors import MalformedMessage
 from engine_shim.state_daemon.service import Reply, Service, Session
 
@@ -24,6 +25,7 @@ class LocalServer:
         self._service = service
         self._path = path
         self._open = 0
+        self._writers: set[asyncio.StreamWriter] = set()
         self._listener: socket.socket | None = None
 
     def bind(self) -> None:
@@ -52,6 +54,11 @@ class LocalServer:
         finally:
             self._listener.close()
 
+    def turn_away(self, why: m.Refused) -> None:
+        """Tells all who are connected."""
+        for writer in self._writers:
+            writer.write(local_frames.pack(m.encode(why), 0))
+
     async def _connection(self, connection: socket.socket) -> None:
         self._open += 1
         session = Session(self._service, trusted=True, shared=True)
@@ -63,9 +70,11 @@ class LocalServer:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 staging = await self._exchange(connection)
             reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
+            self._writers.add(writer)
             try:
                 await _serve(session, reader, writer, staging)
             finally:
+                self._writers.discard(writer)
                 writer.close()
         except (OSError, TimeoutError, MalformedMessage, asyncio.IncompleteReadError):
             pass  # the other end is gone or talks nonsense; nothing of it remains

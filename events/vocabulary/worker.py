@@ -36,7 +36,8 @@ class EngineStarted(Event, frozen=True, tag="engine_started/1"):
 class EngineReady(Event, frozen=True, tag="engine_ready/1"):
     """The engine answers HTTP at `host:port`. `exact` names what its self-test found exact.
     `family`: fingerprint family of its KV blocks, `block_bytes`: a block's size in a
-    checkpoint, all ranks together; empty and 0 when it takes no part in checkpoints."""
+    checkpoint, all ranks together; empty and 0 when it takes no part in checkpoints.
+    `inexact`: what the self-test did not find exact, and why."""
 
     worker: str
     incarnation: int
@@ -50,6 +51,7 @@ class EngineReady(Event, frozen=True, tag="engine_ready/1"):
     exact: tuple[str, ...] = ()
     family: str = ""
     block_bytes: int = 0
+    inexact: tuple[tuple[str, str], ...] = ()
 
 
 class EngineDied(Event, frozen=True, tag="engine_died/1"):

@@ -7,6 +7,7 @@ given `--kv-transfer-config`, and ignores the rest; the script is in its own arg
     --exit STATUS       ends with that status after its hello
     --after S           waits so long before it is ready (or exits)
     --ignore-term       takes no notice of SIGTERM
+    --inexact NAME=WHY  what its self-test did not find exact
     --family N          starts N children in the same session, which say hello as workers
     --steps N           sends N steps once ready
     --pace S            then a step every S seconds for ever; every 20th ends a request
@@ -61,6 +62,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--garbage", action="store_true")
     parser.add_argument("--role", default="core")
+    parser.add_argument("--inexact", default="", help="NAME=WHY, found by its self-test")
     return parser.parse_args(argv)
 
 
@@ -86,9 +88,9 @@ def main(argv: list[str]) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if args.kv_transfer_config:
         reporter.send(layout_frame(Layout("f", 4096)))
-    reporter.send(
-        ready_frame(Ready(server.server_port, 2048, 32, 100, args.model, "0", {"greedy": True}))
-    )
+    name, _, why = args.inexact.partition("=")
+    exact = {"greedy": True} | ({name: why} if name else {})
+    reporter.send(ready_frame(Ready(server.server_port, 2048, 32, 100, args.model, "0", exact)))
     for step in range(1, args.steps + 1):
         reporter.send(frame(encode(EngineStep(incarnation, step, 900, 1, 10, 0, 0, 1))))
     if args.garbage:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.replay import telling
 from engine_shim import agent_coverage
 from engine_shim.agent_checkpoints import kernel_boot
 from engine_shim.agent_process import ProcessId, is_alive, marked_processes, stat_of
@@ -99,6 +100,19 @@ async def test_it_is_started_told_of_and_ended_with_its_worker(tmp_path: Path) -
     assert not is_alive(process) and recorded(run) is None
     kinds = [type(e) for e in stage.events(v.StateDaemonLost, v.WorkerDeregistered)]
     assert kinds == [v.StateDaemonLost, v.WorkerDeregistered]
+
+
+async def test_an_engine_that_failed_its_restore_takes_no_part_and_the_log_says_why(
+    tmp_path: Path,
+) -> None:
+    """Its host's daemon holds for others as ever."""
+    async with staged(tmp_path / "run", "--inexact", "restore=it differs", **CHECKPOINTS) as stage:
+        ready = await stage.nth(v.EngineReady, 1)
+        assert (ready.family, ready.block_bytes) == ("", 0)
+        assert (ready.exact, ready.inexact) == (("greedy",), (("restore", "it differs"),))
+        await stage.nth(v.StateDaemonStarted, 1)
+        assert fold(stage).holders["w0"].alive
+        assert "not exact: restore (it differs)" in telling.brief(ready)
 
 
 async def test_a_killed_daemon_covers_nothing_and_another_one_says_so(tmp_path: Path) -> None:

@@ -23,3 +23,7 @@ class WrongBlocks(connector.RelumeConnector):
             super().register_kv_caches(kv_caches)
         finally:
             connector.TensorCache = stock
+
+
+class RelumeConnector(WrongBlocks):
+    """The same under the name by which an engine tests itself."""

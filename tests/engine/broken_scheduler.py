@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from engine_shim import vllm_private_runner
+from engine_shim.generation import IDENTITY_KEY
 from engine_shim.scheduler import relume_scheduler
 
 FAILING_STEP = 400
@@ -36,4 +39,21 @@ def misdrawing_scheduler(**options: Any) -> Any:
     scheduler = relume_scheduler(**options)
     skip = vllm_private_runner.skip_draws
     vllm_private_runner.skip_draws = lambda runner, gen, count: skip(runner, gen, count + 1)
+    return scheduler
+
+
+def misrestoring_scheduler(**options: Any) -> Any:
+    """Takes seeded requests up one draw too late where their blocks may be had from a holder.
+    In the engine's one process."""
+    scheduler = relume_scheduler(**options)
+    state = vllm_private_runner._State
+    stock = state.__post_init__
+
+    def post_init(self: Any) -> None:
+        stock(self)
+        mark = (self.sampling_params.extra_args or {}).get(IDENTITY_KEY) or {}
+        if mark.get("from") and self.generator is not None:
+            torch.randint(0, 2**31, (1,), generator=self.generator)
+
+    state.__post_init__ = post_init
     return scheduler

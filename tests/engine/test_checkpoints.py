@@ -399,6 +399,7 @@ def test_it_works_inside_multi_connector(
         expected = whole(first, "multi-plain")
         ids = run_until_killed(first, daemon, "multi", 60)
     with engine_of(zygote.fork(*arguments)) as third:
+        assert third.state()["exact"]["restore"] is True
         rest = resumed(third, daemon, "multi", ids, client.created_of(expected.payload))
         assert rest.ids == expected.ids[60:]
         assert isinstance(outcome(third, "multi")[-1], RestoreDone)
@@ -426,6 +427,7 @@ def test_stock_vllm_serve_restores_what_another_wrote(
             expected = whole(first, "stock-plain")
             ids = run_until_killed(first, daemon, "stock", 60)
         stock.wait_ready()
+        assert stock.state()["exact"]["restore"] is True
         created = client.created_of(expected.payload)
         rest = resumed(stock, daemon, "stock", ids, created)
         assert rest.ids == expected.ids[60:]
