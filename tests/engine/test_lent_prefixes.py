@@ -26,7 +26,7 @@ from tests.engine.test_checkpoints import (
     held_blocks,
     outcome,
 )
-from tests.signals import stop
+from tests.signals import let_run, stop
 from tests.state_daemon.daemon import Daemon, daemon_in, stats
 
 pytestmark = pytest.mark.engine
@@ -44,6 +44,23 @@ def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def reader(zygote: Zygote) -> Iterator[Engine]:
     with engine_of(zygote.fork(*connector(), VLLM_SERVER_DEV_MODE="1")) as engine:
         yield engine
+
+
+def begun(engine: Engine, daemon: Daemon, name: str, blocks: int) -> Any:
+    """The connection of a request that stands still (with its engine) once so much of it is
+    held."""
+    headers = client.headers_for(request=name, checkpoint=endpoint(daemon))
+    connection, _ = client.open_stream(engine.port, PATH, body_for(max_tokens=1200), headers)
+    stop(engine.pid)
+
+    def held() -> bool:
+        if held_blocks(daemon, name) >= blocks:
+            return True
+        let_run(engine.pid)
+        return False
+
+    wait_until(held, "the blocks are held", 30.0)
+    return connection
 
 
 def resumed(engine: Engine, daemon: Daemon, name: str, whole: Any, **options: Any) -> Any:
@@ -67,11 +84,7 @@ def test_another_requests_identical_prefix_is_restored_and_nothing_else(
     prompt = full_blocks(reader, 1)
     with engine_of(zygote.fork(*connector())) as lender:
         # Greedy, so that it goes on as the reader's request will.
-        headers = client.headers_for(request="lender", checkpoint=endpoint(holder))
-        connection, _ = client.open_stream(lender.port, PATH, body_for(), headers)
-        wait_until(lambda: held_blocks(holder, "lender") >= possible, "held", 20.0)
-        stop(lender.pid)  # its request neither ends nor grows
-
+        connection = begun(lender, holder, "lender", possible)
         salted = resumed(reader, holder, "salted", expected, cache_salt="s")
         assert salted.ids == expected.ids[TAIL:], "a salt changes what is shared, not the text"
         strange = resumed(reader, holder, "strange", elsewhere, prompt=other)
@@ -109,9 +122,7 @@ def test_without_a_prefix_cache_no_request_has_anothers_blocks(
         daemon_in(tmp_path, budget_bytes=64 << 20) as holder,
         engine_of(zygote.fork(*connector(), "--no-enable-prefix-caching")) as alone,
     ):
-        headers = client.headers_for(request="off-lender", checkpoint=endpoint(holder))
-        connection, _ = client.open_stream(alone.port, PATH, body_for(), headers)
-        wait_until(lambda: held_blocks(holder, "off-lender") > 0, "held", 20.0)
+        connection = begun(alone, holder, "off-lender", 1)
         assert stats(holder)["prefixes"] == 0
         rest = resumed(reader, holder, "off", expected)
         assert rest.ids == expected.ids[TAIL:]

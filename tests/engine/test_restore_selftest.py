@@ -20,7 +20,7 @@ from tests.engine.test_checkpoints import (
     full_blocks,
     held_blocks,
 )
-from tests.signals import stop
+from tests.engine.test_lent_prefixes import begun
 from tests.state_daemon.daemon import daemon_in, stats
 
 pytestmark = pytest.mark.engine
@@ -65,11 +65,8 @@ def test_an_engine_that_restores_wrong_blocks_keeps_and_restores_none(
 
         expected = client.ask(sound.port, PATH, body_for(), request="plain")
         assert len(set(expected.ids)) > 30
-        headers = client.headers_for(request="sound", checkpoint=endpoint(holder))
-        connection, _ = client.open_stream(sound.port, PATH, body_for(), headers)
         least = full_blocks(sound, TAIL)
-        wait_until(lambda: held_blocks(holder, "sound") >= least, "held", 20.0)
-        stop(sound.pid)
+        connection = begun(sound, holder, "sound", least)
         before = stats(holder)
         rest = taken_up(broken, holder, "sound", expected)
         assert rest.ids == expected.ids[TAIL:]
