@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,15 @@ def look_up(
 
 
 def load(
-    config: LinkConfig, target: Cache, found: Found, tokens: Any, first: int = 0
+    config: LinkConfig,
+    target: Cache,
+    found: Found,
+    tokens: Any,
+    first: int = 0,
+    told: Callable[[], bool] = lambda: True,
 ) -> tuple[list[Any], set[int]]:
-    """Events of the restore into the same places, and the places that failed."""
+    """Events of the restore into the same places, and the places that failed. The link is
+    there until the daemon was `told`."""
     events: list[Any] = []
     rank = CheckpointRank(target, 0, config, "w1", 1, fingerprint(), events.append)
     places = tuple(range(first, found.blocks))
@@ -80,6 +87,7 @@ def load(
     )  # fmt: skip
     rank.load(job)
     wait_until(rank.take_loaded, "the load ended", 30.0)
+    wait_until(told, "the daemon was told", 30.0)
     rank.close()
     return events, rank.take_failed()
 
@@ -133,11 +141,12 @@ def test_a_damaged_block_of_the_other_request_is_noticed(tmp_path: Path) -> None
             assert scatter(source, lent(6), writer) == 6 and writer.drained(10)
         found = look_up(config, endpoint, tokens)
         flip(daemon, 3)
-        events, failed = load(config, target, found, tokens)
+        events, failed = load(
+            config, target, found, tokens, told=lambda: stats(daemon)["corrupt"] == 1
+        )
         assert isinstance(events[-1], RestoreFailed) and events[-1].reason == "corrupt"
         assert failed == {3, 4, 5}
         assert [target.block(i) for i in range(3)] == [source.block(i) for i in range(3)]
-        wait_until(lambda: stats(daemon)["corrupt"] == 1, "the lender loses it", 10.0)
         assert look_up(config, endpoint, tokens).blocks == 3
 
 
