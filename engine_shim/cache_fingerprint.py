@@ -39,6 +39,19 @@ def model_digest(model: str) -> str:
     return digest.hexdigest()
 
 
+def effective_digest(files: str, model: Any) -> str:
+    """`files` together with what the engine was told to make of them: overrides of the
+    configuration, quantization, the type it computes in. `model` is vLLM's ModelConfig."""
+    config = {
+        name: value
+        for name, value in model.hf_config.to_dict().items()
+        if not name.startswith("_") and name != "transformers_version"
+    }
+    told = [files, config, str(model.dtype), str(model.quantization)]
+    text = json.dumps(told, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def build_name(device: str) -> str:
     """What decides the inside of a block: versions, and the kernels' instruction set."""
     if device == "cpu":
@@ -61,7 +74,7 @@ def fingerprint_of(config: Any, piece_bytes: int, layers: int, dtype: str) -> Fi
     if lora:
         raise Unshapeable("checkpoints with LoRA adapters: blocks depend on the adapter")
     return Fingerprint(
-        model=model_digest(model.model),
+        model=effective_digest(model_digest(model.model), model),
         build=build_name(device),
         dtype=dtype,
         block_size=config.cache_config.block_size,

@@ -80,7 +80,6 @@ class CheckpointPlan:
         self._lookup_timeout_s = lookup_timeout_s
         self._pool = ThreadPoolExecutor(LOOKUPS_AT_ONCE, "relume-kv-lookup")
         self._tracks: dict[str, _Track] = {}
-        self._children: dict[tuple[str, int], int] = {}
         self._live: dict[tuple[str, int], int] = {}
         self._loads: list[LoadJob] = []
         self._drops: list[DropJob] = []
@@ -95,11 +94,8 @@ class CheckpointPlan:
             return
         targets, sources = tuple(mark.get("to", ())), tuple(mark.get("from", ()))
         root = mark["r"], mark["a"]
-        count = self._children.get(root, 0)
-        self._children[root] = count + 1
-        child = mark.get("c", count)
         self._live[root] = self._live.get(root, 0) + 1
-        key = Key(mark["r"], mark["a"], child)
+        key = Key(*root, mark.get("c", 0))
         track = _Track(request, key, targets, mark.get("p", 1))
         self._tracks[request.request_id] = track
         if self._share:
@@ -122,7 +118,7 @@ class CheckpointPlan:
         self._live[root] -= 1
         if self._live[root]:
             return
-        del self._live[root], self._children[root]
+        del self._live[root]
         if ended:
             self._drops += [DropJob(endpoint, *root) for endpoint in track.targets]
 

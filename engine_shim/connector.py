@@ -7,7 +7,7 @@ kv_load_failure_policy: "recompute", kv_connector_extra_config: {...}}`, alone o
 scheduler's process) and `checkpoint_rank` (in each worker's), which know no vLLM.
 
 A block that fails to load is reported as such, and vLLM computes from there. Models with
-several kinds of KV cache (hybrid) are refused at start.
+several kinds of KV cache (hybrid), or whose blocks do not all stay, are refused at start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -108,6 +108,10 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         if len(kv_cache_config.kv_cache_groups) != 1:
             raise Unshapeable("models with several KV cache groups are not checkpointed")
+        spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        if not isinstance(spec, FullAttentionSpec):
+            # Of a window's blocks only the last ones are there; a state is no row of blocks.
+            raise Unshapeable(f"a cache of {type(spec).__name__} is not checkpointed")
         self._links = LinkConfig.of(self._kv_transfer_config.kv_connector_extra_config)
         self._me = identity.from_environment()
         self._plan: CheckpointPlan | None = None

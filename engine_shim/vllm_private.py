@@ -319,6 +319,7 @@ def _hook_core(engine: AsyncLLM) -> None:
         generation = CURRENT.get()
         if generation is not None:
             note_running(generation, request.request_id)
+            request = vllm_private_core.numbered(engine, generation, request, _PROMPT.get())
         resume = generation.resume if generation is not None else None
         if resume is None or resume.mode == "replay" or not generation.delivered:
             await add(request)

@@ -1,22 +1,29 @@
 """What is private of vLLM's EngineCore: utility methods of ours, called from the API process
 as its own are. By one, other holders for a running request reach the connector; the other
-stops a request that is to go on elsewhere."""
+stops a request that is to go on elsewhere. And what is told of requests on their way there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
+from typing import Any
 
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 
-from engine_shim.generation import IDENTITY_KEY
+from engine_shim import identity
+from engine_shim.generation import CURRENT, IDENTITY_KEY, Generation
 from engine_shim.handover import given_up
+
+_stock_rejected = AsyncLLM.notify_kv_transfer_request_rejected
 
 
 def install() -> None:
     """Adds the methods; idempotent."""
     EngineCore.relume_retarget = _retarget
     EngineCore.relume_hand_over = _hand_over
+    AsyncLLM.notify_kv_transfer_request_rejected = _rejected
 
 
 async def retarget(
@@ -61,3 +68,27 @@ def _hand_over(self: EngineCore, request: str, attempt: int) -> bool:
     if found:
         self.abort_requests(found)
     return bool(found)
+
+
+def numbered(
+    engine: AsyncLLM, generation: Generation, request: EngineCoreRequest, prompt: int
+) -> EngineCoreRequest:
+    """A request of the body's `prompt`-th prompt, told which choice it is: its blocks are kept
+    under that number. The order in which choices of several prompts reach a core (or several
+    cores) says nothing of it."""
+    state = engine.output_processor.request_states.get(request.request_id)
+    choice = prompt * generation.width + (state.request_index if state is not None else 0)
+    told = copy(request)
+    params = told.sampling_params = copy(request.sampling_params)  # children share theirs
+    extra = params.extra_args
+    params.extra_args = {**extra, IDENTITY_KEY: {**extra[IDENTITY_KEY], "c": choice}}
+    return told
+
+
+async def _rejected(
+    self: AsyncLLM, request_id: str, kv_transfer_params: dict[str, Any], **options: Any
+) -> None:
+    """vLLM tells its connector of refused requests, with what their clients asked of it: which
+    is kept away from the core here as well."""
+    if CURRENT.get() is None and not identity.from_environment().agent_socket:
+        await _stock_rejected(self, request_id, kv_transfer_params, **options)

@@ -309,8 +309,7 @@ class Stats(Message, frozen=True, tag="stats"):
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Refused | Put | Ack | Ask | Held | Match | Matched | Get
     | Blocks | Release | Corrupt | Drop | Done | Keep | KeepChunk | Recall | Envelope | Changes
-    | Changed
-    | StatsAsk | Stats
+    | Changed | StatsAsk | Stats
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -16,7 +16,13 @@ import pytest
 from engine_shim import frames
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.stream import BlockOut, scatter
-from events.vocabulary import FirstToken, RestoreDone, RestoreFailed, RestoreStarted
+from events.vocabulary import (
+    FirstToken,
+    RequestQueued,
+    RestoreDone,
+    RestoreFailed,
+    RestoreStarted,
+)
 from tests.engine import client
 from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
 from tests.processes import family
@@ -384,6 +390,47 @@ def test_choices_are_kept_apart(second: Engine, daemon: Daemon) -> None:
     second.wait_idle()
 
 
+def assert_choices_have_their_numbers(engine: Engine, daemon: Daemon) -> None:
+    """Two choices of a short and of a long prompt; only those of the long one fill so many
+    blocks, in whatever order the core met them."""
+    body = body_for(prompt=["short", PROMPT], n=2, temperature=0.8, seed=5, max_tokens=100)
+    prompt = full_blocks(engine, 1)
+    headers = client.headers_for(request="numbers", checkpoint=endpoint(daemon))
+    connection, response = client.open_stream(engine.port, PATH, body, headers)
+    most: dict[int, int] = {}
+
+    def held() -> bool:
+        with peer_of(local(daemon.socket), hello=hello("control")) as control:
+            told, _ = control.ask(m.Changes(0, 0), 5.0)
+        for change in told.changes:
+            if change.request == "numbers":
+                most[change.child] = max(change.blocks, most.get(change.child, 0))
+        return len(most) == 4 and sum(blocks >= prompt for blocks in most.values()) == 2
+
+    with slowed(family(engine.pid).get("core", engine.pid)):
+        wait_until(held, "all choices are held", 20.0)
+    assert {child for child, blocks in most.items() if blocks >= prompt} == {2, 3}
+    response.read()
+    connection.close()
+
+
+def test_a_clients_transfer_parameters_do_not_reach_the_core(second: Engine) -> None:
+    """Not even with a request that is refused: vLLM tells its connector of those."""
+    second.wait_idle()
+    wanted = {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "other"}
+    before = len(second.agent.steps)
+    for refused in ({"model": "nobody"}, {"max_tokens": -1}):
+        body = {**body_for(stream=False), **refused, "kv_transfer_params": wanted}
+        assert client.post(second.port, PATH, body).status in (400, 404)
+    queued = [
+        change.request
+        for step in second.agent.steps[before:]
+        for change in step.changes
+        if isinstance(change, RequestQueued)
+    ]
+    assert queued == []
+
+
 def test_it_works_inside_multi_connector(
     zygote: Zygote, second: Engine, daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -432,6 +479,7 @@ def test_stock_vllm_serve_restores_what_another_wrote(
         rest = resumed(stock, daemon, "stock", ids, created)
         assert rest.ids == expected.ids[60:]
         assert isinstance(outcome(stock, "stock")[-1], RestoreDone)
+        assert_choices_have_their_numbers(stock, daemon)
         with (
             slowed(family(stock.pid)["core"]),  # its server may be slower than its engine
             daemon_in(tmp_path / "other", budget_bytes=64 << 20) as other,
@@ -495,23 +543,42 @@ def test_a_prefill_leaves_blocks_behind_before_it_is_over(
         assert isinstance(done, RestoreDone) and done.tokens >= 8 * BLOCK
 
 
+def test_what_the_engine_makes_of_the_model_is_in_the_fingerprint(
+    zygote: Zygote, second: Engine
+) -> None:
+    """The same files, computed otherwise: its blocks are another model's."""
+    overrides = ("--hf-overrides", json.dumps({"rms_norm_eps": 1e-3}))
+    with engine_of(zygote.fork(*connector(), *overrides)) as other:
+        mine, theirs = second.agent.layout, other.agent.layout
+        assert mine is not None and theirs is not None and mine.family != theirs.family
+        assert mine.block_bytes == theirs.block_bytes
+
+
 HYBRID = {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "dtype": "float32",
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32,
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048,
     "vocab_size": 3072, "sliding_window": 64, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
     "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32,
-    "rope_local_base_freq": 10000.0, "layer_types": ["sliding_attention", "full_attention"],
+    "rope_local_base_freq": 10000.0,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 
 
-def test_a_model_with_several_kinds_of_cache_is_refused_at_start(
-    zygote: Zygote, tiny_model: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("layers", "why"),
+    (
+        (["sliding_attention", "full_attention"], "several KV cache groups are not checkpointed"),
+        (["sliding_attention"] * 2, "a cache of SlidingWindowSpec is not checkpointed"),
+    ),
+)
+def test_a_model_whose_blocks_do_not_all_stay_is_refused_at_start(
+    zygote: Zygote, tiny_model: Path, tmp_path: Path, layers: list[str], why: str
 ) -> None:
     for file in tiny_model.glob("tokenizer*"):
         (tmp_path / file.name).symlink_to(file)
-    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    config = {**HYBRID, "layer_types": layers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     model = ("--model", str(tmp_path), "--load-format", "dummy")
-    with pytest.raises(AssertionError, match="several KV cache groups are not checkpointed"):
+    with pytest.raises(AssertionError, match=why):
         zygote.fork(*connector(), *model)
