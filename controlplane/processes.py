@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -54,6 +55,15 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _dying_with_parent() -> tuple[str, ...]:
+    """What to put before a command so that it gets SIGTERM when we die, however we do; empty
+    where there is no such program. A fork in which Python runs first (`_die_with_parent`)
+    may hang or crash where gRPC has threads, so this is preferred.
+    """
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "TERM", "--") if setpriv else ()
+
+
 class Child:
     """One process with its output in a file. Ctrl-C in the terminal does not reach it: it has
     its own session; SIGTERM reaches it should this process die."""
@@ -74,16 +84,17 @@ class Child:
     ) -> Child:
         """Start `argv` with `env` added to ours; stdout and stderr go to `log_path`."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        prefix = _dying_with_parent()
         with log_path.open("ab") as out:
             process = subprocess.Popen(
-                list(argv),
+                [*prefix, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
                 pass_fds=tuple(pass_fds),
-                preexec_fn=_die_with_parent,
+                preexec_fn=None if prefix else _die_with_parent,
             )
         return cls(name, process, log_path)
 
