@@ -1,4 +1,5 @@
-"""`python -m engine_shim.state_daemon --config FILE`: serves until SIGTERM or SIGINT.
+"""`python -m engine_shim.state_daemon --config FILE`: serves until SIGTERM or SIGINT; SIGHUP
+has it read `budget_share` again.
 
 Prints one line of JSON when it listens: `{"ready": true, "boot": ..., "notes": [...]}`.
 It is not tied to whoever started it, and holds nothing when it starts.
@@ -42,6 +43,7 @@ def build(config: DaemonConfig) -> Service:
         cold = FileTier(config.file_directory, config.file_budget_bytes)
     store = BlockStore(arena, cold, config.ttl_s, config.cold_after_s, config.max_blocks)
     secret = configuration.secret(config)
+    store.keep_to(config.budget_share)
     service = Service(store, config.host, config.epoch, secret, time.monotonic)
     notes = ["nothing is held of an earlier life"]
     if arena.unlocked:
@@ -52,13 +54,25 @@ def build(config: DaemonConfig) -> Service:
     return service
 
 
-async def serve(config: DaemonConfig, service: Service) -> None:
-    """Until a signal. Raises BadConfig, and OSError or zmq.ZMQError when an address
-    cannot be bound."""
+def keep_to(service: Service, path: str) -> None:
+    """Keep to what the file says now; one that cannot be read changes nothing."""
+    try:
+        share = configuration.read(path).budget_share
+    except StateDaemonError as error:
+        logger.error("settings are not read again: %s", error)
+        return
+    service.store.keep_to(share)
+    logger.info("keeps to %g of its budget", share)
+
+
+async def serve(config: DaemonConfig, service: Service, path: str = "") -> None:
+    """Until a signal. `path`: the file of its settings. Raises BadConfig, and OSError or
+    zmq.ZMQError when an address cannot be bound."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, keep_to, service, path)
     servers: list[LocalServer | RemoteServer] = [LocalServer(service, config.socket)]
     if config.remote is not None:
         servers.append(RemoteServer(service, config.remote))
@@ -98,7 +112,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     try:
         config = configuration.read(arguments.config)
-        asyncio.run(serve(config, build(config)))
+        asyncio.run(serve(config, build(config), arguments.config))
     except (StateDaemonError, OSError, zmq.ZMQError) as error:
         print(f"state daemon: {error}", file=sys.stderr)
         return BAD_CONFIG_EXIT

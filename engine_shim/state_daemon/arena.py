@@ -53,6 +53,7 @@ class Arena:
         if self._extents.capacity > spare:
             raise CannotHold(f"budget of {budget} bytes, but only {spare} can be spared")
         self._reserve = reserve
+        self._limit = self._extents.capacity
         self._fd = os.memfd_create("relume-checkpoints", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, self._extents.capacity)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, F_SEALS)
@@ -72,7 +73,11 @@ class Arena:
 
     @property
     def budget(self) -> int:
-        return self._extents.capacity
+        return self._limit
+
+    def keep_to(self, share: float) -> None:
+        """Take no more than this share of the budget it began with; what is taken stays."""
+        self._limit = int(self._extents.capacity * min(max(share, 0.0), 1.0))
 
     def readable_fd(self) -> int:
         """A new descriptor by which others can map the arena for reading only."""
@@ -80,7 +85,8 @@ class Arena:
 
     def fits(self, length: int) -> bool:
         """Whether `allocate` can succeed as far as the budget goes."""
-        return self._extents.largest_free >= rounded(length)
+        need = rounded(length)
+        return self._extents.largest_free >= need and self.used + need <= self._limit
 
     def host_short(self) -> bool:
         """The host is near its end: nothing new is taken, and `trim` gives back."""
@@ -92,7 +98,9 @@ class Arena:
         if self._fresh >= CHECK_EVERY_BYTES:
             self._fresh = 0
             self._spare = not self.host_short()
-        return self._extents.allocate(length) if self._spare else None
+        if not self._spare or self.used + rounded(length) > self._limit:
+            return None
+        return self._extents.allocate(length)
 
     def view(self, offset: int, length: int) -> memoryview:
         return self._view[offset : offset + length]

@@ -14,7 +14,8 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`budget_bytes` of host DRAM for checkpoints (Eq. 5), or `budget_fraction` of the
     host's memory (Eq. 7; 0.05 to 0.1 is usual) when that is 0. `reserve_bytes` are left to
     others always. `epoch` fences older daemons of this host. After `abandoned_s` without a
-    word of its agent, holding nothing, it ends (0: never)."""
+    word of its agent, holding nothing, it ends (0: never). `budget_share` of the budget is used;
+    it is read again on SIGHUP."""
 
     host: str
     socket: str
@@ -30,6 +31,7 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):
     abandoned_s: float = 0.0
     epoch: int = 0
     secret_file: str = ""
+    budget_share: float = 1.0
     remote: RemoteConfig | None = None
 
 

@@ -233,6 +233,16 @@ class BlockStore:
                 return True
         return False
 
+    def keep_to(self, share: float) -> None:
+        """Keep to this share of the memory's budget from now on. What is beyond it goes, least
+        worth first; what is being read goes when it is asked for room next."""
+        self.arena.keep_to(share)
+        while self.arena.used > self.arena.budget:
+            holdings = self._holdings.values()
+            order = eviction_order((h.request, h.worth, h.touched_s) for h in holdings)
+            if not any(self._evict_tail(self._holdings[name]) for name in order):
+                return
+
     def _demote_tail(self, holding: Holding) -> bool:
         """Moves the last block of `holding` that is in memory to the file; True if one was."""
         for sequence in holding.sequences.values():
