@@ -40,6 +40,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lease_ttl_s: int = 8
     engine_host: str = "127.0.0.1"
     advertise_host: str = ""
+    engine_port: int = 0
     status_port: int = 0
     notice_port: int = 0
     ready_timeout_s: float = 300.0
@@ -130,6 +131,7 @@ _HELP: dict[str, tuple[str, str]] = {
     "lease_ttl_s": ("S", "after so long without a sign of this agent the worker counts as lost"),
     "engine_host": ("ADDR", "address the engine's HTTP listens on"),
     "advertise_host": ("ADDR", "address gateways reach it at (default: as --engine-host)"),
+    "engine_port": ("PORT", "port of the engine's HTTP; 0 takes a free one at each start"),
     "status_port": ("PORT", "port of GET /state on loopback; 0 takes a free one"),
     "notice_port": (
         "PORT",

@@ -46,7 +46,7 @@ def make_order(
     Raises HostRefused when no port is free.
     """
     try:
-        port = free_port(config.engine_host)
+        port = config.engine_port or free_port(config.engine_host)
     except OSError as error:
         raise HostRefused(str(error)) from None
     named = ("--served-model-name", config.served_model_name) if config.served_model_name else ()
