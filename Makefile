@@ -11,7 +11,7 @@ UNIT := not engine and not serve and not etcd and not slow and not live
 # The one etcd every process of a target uses; get-etcd.sh says why it took or refused one.
 WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
 
-.PHONY: help env models demo up test check lint wheel bench lock clean
+.PHONY: help env models demo up test chaos check lint wheel bench lock clean
 
 help: ## show this list
 	@echo "Relume keeps a fleet of vLLM workers answering through failures."
@@ -33,6 +33,9 @@ up: models ## start a fleet of three workers and leave it running until Ctrl-C
 
 test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (15 to 20 minutes on two cores)
 	@$(WITH_ETCD); exec $(BIN)/python -m tests.lanes $(ARGS)
+
+chaos: models ## faults on real processes, a CI-sized set (ARGS="--set nightly --seeds 3": all there are)
+	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live $(or $(ARGS),--set ci)
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (under 2 minutes)
 	@exec $(BIN)/pytest -q -m "$(UNIT)" $(ARGS)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 _COMMANDS = {
     "demo": ("chaos.demo", "kill a worker under load, see that no client notices"),
     "bench": ("chaos.bench", "measure one thing: relume-chaos bench NAME"),
+    "live": ("chaos.live", "scenarios on real processes, judged: --set ci, --set nightly"),
     "list": ("chaos.scenario list", "the named scenarios, and what is not yet applicable"),
     "run": ("chaos.runner run", "run a scenario, simulated or --live, and judge it"),
     "fuzz": ("chaos.runner fuzz", "run many seeds over many scenarios"),

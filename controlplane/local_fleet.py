@@ -242,7 +242,16 @@ class LocalFleet:
             argv += self.checkpoints.flags(index)
         if self.zygote_socket:
             argv += ["--zygote", self.zygote_socket]
-        self._child(name, [*argv, "--", *self.engine_args(index)], ENGINE_ENV)
+        argv += self.agent_flags(index)
+        self._child(name, [*argv, "--", *self.engine_args(index)], self.agent_env(index))
+
+    def agent_flags(self, index: int) -> list[str]:
+        """More options of the agent of worker `w<index>`; they count more than those before."""
+        return []
+
+    def agent_env(self, index: int) -> dict[str, str]:
+        """What is added to the environment of that agent."""
+        return ENGINE_ENV
 
     def engine_args(self, index: int) -> tuple[str, ...]:
         """vLLM's arguments for the engine of worker `w<index>`."""

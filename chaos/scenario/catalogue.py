@@ -95,7 +95,7 @@ PHASES: Mapping[str, tuple[str, str]] = {
     "prefill": ("RequestAdmitted", "FirstToken"),
     "decode": ("FirstToken", "EngineFinished"),
     "restore": ("RestoreStarted", "RestoreDone"),
-    "recovery": ("RecoveryPlanned", "StreamResumed"),
+    "recovery": ("RecoveryPlanned", "FirstToken"),
     "checkpoint": ("HolderChosen", "CheckpointAcknowledged"),
     "engine-start": ("EngineStarted", "EngineReady"),
     "effect": ("EffectsDecided", "EffectApplied"),

@@ -1,0 +1,35 @@
+"""Which faults of the catalogue strike real processes, and why the others do not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+
+from chaos.scenario.catalogue import FAULTS, applicable
+from chaos.scenario.language import Scenario
+
+
+def _strace() -> str:
+    return "" if shutil.which("strace") else "needs strace, which delays the member's fsync calls"
+
+
+_WHY: Mapping[str, Callable[[], str]] = {"disk-slow": _strace}
+"""What more a fault needs of this machine."""
+
+
+def why_not(what: str) -> str:
+    """Empty where fault `what` is applicable to real processes here, else the reason."""
+    if not applicable(what):
+        return f"needs {FAULTS[what].needs}, which does not exist"
+    return _WHY[what]() if what in _WHY else ""
+
+
+def obstacles(scenario: Scenario) -> tuple[str, ...]:
+    """Why `scenario` cannot run live; empty when it can."""
+    found = [(fault.what, why_not(fault.what)) for fault in scenario.faults]
+    return tuple(f"{what}: {why}" for what, why in found if why)
+
+
+def listed() -> list[str]:
+    """Every fault of the catalogue with a word on it, for people."""
+    return [f"{what:<24} {why_not(what) or 'applicable'}" for what in FAULTS]

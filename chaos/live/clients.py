@@ -1,0 +1,207 @@
+"""Clients of a live run: they send what the schedule says, and know what must come.
+
+Each request asks for so many random tokens behind so many, the same for the same seed; what
+the answer is in a fleet that nobody disturbs is asked before the run, once for each different
+request, under a cache salt so that the run finds nothing of it in the prefix caches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from chaos.outcome import History
+from chaos.scenario.schedule import Request, Schedule
+from chaos.traffic import Stream, ask
+from chaos.validators.clients import record_of
+
+TOKENS = range(300, 2800)
+"""Ids of ordinary tokens of the tiny model."""
+
+ANSWER_S = 120.0
+REFUSED_S = 30.0
+"""A client goes on trying so long where nobody takes its connection."""
+
+AT_ONCE = 48
+"""Undisturbed requests under way at the same time."""
+
+
+def body_of(request: Request, seed: int, model: str) -> dict[str, Any]:
+    """The body of a completions request; equal bodies must get equal answers."""
+    prompt: list[int] = []
+    for group in request.prefix:
+        rng = Random(f"prefix:{group}")
+        prompt += [rng.choice(TOKENS) for _ in range(request.prefix_block)]
+    rng = Random(f"{seed}:prompt:{request.name}")
+    del prompt[request.prompt_tokens :]
+    prompt += [rng.choice(TOKENS) for _ in range(request.prompt_tokens - len(prompt))]
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": request.output_tokens,
+        "ignore_eos": True,
+        "temperature": request.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+    if request.temperature:
+        body["top_p"] = request.top_p
+        if request.seed is not None:
+            body["seed"] = request.seed
+    return body if request.n == 1 else {**body, "n": request.n}
+
+
+class _Sent(Struct):
+    """A request and its stream. `task`: while it is under way."""
+
+    stream: Stream
+    asked: str
+    task: asyncio.Task[Any] | None = None
+    gone: bool = False
+
+
+class Clients:
+    """All clients of a run. `tag` makes their x-request-ids unique in the log."""
+
+    def __init__(
+        self, schedule: Schedule, gateways: Sequence[str], tag: str, model: str = "tiny"
+    ) -> None:
+        self.histories: list[History] = []
+        self.began_s = 0.0
+        self._schedule = schedule
+        self._gateways = gateways
+        self._tag = tag
+        self._bodies = {r.name: body_of(r, schedule.seed, model) for r in schedule.requests}
+        self._sent: dict[str, _Sent] = {}
+        self._over = {r.name: asyncio.Event() for r in schedule.requests}
+
+    @property
+    def under_way(self) -> list[str]:
+        """x-request-ids of what is being answered."""
+        return [name for name, sent in self._sent.items() if sent.task and not sent.task.done()]
+
+    async def learn(self) -> None:
+        """Ask every different request once, undisturbed, and keep the answers."""
+        different: dict[str, str] = {}
+        for name, body in self._bodies.items():
+            different.setdefault(_asked(body), name)
+        room = asyncio.Semaphore(AT_ONCE)
+        async with self._session() as session, asyncio.TaskGroup() as tasks:
+            for index, (asked, name) in enumerate(different.items()):
+                tasks.create_task(self._learn(session, room, index, asked, name))
+
+    async def _learn(
+        self,
+        session: aiohttp.ClientSession,
+        room: asyncio.Semaphore,
+        index: int,
+        asked: str,
+        name: str,
+    ) -> None:
+        body = {**self._bodies[name], "cache_salt": "undisturbed"}
+        url = self._gateways[index % len(self._gateways)]
+        async with room:
+            stream = Stream(f"{self._tag}-calm-{name}", "")
+            await ask(session, f"{url}/v1/completions", stream, body, None, ANSWER_S)
+        record = record_of(stream, asked, undisturbed=True)
+        self.histories.append(History(f"calm-{name}", record, *self._times(stream)))
+
+    async def run(self) -> None:
+        """Send all the schedule has, each at its time; returns when all have their end."""
+        self.began_s = time.monotonic()
+        self.histories = [_shifted(h, self.began_s) for h in self.histories]
+        async with self._session() as session, asyncio.TaskGroup() as tasks:
+            for index, request in enumerate(self._schedule.requests):
+                tasks.create_task(self._live(session, index, request))
+
+    async def _live(self, session: aiohttp.ClientSession, index: int, request: Request) -> None:
+        if request.after is not None:
+            await self._over[request.after].wait()
+            await asyncio.sleep(request.think_ns / 1e9)
+        elif request.at_ns:
+            await asyncio.sleep(self.began_s + request.at_ns / 1e9 - time.monotonic())
+        body = self._bodies[request.name]
+        client_id = f"{self._tag}-{request.name}"
+        sent = self._sent[client_id] = _Sent(Stream(client_id, ""), _asked(body))
+        sent.task = asyncio.create_task(self._ask(session, index, sent, body))
+        try:
+            await asyncio.wait({sent.task})
+        finally:
+            sent.task.cancel()
+        if sent.task.cancelled():
+            sent.stream.error = "left"
+        record = record_of(sent.stream, sent.asked)
+        if sent.gone and not sent.stream.whole:
+            record.outcome = "cancelled"
+        self.histories.append(History(request.name, record, *self._times(sent.stream)))
+        self._over[request.name].set()
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, index: int, sent: _Sent, body: dict[str, Any]
+    ) -> None:
+        """Like behind a load balancer: whoever takes the connection is asked."""
+        deadline = time.monotonic() + REFUSED_S
+        turn = index
+        while True:
+            url = self._gateways[turn % len(self._gateways)]
+            await ask(session, f"{url}/v1/completions", sent.stream, body, None, ANSWER_S)
+            refused = sent.stream.error.startswith("ClientConnectorError")
+            if not refused or time.monotonic() > deadline:
+                return
+            sent.stream.error = ""
+            turn += 1
+            await asyncio.sleep(0.05)
+
+    def hang_up(self, client_id: str) -> bool:
+        """This client leaves in the middle; False when it has its answer already."""
+        sent = self._sent.get(client_id)
+        if sent is None or sent.task is None or sent.task.done():
+            return False
+        sent.gone = True
+        return sent.task.cancel()
+
+    def _session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        return aiohttp.ClientSession(connector=connector)
+
+    def _times(self, stream: Stream) -> tuple[int, int | None, int | None]:
+        def since(at_s: float) -> int:
+            return round((at_s - self.began_s) * 1e9)
+
+        if not stream.tokens:
+            return since(stream.started), None, None
+        return since(stream.started), since(stream.first), since(stream.last)
+
+
+def _asked(body: dict[str, Any]) -> str:
+    said = msgspec.json.encode(body, order="deterministic")
+    return hashlib.sha256(said).hexdigest()[:24]
+
+
+def _shifted(history: History, began_s: float) -> History:
+    """Times of what was before the run, told from its start: below zero."""
+    began = round(began_s * 1e9)
+    return msgspec.structs.replace(
+        history,
+        sent_ns=history.sent_ns - began,
+        first_ns=None if history.first_ns is None else history.first_ns - began,
+        last_ns=None if history.last_ns is None else history.last_ns - began,
+    )
+
+
+def wrong_beginnings(histories: Iterable[History]) -> list[str]:
+    """Undisturbed requests that got no whole answer: nothing could be judged by them."""
+    return [
+        f"{h.request}: {h.record.outcome} ({h.record.status})"
+        for h in histories
+        if h.record.undisturbed and h.record.outcome != "completed"
+    ]

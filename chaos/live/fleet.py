@@ -1,0 +1,206 @@
+"""One run of a scenario on real processes.
+
+    fleet up -> undisturbed answers -> traffic and faults -> all mended, at rest -> log read
+
+Whatever happens, every process the run started is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from chaos.live import applicable
+from chaos.live.bed import Bed
+from chaos.live.clients import Clients, wrong_beginnings
+from chaos.live.errors import LiveError
+from chaos.live.faults import Faults
+from chaos.live.host import Host, gone, options_of
+from chaos.live.rest import at_rest
+from chaos.live.scale import scaled
+from chaos.live.timing import Plan
+from chaos.live.watch import Watch
+from chaos.outcome import Fired, Outcome
+from chaos.scenario.language import Scenario
+from chaos.scenario.schedule import Schedule, expand
+from controlplane.local_fleet import FleetFailed
+from controlplane.replay.history import from_etcd
+from events.errors import RelumeError
+from events.etcd.config import EtcdConfig
+from events.etcd.factory import EtcdLog
+from events.log import RevisionGroup
+
+TRAFFIC_S = 150.0
+REST_S = 60.0
+Say = Callable[[str], None]
+
+
+def run(
+    scenario: Scenario,
+    seed: int,
+    *,
+    schedule: Schedule | None = None,
+    folder: Path | None = None,
+    say: Say = print,
+) -> Outcome:
+    """Run a scenario, with everything it takes started for it alone. `schedule`: what the seed
+    made of it, where that is known; `folder`: where the processes' logs and files are kept.
+    Raises LiveError."""
+
+    async def alone() -> Outcome:
+        async with Bed(say) as bed:
+            return await run_in(bed, scenario, seed, schedule=schedule, folder=folder, say=say)
+
+    return asyncio.run(alone())
+
+
+async def run_in(
+    bed: Bed,
+    scenario: Scenario,
+    seed: int,
+    *,
+    schedule: Schedule | None = None,
+    folder: Path | None = None,
+    say: Say = print,
+) -> Outcome:
+    """Run a scenario in a bed that served runs before. What goes wrong with the run itself is
+    the outcome's `error`. Raises LiveError where a fault of it cannot strike real processes."""
+    if obstacles := applicable.obstacles(scenario):
+        raise LiveError(f"{scenario.name} cannot run live: {'; '.join(obstacles)}")
+    scenario, schedule, notes = scaled(scenario, schedule or expand(scenario, seed))
+    if notes:
+        say(f"{scenario.name} is scaled to this machine: {'; '.join(notes)}")
+    one = _Run(bed, scenario, schedule, say)
+    try:
+        return await one.go()
+    finally:
+        if folder is not None:
+            shutil.copytree(one.directory, folder, dirs_exist_ok=True, ignore=_NOT_FILES)
+        shutil.rmtree(one.directory, ignore_errors=True)
+
+
+_NOT_FILES = shutil.ignore_patterns("*.sock", "ipc*", "*.clock", "spool", "secret", "lock")
+
+
+class _Run:
+    """The state of one run. `went`: what has been reached, for people."""
+
+    def __init__(self, bed: Bed, scenario: Scenario, schedule: Schedule, say: Say) -> None:
+        self._bed = bed
+        self._scenario = scenario
+        self._schedule = schedule
+        self._say = say
+        self.directory, self._prefix = bed.place(scenario.name)
+        self._watch = Watch()
+        self._groups: tuple[RevisionGroup, ...] = ()
+        self._clients: Clients | None = None
+        self._plan: Plan | None = None
+        self._began_ms = 0
+        self._ended_ns = 0
+        self._drained = False
+
+    async def go(self) -> Outcome:
+        error = ""
+        members = len(self._schedule.etcd)
+        try:
+            async with AsyncExitStack() as stack:
+                await self._act(stack)
+        except (FleetFailed, RelumeError, OSError, TimeoutError, ExceptionGroup) as caught:
+            error = _told(caught)
+            self._say(f"the run failed: {error}")
+            await self._bed.discard(members)
+        return Outcome(
+            kind="live",
+            scenario=self._scenario,
+            schedule=self._schedule,
+            groups=self._groups,
+            histories=tuple(self._clients.histories) if self._clients is not None else (),
+            fired=self._fired(),
+            began_ms=self._began_ms,
+            ended_ns=self._ended_ns,
+            drained=self._drained,
+            error=error,
+        )
+
+    def _fired(self) -> tuple[Fired, ...]:
+        return tuple(self._plan.fired) if self._plan is not None else ()
+
+    async def _act(self, stack: AsyncExitStack) -> None:
+        schedule, etcd = self._schedule, await self._bed.etcd(len(self._schedule.etcd))
+        options = options_of(
+            schedule, self.directory, self._bed.model, self._bed.zygote, etcd, self._prefix,
+            self._scenario.fleet.checkpoint_mb,
+        )  # fmt: skip
+        host = Host(options, schedule, etcd, self._prefix, lambda text: None)
+        pids: list[int] = []
+        stack.push_async_callback(self._nothing_left, pids)
+        began = time.monotonic()
+        await stack.enter_async_context(host)
+        config = EtcdConfig(endpoints=etcd.endpoints, prefix=self._prefix)
+        log = await stack.enter_async_context(EtcdLog(config))
+        for task in (self._watch.follow(log.reader()), host.supervise()):
+            running = asyncio.create_task(task)
+            stack.push_async_callback(_ended, running)
+        clients = self._clients = Clients(schedule, host.gateways, f"c{schedule.seed}")
+        if host.checkpoints is not None and not await self._watch.until(
+            lambda f: (
+                len(f.holders) == len(schedule.workers) and all(h.alive for h in f.holders.values())
+            ),
+            REST_S,
+        ):
+            raise LiveError("the state daemons did not come up")
+        up_s = time.monotonic() - began
+        await clients.learn()
+        if wrong := wrong_beginnings(clients.histories):
+            raise LiveError(f"undisturbed requests failed: {'; '.join(wrong[:3])}")
+        learnt_s = time.monotonic() - began - up_s
+        self._watch.forget_lengths()
+        pids += host.pids()
+        self._began_ms, start = time.time_ns() // 1_000_000, time.monotonic()
+        faults = Faults(host, self._watch, clients, schedule.seed)
+        plan = self._plan = Plan(schedule, host, self._watch, clients, faults, self._say)
+        try:
+            async with asyncio.timeout(TRAFFIC_S), asyncio.TaskGroup() as tasks:
+                striking = tasks.create_task(plan.run())
+                await clients.run()
+                traffic_s = time.monotonic() - start
+                plan.no_more()
+                await striking
+        finally:
+            await plan.mend()
+        pids += host.pids()
+        why = await at_rest(host, self._watch, clients.histories, REST_S, self._say)
+        self._drained = not why
+        self._ended_ns = round((time.monotonic() - start) * 1e9)
+        pids += host.pids()
+        history = await from_etcd(config, self.directory / "archive")
+        self._groups = tuple(history.groups)
+        if why:
+            raise LiveError(f"the fleet did not come to rest: {why}")
+        self._say(
+            f"up {up_s:.1f} s, undisturbed {learnt_s:.1f} s, traffic {traffic_s:.1f} s, "
+            f"at rest after {self._ended_ns / 1e9:.1f} s, {len(self._groups)} revisions"
+        )
+
+    async def _nothing_left(self, pids: list[int]) -> None:
+        """Called when all was stopped: of what ran, nothing may run on."""
+        if left := await gone(pids):
+            raise LiveError(f"processes are left: {left}")
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """A task that runs as long as the fleet does; what it failed of is the run's failure."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise LiveError(f"{task.get_coro()}: {error}")
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_told(one) for one in error.exceptions)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

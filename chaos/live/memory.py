@@ -1,0 +1,63 @@
+"""What a state daemon holds, struck from outside by whoever may: the user it runs as, or root.
+
+No hook in the daemon: what is in its memory is reached through /proc, as a failing module of
+memory would reach it, and its settings are read again on SIGHUP, as an operator would have it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+from pathlib import Path
+from random import Random
+
+from chaos.live.processes import send
+
+ARENA = "relume-checkpoints"
+
+
+def flip(pid: int, pages: int, rng: Random) -> int:
+    """Flip a bit in each quarter of so many pages that a daemon's arena holds something in;
+    how many there were to flip."""
+    directory = Path(f"/proc/{pid}/fd")
+    for entry in directory.iterdir():
+        if ARENA in os.readlink(entry):
+            with open(entry, "r+b", buffering=0) as file:
+                return _flip(file.fileno(), pages, rng)
+    return 0
+
+
+def _flip(fd: int, pages: int, rng: Random) -> int:
+    taken = _taken(fd)
+    chosen = rng.sample(taken, min(pages, len(taken)))
+    for offset in chosen:
+        for quarter in range(4):
+            at = offset + quarter * mmap.PAGESIZE // 4 + rng.randrange(mmap.PAGESIZE // 4)
+            old = os.pread(fd, 1, at)
+            os.pwrite(fd, bytes([old[0] ^ 1 << rng.randrange(8)]), at)
+    return len(chosen)
+
+
+def _taken(fd: int) -> list[int]:
+    """Offsets of pages that are not all zero."""
+    size, at, found = os.fstat(fd).st_size, 0, []
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            break
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        for offset in range(start, at, mmap.PAGESIZE):
+            if any(os.pread(fd, mmap.PAGESIZE, offset)):
+                found.append(offset)
+    return found
+
+
+def shrink(settings: Path, pid: int, share: float) -> None:
+    """Tell daemon `pid` to keep to `share` of the budget it was started with."""
+    told = json.loads(settings.read_bytes())
+    told["budget_share"] = share
+    settings.write_text(json.dumps(told))
+    send(pid, signal.SIGHUP)

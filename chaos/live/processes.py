@@ -1,0 +1,71 @@
+"""Signals to processes that a run started, by pid."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+STOP_S = 10.0
+MOMENT_S = 0.005
+
+
+def there(pid: int) -> bool:
+    """Whether process `pid` exists and is no zombie."""
+    return state_of(Path(f"/proc/{pid}")) not in ("", "Z", "X")
+
+
+def state_of(task: Path) -> str:
+    """State letter of a process or thread (proc(5)); empty when it is gone."""
+    try:
+        return (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def kill(pid: int) -> bool:
+    """SIGKILL; whether there was something to kill."""
+    return send(pid, signal.SIGKILL)
+
+
+def send(pid: int, number: int) -> bool:
+    """Send a signal; False when the process is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+        return True
+    return False
+
+
+async def stop(pid: int) -> bool:
+    """SIGSTOP, and wait until each thread of it is stopped; False when it is gone."""
+    if not send(pid, signal.SIGSTOP):
+        return False
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline:
+        try:
+            threads = list(Path(f"/proc/{pid}/task").iterdir())
+        except FileNotFoundError:
+            return False
+        if all(state_of(thread) in ("T", "t", "", "Z", "X") for thread in threads):
+            return True
+        await asyncio.sleep(0.001)
+    return there(pid)
+
+
+def go_on(pid: int) -> None:
+    """SIGCONT."""
+    send(pid, signal.SIGCONT)
+
+
+async def slow(pid: int, times: float) -> None:
+    """Let it run a moment at a time, so that all takes `times` as long; until cancelled."""
+    try:
+        while send(pid, signal.SIGSTOP):
+            await asyncio.sleep(MOMENT_S * (times - 1))
+            go_on(pid)
+            await asyncio.sleep(MOMENT_S)
+    finally:
+        go_on(pid)

@@ -1,0 +1,68 @@
+"""Waiting until a fleet has nothing left to do, after all faults are over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from chaos import validators
+from chaos.live.host import Host
+from chaos.live.watch import Watch
+from chaos.outcome import History
+
+AGAIN_S = 0.5
+
+
+async def at_rest(
+    host: Host,
+    watch: Watch,
+    histories: Sequence[History],
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> str:
+    """Empty when, in time, every process runs, every worker serves, every request of a client
+    has its end in the log and nothing is held; else what was missing last.
+
+    Then a state hash is waited for, so that replay has one of the whole.
+    """
+    deadline = time.monotonic() + timeout_s
+    said = ""
+    clients = [history.record for history in histories]
+    while why := _restless(host, watch):
+        if time.monotonic() > deadline or watch.error:
+            return watch.error or why
+        if why != said:
+            said = why
+            say(f"waiting: {why}")
+        await asyncio.sleep(AGAIN_S / 2)
+    while True:
+        found = validators.i12_drained.check(watch.groups, clients)
+        found += validators.check_all(watch.groups, clients, ["I1"])
+        if not found and watch.count("StateHashed"):
+            return ""
+        if found and said != str(found[0]):
+            said = str(found[0])
+            say(f"waiting: {said}")
+        if time.monotonic() > deadline:
+            # What is broken for good is for the validators to tell.
+            return "" if not _restless(host, watch) else _restless(host, watch)
+        await asyncio.sleep(AGAIN_S)
+
+
+def _restless(host: Host, watch: Watch) -> str:
+    for child in host.children.values():
+        if not child.alive:
+            return f"{child.name} does not run"
+    fleet = watch.fleet
+    for name in host.schedule.workers:
+        worker = fleet.workers.get(name)
+        if worker is None or not worker.present or worker.engine != "ready":
+            return f"{name} does not serve"
+        if host.checkpoints is not None:
+            holder = fleet.holders.get(name)
+            if holder is None or not holder.alive:
+                return f"the state daemon of {name} is not there"
+    if fleet.requests:
+        return f"{', '.join(list(fleet.requests)[:3])} is still live"
+    return ""

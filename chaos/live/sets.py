@@ -1,0 +1,108 @@
+"""Which scenarios are run live together, and what is said of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from chaos import validators
+from chaos.live.applicable import obstacles
+from chaos.outcome import Outcome
+from chaos.scenario import reading
+from chaos.scenario.language import Scenario
+
+CI = (
+    "engine-killed-in-decode",
+    "engine-stopped",
+    "agent-killed",
+    "worker-cut-from-gateway",
+    "gateway-killed",
+    "etcd-leader-killed",
+    "clients-gone",
+    "blocks-corrupt",
+    "holder-killed",
+    "domain-lost",
+)
+"""At least one of each kind of process and link, in some five minutes."""
+
+SETS = ("ci", "nightly")
+
+
+def names_of(name: str) -> list[str]:
+    """Scenarios of a set, those of one etcd beside each other; `nightly`: all that can run."""
+    library = {known: reading.load(path) for known, path in reading.named().items()}
+    chosen = CI if name == "ci" else library
+    able = [known for known in chosen if not obstacles(library[known])]
+    return sorted(able, key=lambda known: library[known].fleet.etcd)
+
+
+def impossible() -> Mapping[str, tuple[str, ...]]:
+    """Scenarios of the library that cannot run live here, and why."""
+    library = {known: reading.load(path) for known, path in reading.named().items()}
+    return {known: why for known, scenario in library.items() if (why := obstacles(scenario))}
+
+
+class Line(Struct, frozen=True):
+    """One run in a report. `wrong`: what was broken, in words; empty when it passed. `took_s`:
+    real time with everything, judging included."""
+
+    scenario: str
+    seed: int
+    wrong: tuple[str, ...]
+    fired: tuple[str, ...]
+    outcomes: Mapping[str, int]
+    took_s: float
+
+
+def wrong_of(run: Outcome) -> tuple[str, ...]:
+    """What a run broke: promises, bounds of its traffic and its faults, itself."""
+    records = [history.record for history in run.histories]
+    wrong = [run.error] if run.error else []
+    if not run.groups:
+        return tuple(wrong) or ("it left no log",)
+    promises = [
+        p for p in run.scenario.promises or tuple(validators.CHECKS) if p in validators.CHECKS
+    ]
+    wrong += map(str, validators.check_all(run.groups, records, promises))
+    fired = {one.name for one in run.fired}
+    for planned in run.schedule.faults:
+        if planned.name not in fired:
+            wrong.append(f"{planned.name} {planned.what} has not struck")
+    figures = figures_of(run)
+    for bound in run.scenario.expect:
+        value = figures.get(bound.figure)
+        if value is None:
+            continue
+        if bound.least is not None and value < bound.least:
+            wrong.append(f"{bound.figure} is {value}, at least {bound.least:g} is needed")
+        if bound.most is not None and value > bound.most:
+            wrong.append(f"{bound.figure} is {value}, at most {bound.most:g} is allowed")
+    return tuple(wrong)
+
+
+def figures_of(run: Outcome) -> dict[str, int]:
+    """What bounds what a run must have seen to prove anything."""
+    real = [h.record for h in run.histories if not h.record.undisturbed]
+    return {
+        "requests": len(real),
+        "faults_fired": len({one.name for one in run.fired}),
+        "broken_streams": sum(record.outcome != "completed" for record in real),
+    }
+
+
+def outcomes_of(run: Outcome) -> Mapping[str, int]:
+    """How its requests ended, those before it left out."""
+    return Counter(h.record.outcome for h in run.histories if not h.record.undisturbed)
+
+
+def schedule_folder(name: str) -> Path:
+    """Where trace files of a scenario lie."""
+    return reading.find(name).parent
+
+
+def scenario_of(name: str) -> Scenario:
+    """A scenario of the library, or of a file. Raises ScenarioError."""
+    return reading.load(reading.find(name))

@@ -1,0 +1,173 @@
+"""When each fault of a schedule strikes, whom, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from chaos.live.clients import Clients
+from chaos.live.errors import CannotStrike
+from chaos.live.faults import Faults, Undo
+from chaos.live.host import Host
+from chaos.live.watch import Seen, Watch, subject
+from chaos.outcome import Fired
+from chaos.scenario.catalogue import FAULTS
+from chaos.scenario.schedule import Planned, Schedule
+
+AGAIN_S = 0.1
+"""A fault that finds nothing to strike at its time is tried again so soon, while there is
+traffic; one of an event, at the next such event."""
+
+
+class Plan:
+    """`fired`: what struck so far."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        host: Host,
+        watch: Watch,
+        clients: Clients,
+        faults: Faults,
+        say: Callable[[str], None],
+    ) -> None:
+        self.fired: list[Fired] = []
+        self._schedule = schedule
+        self._host = host
+        self._watch = watch
+        self._clients = clients
+        self._faults = faults
+        self._say = say
+        self._began_s = 0.0
+        self._over = asyncio.Event()
+        self._undo: dict[str, Undo] = {}
+
+    async def run(self) -> None:
+        """Until every fault has struck and passed, or can strike no more."""
+        self._began_s = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            for planned in self._schedule.faults:
+                tasks.create_task(self._one(planned))
+
+    def no_more(self) -> None:
+        """There is no traffic any more: what has not struck will not."""
+        self._over.set()
+
+    async def mend(self) -> None:
+        """Undo what still lasts; safe to call twice."""
+        for name in list(self._undo):
+            await self._undo.pop(name)()
+
+    async def _one(self, planned: Planned) -> None:
+        due, seen = await self._due(planned)
+        if not due:
+            self._say(f"{planned.name} {planned.what} has not struck: what it waits for never came")
+            return
+        while True:
+            try:
+                targets = await self._targets(planned, seen)
+                late = self._late(planned, seen)
+                undo, detail = await self._faults.strike(planned, targets)
+                break
+            except CannotStrike as nothing:
+                if self._over.is_set():
+                    self._say(f"{planned.name} {planned.what} has not struck: {nothing}")
+                    return
+                if planned.event is None:
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                due, seen = await self._due(msgspec.structs.replace(planned, nth=1))
+                if not due:
+                    self._say(f"{planned.name} {planned.what} has not struck: {nothing}")
+                    return
+        at_ns = self._now_ns()
+        names = ",".join(targets)
+        detail = "; ".join(filter(None, (detail, late)))
+        self._say(f"{planned.name} {planned.what} {names} at {at_ns / 1e9:.2f} s {detail}")
+        until_ns = None
+        if undo is not None:
+            self._undo[planned.name] = undo
+            if planned.for_ns is not None:
+                await self._lasts(planned)
+                until_ns = self._now_ns()
+                if undo := self._undo.pop(planned.name, None):
+                    await undo()
+        self.fired.append(Fired(planned.name, planned.what, names, at_ns, until_ns, detail))
+
+    async def _lasts(self, planned: Planned) -> None:
+        """Its time; the alarm of a full etcd ends earlier if the control plane lifts it."""
+        assert planned.for_ns is not None
+        deadline = time.monotonic() + planned.for_ns / 1e9
+        while (left := deadline - time.monotonic()) > 0:
+            if planned.what == "etcd-quota" and not await self._host.etcd.full():
+                self._say(f"{planned.name}: the control plane has made room")
+                return
+            await asyncio.sleep(min(left, 0.5) if planned.what == "etcd-quota" else left)
+
+    async def _due(self, planned: Planned) -> tuple[bool, Seen | None]:
+        """When it is due: whether it ever was, and the event it waited for, if it did."""
+        over = asyncio.create_task(self._over.wait())
+        try:
+            if planned.at_ns is not None:
+                wait = self._began_s + planned.at_ns / 1e9 - time.monotonic()
+                await asyncio.wait({over}, timeout=max(wait, 0))
+                return not over.done(), None
+            future = self._watch.due(planned)
+            await asyncio.wait({over, future}, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                return False, None
+            seen = future.result()
+            wait = planned.after_ns / 1e9
+            if planned.phase:
+                wait = planned.fraction * self._watch.length_s(planned.phase)
+            await asyncio.sleep(max(seen.at_s + wait - time.monotonic(), 0))
+            return True, seen
+        finally:
+            over.cancel()
+            with suppress(asyncio.CancelledError):
+                await over
+
+    def _late(self, planned: Planned, seen: Seen | None) -> str:
+        if seen is None or not planned.phase or self._watch.is_in(planned.phase, seen.event):
+            return ""
+        return f"the {planned.phase} was over by then"
+
+    async def _targets(self, planned: Planned, seen: Seen | None) -> list[str]:
+        """Whom it strikes, by name. Raises CannotStrike where a role is nobody's at present."""
+        kind, fleet = FAULTS[planned.what].target, self._watch.fleet
+        names = {
+            "worker": list(self._schedule.workers),
+            "domain": sorted(set(self._schedule.workers.values())),
+            "control plane": list(self._schedule.control_planes),
+            "etcd": list(self._schedule.etcd),
+            "request": self._clients.under_way,
+        }.get(kind, [])
+        if planned.target == "all":
+            return names
+        if planned.target in names:
+            return [planned.target]
+        found = ""
+        if planned.target == "subject" and seen is not None:
+            found = subject(fleet, "worker" if kind == "domain" else kind, seen)
+            if kind == "domain":
+                found = self._schedule.workers.get(found, "")
+        elif kind == "etcd":
+            leader = await self._host.etcd.leader()
+            others = [name for name in names if name != leader]
+            found = leader if planned.target != "follower" else next(iter(others), "")
+        elif planned.target == "follower":
+            found = next((name for name in names if name != fleet.leader), "")
+        elif planned.target == "leader":
+            found = fleet.leader
+        elif planned.target == "any" and names:
+            found = names[0]
+        if not found:
+            raise CannotStrike(f"there is no {planned.target}")
+        return [found]
+
+    def _now_ns(self) -> int:
+        return round((time.monotonic() - self._began_s) * 1e9)

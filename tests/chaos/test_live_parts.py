@@ -1,0 +1,207 @@
+"""The parts of live runs that need no fleet: what is scaled, how links are cut, starts fail,
+memory is struck, and when a fault is due."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from chaos.live import applicable, memory, processes, sets
+from chaos.live.clients import TOKENS, body_of
+from chaos.live.faults import Faults
+from chaos.live.forks import Forks
+from chaos.live.links import Link
+from chaos.live.scale import LEASE_S, MOST_WORKERS, TIMES, scaled
+from chaos.live.watch import PHASE_S, Seen, Watch, subject
+from chaos.scenario import reading
+from chaos.scenario.catalogue import FAULTS, PHASES
+from chaos.scenario.catalogue import applicable as exists
+from chaos.scenario.schedule import Planned, Request, expand
+from engine_shim.kv_stream.stream import gather, scatter
+from events import vocabulary as v
+from events.memory import MemoryLog
+from policies.state import Fleet
+from tests.kv_stream.test_links import ins, outs
+from tests.state_daemon.daemon import Cache, daemon_in, local, peer_of, stats
+
+
+async def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_every_fault_has_a_method_or_a_reason() -> None:
+    for what in FAULTS:
+        has = hasattr(Faults, "_" + what.replace("-", "_"))
+        assert has or not exists(what), f"{what} strikes nothing live and has no reason"
+        assert has or applicable.why_not(what)
+
+
+def test_what_cannot_run_is_told_and_left_out() -> None:
+    impossible = sets.impossible()
+    assert "weights-flipped" in impossible and "policies.canary" in impossible["weights-flipped"][0]
+    assert not set(impossible) & set(sets.names_of("nightly"))
+    assert set(sets.names_of("ci")) == set(sets.CI) - set(impossible)
+    struck = {
+        fault.what for name in sets.names_of("nightly") for fault in sets.scenario_of(name).faults
+    }
+    assert struck == {what for what in FAULTS if not applicable.why_not(what)}
+
+
+def test_a_schedule_is_cut_to_the_machine_and_says_so() -> None:
+    scenario = reading.load(reading.find("agent-stopped"))
+    schedule = expand(scenario, 3)
+    small, fitted, notes = scaled(scenario, schedule)
+    assert small.fleet.workers == len(fitted.workers) == MOST_WORKERS < len(schedule.workers)
+    assert fitted.requests == schedule.requests
+    (was,), (now,) = schedule.faults, fitted.faults
+    assert was.at_ns and was.for_ns
+    assert (now.at_ns, now.for_ns) == (round(was.at_ns * TIMES), round(was.for_ns * TIMES))
+    assert now.for_ns > LEASE_S * 1e9, "it still lasts longer than a lease"
+    assert now.target in fitted.workers
+    assert notes and all(note in small.about for note in notes)
+
+
+def test_equal_requests_get_equal_bodies_and_shared_prefixes() -> None:
+    one = Request("q0", 0, 40, 9, prefix=(1, 2), prefix_block=16)
+    other = Request("q1", 0, 40, 9, prefix=(1, 3), prefix_block=16)
+    assert body_of(one, 5, "m") == body_of(one, 5, "m")
+    a, b = body_of(one, 5, "m")["prompt"], body_of(other, 5, "m")["prompt"]
+    assert len(a) == len(b) == 40 and set(a) <= set(TOKENS)
+    assert a[:16] == b[:16] and a[16:32] != b[16:32]
+
+
+async def test_a_cut_link_holds_what_it_takes_in_the_direction_that_is_cut() -> None:
+    got: list[bytes] = []
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            got.append(data)
+            writer.write(data)
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    async with Link(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as link:
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        writer.write(b"1")
+        assert await reader.read(9) == b"1"
+        link.cut("fro")
+        writer.write(b"2")
+        await until(lambda: got[-1] == b"2")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await reader.read(9)
+        link.mend()
+        assert await reader.read(9) == b"2"
+        link.cut()
+        writer.write(b"3")
+        await asyncio.sleep(0.2)
+        assert got[-1] == b"2"
+        link.mend()
+        assert await reader.read(9) == b"3"
+        writer.close()
+    server.close()
+
+
+async def test_only_so_many_starts_of_one_worker_fail(tmp_path: Path) -> None:
+    orders: list[dict[str, Any]] = []
+
+    async def zygote(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        orders.append(json.loads(await reader.readline()))
+        writer.write(b'{"pid":1}\n')
+        writer.close()
+
+    server = await asyncio.start_unix_server(zygote, tmp_path / "z")
+    async with Forks(tmp_path / "f", str(tmp_path / "z")) as forks:
+        forks.fail["w1"] = 1
+        for worker in ("w0", "w1", "w1"):
+            reader, writer = await asyncio.open_unix_connection(forks.path)
+            order = {"cmd": "fork", "env": {"RELUME_WORKER": worker}, "argv": ["--model", "m"]}
+            writer.write(json.dumps(order).encode() + b"\n")
+            assert await reader.readline() == b'{"pid":1}\n'
+            writer.close()
+    server.close()
+    assert [order["argv"][1] for order in orders] == ["m", "m.gone", "m"]
+
+
+def test_flipped_blocks_are_found_out_and_a_shrunken_budget_is_kept(tmp_path: Path) -> None:
+    count = 60
+    cache = Cache(count, seed=3)
+    with daemon_in(tmp_path) as daemon:
+        with peer_of(local(daemon.socket)) as peer:
+            assert daemon.process is not None
+            pid = daemon.process.pid
+            assert memory.flip(pid, 5, Random(1)) == 0, "it holds nothing"
+            assert scatter(cache, outs(count), peer) == count and peer.drained(10)
+            before = stats(daemon)
+            config = next(tmp_path.rglob("*.json"))
+            memory.shrink(config, pid, before["memory_used"] / 2 / before["memory_budget"])
+            deadline = time.monotonic() + 20
+            while (after := stats(daemon))["memory_used"] > before["memory_used"] // 2:
+                assert time.monotonic() < deadline, after
+                time.sleep(0.05)
+            assert 0 < after["blocks"] < count and after["evicted"]
+            assert after["memory_budget"] < before["memory_budget"]
+            memory.shrink(config, pid, 1.0)
+            while stats(daemon)["memory_budget"] != before["memory_budget"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert memory.flip(pid, 10_000, Random(1)) > 0
+            found = gather(Cache(count, seed=4), ins(after["blocks"]), peer, "a", 0, 0, 5.0)
+            assert found.failure == "corrupt" and found.blocks == 0
+
+
+async def test_a_stopped_process_stands_and_a_slow_one_is_let_go() -> None:
+    child = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        assert await processes.stop(child.pid)
+        assert processes.state_of(Path(f"/proc/{child.pid}")) == "T"
+        slowing = asyncio.create_task(processes.slow(child.pid, 4))
+        await asyncio.sleep(0.05)
+        slowing.cancel()
+        await asyncio.gather(slowing, return_exceptions=True)
+        await until(lambda: processes.state_of(Path(f"/proc/{child.pid}")) == "S")
+        os.kill(child.pid, signal.SIGKILL)
+        await child.wait()
+        assert not await processes.stop(child.pid) and not processes.there(child.pid)
+    finally:
+        if child.returncode is None:
+            child.kill()
+
+
+async def test_a_fault_is_due_at_the_nth_matching_event_and_knows_its_subject() -> None:
+    log = MemoryLog()
+    watch = Watch()
+    following = asyncio.create_task(watch.follow(log))
+    planned = Planned("f0", "engine-kill", "subject", event="EngineReady", where={"port": 7}, nth=2)
+    due = watch.due(planned)
+    async with log.writer("w.w3") as writer:
+        for incarnation, port in ((1, 7), (2, 8), (3, 7)):
+            writer.append(v.EngineStarted("w3", incarnation, 5, 6))
+            writer.append(v.EngineReady("w3", incarnation, "h", port, "m", 9, 16, 4))
+            await writer.flush(5)
+    async with asyncio.timeout(20):
+        seen = await due
+    following.cancel()
+    assert seen.event.incarnation == 3
+    assert subject(watch.fleet, "worker", seen) == "w3"
+    assert watch.length_s("engine-start") < PHASE_S["engine-start"], "those seen count"
+    assert not watch.is_in("engine-start", seen.event)
+
+
+def test_the_subject_of_a_plan_is_who_takes_over() -> None:
+    options = tuple(v.RecoveryOption(w, "recompute", "", 0, 0, 0, 0, 0) for w in ("w1", "w2"))
+    choice = v.RecoveryChoice("q", 1, 10, 1, options)
+    plan = v.RecoveryPlanned("d", v.Basis(1, 0), "w0", 1, "completion", (choice,))
+    assert subject(Fleet(), "worker", Seen("r.r0", plan, 0.0)) == "w2"
+    assert set(PHASE_S) == set(PHASES)

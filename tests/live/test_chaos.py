@@ -1,0 +1,67 @@
+"""A scenario on real processes, from its text to what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.live import sets
+from chaos.live.bed import Bed
+from chaos.live.fleet import run_in
+from chaos.scenario import reading
+from chaos.validators.records import courses
+from tests.live.conftest import MODEL
+
+SMALL = """
+name: small
+about: An engine dies, a client leaves, blocks are damaged, and a replica that does not lead stops.
+fleet: {workers: 2, domains: 2, control_planes: 2, checkpoint_mb: 64}
+traffic:
+  arrivals: {kind: closed, clients: 8}
+  lengths: {kind: uniform, prompt: [40, 300], output: [80, 160]}
+  requests: 32
+faults:
+  - what: block-corrupt
+    when: {event: CheckpointsAcknowledged, nth: 2}
+    target: all
+    amount: 4
+  - what: engine-kill
+    when: {during: decode, nth: 6}
+    target: subject
+  - what: client-gone
+    when: {during: decode, nth: 12}
+    target: subject
+  - what: leader-stop
+    when: {during: decode, nth: 14}
+    target: follower
+    for_s: 2
+expect:
+  - {figure: requests, least: 32}
+  - {figure: broken_streams, most: 1}
+"""
+
+
+@pytest.mark.timeout(240)
+async def test_a_scenario_runs_on_real_processes_and_breaks_nothing(
+    zygote: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    scenario = reading.parse(SMALL)
+    async with Bed(said.append, MODEL, zygote) as bed:
+        run = await run_in(bed, scenario, 1, folder=tmp_path / "kept", say=said.append)
+        assert not bed.directory.joinpath("1").exists()
+    told = "\n".join(said)
+    assert sets.wrong_of(run) == (), told
+    assert run.kind == "live" and run.drained and run.ended_ns > 0
+    assert {f.what for f in run.fired} == {
+        "block-corrupt", "engine-kill", "client-gone", "leader-stop"
+    }, told  # fmt: skip
+    assert sets.outcomes_of(run) == {"completed": 31, "cancelled": 1}
+    undisturbed = [h for h in run.histories if h.record.undisturbed]
+    assert len(undisturbed) == 32 and all(h.sent_ns < 0 for h in undisturbed)
+    assert all(h.sent_ns >= 0 for h in run.histories if not h.record.undisturbed)
+    modes = {d.mode for course in courses(run.groups).values() for d in course.decisions}
+    assert "continue" in modes, "nothing went on elsewhere"
+    assert "times of faults" in run.scenario.about
+    assert list((tmp_path / "kept" / "logs").glob("w0.log"))
