@@ -18,6 +18,8 @@ import msgspec
 from chaos.live import applicable, sets
 from chaos.live.bed import Bed
 from chaos.live.fleet import run_in
+from chaos.runner.artifacts import keep
+from chaos.runner.judge import judge
 from chaos.scenario.problems import ScenarioError
 from chaos.scenario.schedule import expand
 from events.errors import RelumeError
@@ -57,11 +59,21 @@ async def _one(bed: Bed, name: str, seed: int, out: Path | None) -> sets.Line:
     schedule = expand(scenario, seed, sets.schedule_folder(name))
     folder = out / f"{scenario.name}-{seed}" if out is not None else None
     run = await run_in(bed, scenario, seed, schedule=schedule, folder=folder, say=say)
-    wrong = await asyncio.to_thread(sets.wrong_of, run)
+    verdict = judge(run)
+    wrong = sets.wrong_of(run, verdict)
+    if folder is not None:
+        keep(folder, run, verdict, f"relume-chaos live {name} --seed {seed}")
     took_s = round(time.monotonic() - began, 1)
     fired = tuple(f"{one.what} {one.target} at {one.at_ns / 1e9:.1f} s" for one in run.fired)
-    line = sets.Line(scenario.name, seed, wrong, fired, sets.outcomes_of(run), took_s)
-    say(f"{'FAILED' if wrong else 'passed'} in {took_s} s; {dict(line.outcomes)}")
+    line = sets.Line(
+        scenario.name, seed, verdict.result, wrong, fired, sets.outcomes_of(run), took_s
+    )
+    result = (
+        "passed"
+        if not wrong
+        else ("inconclusive" if verdict.result == "passed" else verdict.result).upper()
+    )
+    say(f"{result} in {took_s} s; {dict(line.outcomes)}")
     for text in wrong[:MOST_TOLD]:
         say(f"  {text}")
     if len(wrong) > MOST_TOLD:

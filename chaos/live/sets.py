@@ -8,9 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from chaos import validators
 from chaos.live.applicable import obstacles
 from chaos.outcome import Outcome
+from chaos.runner.judge import Verdict
 from chaos.scenario import reading
 from chaos.scenario.language import Scenario
 
@@ -46,51 +46,28 @@ def impossible() -> Mapping[str, tuple[str, ...]]:
 
 
 class Line(Struct, frozen=True):
-    """One run in a report. `wrong`: what was broken, in words; empty when it passed. `took_s`:
-    real time with everything, judging included."""
+    """One run in a report. `wrong`: what was broken, or not shown, in words; empty when it
+    passed. `took_s`: real time with everything, judging included."""
 
     scenario: str
     seed: int
+    result: str
     wrong: tuple[str, ...]
     fired: tuple[str, ...]
     outcomes: Mapping[str, int]
     took_s: float
 
 
-def wrong_of(run: Outcome) -> tuple[str, ...]:
-    """What a run broke: promises, bounds of its traffic and its faults, itself."""
-    records = [history.record for history in run.histories]
-    wrong = [run.error] if run.error else []
-    if not run.groups:
-        return tuple(wrong) or ("it left no log",)
-    promises = [
-        p for p in run.scenario.promises or tuple(validators.CHECKS) if p in validators.CHECKS
-    ]
-    wrong += map(str, validators.check_all(run.groups, records, promises))
+def wrong_of(run: Outcome, verdict: Verdict) -> tuple[str, ...]:
+    """What keeps a run from having passed. A planned fault that did not strike does, also
+    where the scenario would be content without it."""
     fired = {one.name for one in run.fired}
-    for planned in run.schedule.faults:
-        if planned.name not in fired:
-            wrong.append(f"{planned.name} {planned.what} has not struck")
-    figures = figures_of(run)
-    for bound in run.scenario.expect:
-        value = figures.get(bound.figure)
-        if value is None:
-            continue
-        if bound.least is not None and value < bound.least:
-            wrong.append(f"{bound.figure} is {value}, at least {bound.least:g} is needed")
-        if bound.most is not None and value > bound.most:
-            wrong.append(f"{bound.figure} is {value}, at most {bound.most:g} is allowed")
-    return tuple(wrong)
-
-
-def figures_of(run: Outcome) -> dict[str, int]:
-    """What bounds what a run must have seen to prove anything."""
-    real = [h.record for h in run.histories if not h.record.undisturbed]
-    return {
-        "requests": len(real),
-        "faults_fired": len({one.name for one in run.fired}),
-        "broken_streams": sum(record.outcome != "completed" for record in real),
-    }
+    missed = [
+        f"{planned.name} {planned.what} has not struck"
+        for planned in run.schedule.faults
+        if planned.name not in fired
+    ]
+    return (*map(str, verdict.violations), *verdict.why, *missed)
 
 
 def outcomes_of(run: Outcome) -> Mapping[str, int]:
