@@ -69,6 +69,9 @@ def _agreement(client: ClientRecord, course: Course | None, broken: set[str]) ->
     if end is None:
         return []  # told already
     owner = course.arrived.stream if course.arrived is not None else ""
+    unsaid = owner in broken and all(at.stream == "fleet" for at in course.ends)
+    if unsaid and client.outcome == "completed":
+        return []  # killed between the last bytes and the word on them
     return _OUTCOMES[client.outcome](client, end, owner in broken)
 
 

@@ -189,6 +189,11 @@ def test_i1_accepts_a_cut_when_the_gateway_died() -> None:
     story.tell("r.r0", replica_started(boot="b2"))
     story.tell("fleet", ended(outcome="failed"))
     assert i1_one_terminal_event.check(story.groups, [client]) == []
+    heard = ClientRecord("q1", 200, "completed", token_count=64, finish="length")
+    assert i1_one_terminal_event.check(story.groups, [heard]) == [], "it died before its word"
+    alive = short()
+    alive.tell("fleet", ended(outcome="failed"))
+    assert "whole answer" in about(i1_one_terminal_event.check(alive.groups, [heard]))
     unheard = ClientRecord("q7", 200, "cut", token_count=1)
     assert i1_one_terminal_event.check(story.groups, [unheard]) == []
     assert i1_one_terminal_event.check(whole().groups, [unheard]) != []
