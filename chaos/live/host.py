@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -24,6 +22,7 @@ from chaos.live.scale import LEASE_S
 from chaos.scenario.schedule import Planned, Schedule
 from controlplane.leftovers import daemons
 from controlplane.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
+from controlplane.processes import free_port
 
 CLOCK = Path(__file__).parent / "clock"
 _BLOCKS = ("stream-loss", "stream-duplicate", "stream-reorder")
@@ -81,7 +80,7 @@ class Host(LocalFleet):
                 self.etcd_links[name] = [await self._stack.enter_async_context(x) for x in links]
             if "gateway" in peers:
                 host = f"127.0.1.{index + 1}"
-                self._ports[name] = _port(), _port()
+                self._ports[name] = free_port(), free_port()
                 links = [Link(f"127.0.0.1:{port}", host, port) for port in self._ports[name]]
                 self.gateway_links[name] = [await self._stack.enter_async_context(x) for x in links]
             if "holder" in peers or whats & set(_BLOCKS):
@@ -184,19 +183,6 @@ def options_of(
         checkpoint_mb=mb,
         replica_args=("--prefix", prefix, *NEVER),
     )
-
-
-def _port() -> int:
-    """A free port below those that outgoing connections take, so that it stays free."""
-    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(10_000, max(low, 12_000))
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 async def gone(pids: Sequence[int], timeout_s: float = 10.0) -> list[int]:
