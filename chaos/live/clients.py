@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -29,6 +29,9 @@ TOKENS = range(300, 2800)
 ANSWER_S = 120.0
 REFUSED_S = 30.0
 """A client goes on trying so long where nobody takes its connection."""
+
+AGAIN = 8
+"""Clients that go on while there are faults to come."""
 
 AT_ONCE = 48
 """Undisturbed requests under way at the same time."""
@@ -115,13 +118,30 @@ class Clients:
         record = record_of(stream, asked, undisturbed=True)
         self.histories.append(History(f"calm-{name}", record, *self._times(stream)))
 
-    async def run(self) -> None:
-        """Send all the schedule has, each at its time; returns when all have their end."""
+    async def run(self, more: Callable[[], bool] = lambda: False) -> None:
+        """Send all the schedule has, each at its time; then, so that faults do not strike an
+        idle fleet, requests of the schedule again, by as many clients, as long as `more`
+        says. Returns when all have their end."""
         self.began_s = time.monotonic()
         self.histories = [_shifted(h, self.began_s) for h in self.histories]
         async with self._session() as session, asyncio.TaskGroup() as tasks:
+            loops = 0
             for index, request in enumerate(self._schedule.requests):
                 tasks.create_task(self._live(session, index, request))
+                loops += request.after is None
+            for index in range(min(loops, AGAIN)):
+                tasks.create_task(self._again(session, index, more))
+
+    async def _again(
+        self, session: aiohttp.ClientSession, index: int, more: Callable[[], bool]
+    ) -> None:
+        for over in self._over.values():
+            await over.wait()
+        rng, number = Random(f"{self._schedule.seed}:again:{index}"), 0
+        while more():
+            request = rng.choice(self._schedule.requests)
+            await self._send(session, index + number, request, f"{request.name}-{index}-{number}")
+            number += 1
 
     async def _live(self, session: aiohttp.ClientSession, index: int, request: Request) -> None:
         if request.after is not None:
@@ -129,8 +149,14 @@ class Clients:
             await asyncio.sleep(request.think_ns / 1e9)
         elif request.at_ns:
             await asyncio.sleep(self.began_s + request.at_ns / 1e9 - time.monotonic())
+        await self._send(session, index, request, request.name)
+        self._over[request.name].set()
+
+    async def _send(
+        self, session: aiohttp.ClientSession, index: int, request: Request, name: str
+    ) -> None:
         body = self._bodies[request.name]
-        client_id = f"{self._tag}-{request.name}"
+        client_id = f"{self._tag}-{name}"
         sent = self._sent[client_id] = _Sent(Stream(client_id, ""), _asked(body))
         sent.task = asyncio.create_task(self._ask(session, index, sent, body))
         try:
@@ -142,8 +168,7 @@ class Clients:
         record = record_of(sent.stream, sent.asked)
         if sent.gone and not sent.stream.whole:
             record.outcome = "cancelled"
-        self.histories.append(History(request.name, record, *self._times(sent.stream)))
-        self._over[request.name].set()
+        self.histories.append(History(name, record, *self._times(sent.stream)))
 
     async def _ask(
         self, session: aiohttp.ClientSession, index: int, sent: _Sent, body: dict[str, Any]

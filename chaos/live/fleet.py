@@ -166,7 +166,7 @@ class _Run:
         try:
             async with asyncio.timeout(TRAFFIC_S), asyncio.TaskGroup() as tasks:
                 striking = tasks.create_task(plan.run())
-                await clients.run()
+                await clients.run(plan.pending)
                 traffic_s = time.monotonic() - start
                 plan.no_more()
                 await striking

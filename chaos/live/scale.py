@@ -6,15 +6,19 @@ the times of faults, which are meant in the leases of production, shrink with th
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from chaos.scenario.language import Fleet, Scenario
-from chaos.scenario.schedule import Planned, Schedule
+from chaos.scenario.language import Bound, Closed, Fleet, Scenario, Traffic
+from chaos.scenario.schedule import Planned, Request, Schedule
 
 MOST_WORKERS = 3
 MOST_CHECKPOINT_MB = 64
 MOST_REPLICAS = 2
 MOST_MEMBERS = 3
+MOST_CLIENTS = 8
+"""Of a closed loop; what they send goes on until the faults are over (`clients`)."""
 LEASE_S = 4
 TIMES = LEASE_S / 8
 """Of the faults: a lease of production is 8 s."""
@@ -33,6 +37,11 @@ def scaled(scenario: Scenario, schedule: Schedule) -> tuple[Scenario, Schedule, 
         notes.append(f"times of faults x {TIMES:g}, as leases of {LEASE_S} s are to 8 s")
     if any(request.priority for request in schedule.requests):
         notes.append("no priorities, which the engines are not started for")
+    traffic, requests = _fewer(scenario.traffic, schedule.requests)
+    if len(requests) < len(schedule.requests):
+        notes.append(
+            f"{MOST_CLIENTS} clients, {len(requests)} of {len(schedule.requests)} requests"
+        )
     about = f"{scenario.about} (live: {'; '.join(notes)})" if notes else scenario.about
     names = [f"w{index}" for index in range(fleet.workers)]
     fitted = msgspec.structs.replace(
@@ -40,9 +49,39 @@ def scaled(scenario: Scenario, schedule: Schedule) -> tuple[Scenario, Schedule, 
         workers={name: f"d{index % fleet.domains}" for index, name in enumerate(names)},
         control_planes=schedule.control_planes[: fleet.control_planes],
         etcd=schedule.etcd[: fleet.etcd],
+        requests=requests,
         faults=tuple(_fault(planned, fleet) for planned in schedule.faults),
     )
-    return msgspec.structs.replace(scenario, fleet=fleet, about=about), fitted, tuple(notes)
+    share = len(requests) / max(len(schedule.requests), 1)
+    expect = tuple(_bound(bound, share) for bound in scenario.expect)
+    small = msgspec.structs.replace(
+        scenario, fleet=fleet, traffic=traffic, expect=expect, about=about
+    )
+    return small, fitted, tuple(notes)
+
+
+def _fewer(traffic: Traffic, requests: tuple[Request, ...]) -> tuple[Traffic, tuple[Request, ...]]:
+    """Of a closed loop, the clients that there may be and what they send."""
+    arrivals = traffic.arrivals
+    if not isinstance(arrivals, Closed) or arrivals.clients <= MOST_CLIENTS:
+        return traffic, requests
+    kept: dict[str, Request] = {}
+    for request in requests:
+        first = request.after is None and len(kept) < MOST_CLIENTS
+        if first or request.after in kept:
+            kept[request.name] = request
+    fewer = msgspec.structs.replace(
+        traffic,
+        arrivals=msgspec.structs.replace(arrivals, clients=MOST_CLIENTS),
+        requests=len(kept),
+    )
+    return fewer, tuple(kept.values())
+
+
+def _bound(bound: Bound, share: float) -> Bound:
+    if bound.figure != "requests" or bound.least is None:
+        return bound
+    return msgspec.structs.replace(bound, least=math.floor(bound.least * share))
 
 
 def fitting(fleet: Fleet) -> Fleet:

@@ -22,6 +22,8 @@ AGAIN_S = 0.1
 """A fault that finds nothing to strike at its time is tried again so soon, while there is
 traffic; one of an event, at the next such event."""
 
+WAITED_S = 40.0
+
 
 class Plan:
     """`fired`: what struck so far."""
@@ -45,6 +47,7 @@ class Plan:
         self._began_s = 0.0
         self._over = asyncio.Event()
         self._undo: dict[str, Undo] = {}
+        self._left = len(schedule.faults)
 
     async def run(self) -> None:
         """Until every fault has struck and passed, or can strike no more."""
@@ -52,6 +55,13 @@ class Plan:
         async with asyncio.TaskGroup() as tasks:
             for planned in self._schedule.faults:
                 tasks.create_task(self._one(planned))
+
+    def pending(self) -> bool:
+        """Whether faults are to come, or last; those that wait for what may never come count
+        for `WAITED_S`."""
+        if time.monotonic() - self._began_s < WAITED_S:
+            return self._left > 0
+        return bool(self._undo)
 
     def no_more(self) -> None:
         """There is no traffic any more: what has not struck will not."""
@@ -63,6 +73,12 @@ class Plan:
             await self._undo.pop(name)()
 
     async def _one(self, planned: Planned) -> None:
+        try:
+            await self._strike(planned)
+        finally:
+            self._left -= 1
+
+    async def _strike(self, planned: Planned) -> None:
         due, seen = await self._due(planned)
         if not due:
             self._say(f"{planned.name} {planned.what} has not struck: what it waits for never came")

@@ -20,7 +20,7 @@ from chaos.live.clients import TOKENS, body_of
 from chaos.live.faults import Faults
 from chaos.live.forks import Forks
 from chaos.live.links import Link
-from chaos.live.scale import LEASE_S, MOST_WORKERS, TIMES, scaled
+from chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, scaled
 from chaos.live.watch import PHASE_S, Seen, Watch, subject
 from chaos.scenario import reading
 from chaos.scenario.catalogue import FAULTS, PHASES
@@ -64,7 +64,12 @@ def test_a_schedule_is_cut_to_the_machine_and_says_so() -> None:
     schedule = expand(scenario, 3)
     small, fitted, notes = scaled(scenario, schedule)
     assert small.fleet.workers == len(fitted.workers) == MOST_WORKERS < len(schedule.workers)
-    assert fitted.requests == schedule.requests
+    assert len(fitted.requests) == 48 and len(schedule.requests) == 96
+    assert set(fitted.requests) < set(schedule.requests)
+    names = {request.name for request in fitted.requests}
+    assert sum(r.after is None for r in fitted.requests) == MOST_CLIENTS
+    assert {r.after for r in fitted.requests} - {None} < names
+    assert next(b for b in small.expect if b.figure == "requests").least == 48
     (was,), (now,) = schedule.faults, fitted.faults
     assert was.at_ns and was.for_ns
     assert (now.at_ns, now.for_ns) == (round(was.at_ns * TIMES), round(was.for_ns * TIMES))

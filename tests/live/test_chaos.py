@@ -59,7 +59,8 @@ async def test_a_scenario_runs_on_real_processes_and_breaks_nothing(
     assert {f.what for f in run.fired} == {
         "block-corrupt", "engine-kill", "client-gone", "leader-stop"
     }, told  # fmt: skip
-    assert sets.outcomes_of(run) == {"completed": 31, "cancelled": 1}
+    ends = sets.outcomes_of(run)
+    assert ends["cancelled"] == 1 and ends["completed"] >= 31 and len(ends) == 2
     undisturbed = [h for h in run.histories if h.record.undisturbed]
     assert len(undisturbed) == 32 and all(h.sent_ns < 0 for h in undisturbed)
     assert all(h.sent_ns >= 0 for h in run.histories if not h.record.undisturbed)
