@@ -1,8 +1,11 @@
-"""Ports for the processes of a local fleet."""
+"""Ports for the processes of a local fleet, and their end."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from controlplane.processes import free_port
@@ -19,3 +22,29 @@ def test_the_preferred_port_is_given_while_it_is_free() -> None:
     assert free_port(port) == port
     with socket.create_server(("127.0.0.1", port)):
         assert free_port(port) != port
+
+
+def test_a_child_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+    """Without Python between fork and exec, which crashes where gRPC has threads."""
+    code = (
+        "import sys, time; from pathlib import Path; from controlplane.processes import Child\n"
+        "print(Child.start('c', ['sleep', '300'], Path(sys.argv[1])).pid, flush=True)\n"
+        "time.sleep(300)"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path / "log")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert "sleep" in Path(f"/proc/{pid}/cmdline").read_text()
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while _runs(pid):
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
