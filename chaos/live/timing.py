@@ -23,6 +23,9 @@ AGAIN_S = 0.1
 traffic; one of an event, at the next such event."""
 
 WAITED_S = 40.0
+RARE_S = 5.0
+MOST_MISSES = 20
+"""A fault in the middle of a phase lets so many go by that are over when it would strike."""
 
 
 class Plan:
@@ -83,10 +86,13 @@ class Plan:
         if not due:
             self._say(f"{planned.name} {planned.what} has not struck: what it waits for never came")
             return
+        misses = 0
         while True:
             try:
                 targets = await self._targets(planned, seen)
                 late = self._late(planned, seen)
+                if late and (misses := misses + 1) <= MOST_MISSES:
+                    raise CannotStrike(late)
                 undo, detail = await self._faults.strike(planned, targets)
                 break
             except CannotStrike as nothing:
@@ -96,7 +102,13 @@ class Plan:
                 if planned.event is None:
                     await asyncio.sleep(AGAIN_S)
                     continue
-                due, seen = await self._due(msgspec.structs.replace(planned, nth=1))
+                again = msgspec.structs.replace(planned, nth=1)
+                try:
+                    async with asyncio.timeout(RARE_S if misses else None):
+                        due, seen = await self._due(again)
+                except TimeoutError:
+                    misses = MOST_MISSES  # there are too few to be choosy
+                    continue
                 if not due:
                     self._say(f"{planned.name} {planned.what} has not struck: {nothing}")
                     return
