@@ -14,8 +14,8 @@ PACKAGES = ("events", "policies", "controlplane", "engine_shim", "chaos")
 # Modules a pure part may use. What is not here is I/O, a clock, or differs between runs.
 PURE = {
     "__future__", "abc", "base64", "binascii", "bisect", "collections", "copy", "dataclasses",
-    "enum", "functools", "hashlib", "heapq", "itertools", "math", "msgspec", "operator", "random",
-    "re", "string", "struct", "typing", "zlib", "events", "policies",
+    "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "math", "msgspec",
+    "operator", "random", "re", "string", "struct", "typing", "zlib", "events", "policies",
 }  # fmt: skip
 # MemoryLog hands its followers what is appended: an Event and a Condition, no I/O and no clock.
 BY_MODULE = {"events/memory.py": {"asyncio"}}

@@ -1,0 +1,1 @@
+"""Published results, computed here and shown beside the published figures."""

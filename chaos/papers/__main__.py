@@ -1,0 +1,143 @@
+"""`relume-chaos papers [NAME ...]`: compute published results, and show them beside the paper.
+
+A NAME is one result (`anchortp-figure3`) or the first word of several (`dejavu`); without one
+all are computed (some seconds). Each published figure is printed beside ours, with the ratio
+ours / published and a verdict:
+
+  reproduced              as near as the line's "within" says
+  calibrated              an input that the paper leaves out was chosen to meet this figure
+  differs, explained      further off; what is known of the reason is printed below
+  DIFFERS, NOT EXPLAINED  further off, and nothing is known: the exit status is 1
+
+Below the table stand what the run saw beside these figures, and which inputs the paper leaves
+out with what stands in for them. Everything is computed in virtual time; the same seed gives
+the same figures. A seed other than 0 draws lengths and arrivals anew, which shows how far a
+figure hangs on them.
+
+  relume-chaos papers --list
+  relume-chaos papers dejavu-table6
+  relume-chaos papers anchortp --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from chaos.papers import registry
+from chaos.papers.result import OPEN, Compared, Found, Result, compare
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="relume-chaos papers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "name", nargs="*", help="results, or the first word of several; default all"
+    )
+    parser.add_argument("--list", action="store_true", help="name the results, and leave")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line and result")
+    parser.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
+    return parser.parse_args(argv)
+
+
+def number(value: float) -> str:
+    """A figure for people: four significant digits, whole numbers as they are."""
+    return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
+
+
+def table(compared: Sequence[Compared]) -> list[str]:
+    """Published figures beside ours."""
+    rows = [("", "published", "ours", "ratio", "within", "verdict")]
+    for line in compared:
+        ratio = "" if line.ratio is None else f"{line.ratio:.3f}"
+        unit = f" {line.unit}" if line.unit else ""
+        shown = (number(line.published) + unit, number(line.ours) + unit)
+        rows.append((line.what, *shown, ratio, f"{line.within * 100:g} %", line.verdict))
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    return [
+        f"{row[0]:{widths[0]}}  "
+        + "  ".join(f"{row[c]:>{widths[c]}}" for c in range(1, 5))
+        + f"  {row[5]}"
+        for row in rows
+    ]
+
+
+def printed(result: Result, found: Found, compared: Sequence[Compared], took_s: float) -> str:
+    """One result for people."""
+    lines = [f"{result.name}: {result.about}", f"  {result.source}; {took_s:.1f} s", ""]
+    lines += table(compared)
+    lines += ["", *found.lines] if found.lines else []
+    for reason in dict.fromkeys(line.because for line in compared if line.because):
+        lines += ["", *textwrap.wrap(f"difference: {reason}", 100)]
+    for missing in result.inputs:
+        lines += ["", *textwrap.wrap(f"input: {missing}", 100)]
+    return "\n".join(lines)
+
+
+def as_json(
+    result: Result, found: Found, compared: Sequence[Compared], seed: int, took_s: float
+) -> str:
+    """One result for programs."""
+    said: dict[str, Any] = {
+        "result": result.name,
+        "about": result.about,
+        "source": result.source,
+        "seed": seed,
+        "took_s": round(took_s, 3),
+        "figures": compared,
+        "ours": dict(found.figures),
+        "lines": found.lines,
+        "inputs": result.inputs,
+    }
+    return msgspec.json.encode(said).decode()
+
+
+def listed() -> list[str]:
+    """Every result with what it is about and where it was published."""
+    lines = []
+    for name in registry.NAMES:
+        result = registry.load(name)
+        lines.append(f"{name:20} {result.about} ({result.source})")
+    return lines
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run results; 0: each figure is reproduced or explained, 1: not, 2: no such result."""
+    given = _arguments(argv)
+    if given.list:
+        print("\n".join(listed()))
+        return 0
+    names: list[str] = []
+    for word in given.name or registry.NAMES:
+        matching = registry.matching(word)
+        if not matching:
+            known = ", ".join(registry.NAMES)
+            print(f"no result {word!r}; there are: {known}", file=sys.stderr)
+            return 2
+        names += [name for name in matching if name not in names]
+    open_ = False
+    for i, name in enumerate(names):
+        result = registry.load(name)
+        began = time.perf_counter()
+        found = result.run(given.seed)
+        took_s = time.perf_counter() - began
+        compared = compare(result, found)
+        open_ = open_ or any(line.verdict == OPEN for line in compared)
+        if given.json:
+            print(as_json(result, found, compared, given.seed, took_s), flush=True)
+        else:
+            print(("\n\n" if i else "") + printed(result, found, compared, took_s), flush=True)
+    return 1 if open_ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""What a published result is here, and when it counts as reproduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+REPRODUCED = "reproduced"
+EXPLAINED = "differs, explained"
+OPEN = "DIFFERS, NOT EXPLAINED"
+
+
+class Published(Struct, frozen=True):
+    """A figure as printed. `key` names ours; `within`: how far ours may be off, as a part of
+    it; `because`: what is known of a difference. `calibrated`: an input was chosen to meet it,
+    so that it proves nothing."""
+
+    key: str
+    what: str
+    value: float
+    unit: str = ""
+    within: float = 0.05
+    because: str = ""
+    calibrated: bool = False
+
+
+class Found(Struct, frozen=True):
+    """What a run found: our figure of each key; further lines for people."""
+
+    figures: Mapping[str, float]
+    lines: tuple[str, ...] = ()
+
+
+class Result(Struct, frozen=True):
+    """A published result. `source`: paper and equation, table or figure; `inputs`: which inputs
+    the paper leaves out, and what stands in for them; `run`: computes it from a seed."""
+
+    name: str
+    about: str
+    source: str
+    published: tuple[Published, ...]
+    run: Callable[[int], Found]
+    inputs: tuple[str, ...] = ()
+
+
+class Compared(Struct, frozen=True):
+    """A published figure beside ours."""
+
+    what: str
+    published: float
+    ours: float
+    ratio: float | None
+    within: float
+    verdict: str
+    unit: str = ""
+    because: str = ""
+
+
+def compare(result: Result, found: Found) -> list[Compared]:
+    """Every published figure beside ours. Raises KeyError when a run left one out."""
+    return [_beside(figure, found.figures[figure.key]) for figure in result.published]
+
+
+def _beside(figure: Published, ours: float) -> Compared:
+    off = abs(ours - figure.value)
+    if off <= figure.within * abs(figure.value):
+        verdict = "calibrated" if figure.calibrated else REPRODUCED
+    else:
+        verdict = EXPLAINED if figure.because else OPEN
+    return Compared(
+        what=figure.what,
+        published=figure.value,
+        ours=ours,
+        ratio=ours / figure.value if figure.value else None,
+        within=figure.within,
+        verdict=verdict,
+        unit=figure.unit,
+        because=figure.because if verdict in (EXPLAINED, OPEN) else "",
+    )

@@ -1,0 +1,168 @@
+"""Published results: each has its published figure, and each figure of the paper comes out or
+is explained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.papers import __main__ as command
+from chaos.papers import registry
+from chaos.papers.anchortp_table1 import QWEN, most_ratio, restart_rate
+from chaos.papers.anchortp_table2 import shares
+from chaos.papers.dejavu_failures import FAILURES_S, Pipeline
+from chaos.papers.dejavu_inputs import (
+    BLOOM_176B,
+    MEAN_TOKENS,
+    OPT_66B,
+    a100,
+    fits,
+    lengths,
+    prompt_ns,
+    sampled,
+    token_ns,
+)
+from chaos.papers.dejavu_table6 import KV_BYTES, extra_s, transfer_s
+from chaos.papers.result import EXPLAINED, OPEN, REPRODUCED, Found, Published, Result, compare
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_each_result_stands_beside_its_published_figure_and_nothing_is_unexplained(
+    name: str,
+) -> None:
+    result = registry.load(name)
+    assert result.name == name
+    assert result.source.startswith(("DéjàVu", "AnchorTP", "LUMEN"))
+    assert result.published
+    compared = compare(result, result.run(0))
+    assert len(compared) == len(result.published)
+    open_ = [line for line in compared if line.verdict == OPEN]
+    assert not open_
+    assert any(line.verdict == REPRODUCED for line in compared)
+
+
+@pytest.mark.parametrize("name", ["anchortp-figure3", "dejavu-early-stops", "dejavu-table6"])
+def test_a_seed_gives_the_same_figures_again(name: str) -> None:
+    result = registry.load(name)
+    assert result.run(7) == result.run(7)
+
+
+def test_every_module_with_a_result_is_registered() -> None:
+    folder = Path(registry.__file__).parent
+    with_result = {
+        path.stem.replace("_", "-")
+        for path in folder.glob("*.py")
+        if "\nRESULT = Result(" in path.read_text()
+    }
+    assert with_result == set(registry.NAMES)
+
+
+def test_a_figure_that_is_off_is_open_until_it_is_explained() -> None:
+    def verdict(within: float, because: str) -> str:
+        figure = Published("x", "x", 100.0, within=within, because=because)
+        result = Result("r", "about", "DéjàVu", (figure,), lambda _: Found({}))
+        return compare(result, Found({"x": 110.0}))[0].verdict
+
+    assert verdict(0.1, "") == REPRODUCED
+    assert verdict(0.09, "") == OPEN
+    assert verdict(0.09, "lengths") == EXPLAINED
+
+
+def test_a_run_that_leaves_a_figure_out_is_an_error() -> None:
+    result = Result("r", "a", "s", (Published("x", "x", 1.0),), lambda _: Found({}))
+    with pytest.raises(KeyError):
+        compare(result, result.run(0))
+
+
+def test_the_command_lists_prints_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in registry.NAMES)
+    assert command.main(["anchortp-figure3", "dejavu-memory", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["result"] for line in lines] == ["anchortp-figure3", "dejavu-memory"]
+    assert all({"published", "ours", "ratio", "verdict"} <= set(f) for f in lines[0]["figures"])
+    assert command.main(["nonsense"]) == 2
+    assert "anchortp-figure3" in capsys.readouterr().err
+
+
+def test_an_open_figure_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = Result("r", "a", "s", (Published("x", "x", 1.0),), lambda _: Found({"x": 2.0}))
+    monkeypatch.setattr(registry, "load", lambda _name: off)
+    assert command.main(["anchortp-figure3"]) == 1
+
+
+def test_the_first_word_of_a_name_means_all_of_that_paper() -> None:
+    assert registry.matching("anchortp") == [n for n in registry.NAMES if n.startswith("anchortp")]
+    assert registry.matching("dejavu-table6") == ["dejavu-table6"]
+    assert registry.matching("dejavu-table") == []
+
+
+def test_it_is_a_command_of_relume_chaos() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "chaos.cli", "papers", "--list"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "dejavu-makespan" in said.stdout
+
+
+def test_table_6_by_hand() -> None:
+    assert KV_BYTES == 8 * 1000 * 4 * 70 * 14336 / 3
+    assert transfer_s(10) == pytest.approx(8.5634, abs=1e-3)
+    assert extra_s(10) == pytest.approx(8.5634 - 3.1, abs=1e-3)
+    assert extra_s(40) == 0
+
+
+def test_the_inputs_meet_the_two_figures_they_come_from() -> None:
+    two = a100(2)
+    assert prompt_ns(BLOOM_176B, two, 8) / 3e9 == pytest.approx(3.1)
+    assert prompt_ns(OPT_66B, two, 2) / token_ns(OPT_66B, two, 2, 1000) == pytest.approx(14)
+
+
+def test_a_token_step_reads_weights_and_cache() -> None:
+    one, two = (token_ns(OPT_66B, a100(2), b, 1000) for b in (8, 16))
+    cache = 8 * 1000 * 4 * 64 * 9216
+    assert (two - one) / one == pytest.approx(cache / (132e9 + cache))
+
+
+def test_lengths_keep_to_the_limits_and_stand_for_as_many_requests_at_any_size() -> None:
+    assert all(2 <= tokens <= 1000 for tokens in sampled(0))
+    assert sum(sampled(0)) / len(sampled(0)) == pytest.approx(MEAN_TOKENS, rel=0.01)
+    assert {len(lengths(batch)) * batch for batch in (4, 8, 16, 32)} == {256 * 64}
+
+
+def test_what_fits_by_hand() -> None:
+    # 132 GB of weights; 4 requests of 2,000 tokens at 2.36 MB each: 18.9 GB; 160 GB in all.
+    assert fits(OPT_66B, a100(2), 1, 4)
+    assert not fits(OPT_66B, a100(2), 1, 8)
+    assert not fits(BLOOM_176B, a100(4), 1, 1)
+
+
+def test_planner_shares_known_from_other_work() -> None:
+    """Eight to seven ranks: an eighth reloaded, a quarter copied; by Alg. 1 the busiest rank
+    loads up to an eighth, kept in place a 56th."""
+    assert shares("CMM", 8, 7) == pytest.approx((1 / 8, 1 / 4, 1 / 14, 1 / 8))
+    assert shares("keep-in-place", 8, 7) == pytest.approx((1 / 8, 0, 1 / 56, 1 / 56))
+    assert shares("Greedy", 8, 7)[:2] == pytest.approx((3 / 8, 0))
+    assert shares("Full Reload", 8, 7) == pytest.approx((1, 0, 1 / 7, 1 / 7))
+
+
+def test_a_restart_s_rate_by_hand() -> None:
+    rate, fixed = restart_rate()
+    assert rate == pytest.approx((282e9 - 61e9) / (195.82 - 48.43))
+    assert fixed == pytest.approx(48.43 - 61e9 / rate)
+    assert most_ratio(QWEN, 0) == pytest.approx(48.43 / (61e9 / 4 / rate))
+
+
+def test_a_failure_costs_more_from_scratch_than_with_replicas() -> None:
+    pipeline = Pipeline()
+    scratch, kept = pipeline.runtime_s(120, FAILURES_S)
+    plain = max(pipeline.ends(120))
+    assert kept == pytest.approx(plain + 3 * pipeline.down_s)
+    assert scratch > kept
+    assert scratch - kept <= 3 * 2 * pipeline.latency_s()
+    assert pipeline.runtime_s(4, FAILURES_S) == pytest.approx((max(pipeline.ends(4)),) * 2)
