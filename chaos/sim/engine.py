@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from math import isqrt
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -40,8 +41,8 @@ class EngineConfig(Struct, frozen=True):
 
 class Job(Struct, frozen=True):
     """A request to an engine. `generated` of its `output_tokens` are there already and are
-    computed with the prompt; `prefix` holds the ids of its first segments of `prefix_block`
-    tokens."""
+    computed with the prompt; `restored` tokens, whole blocks from the first on, were brought
+    back; `prefix` holds the ids of its first segments of `prefix_block` tokens."""
 
     name: str
     prompt_tokens: int
@@ -49,16 +50,49 @@ class Job(Struct, frozen=True):
     generated: int = 0
     prefix: tuple[int, ...] = ()
     prefix_block: int = 0
+    restored: int = 0
 
 
 class Told(Struct, frozen=True, gc=False):
-    """What happened to a job: `admitted`, `first` (token since it was admitted), `preempted`,
-    `finished`. `tokens` of its output are there."""
+    """What happened to a job: `admitted` (`amount` tokens need no computing), `chunk` (`amount`
+    tokens were computed of it), `first` (token since it was admitted), `preempted`, `finished`,
+    `aborted`. `tokens` of its output are there."""
 
     what: str
     name: str
     at_ns: int
     tokens: int
+    amount: int = 0
+
+
+class Run(NamedTuple):
+    """Steps in a row that gave each decoding sequence a token: decode steps
+    `before + 1 .. before + count`, from `began_ns` on, taking first, first + more, ... ns."""
+
+    before: int
+    began_ns: int
+    first_ns: int
+    more_ns: int
+    count: int
+
+    def end_ns(self, step: int) -> int:
+        """When decode step `step` of it is over."""
+        steps = step - self.before
+        return self.began_ns + self.first_ns * steps + self.more_ns * (steps * (steps - 1) // 2)
+
+    def took_ns(self, step: int) -> int:
+        """What decode step `step` of it takes."""
+        return self.first_ns + self.more_ns * (step - self.before - 1)
+
+
+class Step(NamedTuple):
+    """The last step that is over: what it took, sequences that decoded and their context,
+    prompt tokens computed."""
+
+    took_ns: int = 0
+    batch: int = 0
+    context: int = 0
+    prompt: int = 0
 
 
 class _Sequence:
@@ -66,12 +100,13 @@ class _Sequence:
 
     __slots__ = (
         "blocks", "chunk", "computed", "context", "ends", "generated", "job", "joined",
-        "published", "segments", "shared", "target",
+        "published", "restored", "segments", "shared", "target",
     )  # fmt: skip
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.generated = job.generated
+        self.restored = job.restored
         self.reset()
 
     def reset(self) -> None:
@@ -99,6 +134,12 @@ class SimEngine:
         self.steps = 0
         """Steps taken, each of a run counted."""
         self.preemptions = 0
+        self.busy_ns = 0
+        """Time spent in steps that are over."""
+        self.last = Step()
+        self.runs: list[Run] = []
+        """Those that are over and gave tokens."""
+        self._held_ns: int | None = None
         self._prefilling: dict[str, _Sequence] = {}
         self._ending: list[tuple[int, int, _Sequence]] = []
         self._joins = 0
@@ -167,9 +208,54 @@ class SimEngine:
         self._reset()
         return found
 
+    def hold(self, now_ns: int) -> None:
+        """Stand still in the step on its way; `advance` must have been called."""
+        self._cut(now_ns)
+        self._held_ns = now_ns
+
+    def release(self, now_ns: int) -> None:
+        """Go on after `hold`."""
+        held, self._held_ns = self._held_ns, None
+        if held is not None and self._due is not None:
+            self._began += now_ns - held
+            self._due += now_ns - held
+
+    def paced(self, cost: StepCost, now_ns: int) -> None:
+        """Steps behind the one on its way take what `cost` says."""
+        self._cut(now_ns)
+        self.cost = cost
+
+    @property
+    def decoded(self) -> int:
+        """Decode steps that are over, those of the run on its way left out."""
+        return self._decoded
+
+    @property
+    def kv_used(self) -> int:
+        """KV blocks that sequences hold; what the run on its way takes is left out."""
+        return self.kv.total - self.kv.available
+
+    def running_run(self, now_ns: int) -> Run | None:
+        """The part of the run on its way that is over by now; None without one."""
+        if self._due is None or not self._decoding or self._held_ns is not None:
+            return None
+        steps = self._steps_by(now_ns)
+        return Run(self._decoded, self._began, self._first, self._more, steps) if steps else None
+
+    def progress(self, now_ns: int) -> tuple[int, int, int]:
+        """Steps made, age of the step on its way (0: none) and time spent in steps, ns."""
+        if self._due is None:
+            return self.steps, 0, self.busy_ns
+        until = self._held_ns if self._held_ns is not None else now_ns
+        done = min(self._steps_by(until), self._count - 1)
+        spent = until - self._began
+        return self.steps + done, now_ns - self._began - self._took(done), self.busy_ns + spent
+
     def advance(self, now_ns: int) -> list[Told]:
         """Everything up to and including `now_ns`, in order."""
         told: list[Told] = []
+        if self._held_ns is not None:
+            return told
         while self._due is not None and self._due <= now_ns:
             at = self._due
             self._apply(at, told)
@@ -205,10 +291,16 @@ class SimEngine:
         """The run is over: give every sequence its tokens."""
         count = self._count
         self.steps += count
-        if self._decoding:
+        self.busy_ns += now_ns - self._began
+        decoding = self._decoding
+        run = Run(self._decoded, self._began, self._first, self._more, count)
+        if decoding:
+            self.runs.append(run)
             self.kv.take(self._blocks_for(count))
         self._decoded += count
-        self._context += self._decoding * count
+        self._context += decoding * count
+        prompt = sum(sequence.chunk for sequence in self._prefilling.values())
+        self.last = Step(run.took_ns(self._decoded), decoding, self._context, prompt)
         while self._ending and self._ending[0][0] <= self._decoded:
             stands = self._stands(self._ending[0])
             _, _, sequence = heapq.heappop(self._ending)
@@ -222,12 +314,15 @@ class SimEngine:
             if sequence.chunk:
                 self._computed(name, sequence, now_ns, told)
         for name in sorted(self._gone):
-            self._leave(self.running.pop(name))
+            sequence = self.running.pop(name)
+            self._leave(sequence)
+            told.append(Told("aborted", name, now_ns, sequence.generated))
         self._gone.clear()
 
     def _computed(self, name: str, sequence: _Sequence, now_ns: int, told: list[Told]) -> None:
         """A chunk of a prompt is computed."""
         sequence.computed += sequence.chunk
+        told.append(Told("chunk", name, now_ns, sequence.computed, sequence.chunk))
         sequence.chunk = 0
         self._publish(sequence)
         if sequence.computed < sequence.target:
@@ -375,6 +470,7 @@ class SimEngine:
             hit = job.prefix[: self.kv.held(job.prefix[:full])]
         # At least one token is computed, for the logits.
         cached = min(len(hit) * job.prefix_block, sequence.target - 1) // length * length
+        cached = max(cached, min(sequence.restored, sequence.target - 1) // length * length)
         chunk = min(sequence.target - cached, left)
         spare = self._spare() - self.kv.idle_among(hit)
         sizes = len(hit) * (job.prefix_block // length)
@@ -385,7 +481,8 @@ class SimEngine:
         sequence.shared, sequence.published = hit, len(hit)
         sequence.segments = self.kv.use(hit)
         sequence.computed = cached
-        told.append(Told("admitted", job.name, now_ns, sequence.generated))
+        sequence.restored = 0  # once; after a preemption it is computed
+        told.append(Told("admitted", job.name, now_ns, sequence.generated, cached))
         return self._chunk(sequence, left)
 
     def _publish(self, sequence: _Sequence) -> None:
