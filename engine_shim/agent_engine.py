@@ -157,13 +157,7 @@ class Supervisor:
         incarnation = self._directory.next_incarnation()
         self.phase = "starting"
         try:
-            more = (
-                ()
-                if self._checkpoints is None
-                else self._checkpoints.engine_arguments(self._directory.state.epoch)
-            )
-            self._renew_ipc()
-            order = self._order = make_order(self._config, self._directory, incarnation, more)
+            order = self._order = self._prepare(incarnation)
             self._starting = asyncio.create_task(self._host.start(order))
             engine = await asyncio.shield(self._starting)
         except HostRefused as refused:
@@ -176,11 +170,20 @@ class Supervisor:
         await self._bury(engine, engine.reason, engine.detail)
         return ready_for_s, engine.reason
 
-    def _renew_ipc(self) -> None:
+    def _prepare(self, incarnation: int) -> EngineOrder:
+        """All the next engine needs. Raises HostRefused."""
+        more: tuple[str, ...] = ()
+        if self._checkpoints is not None:
+            more = self._checkpoints.engine_arguments(self._directory.state.epoch)
         try:
             agent_ipc.renew(self._directory.path)
         except OSError as error:
             raise HostRefused(str(error)) from None
+        return make_order(self._config, self._directory, incarnation, more)
+
+    def _tidy(self) -> None:
+        """Remove what the engine left."""
+        agent_ipc.remove(self._directory.path)
 
     def _started(self, engine: EngineProcesses, order: EngineOrder) -> None:
         """Write the engine down, tell the log, open the report socket, set the timers."""
@@ -230,7 +233,7 @@ class Supervisor:
                 output=str(self._directory.engine_log),
             )
         await engine.destroy()
-        agent_ipc.remove(self._directory.path)
+        self._tidy()
         self._engine = None
         self._directory.remember_engine(None)
 
@@ -267,7 +270,7 @@ class Supervisor:
         if self._engine is not None:
             self._logger.warning("killing the engine", incarnation=self.incarnation)
             await self._engine.destroy()
-            agent_ipc.remove(self._directory.path)
+            self._tidy()
             self._engine = None
 
     # --- what engines say, and what their silence says ---------------------------------

@@ -39,14 +39,16 @@ class Dispatch(Struct, frozen=True):
 
 
 class Stretch(Struct, frozen=True, gc=False):
-    """Tokens `start..start+count-1`, the first sent at `first_ns`, the last at `last_ns`, evenly
-    between. `wrong`: an engine with damaged weights or blocks made them."""
+    """Tokens `start..start+count-1`, the first sent at `first_ns`, the last at `last_ns`, about
+    evenly between; `longest_ns` is the longest time between two of them, 0 if there is nothing
+    to say. `wrong`: an engine with damaged weights or blocks made them."""
 
     start: int
     count: int
     first_ns: int
     last_ns: int
     wrong: bool = False
+    longest_ns: int = 0
 
 
 class Answer(Protocol):

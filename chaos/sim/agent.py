@@ -1,0 +1,352 @@
+"""The process of a worker's agent in virtual time: the real supervisor, journal and effects on a
+simulated host.
+
+What is replaced is what touches the machine: processes, sockets and the state file. An agent
+that dies is started again by its host, as systemd would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chaos.sim.loop import Process
+from chaos.sim.ports import Board
+from engine_shim.agent_config import AgentConfig
+from engine_shim.agent_effects import EffectRunner
+from engine_shim.agent_engine import Supervisor
+from engine_shim.agent_hosts import EngineOrder
+from engine_shim.agent_journal import Journal
+from engine_shim.agent_life import Agent
+from engine_shim.agent_process import ProcessId
+from engine_shim.agent_state import AgentState, RunDirectory
+from engine_shim.reports import Layout, Ready
+from events.errors import RelumeError
+from events.log import LogReader, StreamWriter
+from events.notice import Died
+from events.vocabulary import EngineDied, WorkerDeregistered
+
+if TYPE_CHECKING:
+    from chaos.sim.worker import Host
+    from chaos.sim.worker_engine import EngineProcess
+
+SEEN_S = 0.001
+"""An agent sees a process of its host die so much later."""
+FORK_S = 0.02
+KEPT_REPORTS = 4096
+"""Reports that wait for an agent that does not read; beyond them engines drop and count."""
+
+
+class LogAccess(Protocol):
+    """The log as processes reach it."""
+
+    def writer(
+        self, stream: str, process: Process
+    ) -> AbstractAsyncContextManager[StreamWriter]: ...
+    def reader(self, process: Process) -> LogReader: ...
+    async def free(self, stream: str, epoch: int, process: Process) -> bool: ...
+
+
+class Quiet:
+    """A logger that says nothing: the log of events is what a run leaves."""
+
+    def debug(self, event: str, **fields: Any) -> None: ...
+    def info(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None: ...
+    def error(self, event: str, **fields: Any) -> None: ...
+
+
+QUIET = Quiet()
+
+
+class HostDirectory(RunDirectory):
+    """A run directory on a disk that is not simulated: it outlives the agent."""
+
+    def __init__(self, name: str) -> None:
+        self.path = Path("/nowhere") / name
+        self.engine_log = self.path / "engine.log"
+        self.state = AgentState()
+
+    def _write(self, state: AgentState) -> None:
+        pass
+
+
+class EngineHandle:
+    """`EngineProcesses` of the supervisor: one simulated process."""
+
+    def __init__(self, engine: EngineProcess, agent: Process) -> None:
+        self.engine = engine
+        self.leader = ProcessId(engine.process.pid, 1)
+        self.members: dict[ProcessId, str] = {}
+        self.dead = asyncio.Event()
+        self.reason = self.detail = ""
+        self.ready = False
+        self.died_at = 0.0
+        self.on_dying: Callable[[], None] = lambda: None
+        self._agent = agent
+        self._loop = engine.host.loop
+        engine.process.at_death.append(self._died)
+
+    def _died(self) -> None:
+        self._agent.call_at(self._loop.time() + SEEN_S, self._seen)
+
+    def _seen(self) -> None:
+        self.on_dying()
+        self._dead(self.engine.died_of, self.engine.died_how)
+
+    def _dead(self, reason: str, detail: str) -> None:
+        if not self.dead.is_set():
+            self.reason, self.detail, self.died_at = reason, detail, self._loop.time()
+            self.dead.set()
+
+    def set_ready(self) -> None:
+        self.ready = True
+
+    def condemn(self, reason: str, detail: str) -> None:
+        """Kill it, and let the log say why."""
+        self._dead(reason, detail)
+        self.kill()
+
+    def kill(self) -> None:
+        self.engine.kill()
+
+    async def destroy(self) -> None:
+        """Kill what is left of it."""
+        self.kill()
+        await asyncio.sleep(SEEN_S)
+
+    async def stop(self, timeout_s: float) -> None:
+        """SIGTERM: it ends within a moment."""
+        if not self.dead.is_set():
+            await asyncio.sleep(min(timeout_s, 0.1))
+        await self.destroy()
+
+    def set_nice(self, niceness: int) -> bool:
+        return True
+
+
+class Reports:
+    """The report socket: what the engine of one incarnation sends to its agent."""
+
+    def __init__(self, process: Process, journal: Journal) -> None:
+        self._process = process
+        self._journal = journal
+        self._waiting: deque[bytes] = deque()
+        self._coming = 0
+        self._retry: asyncio.TimerHandle | None = None
+        self.on_hello: Callable[..., None] = lambda *_: None
+        self.on_ready: Callable[[Ready], None] = lambda _: None
+        self.on_layout: Callable[[Layout], None] = lambda _: None
+
+    def send(self, record: bytes) -> bool:
+        """From the engine: False when it had to be dropped."""
+        if self._coming + len(self._waiting) >= KEPT_REPORTS:
+            return False
+        self._coming += 1
+        self._process.call_soon(self._take, record)
+        return True
+
+    def begin(self, incarnation: int) -> None:
+        """An engine lives."""
+
+    def end(self) -> None:
+        """It is dead: what it sent is here."""
+        self._again()
+        self._waiting.clear()
+
+    def _take(self, record: bytes) -> None:
+        self._coming -= 1
+        if self._waiting or not self._journal.step(record):
+            self._waiting.append(record)
+            if self._retry is None:
+                self._retry = asyncio.get_running_loop().call_later(0.25, self._again)
+
+    def _again(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        while self._waiting and self._journal.step(self._waiting[0]):
+            self._waiting.popleft()
+        if self._waiting:
+            self._retry = asyncio.get_running_loop().call_later(0.25, self._again)
+
+
+class _Starts:
+    """An `EngineHost`: a host as its supervisor sees it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def available(self) -> None:
+        """See EngineHost."""
+
+    async def start(self, order: EngineOrder) -> Any:
+        """See EngineHost."""
+        return await self._host.start_engine(order)
+
+
+class SimBoard(Board):
+    """Where an agent tells of deaths."""
+
+    def __init__(self, host: Host, journal: Journal) -> None:
+        self.address = f"{host.name}:7000"
+        self.told_at = 0.0
+        self._loop = host.loop
+        self._journal = journal
+        self._hear: list[Callable[[Died], None]] = []
+        self._died: Died | None = None
+
+    @property
+    def listeners(self) -> int:
+        return len(self._hear)
+
+    def listen(self, hear: Callable[[Died], None]) -> None:
+        """See ports.Board."""
+        self._hear.append(hear)
+        if self._died is not None:
+            hear(self._died)
+
+    def tell(self, incarnation: int) -> None:
+        """Say that this engine is dead; told once."""
+        if self._died is not None and incarnation <= self._died.incarnation:
+            return
+        self.told_at = self._loop.time()
+        self._died = Died(self._journal.epoch, incarnation)
+        for hear in self._hear:
+            hear(self._died)
+
+
+class SimSupervisor(Supervisor):
+    """The real one, without files and niceness."""
+
+    def _prepare(self, incarnation: int) -> EngineOrder:
+        return EngineOrder(incarnation, 9000 + incarnation, {}, ())
+
+    def _tidy(self) -> None:
+        pass
+
+    def _be_nice(self, engine: Any) -> None:
+        pass
+
+    def _be_quick(self, engine: Any) -> None:
+        pass
+
+
+class Effects:
+    """An `EffectReader` on the whole log: the leader's stream, and once the worker's own."""
+
+    def __init__(self, reader: LogReader, worker: str) -> None:
+        self._reader = reader
+        self._own = f"w.{worker}"
+
+    async def read(self) -> list[Any]:
+        """See EffectReader."""
+        wanted = ("fleet", self._own)
+        groups = await self._reader.read()
+        return [g for g in groups if any(s.stream in wanted for s in g.segments)]
+
+    async def follow(self, after: int) -> AsyncIterator[Any]:
+        """See EffectReader."""
+        async for group in self._reader.follow(after):
+            if any(segment.stream == "fleet" for segment in group.segments):
+                yield group
+
+
+class SimAgent(Agent):
+    """The agent's life on a simulated host."""
+
+    def __init__(self, host: Host, process: Process) -> None:
+        log = host.log
+
+        async def free(stream: str, epoch: int) -> bool:
+            return await log.free(stream, epoch, process)
+
+        super().__init__(
+            host.config,
+            host.directory,
+            lambda stream: log.writer(stream, process),
+            free,
+            host.effects_of(process),
+            _Starts(host),
+            QUIET,
+        )
+        self.process = process
+        self.host = host
+
+    async def run(self) -> None:
+        """See Agent.run."""
+        died = await self._bury_orphan()
+        async with AsyncExitStack() as stack:
+            writer = await self._unless_stopped(self._take_stream(stack))
+            if writer is None:
+                return
+            journal = self._journal = Journal(writer, QUIET)
+            board = SimBoard(self.host, journal)
+            self.host.net.serve(board.address, self.process, board)
+            self._register(journal, "", board.address, died)
+            reports = self.reports = Reports(self.process, journal)
+            await self._supervise(journal, reports, board, died is not None)
+
+    async def _bury_orphan(self) -> EngineDied | None:
+        """As agent_orphan.kill_orphan."""
+        record = self._directory.state.engine
+        if record is None:
+            return None
+        engine = self.host.engine
+        alive = engine is not None and engine.process.alive
+        if engine is not None:
+            engine.kill()
+        await asyncio.sleep(0.01)
+        detail = "orphan of a dead agent" if alive else "gone with its agent"
+        reason = "killed" if alive else "unknown"
+        return EngineDied(self._config.worker, record.incarnation, reason, detail)
+
+    async def _supervise(
+        self, journal: Journal, reports: Any, board: Any, interrupted: bool
+    ) -> None:
+        """As Agent._serve."""
+        config = self._config
+        supervisor = self._supervisor = SimSupervisor(
+            config, self._directory, self._host, journal, reports, board, QUIET,
+            interrupted=interrupted,
+        )  # fmt: skip
+        effects = EffectRunner(
+            config.worker, self._reader, self._directory, journal, supervisor, QUIET,
+            self._released,
+        )  # fmt: skip
+        self._daemon = self.host.keeper_of(self.process, journal)
+        try:
+            await self._unless_stopped(self._work(supervisor, effects, journal))
+            await supervisor.leave(config.stop_timeout_s)
+            if self._daemon is not None:
+                await self._daemon.leave("stopped")
+        finally:
+            await supervisor.abandon()
+            if self._daemon is not None and journal.is_fenced:
+                await self._daemon.leave("fenced")
+        journal.record(WorkerDeregistered(config.worker, "agent stopped"))
+        await journal.flush(config.flush_timeout_s)
+
+
+def config_of(name: str, domain: str, model: str, lease_ttl_s: int) -> AgentConfig:
+    """An agent's configuration; what concerns the machine is not used."""
+    return AgentConfig(
+        worker=name,
+        run_dir=f"/nowhere/{name}",
+        model=model,
+        served_model_name=model,
+        domain=domain,
+        engine_host=name,
+        lease_ttl_s=lease_ttl_s,
+    )
+
+
+def expected(error: BaseException) -> bool:
+    """Whether an agent may end so: fenced, owned, a log that is broken for it."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(expected(one) for one in error.exceptions)
+    return isinstance(error, RelumeError)

@@ -1,0 +1,172 @@
+"""A worker's host in virtual time: what of it outlives its processes, and who starts them again.
+
+`engine` and `agent` are the processes that live now (None: none does). Faults strike here;
+what follows from them is the agent's doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from chaos.sim import agent as agents
+from chaos.sim.agent import EngineHandle, HostDirectory, LogAccess, SimAgent
+from chaos.sim.cost import StepCost
+from chaos.sim.hosts import HostSpec
+from chaos.sim.loop import Process, VirtualLoop
+from chaos.sim.ports import Net
+from chaos.sim.worker_engine import EXACT, EngineProcess
+from engine_shim.agent_hosts import EngineOrder
+from engine_shim.reports import Layout, Ready
+
+if TYPE_CHECKING:
+    from engine_shim.agent_journal import Journal
+
+EXIT_S = (0.05, 0.6)
+"""An engine ends so soon after its agent."""
+RESTART_S, LONGEST_RESTART_S = 0.5, 30.0
+"""A dead agent is started again after so long, doubled each time."""
+
+
+class WorkerSettings(Struct, frozen=True):
+    """What the scenario does not say of workers. `reload_s` None: as the hardware class has it;
+    `jitter`: share by which loading takes longer or shorter."""
+
+    lease_ttl_s: int = 8
+    prefix_cache: bool = True
+    reload_s: float | None = None
+    jitter: float = 0.1
+
+
+class Host:
+    """One worker's host."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        name: str,
+        domain: str,
+        model: str,
+        spec: HostSpec,
+        cost: StepCost,
+        net: Net,
+        log: LogAccess,
+        settings: WorkerSettings,
+    ) -> None:
+        self.loop = loop
+        self.name = name
+        self.domain = domain
+        self.model = model
+        self.spec = spec
+        self.cost = cost
+        self.net = net
+        self.log = log
+        self.settings = settings
+        self.random = Random(f"{loop.random.random()}:{name}")
+        self.directory = HostDirectory(name)
+        self.config = agents.config_of(name, domain, model, settings.lease_ttl_s)
+        self.agent: SimAgent | None = None
+        self.engine: EngineProcess | None = None
+        self.failing_starts = 0
+        """So many further starts of an engine fail."""
+        self.factor = 1.0
+        """Steps take so many times as long."""
+        self.off = False
+        self._root = copy_context()
+        self._restart_s = RESTART_S / 2
+
+    def start(self) -> None:
+        """Start the agent, which starts the rest."""
+        process = self.loop.process(f"{self.name}.agent")
+        process.clock_s = self.clock_s
+        self.agent = SimAgent(self, process)
+        process.at_death.append(self._agent_died)
+        process.spawn(self._run(self.agent), f"{self.name}.agent")
+
+    clock_s = 0.0
+    """What the host's wall clock is ahead."""
+
+    async def _run(self, agent: SimAgent) -> None:
+        try:
+            await agent.run()
+        except (Exception, BaseExceptionGroup) as error:
+            if not agents.expected(error):
+                raise
+        self.end(agent.process)
+
+    def end(self, process: Process) -> None:
+        """Kill a process; what follows from that is nobody's who died with it."""
+        self._root.copy().run(process.kill)
+
+    def later(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
+        """Run `work`, whoever lives then."""
+        self.loop.call_at(self.loop.time() + seconds, work, *args, context=self._root.copy())
+
+    def _agent_died(self) -> None:
+        """Its engine reads EOF; the host starts another agent."""
+        engine = self.engine
+        if engine is not None and engine.process.alive:
+            low, high = EXIT_S
+            at = self.loop.time() + low + (high - low) * self.random.random()
+            engine.process.call_at(at, engine.exit, "its agent is gone")
+        self._restart_s = min(2 * self._restart_s, LONGEST_RESTART_S)
+        self.later(self._restart_s, self._again)
+
+    def _again(self) -> None:
+        if not self.off:
+            self.start()
+
+    async def start_engine(self, order: EngineOrder) -> EngineHandle:
+        """Start the next engine, which loads for a while."""
+        agent = self.agent
+        assert agent is not None
+        await asyncio.sleep(agents.FORK_S)
+        reports = agent.reports
+        engine = self.engine = EngineProcess(self, order.incarnation, reports.send)
+        handle = EngineHandle(engine, agent.process)
+        spec, settings = self.spec, self.settings
+        reload_s = spec.reload_s if settings.reload_s is None else settings.reload_s
+        load_s = reload_s * (1 + settings.jitter * (2 * self.random.random() - 1))
+        if self.failing_starts:
+            self.failing_starts -= 1
+            engine.process.call_at(self.loop.time() + load_s / 2, engine.exit, "could not load")
+            return handle
+
+        def loaded() -> None:
+            engine.serve()
+            if self.factor != 1:
+                engine.pace(self.factor)
+            family, size = self.layout()
+            exact: dict[str, bool | str] = dict.fromkeys(EXACT, True)
+            ready = Ready(
+                9000 + order.incarnation, spec.max_model_len, spec.block_tokens, spec.kv_blocks,
+                self.model, "sim", exact,
+            )  # fmt: skip
+            agent.process.call_soon(reports.on_layout, Layout(family, size))
+            agent.process.call_soon(reports.on_ready, ready)
+
+        engine.process.call_at(self.loop.time() + load_s, loaded)
+        return handle
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def layout(self) -> tuple[str, int]:
+        """Family and bytes of a checkpoint's blocks; empty without checkpoints."""
+        return "", 0
+
+    def checkpoints_of(self, engine: EngineProcess) -> Any:
+        """The engine's part of checkpointing, if it takes part."""
+        return None
+
+    def keeper_of(self, process: Process, journal: Journal) -> Any:
+        """Who speaks for the host's state daemon, if it has one."""
+        return None
+
+    def effects_of(self, process: Process) -> Any:
+        """What the agent reads of the log."""
+        return agents.Effects(self.log.reader(process), self.name)

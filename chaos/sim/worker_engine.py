@@ -1,0 +1,439 @@
+"""The process of one simulated engine: requests in, tokens out, and what it reports of its steps.
+
+It writes what the real one's scheduler reports (`engine_shim/scheduler.py`), merged between
+changes of a request's course as the agent merges it when it sheds detail, so that a run of
+decode steps costs nothing however long it is. Streams are told when their course changes, and
+when somebody looks (`flush`): a token's time does not depend on when it is told.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from chaos.sim.engine import Job, Run, SimEngine, Told
+from chaos.sim.loop import NS
+from chaos.sim.ports import Answer, Dispatch, Stretch
+from chaos.sim.speed import Slowed
+from events import vocabulary as v
+from events.codec import encode
+
+if TYPE_CHECKING:
+    from chaos.sim.worker import Host
+
+SAMPLE_NS = NS
+"""So often two steps are told one by one, for those who learn what a step takes."""
+
+EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "choices")
+
+
+class Track:
+    """One attempt in the engine. `told` tokens of its stream were sent; token `base + n` comes
+    with decode step `joined + n` (`joined` < 0: it does not decode)."""
+
+    __slots__ = (
+        "answer", "base", "blocks", "joined", "last_ns", "leaving", "name", "pump", "told", "what",
+    )  # fmt: skip
+
+    def __init__(self, name: str, what: Dispatch, answer: Answer) -> None:
+        self.name = name
+        self.what = what
+        self.answer = answer
+        self.told = what.delivered
+        self.base = 0
+        self.joined = -1
+        self.blocks = 0
+        self.last_ns = 0
+        self.leaving = ""
+        self.pump: Any = None
+
+
+class EngineProcess:
+    """`ports.Endpoint` of one incarnation. `report` takes encoded events to the agent."""
+
+    def __init__(self, host: Host, incarnation: int, report: Callable[[bytes], bool]) -> None:
+        self.host = host
+        self.incarnation = incarnation
+        self.process = host.loop.process(f"{host.name}.engine")
+        self.engine = SimEngine(host.spec.engine(host.settings.prefix_cache), host.cost)
+        self.address = f"{host.name}:{9000 + incarnation}"
+        self.tracks: dict[str, Track] = {}
+        self.checkpoints = host.checkpoints_of(self)
+        self.serving = False
+        self._loop = host.loop
+        self._report = report
+        self._changes: list[v.AnyChange] = []
+        self._urgent = False
+        self._prompt = 0
+        self._longest_us = 0
+        self._told_steps = 0
+        self._sampled_ns = -SAMPLE_NS
+        self._armed: int | None = None
+        self._lost = 0
+
+    # --- its life --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """It has loaded and answers."""
+        self.serving = True
+        self.host.net.serve(self.address, self.process, self)
+
+    died_of, died_how = "killed", "signal 9"
+
+    def kill(self) -> None:
+        """SIGKILL. What it had sent by now is on its way."""
+        if self.process.alive:
+            if not self.process.stopped:
+                self.process.context.run(self.flush_all)
+            self.host.end(self.process)
+
+    def exit(self, why: str) -> None:
+        """It ends by itself."""
+        if self.process.alive:
+            self.died_of, self.died_how = "exit", why
+            self.kill()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if self.process.alive and not self.process.stopped:
+            self.process.context.run(self.flush_all)
+            self.engine.hold(self._loop.now_ns)
+            self.process.stop()
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.process.alive and self.process.stopped:
+            self.engine.release(self._loop.now_ns)
+            self.process.go_on()
+            self.process.call_soon(self.step)
+
+    def pace(self, factor: float) -> None:
+        """Steps take `factor` times as long from the next one on."""
+        if self.process.alive and not self.process.stopped:
+            self.process.context.run(self._pace, factor)
+
+    def _pace(self, factor: float) -> None:
+        self.step()
+        cost = self.host.cost
+        self.engine.paced(Slowed(cost, factor) if factor != 1 else cost, self._loop.now_ns)
+        self._arm()
+
+    # --- ports.Endpoint --------------------------------------------------------------------
+
+    def dispatch(self, what: Dispatch, answer: Answer) -> None:
+        """See ports.Endpoint."""
+        if what.incarnation != self.incarnation:
+            answer.lost("stale", f"incarnation {self.incarnation}")
+            return
+        name = f"{what.request}/{what.attempt}"
+        if name in self.tracks:
+            answer.lost("engine_error", "this attempt is here already")
+            return
+        self.step()
+        tokens = what.prompt_tokens + (what.delivered if what.mode == "continue" else 0)
+        self._change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
+        track = self.tracks[name] = Track(name, what, answer)
+        if self.checkpoints is not None and self.checkpoints.arrived(track, self._submit):
+            self._write()
+        else:
+            self._submit(track, 0)
+
+    def _submit(self, track: Track, restored: int) -> None:
+        """Into the scheduler, `restored` tokens of its KV being there."""
+        what = track.what
+        generated = what.delivered if what.mode == "continue" else 0
+        if track.leaving:
+            self._gone(track, 0)
+        elif generated >= what.output_tokens:
+            self._finish(track, "length", generated)
+        else:
+            job = Job(
+                track.name, what.prompt_tokens, what.output_tokens, generated, what.prefix,
+                what.prefix_block, restored,
+            )  # fmt: skip
+            try:
+                self.step(self.engine.submit(job, self._loop.now_ns))
+            except ValueError as error:
+                del self.tracks[track.name]
+                self._change(v.EngineFinished(what.request, what.attempt, "error", 0), True)
+                track.answer.lost("engine_error", str(error))
+        self._write()
+        self._arm()
+
+    def flush(self, request: str, attempt: int) -> None:
+        """See ports.Endpoint."""
+        track = self.tracks.get(f"{request}/{attempt}")
+        if track is not None and not self.process.stopped:
+            self._tell(track)
+
+    def flush_all(self) -> None:
+        """Tell what is there of every stream, and what is there to report."""
+        if self.process.stopped:
+            return
+        self.step()
+        for track in self.tracks.values():
+            self._tell(track)
+        self._write()
+
+    def drop(self, request: str, attempt: int) -> None:
+        """See ports.Endpoint."""
+        track = self.tracks.get(f"{request}/{attempt}")
+        if track is not None and not track.leaving:
+            self._abort(track, "abort")
+
+    def _abort(self, track: Track, why: str) -> None:
+        """Have it out of the engine behind the step on its way."""
+        self.step()
+        if track.name not in self.tracks:
+            return  # it ended in that very moment
+        waiting = track.name not in self.engine.running
+        track.leaving = why
+        if not self.engine.abort(track.name, self._loop.now_ns):
+            if self.checkpoints is not None and self.checkpoints.restoring(track):
+                return  # it leaves when its blocks are there
+        elif waiting:
+            self._gone(track, 0)
+        self._write()
+        self._arm()
+
+    def call(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """See ports.Endpoint."""
+        if path == "/relume/state":
+            return 200, self.state()
+        if body.get("incarnation", self.incarnation) != self.incarnation:
+            return 409, {"error": "stale incarnation", "incarnation": self.incarnation}
+        track = self.tracks.get(f"{body.get('request')}/{body.get('attempt')}")
+        if path == "/relume/handover":
+            if track is None or track.leaving:
+                return 404, {"error": "not here, or at its end"}
+            self._abort(track, "moved")
+            return 200, {"request": track.what.request, "attempt": track.what.attempt}
+        if path == "/relume/checkpoint":
+            if track is None or self.checkpoints is None:
+                return 404, {"error": "not here, or without checkpoints"}
+            self.checkpoints.retarget(track, tuple(body.get("holders", ())))
+            return 200, {"holders": body.get("holders", ())}
+        return 404, {"error": "no such path"}
+
+    def state(self) -> dict[str, Any]:
+        """What `GET /relume/state` answers."""
+        self.step()
+        steps, age_ns, busy_ns = self.engine.progress(self._loop.now_ns)
+        return {
+            "worker": self.host.name,
+            "incarnation": self.incarnation,
+            "pid": self.process.pid,
+            "steps": steps,
+            "step_age_us": age_ns // 1000,
+            "running": len(self.engine.running),
+            "waiting": len(self.engine.waiting),
+            "kv_used": self.engine.kv_used,
+            "cpu_us": busy_ns // 1000,
+            "unfinished": len(self.tracks),
+        }
+
+    # --- steps -----------------------------------------------------------------------------
+
+    def step(self, first: list[Told] | None = None) -> None:
+        """Bring the engine up to now; report and tell what came of it."""
+        told = self.engine.advance(self._loop.now_ns)
+        for one in (*first, *told) if first else told:
+            _TOLD[one.what](self, self.tracks[one.name], one)
+        self._write()
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self.engine.next_ns
+        if due is not None and (self._armed is None or due < self._armed):
+            self._armed = due
+            self.process.call_at(due / NS, self._due, due)
+
+    def _due(self, due: int) -> None:
+        if self._armed == due:
+            self._armed = None
+            self.step()
+
+    def _admitted(self, track: Track, told: Told) -> None:
+        what, sequence = track.what, self.engine.running[track.name]
+        blocks = sequence.blocks + sequence.segments
+        track.blocks = 0
+        self._change(v.RequestAdmitted(what.request, what.attempt, told.amount, blocks), True)
+
+    def _chunk(self, track: Track, told: Told) -> None:
+        what = track.what
+        self._prompt += told.amount
+        self._longest_us = max(self._longest_us, self.engine.last.took_ns // 1000)
+        self._change(v.PrefillChunkDone(what.request, what.attempt, told.amount, told.tokens))
+        full = told.tokens // self.host.spec.block_tokens
+        if full > track.blocks:
+            track.blocks = full
+            self._change(v.KvBlocksFilled(what.request, what.attempt, full))
+
+    def _first(self, track: Track, told: Told) -> None:
+        what = track.what
+        self._change(v.FirstToken(what.request, what.attempt), True)
+        track.base, track.joined = told.tokens, self.engine.decoded
+        if told.tokens > track.told:
+            self._send(track, told.tokens, told.at_ns, told.at_ns, 0)
+
+    def _preempted(self, track: Track, told: Told) -> None:
+        self._stretch(track, told.tokens)
+        track.joined = -1
+        self._change(v.RequestPreempted(track.what.request, track.what.attempt), True)
+
+    def _finished(self, track: Track, told: Told) -> None:
+        self._stretch(track, told.tokens)
+        self._finish(track, "length", told.tokens)
+
+    def _finish(self, track: Track, reason: str, tokens: int) -> None:
+        what = track.what
+        del self.tracks[track.name]
+        self._change(
+            v.EngineFinished(what.request, what.attempt, reason, tokens - what.delivered), True
+        )
+        if self.checkpoints is not None:
+            self.checkpoints.finished(track, ended=True)
+        track.answer.end(reason)
+
+    def _aborted(self, track: Track, told: Told) -> None:
+        if track.leaving == "moved":
+            self._stretch(track, told.tokens)
+        self._gone(track, max(told.tokens - track.what.delivered, 0))
+
+    def _gone(self, track: Track, tokens: int) -> None:
+        """It left without its end: aborted, or handed over."""
+        what = track.what
+        del self.tracks[track.name]
+        self._change(v.EngineFinished(what.request, what.attempt, "abort", tokens), True)
+        if self.checkpoints is not None:
+            self.checkpoints.finished(track, ended=False)
+        if track.leaving == "moved":
+            track.answer.moved()
+
+    # --- telling tokens --------------------------------------------------------------------
+
+    def tokens_of(self, track: Track) -> int:
+        """Tokens of its stream by now, those that were there before it came included."""
+        if track.joined < 0:
+            return track.told
+        run = self.engine.running_run(self._loop.now_ns)
+        done = self.engine.decoded + (run.count if run is not None else 0)
+        return min(track.base + done - track.joined, track.what.output_tokens)
+
+    def _tell(self, track: Track) -> None:
+        self._stretch(track, self.tokens_of(track))
+
+    def _stretch(self, track: Track, tokens: int) -> None:
+        """Send its stream up to `tokens`, which decode steps up to now made."""
+        if tokens <= track.told or track.joined < 0:
+            return
+        offset = track.joined - track.base
+        first, last = offset + track.told + 1, offset + tokens
+        runs = self.engine.runs
+        at = bisect_left(runs, first, key=_ends)
+        begin_ns = end_ns = longest = 0
+        while True:
+            run = runs[at] if at < len(runs) else self.engine.running_run(self._loop.now_ns)
+            if run is None:
+                break
+            to = min(last, run.before + run.count)
+            end_ns = run.end_ns(to)
+            if not begin_ns:
+                begin_ns = run.end_ns(max(first, run.before + 1))
+                if to > max(first, run.before + 1):
+                    longest = run.took_ns(to)
+            else:
+                longest = max(longest, run.took_ns(to))
+            if to == last:
+                break
+            at += 1
+        self._send(track, tokens, begin_ns, end_ns, longest)
+
+    def _send(
+        self, track: Track, tokens: int, first_ns: int, last_ns: int, longest_ns: int
+    ) -> None:
+        start, track.told = track.told, tokens
+        track.answer.tokens(
+            Stretch(start, tokens - start, first_ns, last_ns, self.wrong, longest_ns)
+        )
+
+    wrong = False
+    """Its weights are damaged."""
+
+    # --- reporting -------------------------------------------------------------------------
+
+    def _change(self, change: v.AnyChange, urgent: bool = False) -> None:
+        self._changes.append(change)
+        self._urgent = self._urgent or urgent
+
+    def _write(self) -> None:
+        """What is due: progress alone waits for the next change of a request's course."""
+        if not self._urgent:
+            return
+        engine = self.engine
+        changes, self._changes, self._urgent = tuple(self._changes), [], False
+        waiting, used = len(engine.waiting), engine.kv_used
+        if engine.steps == self._told_steps:
+            self.tell(
+                v.EngineStep(self.incarnation, engine.steps, 0, 0, 0, 0, waiting, used, changes)
+            )
+            return
+        now = self._loop.now_ns
+        last, steps = engine.last, engine.steps
+        if now - self._sampled_ns >= SAMPLE_NS and steps - self._told_steps > 2:
+            self._sample(now, steps, waiting, used)
+        self._told_steps = steps
+        took_us = max(last.took_ns // 1000, self._longest_us, 1)
+        prompt, self._prompt, self._longest_us = self._prompt, 0, 0
+        self.tell(
+            v.EngineStep(
+                self.incarnation, steps, took_us, last.batch, last.context, prompt, waiting, used,
+                changes,
+            )
+        )  # fmt: skip
+
+    def _sample(self, now: int, steps: int, waiting: int, used: int) -> None:
+        """Two of the steps before the last one by one, if they only decoded."""
+        runs, behind = self.engine.runs, 0
+        if len(runs) > 1 and runs[-1].count == 1:
+            behind = 1
+        if not runs or runs[-1 - behind].count < 3:
+            return
+        run, last = runs[-1 - behind], self.engine.last
+        self._sampled_ns = now
+        for before in (2, 1):
+            took = run.took_ns(run.before + run.count + behind - before)
+            self.tell(
+                v.EngineStep(
+                    self.incarnation, steps - before, max(took // 1000, 1), last.batch,
+                    last.context, 0, waiting, used,
+                )
+            )  # fmt: skip
+
+    def tell(self, event: v.Event) -> None:
+        """An event for the log, by way of the agent."""
+        if self._lost and isinstance(event, v.EngineStep):
+            event = structs.replace(event, lost=self._lost)
+            if self._report(encode(event)):
+                self._lost = 0
+            else:
+                self._lost += 1
+        elif not self._report(encode(event)):
+            self._lost += 1
+
+
+def _ends(run: Run) -> int:
+    return run.before + run.count
+
+
+_TOLD: dict[str, Callable[[EngineProcess, Track, Told], None]] = {
+    "admitted": EngineProcess._admitted,
+    "chunk": EngineProcess._chunk,
+    "first": EngineProcess._first,
+    "preempted": EngineProcess._preempted,
+    "finished": EngineProcess._finished,
+    "aborted": EngineProcess._aborted,
+}
