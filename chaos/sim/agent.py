@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from chaos.sim.loop import Process
 from chaos.sim.ports import Board
 from engine_shim.agent_config import AgentConfig
 from engine_shim.agent_effects import EffectRunner
 from engine_shim.agent_engine import Supervisor
+from engine_shim.agent_fleet import FleetReader
 from engine_shim.agent_hosts import EngineOrder
 from engine_shim.agent_journal import Journal
 from engine_shim.agent_life import Agent
 from engine_shim.agent_process import ProcessId
 from engine_shim.agent_state import AgentState, RunDirectory
+from engine_shim.agent_takeover import free_stream
 from engine_shim.reports import Layout, Ready
 from events.errors import RelumeError
-from events.log import LogReader, StreamWriter
 from events.notice import Died
 from events.vocabulary import EngineDied, WorkerDeregistered
 
@@ -39,16 +41,6 @@ SEEN_S = 0.001
 FORK_S = 0.02
 KEPT_REPORTS = 4096
 """Reports that wait for an agent that does not read; beyond them engines drop and count."""
-
-
-class LogAccess(Protocol):
-    """The log as processes reach it."""
-
-    def writer(
-        self, stream: str, process: Process
-    ) -> AbstractAsyncContextManager[StreamWriter]: ...
-    def reader(self, process: Process) -> LogReader: ...
-    async def free(self, stream: str, epoch: int, process: Process) -> bool: ...
 
 
 class Quiet:
@@ -236,41 +228,17 @@ class SimSupervisor(Supervisor):
         pass
 
 
-class Effects:
-    """An `EffectReader` on the whole log: the leader's stream, and once the worker's own."""
-
-    def __init__(self, reader: LogReader, worker: str) -> None:
-        self._reader = reader
-        self._own = f"w.{worker}"
-
-    async def read(self) -> list[Any]:
-        """See EffectReader."""
-        wanted = ("fleet", self._own)
-        groups = await self._reader.read()
-        return [g for g in groups if any(s.stream in wanted for s in g.segments)]
-
-    async def follow(self, after: int) -> AsyncIterator[Any]:
-        """See EffectReader."""
-        async for group in self._reader.follow(after):
-            if any(segment.stream == "fleet" for segment in group.segments):
-                yield group
-
-
 class SimAgent(Agent):
     """The agent's life on a simulated host."""
 
     def __init__(self, host: Host, process: Process) -> None:
-        log = host.log
-
-        async def free(stream: str, epoch: int) -> bool:
-            return await log.free(stream, epoch, process)
-
+        etcd, client = host.etcd, host.etcd.log(process).client
         super().__init__(
             host.config,
             host.directory,
-            lambda stream: log.writer(stream, process),
-            free,
-            host.effects_of(process),
+            lambda stream: etcd.writer(stream, process),
+            partial(free_stream, client),
+            FleetReader(client, ("fleet", f"w.{host.name}")),
             _Starts(host),
             QUIET,
         )

@@ -92,6 +92,8 @@ class SimEtcd:
         self.no_space = False
         """Puts and lease grants are refused, as under the alarm NOSPACE."""
         self.elections = 0
+        self.observers: list[Callable[[], None]] = []
+        """Called when something was agreed on."""
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self._spools = tempfile.TemporaryDirectory(prefix="relume-sim-", dir=memory)
         addresses = tuple(f"{name}:{PORT}" for name in names)
@@ -150,6 +152,15 @@ class SimEtcd:
     def groups(self) -> tuple[RevisionGroup, ...]:
         """The whole log, as the cluster has it."""
         return self.store.groups(self.config.prefix)
+
+    def groups_from(self, first: int) -> tuple[RevisionGroup, ...]:
+        """The same from revision `first` on."""
+        return self.store.groups(self.config.prefix, first)
+
+    @property
+    def leader_name(self) -> str:
+        """The member that leads; empty without one."""
+        return self.leader.name if self.leader is not None else ""
 
     # --- faults --------------------------------------------------------------------------
 
@@ -293,6 +304,8 @@ class SimEtcd:
             answer = _NO_LEASE
         if store.revision > before:
             self._spread()
+            for observer in self.observers:
+                observer()
         if member.runs:
             reply(answer)
         elif member.process.alive:

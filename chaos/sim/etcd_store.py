@@ -144,10 +144,11 @@ class Store:
         for at in range(max(revision, 1), self.revision + 1):
             yield at, self.changes[at - 1]
 
-    def groups(self, prefix: str) -> tuple[RevisionGroup, ...]:
-        """The whole log under `prefix`, as a reader that had watched from the beginning."""
+    def groups(self, prefix: str, first: int = 1) -> tuple[RevisionGroup, ...]:
+        """The log under `prefix` from revision `first` on, as a reader that had watched from the
+        beginning."""
         keys = Keys(prefix)
-        groups = (_group(keys, at, events) for at, events in self.changes_from(1))
+        groups = (_group(keys, at, events) for at, events in self.changes_from(first))
         return tuple(g for g in groups if g is not None)
 
     def _keys_in(self, key: bytes, end: bytes) -> Iterable[bytes]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from chaos.sim import agent as agents
-from chaos.sim.agent import EngineHandle, HostDirectory, LogAccess, SimAgent
+from chaos.sim.agent import EngineHandle, HostDirectory, SimAgent
 from chaos.sim.cost import StepCost
+from chaos.sim.etcd import SimEtcd
 from chaos.sim.hosts import HostSpec
 from chaos.sim.loop import Process, VirtualLoop
 from chaos.sim.ports import Net
@@ -55,7 +56,7 @@ class Host:
         spec: HostSpec,
         cost: StepCost,
         net: Net,
-        log: LogAccess,
+        etcd: SimEtcd,
         settings: WorkerSettings,
     ) -> None:
         self.loop = loop
@@ -65,7 +66,7 @@ class Host:
         self.spec = spec
         self.cost = cost
         self.net = net
-        self.log = log
+        self.etcd = etcd
         self.settings = settings
         self.random = Random(f"{loop.random.random()}:{name}")
         self.directory = HostDirectory(name)
@@ -153,6 +154,46 @@ class Host:
         engine.process.call_at(self.loop.time() + load_s, loaded)
         return handle
 
+    # --- faults ----------------------------------------------------------------------------
+
+    def slow(self, factor: float) -> None:
+        """Steps take `factor` times as long from now on, also of engines to come."""
+        self.factor = factor
+        if self.engine is not None and self.engine.serving:
+            self.engine.pace(factor)
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock jumps forward."""
+        self.clock_s += seconds
+        for process in self.processes:
+            process.clock_s += seconds
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those that live."""
+        found = [self.agent, self.engine]
+        return [one.process for one in found if one is not None and one.process.alive]
+
+    def lose(self) -> None:
+        """Every process dies at once, the agent first: nobody is left to tell of the rest."""
+        for process in self.processes:
+            if self.engine is not None and process is self.engine.process:
+                self.engine.kill()
+            else:
+                self.end(process)
+
+    def kill_daemon(self) -> bool:
+        """kill -9 of the state daemon; False without one."""
+        return False
+
+    def corrupt(self, blocks: int, random: Random) -> bool:
+        """Flip bits in so many held blocks; False when nothing is held."""
+        return False
+
+    def shrink(self, share: float) -> bool:
+        """Leave the state daemon this share of its budget; False without one."""
+        return False
+
     # --- checkpoints -------------------------------------------------------------------------
 
     def layout(self) -> tuple[str, int]:
@@ -166,7 +207,3 @@ class Host:
     def keeper_of(self, process: Process, journal: Journal) -> Any:
         """Who speaks for the host's state daemon, if it has one."""
         return None
-
-    def effects_of(self, process: Process) -> Any:
-        """What the agent reads of the log."""
-        return agents.Effects(self.log.reader(process), self.name)

@@ -1,0 +1,319 @@
+"""The faults of the catalogue on a simulated fleet, and when each strikes.
+
+A method strikes one target and returns what undoes it (None: nothing to undo); it raises
+CannotStrike where there is nothing to strike. Such a fault is tried again while there is
+traffic; only what really struck is told in `fired`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from random import Random
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from chaos.outcome import Fired
+from chaos.scenario.catalogue import FAULTS
+from chaos.scenario.schedule import Planned
+from chaos.sim.loop import NS
+from chaos.sim.network import Rule
+from chaos.sim.watch import Seen, Watch
+from chaos.sim.worker import Host
+
+if TYPE_CHECKING:
+    from chaos.sim.fleet import SimFleet
+
+Undo = Callable[[], object]
+AGAIN_S = 0.1
+ETCD_DOWN_S = 1.0
+"""A killed member of etcd is started again so soon, where the fault does not say."""
+
+
+class CannotStrike(Exception):
+    """There is nothing to strike at present."""
+
+
+class Faults:
+    """Strikes one run's fleet. `open` counts what is still to strike or to pass."""
+
+    def __init__(self, fleet: SimFleet, watch: Watch) -> None:
+        self.fired: list[Fired] = []
+        self.open = 0
+        self._fleet = fleet
+        self._loop = fleet.loop
+        self._watch = watch
+        self._root = copy_context()
+        self._random = Random(f"{fleet.schedule.seed}:faults")
+        self._began_ns = 0
+        self._traffic = True
+        self._lasting: dict[str, tuple[int, Planned, str, list[Undo]]] = {}
+
+    def start(self) -> None:
+        """The run begins: from now on faults are due."""
+        self._began_ns = self._loop.now_ns
+        for planned in self._fleet.schedule.faults:
+            if not planned.applicable:
+                continue
+            self.open += 1
+            if planned.at_ns is not None:
+                self._later(planned.at_ns / NS, self._strike, planned, None)
+            else:
+                self._await(planned)
+
+    def no_more(self) -> None:
+        """There is no traffic any more: what found nothing to strike will not strike."""
+        self._traffic = False
+
+    def mend(self) -> None:
+        """Undo what still lasts."""
+        for name in list(self._lasting):
+            self._pass(name)
+
+    # --- when ----------------------------------------------------------------------------------
+
+    def _later(self, seconds: float, work: Callable[..., object], *args: object) -> None:
+        at = self._loop.time() + seconds
+        self._loop.call_at(at, work, *args, context=self._root.copy())
+
+    def _await(self, planned: Planned) -> None:
+        def seen(what: Seen) -> None:
+            wait_s = planned.after_ns / NS
+            if planned.phase:
+                wait_s = planned.fraction * self._watch.length_s(planned.phase)
+            self._later(wait_s, self._in_phase, planned, what)
+
+        self._watch.due(planned, seen)
+
+    def _in_phase(self, planned: Planned, seen: Seen) -> None:
+        if planned.phase and not self._watch.is_in(planned.phase, seen.event):
+            self._await(replace(planned, nth=1))  # that one was over; the next
+            return
+        self._strike(planned, seen)
+
+    def _strike(self, planned: Planned, seen: Seen | None) -> None:
+        try:
+            targets = self._targets(planned, seen)
+            act = getattr(self, "_" + planned.what.replace("-", "_"))
+            undo, struck = [], []
+            for target in targets:
+                try:
+                    done = act(planned, target)
+                except CannotStrike:
+                    if len(targets) == 1:
+                        raise
+                    continue
+                struck.append(target)
+                if done is not None:
+                    undo.append(done)
+            if not struck:
+                raise CannotStrike(planned.what)
+        except CannotStrike:
+            if self._traffic:
+                self._later(AGAIN_S, self._strike, planned, seen)
+            else:
+                self.open -= 1
+            return
+        now, names = self._loop.now_ns - self._began_ns, ",".join(struck)
+        if planned.for_ns is None or not undo:
+            self._tell(planned, names, now, None)
+        else:
+            self._lasting[planned.name] = now, planned, names, undo
+            self._later(planned.for_ns / NS, self._pass, planned.name)
+
+    def _pass(self, name: str) -> None:
+        """What lasted is over."""
+        if name in self._lasting:
+            at, planned, names, undo = self._lasting.pop(name)
+            for one in undo:
+                one()
+            self._tell(planned, names, at, self._loop.now_ns - self._began_ns)
+
+    def _tell(self, planned: Planned, names: str, at_ns: int, until_ns: int | None) -> None:
+        self.open -= 1
+        self.fired.append(Fired(planned.name, planned.what, names, at_ns, until_ns))
+
+    # --- whom ----------------------------------------------------------------------------------
+
+    def _targets(self, planned: Planned, seen: Seen | None) -> list[str]:
+        kind, fleet = FAULTS[planned.what].target, self._fleet
+        names = {
+            "worker": list(fleet.hosts),
+            "domain": sorted(set(fleet.schedule.workers.values())),
+            "control plane": list(fleet.schedule.control_planes),
+            "etcd": list(fleet.schedule.etcd),
+            "request": [call.request.name for call in fleet.clients.under_way],
+        }.get(kind, [])
+        if planned.target == "all":
+            return names
+        if planned.target in names:
+            return [planned.target]
+        found = ""
+        if planned.target == "subject" and seen is not None:
+            found = self._watch.subject("worker" if kind == "domain" else kind, seen)
+            if kind == "domain":
+                found = fleet.schedule.workers.get(found, "")
+        elif planned.target in ("leader", "follower"):
+            leader = fleet.etcd.leader_name if kind == "etcd" else self._watch.leader
+            others = [name for name in names if name != leader]
+            found = leader if planned.target == "leader" else next(iter(others), "")
+        elif planned.target == "any" and names:
+            found = names[int(self._random.random() * len(names))]
+        if not found:
+            raise CannotStrike(f"there is no {planned.target}")
+        return [found]
+
+    # --- workers -------------------------------------------------------------------------------
+
+    def _engine(self, target: str) -> Host:
+        host = self._fleet.hosts[target]
+        if host.engine is None or not host.engine.process.alive:
+            raise CannotStrike(f"{target} has no engine")
+        return host
+
+    def _engine_kill(self, planned: Planned, target: str) -> None:
+        engine = self._engine(target).engine
+        assert engine is not None
+        engine.kill()
+
+    def _engine_stop(self, planned: Planned, target: str) -> Undo:
+        engine = self._engine(target).engine
+        assert engine is not None
+        engine.stop()
+        return engine.go_on
+
+    def _agent_kill(self, planned: Planned, target: str) -> None:
+        host = self._fleet.hosts[target]
+        if host.agent is None or not host.agent.process.alive:
+            raise CannotStrike(f"{target} has no agent")
+        host.end(host.agent.process)
+
+    def _agent_stop(self, planned: Planned, target: str) -> Undo:
+        host = self._fleet.hosts[target]
+        if host.agent is None or not host.agent.process.alive or host.agent.process.stopped:
+            raise CannotStrike(f"{target} has no agent that runs")
+        host.agent.process.stop()
+        return host.agent.process.go_on
+
+    def _worker_slow(self, planned: Planned, target: str) -> Undo:
+        host = self._fleet.hosts[target]
+        host.slow(planned.amount or 1.0)
+        return lambda: host.slow(1.0)
+
+    def _reload_fails(self, planned: Planned, target: str) -> None:
+        self._fleet.hosts[target].failing_starts += int(planned.amount or 1)
+
+    def _domain_loss(self, planned: Planned, target: str) -> None:
+        for name, domain in self._fleet.schedule.workers.items():
+            if domain == target:
+                self._fleet.hosts[name].lose()
+
+    def _clock_jump(self, planned: Planned, target: str) -> None:
+        self._fleet.hosts[target].jump(planned.amount or 0.0)
+
+    # --- links ---------------------------------------------------------------------------------
+
+    def _cut(self, planned: Planned, target: str, both: bool = True) -> Undo:
+        fleet, kind = self._fleet, planned.peer or ""
+        engine = fleet.hosts[target].engine
+        if kind == "gateway" and engine is not None and engine.process.alive:
+            # What it had sent by now has arrived; the rest has to wait.
+            fleet.clients.flush_everything()
+        rule = fleet.wires.cut(target, "", kind, both)
+        return lambda: fleet.wires.heal(rule)
+
+    def _cut_one_way(self, planned: Planned, target: str) -> Undo:
+        return self._cut(planned, target, both=False)
+
+    def _shaped(self, rule: Rule) -> Undo:
+        wires = self._fleet.wires
+        wires.shape(rule)
+        return lambda: wires.heal(rule)
+
+    def _stream_loss(self, planned: Planned, target: str) -> Undo:
+        return self._shaped(Rule(target, "", "holder", True, loss=planned.amount or 0.0))
+
+    def _stream_duplicate(self, planned: Planned, target: str) -> Undo:
+        return self._shaped(Rule(target, "", "holder", True, duplicate=planned.amount or 0.0))
+
+    def _stream_reorder(self, planned: Planned, target: str) -> Undo:
+        return self._shaped(Rule(target, "", "holder", True, reorder=planned.amount or 0.0))
+
+    # --- state daemons -------------------------------------------------------------------------
+
+    def _holder_kill(self, planned: Planned, target: str) -> None:
+        if not self._fleet.hosts[target].kill_daemon():
+            raise CannotStrike(f"{target} has no state daemon")
+
+    def _primary_and_holder_kill(self, planned: Planned, target: str) -> None:
+        host = self._engine(target)
+        holder = self._fleet.holder_of(host)
+        if holder is None:
+            raise CannotStrike(f"nobody holds blocks of {target}")
+        assert host.engine is not None
+        host.engine.kill()
+        holder.kill_daemon()
+
+    def _block_corrupt(self, planned: Planned, target: str) -> None:
+        if not self._fleet.hosts[target].corrupt(int(planned.amount or 1), self._random):
+            raise CannotStrike(f"{target} holds nothing")
+
+    def _dram_budget(self, planned: Planned, target: str) -> Undo:
+        host = self._fleet.hosts[target]
+        if not host.shrink(planned.amount or 1.0):
+            raise CannotStrike(f"{target} has no state daemon")
+        return lambda: host.shrink(1.0)
+
+    # --- control plane -------------------------------------------------------------------------
+
+    def _gateway_kill(self, planned: Planned, target: str) -> None:
+        if not self._fleet.kill_plane(target):
+            raise CannotStrike(f"{target} does not run")
+
+    def _leader_stop(self, planned: Planned, target: str) -> Undo:
+        if not self._fleet.stop_plane(target):
+            raise CannotStrike(f"{target} does not run")
+        return lambda: self._fleet.go_on_plane(target)
+
+    # --- etcd ----------------------------------------------------------------------------------
+
+    def _etcd_kill(self, planned: Planned, target: str) -> Undo | None:
+        etcd = self._fleet.etcd
+        if not etcd.process(target).alive:
+            raise CannotStrike(f"{target} does not run")
+        etcd.kill(target)
+        if planned.for_ns is not None:
+            return lambda: etcd.start(target)
+        self._later(ETCD_DOWN_S, etcd.start, target)
+        return None
+
+    def _etcd_stop(self, planned: Planned, target: str) -> Undo:
+        etcd = self._fleet.etcd
+        process = etcd.process(target)
+        if not process.alive or process.stopped:
+            raise CannotStrike(f"{target} does not run")
+        etcd.stop(target)
+        return lambda: etcd.go_on(target)
+
+    def _etcd_quota(self, planned: Planned, target: str) -> Undo:
+        etcd = self._fleet.etcd
+        etcd.no_space = True
+
+        def room() -> None:
+            etcd.no_space = False
+
+        return room
+
+    def _disk_slow(self, planned: Planned, target: str) -> Undo:
+        etcd = self._fleet.etcd
+        etcd.slow(target, (planned.amount or 0.0) / 1000)
+        return lambda: etcd.slow(target, 0.0)
+
+    # --- clients -------------------------------------------------------------------------------
+
+    def _client_gone(self, planned: Planned, target: str) -> None:
+        call = self._fleet.clients.calls.get(target)
+        if call is None or call.over:
+            raise CannotStrike(f"{target} is not under way")
+        call.hang_up()
