@@ -16,11 +16,14 @@ from msgspec import Struct
 
 from chaos.sim import agent as agents
 from chaos.sim.agent import EngineHandle, HostDirectory, SimAgent
+from chaos.sim.checkpoints import EngineCheckpoints, Links, fingerprint_of
 from chaos.sim.cost import StepCost
+from chaos.sim.daemon import SimDaemon
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.hosts import HostSpec
+from chaos.sim.keeper import SimKeeper
 from chaos.sim.loop import Process, VirtualLoop
-from chaos.sim.ports import Net
+from chaos.sim.network import Wires
 from chaos.sim.worker_engine import EXACT, EngineProcess
 from engine_shim.agent_hosts import EngineOrder
 from engine_shim.reports import Layout, Ready
@@ -55,17 +58,28 @@ class Host:
         model: str,
         spec: HostSpec,
         cost: StepCost,
-        net: Net,
+        wires: Wires,
         etcd: SimEtcd,
         settings: WorkerSettings,
+        budget_bytes: int,
+        holders: dict[str, Host],
     ) -> None:
+        """`budget_bytes` of its state daemon, 0: none; `holders`: hosts by the endpoint of
+        theirs."""
         self.loop = loop
         self.name = name
         self.domain = domain
         self.model = model
         self.spec = spec
         self.cost = cost
-        self.net = net
+        self.net = self.wires = wires
+        self.budget_bytes = budget_bytes
+        self.holders = holders
+        self.holder_address = f"tcp://{name}:6000"
+        if budget_bytes:
+            holders[self.holder_address] = self
+        self.links = Links(spec.link_bytes_s)
+        self.daemon: SimDaemon | None = None
         self.etcd = etcd
         self.settings = settings
         self.random = Random(f"{loop.random.random()}:{name}")
@@ -171,7 +185,7 @@ class Host:
     @property
     def processes(self) -> list[Process]:
         """Those that live."""
-        found = [self.agent, self.engine]
+        found = [self.agent, self.engine, self.daemon]
         return [one.process for one in found if one is not None and one.process.alive]
 
     def lose(self) -> None:
@@ -184,26 +198,41 @@ class Host:
 
     def kill_daemon(self) -> bool:
         """kill -9 of the state daemon; False without one."""
-        return False
+        if self.daemon is None or not self.daemon.process.alive:
+            return False
+        self.daemon.kill()
+        return True
 
     def corrupt(self, blocks: int, random: Random) -> bool:
         """Flip bits in so many held blocks; False when nothing is held."""
-        return False
+        daemon = self.daemon
+        return daemon is not None and daemon.process.alive and daemon.corrupt(blocks, random) > 0
 
     def shrink(self, share: float) -> bool:
         """Leave the state daemon this share of its budget; False without one."""
-        return False
+        if self.daemon is None or not self.daemon.process.alive:
+            return False
+        self.daemon.process.context.run(self.daemon.shrink, share)
+        return True
 
     # --- checkpoints -------------------------------------------------------------------------
 
+    def start_daemon(self, epoch: int) -> SimDaemon:
+        """A new state daemon, which holds nothing."""
+        self.daemon = SimDaemon(self, epoch, self.budget_bytes)
+        self.daemon.process.clock_s = self.clock_s
+        return self.daemon
+
     def layout(self) -> tuple[str, int]:
         """Family and bytes of a checkpoint's blocks; empty without checkpoints."""
-        return "", 0
+        if not self.budget_bytes:
+            return "", 0
+        return fingerprint_of(self).family.hex(), self.spec.block_bytes
 
-    def checkpoints_of(self, engine: EngineProcess) -> Any:
+    def checkpoints_of(self, engine: EngineProcess) -> EngineCheckpoints | None:
         """The engine's part of checkpointing, if it takes part."""
-        return None
+        return EngineCheckpoints(engine, self.holders) if self.budget_bytes else None
 
     def keeper_of(self, process: Process, journal: Journal) -> Any:
         """Who speaks for the host's state daemon, if it has one."""
-        return None
+        return SimKeeper(self, process, journal) if self.budget_bytes else None

@@ -1,0 +1,370 @@
+"""An engine's part in checkpoints: full blocks out to their holders, and back before a request
+is scheduled.
+
+As `engine_shim/checkpoint_plan.py` and `checkpoint_rank.py` have it. Blocks leave a few times a
+second, all of one holder together; both ways share the hosts' links, which carry one thing after
+the other. What a holder did not confirm is sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from chaos.sim.daemon import Put, Putting
+from engine_shim.checkpoint_links import LinkConfig
+from engine_shim.checkpoint_plan import BLOCKS_A_STEP, OTHERS_S
+from engine_shim.kv_stream import messages as m
+from engine_shim.kv_stream.fingerprint import Fingerprint
+from engine_shim.kv_stream.image import digest_of
+from events import vocabulary as v
+
+if TYPE_CHECKING:
+    from chaos.sim.worker import Host
+    from chaos.sim.worker_engine import EngineProcess, Track
+
+STREAM_S = 0.1
+"""Blocks leave so often."""
+CONFIRM_S = 1.0
+"""What was not confirmed by then is sent again."""
+CHUNK_BYTES = 16 << 20
+LIMITS = LinkConfig()
+Submit = Callable[["Track", int], None]
+
+
+class Links:
+    """A host's network card: what it carries each way, one thing after the other. Times in s."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self.bytes_s = bytes_s
+        self.out = self.back = 0.0
+
+
+def carried(sender: Links, receiver: Links, size: int, now: float) -> float:
+    """When `size` bytes sent now have left one host and reached the other, s."""
+    begin = max(now, sender.out, receiver.back)
+    end = begin + size / min(sender.bytes_s, receiver.bytes_s)
+    sender.out = receiver.back = end
+    return end
+
+
+class Flow:
+    """A request's blocks to one holder. `next`: the first not sent, `had`: it has all before."""
+
+    __slots__ = ("boot", "had", "next", "refused", "sent_at")
+
+    def __init__(self) -> None:
+        self.next = self.had = 0
+        self.sent_at = 0.0
+        self.boot = ""
+        self.refused = False
+
+
+class Pump:
+    """What is known of one attempt's blocks."""
+
+    __slots__ = ("flows", "former", "reading", "restored")
+
+    def __init__(self, targets: tuple[str, ...]) -> None:
+        self.flows = {endpoint: Flow() for endpoint in targets}
+        self.former: tuple[str, ...] = ()
+        self.restored = 0
+        self.reading: Reading | None = None
+
+
+class EngineCheckpoints:
+    """One for an engine. `holders`: hosts by the endpoint of their daemon."""
+
+    def __init__(self, engine: EngineProcess, holders: dict[str, Host]) -> None:
+        self.engine = engine
+        self.host = engine.host
+        self.loop = engine.host.loop
+        self.holders = holders
+        spec = self.host.spec
+        self.size = spec.block_bytes
+        self.block = spec.block_tokens
+        self.fingerprint = fingerprint_of(self.host)
+        self._ticking = False
+
+    # --- requests come and go ------------------------------------------------------------------
+
+    def arrived(self, track: Track, submit: Submit) -> bool:
+        """A new attempt; True when it waits for its blocks: `submit` is called with what came."""
+        what = track.what
+        track.pump = Pump(what.checkpoint)
+        if what.checkpoint:
+            self._tick_soon()
+        if not what.restore:
+            return False
+        track.pump.reading = Reading(self, track, submit)
+        return True
+
+    def restoring(self, track: Track) -> bool:
+        """Whether its blocks are on their way."""
+        return track.pump is not None and track.pump.reading is not None
+
+    def finished(self, track: Track, ended: bool) -> None:
+        """It left the engine; of one that `ended` by itself holders may forget all."""
+        if ended and track.pump is not None:
+            for endpoint in (*track.pump.flows, *track.pump.former):
+                self._drop(track, endpoint, False)
+
+    def _drop(self, track: Track, endpoint: str, moved: bool) -> None:
+        holder = self.holders.get(endpoint)
+        if holder is not None and holder.daemon is not None:
+            what, daemon = track.what, holder.daemon
+            self.host.wires.post(
+                self.engine.process, daemon.process, "holder", daemon.drop, what.request,
+                what.attempt, moved,
+            )  # fmt: skip
+
+    def retarget(self, track: Track, endpoints: tuple[str, ...]) -> None:
+        """Other holders for a running attempt; former ones let go when the new ones have all."""
+        pump = track.pump
+        flows = {endpoint: pump.flows.get(endpoint) or Flow() for endpoint in endpoints}
+        former = (*pump.flows, *pump.former)
+        pump.former = tuple(e for e in dict.fromkeys(former) if e not in flows)
+        pump.flows = flows
+        self._tick_soon()
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def _tick_soon(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self.engine.process.call_at(self.loop.time() + STREAM_S, self._tick)
+
+    def _tick(self) -> None:
+        """Send what has filled since."""
+        self._ticking = False
+        engine, now = self.engine, self.loop.time()
+        engine.step()
+        wanted: dict[str, list[tuple[Track, int, int]]] = {}
+        active = False
+        for track in engine.tracks.values():
+            pump = track.pump
+            if pump is None or not pump.flows or track.leaving:
+                continue
+            active = True
+            full = self._computed(track) // self.block
+            for endpoint, flow in pump.flows.items():
+                if flow.refused:
+                    continue
+                if flow.next > flow.had and now - flow.sent_at > CONFIRM_S:
+                    flow.next = flow.had
+                last = min(full, flow.next + BLOCKS_A_STEP)
+                if flow.next < last:
+                    wanted.setdefault(endpoint, []).append((track, flow.next, last))
+                    flow.next, flow.sent_at = last, now
+            if pump.former and full and all(f.had >= full for f in pump.flows.values()):
+                for endpoint in pump.former:
+                    self._drop(track, endpoint, True)
+                pump.former = ()
+        for endpoint, blocks in wanted.items():
+            self._send(endpoint, blocks, now)
+        if active:
+            self._tick_soon()
+
+    def _computed(self, track: Track) -> int:
+        """Tokens of it that have KV by now."""
+        if track.joined >= 0:
+            return track.what.prompt_tokens + self.engine.tokens_of(track) - 1
+        sequence = self.engine.engine.running.get(track.name)
+        return sequence.computed if sequence is not None else 0
+
+    def _send(self, endpoint: str, blocks: list[tuple[Track, int, int]], now: float) -> None:
+        holder = self.holders.get(endpoint)
+        if holder is None or holder.daemon is None:
+            return
+        pieces, data = [], []
+        for track, first, last in blocks:
+            what = track.what
+            for index in range(first, last):
+                image, digest = image_of(what.asked, index)
+                pieces.append(
+                    m.Piece(
+                        what.request, 0, 0, index, what.attempt, 0, self.size, self.size, digest,
+                        what.priority,
+                    )
+                )  # fmt: skip
+                data.append(image)
+        putting = Putting(
+            self.host.name, self.host.directory.state.epoch, self.engine.incarnation,
+            self.fingerprint, tuple(pieces), tuple(data),
+        )  # fmt: skip
+        there = carried(self.host.links, holder.links, len(pieces) * self.size, now)
+        mine, theirs = self.engine.process, holder.daemon
+
+        def answer(put: Put) -> None:
+            self.host.wires.post(theirs.process, mine, "holder", self._confirmed, endpoint, put)
+
+        mine.call_at(
+            there, self.host.wires.post, mine, theirs.process, "holder", theirs.put, putting, answer
+        )
+
+    def _confirmed(self, endpoint: str, put: Put) -> None:
+        tracks = self.engine.tracks
+        for request, attempt, code in put.refused:
+            track = tracks.get(f"{request}/{attempt}")
+            flow = track.pump.flows.get(endpoint) if track is not None else None
+            if flow is not None:
+                if code == "digest":
+                    flow.next = flow.had
+                else:
+                    flow.refused = True
+        for (request, attempt), blocks in put.reached.items():
+            track = tracks.get(f"{request}/{attempt}")
+            flow = track.pump.flows.get(endpoint) if track is not None else None
+            if flow is None:
+                continue
+            if put.boot != flow.boot:
+                anew, flow.boot = bool(flow.boot), put.boot
+                if anew:
+                    flow.next = flow.had = 0  # it lost everything
+            flow.had = max(flow.had, blocks) if blocks <= flow.next else blocks
+            flow.next = max(flow.next, flow.had)
+
+
+class Reading:
+    """One attempt's blocks on their way back: asks all holders, then fetches from the best."""
+
+    def __init__(self, parts: EngineCheckpoints, track: Track, submit: Submit) -> None:
+        self._parts = parts
+        self._track = track
+        self._submit = submit
+        self._found: dict[str, int] = {}
+        self._over = False
+        self._began = parts.loop.time()
+        self._holder = ""
+        self._good = self._bytes = 0
+        self._wanted = 0
+        engine = parts.engine.process
+        for endpoint in track.what.restore:
+            holder = parts.holders.get(endpoint)
+            if holder is None or holder.daemon is None:
+                continue
+            daemon = holder.daemon
+
+            def answer(
+                blocks: int, endpoint: str = endpoint, process: object = daemon.process
+            ) -> None:
+                parts.host.wires.post(process, engine, "holder", self._held, endpoint, blocks)
+
+            parts.host.wires.post(
+                engine, daemon.process, "holder", daemon.ask, track.what.request,
+                parts.fingerprint, answer,
+            )  # fmt: skip
+        engine.call_at(self._began + LIMITS.lookup_timeout_s, self._chosen)
+
+    def _held(self, endpoint: str, blocks: int) -> None:
+        if self._over or self._holder:
+            return
+        self._found[endpoint] = blocks
+        if len(self._found) == len(self._track.what.restore):
+            self._chosen()
+        elif blocks:
+            self._parts.engine.process.call_at(self._parts.loop.time() + OTHERS_S, self._chosen)
+
+    def _chosen(self) -> None:
+        """The best of those that answered; the first named on a tie."""
+        if self._over or self._holder:
+            return
+        parts, what = self._parts, self._track.what
+        tokens = what.prompt_tokens + (what.delivered if what.mode == "continue" else 0)
+        most = (tokens - 1) // parts.block
+        best = max(what.restore, key=lambda e: self._found.get(e, 0))
+        blocks = min(self._found.get(best, 0), most)
+        if not blocks or self._track.leaving:
+            self._end()
+            return
+        self._holder, self._wanted, self._began = best, blocks, parts.loop.time()
+        parts.engine.tell(
+            v.RestoreStarted(
+                parts.engine.incarnation, what.request, 0, what.attempt, best, blocks * parts.block
+            )
+        )
+        parts.engine.process.call_at(self._began + LIMITS.load_timeout_s, self._late)
+        self._fetch()
+
+    def _fetch(self) -> None:
+        parts, what = self._parts, self._track.what
+        holder = parts.holders[self._holder]
+        if holder.daemon is None:
+            return
+        daemon, engine, first = holder.daemon, parts.engine.process, self._good
+        count = min(self._wanted - first, max(CHUNK_BYTES // parts.size, 1))
+
+        def answer(blocks: int, corrupt: bool) -> None:
+            there = carried(holder.links, parts.host.links, blocks * parts.size, parts.loop.time())
+            daemon.process.call_at(
+                there, parts.host.wires.post, daemon.process, engine, "holder", self._came, first,
+                blocks, corrupt,
+            )  # fmt: skip
+
+        parts.host.wires.post(
+            engine, daemon.process, "holder", daemon.get, what.request, first, count, answer
+        )
+
+    def _came(self, first: int, blocks: int, corrupt: bool) -> None:
+        if self._over or first != self._good:
+            return
+        self._good += blocks
+        if corrupt:
+            self._failed("corrupt")
+        elif not blocks:
+            self._failed("gone")
+        elif self._good < self._wanted:
+            self._fetch()
+        else:
+            parts, what = self._parts, self._track.what
+            took_us = max(round((parts.loop.time() - self._began) * 1e6), 1)
+            parts.engine.tell(
+                v.RestoreDone(
+                    parts.engine.incarnation, what.request, 0, what.attempt, self._holder,
+                    self._good * parts.block, self._good * parts.size, took_us,
+                )
+            )  # fmt: skip
+            self._end()
+
+    def _late(self) -> None:
+        if not self._over:
+            self._failed("unreachable")
+
+    def _failed(self, reason: str) -> None:
+        parts, what = self._parts, self._track.what
+        parts.engine.tell(
+            v.RestoreFailed(
+                parts.engine.incarnation, what.request, 0, what.attempt, self._holder,
+                self._good * parts.block, reason,
+            )
+        )  # fmt: skip
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._track.pump.reading = None
+        self._submit(self._track, self._good * self._parts.block)
+
+
+_IMAGES: dict[tuple[str, int], tuple[bytes, bytes]] = {}
+_KEPT = 200_000
+
+
+def image_of(asked: str, index: int) -> tuple[bytes, bytes]:
+    """What stands for the bytes of a request's block, and its digest."""
+    found = _IMAGES.get((asked, index))
+    if found is None:
+        if len(_IMAGES) >= _KEPT:
+            _IMAGES.clear()
+        image = hashlib.blake2b(f"{asked}:{index}".encode(), digest_size=16).digest()
+        found = _IMAGES[asked, index] = image, digest_of(image)
+    return found
+
+
+def fingerprint_of(host: Host) -> Fingerprint:
+    """Of the KV blocks that engines of the host write."""
+    spec = host.spec
+    return Fingerprint(
+        host.model, "sim", "float16", spec.block_tokens, 1, 1, 1, spec.kv_bytes_per_token
+    )
