@@ -50,13 +50,14 @@ def carried(sender: Links, receiver: Links, size: int, now: float) -> float:
 
 
 class Flow:
-    """A request's blocks to one holder. `next`: the first not sent, `had`: it has all before."""
+    """A request's blocks to one holder. `next`: the first not sent, `had`: it has all before;
+    `since`: when something was sent of which nothing has been confirmed yet."""
 
-    __slots__ = ("boot", "had", "next", "refused", "sent_at")
+    __slots__ = ("boot", "had", "next", "refused", "since")
 
     def __init__(self) -> None:
         self.next = self.had = 0
-        self.sent_at = 0.0
+        self.since = 0.0
         self.boot = ""
         self.refused = False
 
@@ -151,12 +152,14 @@ class EngineCheckpoints:
             for endpoint, flow in pump.flows.items():
                 if flow.refused:
                     continue
-                if flow.next > flow.had and now - flow.sent_at > CONFIRM_S:
+                if flow.next > flow.had and now - flow.since > CONFIRM_S:
                     flow.next = flow.had
                 last = min(full, flow.next + BLOCKS_A_STEP)
                 if flow.next < last:
                     wanted.setdefault(endpoint, []).append((track, flow.next, last))
-                    flow.next, flow.sent_at = last, now
+                    if flow.next == flow.had:
+                        flow.since = now
+                    flow.next = last
             if pump.former and full and all(f.had >= full for f in pump.flows.values()):
                 for endpoint in pump.former:
                     self._drop(track, endpoint, True)
@@ -222,8 +225,9 @@ class EngineCheckpoints:
                 anew, flow.boot = bool(flow.boot), put.boot
                 if anew:
                     flow.next = flow.had = 0  # it lost everything
-            flow.had = max(flow.had, blocks) if blocks <= flow.next else blocks
-            flow.next = max(flow.next, flow.had)
+            if blocks > flow.had:
+                flow.had, flow.since = blocks, self.loop.time()
+                flow.next = max(flow.next, blocks)
 
 
 class Reading:

@@ -118,12 +118,12 @@ class Call:
             self.record.gaps_ms = [self.longest_ns / 1e6]
         self._clients.ended(self)
 
-    def history(self) -> History:
+    def history(self, began_ns: int) -> History:
         """What is to be kept of it."""
         told = self.record.token_count > 0
         return History(
-            self.request.name, self.record, self.sent_ns,
-            self.first_ns if told else None, self.last_ns if told else None,
+            self.request.name, self.record, self.sent_ns - began_ns,
+            self.first_ns - began_ns if told else None, self.last_ns - began_ns if told else None,
         )  # fmt: skip
 
 
@@ -200,10 +200,10 @@ class Clients:
         if not self.left:
             self._on_end()
 
-    def histories(self) -> tuple[History, ...]:
-        """Of all that was sent, in the schedule's order."""
+    def histories(self, began_ns: int) -> tuple[History, ...]:
+        """Of all that was sent, in the schedule's order; times from `began_ns` on."""
         names = (request.name for request in self._schedule.requests)
-        return tuple(self.calls[name].history() for name in names if name in self.calls)
+        return tuple(self.calls[name].history(began_ns) for name in names if name in self.calls)
 
 
 def verdict_of(request: Request) -> str:

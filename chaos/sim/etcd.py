@@ -258,7 +258,7 @@ class SimEtcd:
             if self._random.random() < 0.5:
                 self._waiting.append(proposal)
             return
-        if method == "Range" or (method == "Txn" and not asked.puts):
+        if method == "Range" or (method == "Txn" and not (asked.puts or asked.drops)):
             process = self.leader.process
             process.call_at(self.loop.time() + READ_S, self._carry_out, *proposal)
             return

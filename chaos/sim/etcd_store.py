@@ -85,6 +85,7 @@ class Txn(Struct, frozen=True):
     puts: tuple[tuple[bytes, bytes, int], ...]
     reads: tuple[Range, ...]
     otherwise: tuple[Range, ...]
+    drops: tuple[bytes, ...] = ()
 
 
 class Lease(Struct):
@@ -179,6 +180,8 @@ class Store:
         if txn.puts:
             revision = self.revision + 1
             self._commit([self._put(*put, revision) for put in txn.puts])
+        if txn.drops:
+            self._drop(txn.drops)
         return self._done(True, txn.reads)
 
     def delete(self, key: bytes, end: bytes = b"") -> int:
@@ -263,15 +266,17 @@ def _group(keys: Keys, revision: int, events: tuple[Event, ...]) -> RevisionGrou
 def txn_of(request: Any) -> Txn:
     """A `TxnRequest`, read once: its sender may fill it anew for the next append."""
     compares = tuple((c.key, c.create_revision, c.result == 1) for c in request.compare)
-    puts, reads = [], []
+    puts, reads, drops = [], [], []
     for op in request.success:
         if op.HasField("request_put"):
             put = op.request_put
             puts.append((put.key, put.value, put.lease))
+        elif op.HasField("request_delete_range"):
+            drops.append(op.request_delete_range.key)
         else:
             reads.append(range_of(op.request_range))
     otherwise = tuple(range_of(op.request_range) for op in request.failure)
-    return Txn(compares, tuple(puts), tuple(reads), otherwise)
+    return Txn(compares, tuple(puts), tuple(reads), otherwise, tuple(drops))
 
 
 def range_of(request: Any) -> Range:

@@ -62,14 +62,16 @@ class Faults:
             else:
                 self._await(planned)
 
-    def no_more(self) -> None:
-        """There is no traffic any more: what found nothing to strike will not strike."""
-        self._traffic = False
+    @property
+    def striking(self) -> bool:
+        """Whether some fault has yet to strike."""
+        return self.open > len(self._lasting)
 
-    def mend(self) -> None:
-        """Undo what still lasts."""
-        for name in list(self._lasting):
-            self._pass(name)
+    def no_more(self) -> None:
+        """There is no traffic any more: what waits for an event, or found nothing to strike,
+        will not strike."""
+        self._traffic = False
+        self.open -= self._watch.give_up()
 
     # --- when ----------------------------------------------------------------------------------
 
@@ -84,7 +86,10 @@ class Faults:
                 wait_s = planned.fraction * self._watch.length_s(planned.phase)
             self._later(wait_s, self._in_phase, planned, what)
 
-        self._watch.due(planned, seen)
+        if self._traffic:
+            self._watch.due(planned, seen)
+        else:
+            self.open -= 1
 
     def _in_phase(self, planned: Planned, seen: Seen) -> None:
         if planned.phase and not self._watch.is_in(planned.phase, seen.event):

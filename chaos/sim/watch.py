@@ -59,12 +59,16 @@ class Watch:
         self._read = 0
         self._waiting: list[_Waiting] = []
         self._phases = {name: _Phase(*ends) for name, ends in PHASES.items()}
-        # Nobody who has no faults to strike asks who leads.
         etcd.observers.append(self._changed)
 
     def due(self, planned: Planned, strike: Callable[[Seen], None]) -> None:
         """Call `strike` when the event that `planned` waits for was seen `nth` times."""
         self._waiting.append(_Waiting(planned, strike))
+
+    def give_up(self) -> int:
+        """What is waited for never comes; how many faults waited."""
+        waiting, self._waiting = self._waiting, []
+        return len(waiting)
 
     def length_s(self, phase: str) -> float:
         """How long such a phase takes, by those seen so far."""

@@ -1,0 +1,272 @@
+"""A whole fleet in virtual time: `run(scenario, seed)` gives what a run leaves.
+
+    python -m chaos.sim.fleet NAME --seed N      what came of it, in a few lines
+
+It comes up, traffic and faults begin together, and when every client has its answer and every
+fault has passed it is left alone until it has come to rest. Everything is a function of the
+scenario and the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from chaos.outcome import Outcome
+from chaos.scenario import reading
+from chaos.scenario.language import Scenario
+from chaos.scenario.schedule import Schedule, expand
+from chaos.sim import cost, hosts
+from chaos.sim.clients import Clients, fault_free
+from chaos.sim.etcd import SimEtcd
+from chaos.sim.faults import Faults
+from chaos.sim.loop import EPOCH_S, Late, Stuck, VirtualLoop
+from chaos.sim.network import Wires
+from chaos.sim.plane import SimReplica
+from chaos.sim.speed import Speculative
+from chaos.sim.transport import standing_in
+from chaos.sim.watch import Watch
+from chaos.sim.worker import Host, WorkerSettings
+from controlplane.replica import ReplicaConfig
+from policies.state import Fleet
+
+UP_S = 600.0
+"""The fleet comes up within this time, or the run failed."""
+REST_S = 120.0
+"""It comes to rest within this time after the last answer and fault."""
+LOOK_S = 0.5
+PLANE_DOWN_S = 1.0
+"""A killed replica is started again so soon."""
+SETTLED_S = 3.0
+"""At rest for so long is at rest."""
+
+
+class Settings(Struct, frozen=True):
+    """What a scenario does not say. `replica`: settings of `ReplicaConfig`. `speculative`: (acceptance, drafts) of draft-assisted
+    decoding; None: off."""
+
+    workers: WorkerSettings = WorkerSettings()
+    speculative: tuple[float, int] | None = None
+    replica: dict[str, Any] = {}
+
+
+class SimFleet:
+    """One run's fleet."""
+
+    def __init__(
+        self, loop: VirtualLoop, scenario: Scenario, schedule: Schedule, settings: Settings
+    ) -> None:
+        fleet = scenario.fleet
+        self.loop = loop
+        self.schedule = schedule
+        self.wires = Wires(loop)
+        self.etcd = SimEtcd(loop, self.wires, schedule.etcd)
+        self.planes = {
+            name: SimReplica(
+                loop, self.wires, self.etcd, ReplicaConfig(name, name, 8000, **settings.replica),
+                fleet.model, takeover_s=2.0 * settings.workers.lease_ttl_s,
+            )
+            for name in schedule.control_planes
+        }  # fmt: skip
+        steps = cost.load(f"{fleet.model}_{fleet.hardware}")
+        if settings.speculative is not None:
+            steps = Speculative(steps, *settings.speculative)
+        spec = hosts.spec(fleet.model, fleet.hardware)
+        holders: dict[str, Host] = {}
+        self.hosts = {
+            name: Host(
+                loop, name, domain, fleet.model, spec, steps, self.wires, self.etcd,
+                settings.workers, fleet.checkpoint_mb << 20, holders,
+            )
+            for name, domain in schedule.workers.items()
+        }  # fmt: skip
+        self._answered = asyncio.Event()
+        doors = [plane.address for plane in self.planes.values()]
+        self.clients = Clients(loop, self.wires, schedule, doors, self._answered.set)
+        self.faults = Faults(self, Watch(loop, self.etcd))
+        self.began_ns = 0
+        self.drained = False
+
+    async def main(self) -> None:
+        """The whole run. Raises Late."""
+        for plane in self.planes.values():
+            plane.start()
+        for host in self.hosts.values():
+            host.start()
+        if not await self._until(self._up, UP_S):
+            raise Late(f"the fleet was not up after {UP_S:g} s")
+        self.began_ns = self.loop.now_ns
+        self.clients.start()
+        self.faults.start()
+        await self._answered.wait()
+        while self.faults.striking and self.loop.now_ns < self._last_strike_ns:
+            await asyncio.sleep(LOOK_S)
+        self.faults.no_more()
+        while self.faults.open:
+            await asyncio.sleep(LOOK_S)
+        self.drained = await self._until(self._rested, REST_S)
+
+    @property
+    def _last_strike_ns(self) -> int:
+        timed = [f.at_ns for f in self.schedule.faults if f.at_ns is not None]
+        return self.began_ns + max(timed, default=0) + 1_000_000_000
+
+    async def _until(self, found: Callable[[], bool], limit_s: float) -> bool:
+        deadline, since = self.loop.time() + limit_s, None
+        while self.loop.time() < deadline:
+            if not found():
+                since = None
+            elif since is None:
+                since = self.loop.time()
+            elif self.loop.time() - since >= SETTLED_S:
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
+
+    def _folds(self) -> list[Fleet]:
+        serving = [plane.replica for plane in self.planes.values() if not plane.process.stopped]
+        return [replica.fleet for replica in serving if replica is not None]
+
+    def _up(self) -> bool:
+        folds = self._folds()
+        return len(folds) == len(self.planes) and all(
+            len(fold.workers) == len(self.hosts)
+            and all(worker.engine == "ready" for worker in fold.workers.values())
+            and (not self._checkpoints or len(fold.holders) == len(self.hosts))
+            for fold in folds
+        )
+
+    @property
+    def _checkpoints(self) -> bool:
+        return any(host.budget_bytes for host in self.hosts.values())
+
+    def _rested(self) -> bool:
+        """Whether nothing is left of any request, anywhere."""
+        folds = self._folds()
+        return bool(folds) and all(map(at_rest, folds))
+
+    # --- what faults ask for -------------------------------------------------------------------
+
+    def kill_plane(self, name: str) -> bool:
+        """kill -9 of a replica, which is started again; False when it does not run."""
+        plane = self.planes[name]
+        if plane.replica is None:
+            return False
+        self.clients.flush_everything(plane.address)
+        plane.kill()
+        self.loop.call_later(PLANE_DOWN_S, plane.start)
+        return True
+
+    def stop_plane(self, name: str) -> bool:
+        """SIGSTOP to a replica; False when it does not run."""
+        plane = self.planes[name]
+        if plane.replica is None or plane.process.stopped:
+            return False
+        self.clients.flush_everything(plane.address)
+        plane.stop()
+        return True
+
+    def go_on_plane(self, name: str) -> None:
+        """SIGCONT."""
+        self.planes[name].go_on()
+
+    def holder_of(self, host: Host) -> Host | None:
+        """Who holds most of what the host's engine runs."""
+        if host.engine is None:
+            return None
+        counts: dict[str, int] = {}
+        for track in host.engine.tracks.values():
+            for endpoint, flow in (track.pump.flows if track.pump is not None else {}).items():
+                counts[endpoint] = counts.get(endpoint, 0) + flow.had + 1
+        found = max(sorted(counts), key=lambda name: counts[name], default="")
+        return host.holders.get(found)
+
+
+def at_rest(fold: Fleet) -> bool:
+    """Whether I12 holds of a fold: no request, block or checkpoint is left."""
+    if fold.requests or fold.placed or fold.open_commands:
+        return False
+    for worker in fold.workers.values():
+        if worker.attempts or worker.prefill_left:
+            return False
+        if worker.engine != "ready" or worker.waiting or worker.kv_used:
+            return False
+    return not any(holder.covered or holder.held_bytes for holder in fold.holders.values())
+
+
+def run(
+    scenario: Scenario,
+    seed: int,
+    *,
+    settings: Settings | None = None,
+    schedule: Schedule | None = None,
+    until_s: float = 3600.0,
+) -> Outcome:
+    """A run of `scenario`, by `schedule` if one is given instead of what `seed` expands to.
+
+    `until_s` bounds its virtual time. What went wrong with the run itself is told in the
+    outcome's `error`.
+    """
+    schedule = expand(scenario, seed) if schedule is None else schedule
+    loop = VirtualLoop(seed)
+    error, fleet = "", None
+    collecting = gc.isenabled()
+    gc.disable()  # millions of small objects live as long as the run
+    try:
+        fleet = SimFleet(loop, scenario, schedule, settings or Settings())
+        with standing_in(fleet.wires):
+            loop.run(fleet.main(), until_s)
+    except (Stuck, Late) as broken:
+        error = str(broken)
+    finally:
+        if collecting:
+            gc.enable()
+        if fleet is not None:
+            outcome = _outcome(fleet, scenario, error)
+            fleet.etcd.close()
+        loop.close()
+    return outcome
+
+
+def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
+    return Outcome(
+        "sim", scenario, fleet.schedule, fleet.etcd.groups(),
+        fleet.clients.histories(fleet.began_ns), tuple(fleet.faults.fired),
+        EPOCH_S * 1000 + fleet.began_ns // 1_000_000, fleet.loop.now_ns - fleet.began_ns,
+        fleet.drained, error, reference=tuple(fault_free(fleet.schedule.requests)),
+    )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a scenario and tell what came of it."""
+    from chaos.validators import check_all
+
+    parser = argparse.ArgumentParser(prog="python -m chaos.sim.fleet", description=__doc__)
+    parser.add_argument("scenario", help="a name of the library, or a YAML file")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(argv)
+    began = time.perf_counter()
+    outcome = run(reading.load(reading.find(given.scenario)), given.seed)
+    took = time.perf_counter() - began
+    ends: dict[str, int] = {}
+    for history in outcome.histories:
+        ends[history.record.outcome] = ends.get(history.record.outcome, 0) + 1
+    print(f"{outcome.ended_ns / 1e9:.1f} s in {took:.2f} s, {len(outcome.groups)} transactions")
+    print(f"clients: {ends}; drained: {outcome.drained}; {outcome.error or 'no error'}")
+    for fired in outcome.fired:
+        print(f"  {fired.what} {fired.target} at {fired.at_ns / 1e9:.3f} s")
+    found = check_all(outcome.groups, [h.record for h in outcome.histories] + [*outcome.reference])
+    for violation in found[:30]:
+        print(f"  {violation}")
+    return 1 if found or outcome.error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

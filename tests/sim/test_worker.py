@@ -1,0 +1,295 @@
+"""A worker's host in virtual time: the real agent's code on a simulated machine."""
+
+import asyncio
+
+import pytest
+
+from chaos.sim import cost, hosts
+from chaos.sim.clients import tokens_of
+from chaos.sim.etcd import SimEtcd
+from chaos.sim.loop import VirtualLoop
+from chaos.sim.network import Rule, Wires
+from chaos.sim.ports import Dispatch
+from chaos.sim.worker import Host, WorkerSettings
+from events import vocabulary as v
+from events.codec import decode_all
+
+
+class Heard:
+    """The gateway's end of an attempt: what it hears, in order."""
+
+    def __init__(self):
+        self.stretches, self.ends = [], []
+
+    def tokens(self, stretch):
+        self.stretches.append(stretch)
+
+    def end(self, finish):
+        self.ends.append(finish)
+
+    def moved(self):
+        self.ends.append("moved")
+
+    def lost(self, kind, detail):
+        self.ends.append(kind)
+
+    @property
+    def count(self):
+        return sum(s.count for s in self.stretches)
+
+
+class Bench:
+    """A few hosts with etcd, without a control plane."""
+
+    def __init__(self, workers=1, checkpoint_mb=0, seed=1):
+        self.loop = VirtualLoop(seed)
+        self.wires = Wires(self.loop)
+        self.etcd = SimEtcd(self.loop, self.wires)
+        self.holders = {}
+        self.hosts = [
+            Host(
+                self.loop,
+                f"w{n}",
+                f"d{n}",
+                "tiny",
+                hosts.spec("tiny", "cpu"),
+                cost.load("tiny_cpu"),
+                self.wires,
+                self.etcd,
+                WorkerSettings(),
+                checkpoint_mb << 20,
+                self.holders,
+            )
+            for n in range(workers)
+        ]
+
+    def run(self, work, until_s=500):
+        async def main():
+            for host in self.hosts:
+                host.start()
+            await asyncio.sleep(4)
+            return await work
+
+        try:
+            return self.loop.run(main(), until_s)
+        finally:
+            self.etcd.close()
+            self.loop.close()
+
+    def events(self, *kinds, stream="w.w0"):
+        return [
+            event
+            for group in self.etcd.groups()
+            for segment in group.segments
+            if segment.stream == stream
+            for event in decode_all(segment.records)
+            if type(event) in kinds
+        ]
+
+    def changes(self, kind, stream="w.w0"):
+        steps = self.events(v.EngineStep, stream=stream)
+        return [c for step in steps for c in step.changes if type(c) is kind]
+
+    def dispatch(self, worker=0, request="q1", attempt=1, output=400, delivered=0, **more):
+        engine, heard = self.hosts[worker].engine, Heard()
+        what = Dispatch(
+            request,
+            attempt,
+            engine.incarnation,
+            "continue" if delivered else "new",
+            request,
+            100,
+            output,
+            delivered,
+            b"",
+            **more,
+        )
+        engine.process.context.run(engine.dispatch, what, heard)
+        return heard
+
+
+def test_a_request_is_told_of_in_the_log_and_its_tokens_come_in_order():
+    bench = Bench()
+
+    async def work():
+        heard = bench.dispatch(output=50)
+        await asyncio.sleep(2)
+        return heard
+
+    heard = bench.run(work())
+    assert heard.ends == ["length"] and heard.count == 50
+    assert [s.start for s in heard.stretches] == [0, 1]
+    kinds = (v.RequestQueued, v.RequestAdmitted, v.PrefillChunkDone, v.FirstToken, v.EngineFinished)
+    assert [len(bench.changes(kind)) for kind in kinds] == [1] * 5
+    assert bench.changes(v.EngineFinished)[0].output_tokens == 50
+    assert bench.events(v.EngineStep)[-1].kv_used == 0
+
+
+def test_what_an_engine_sent_before_it_was_killed_arrives_and_the_next_has_another_number():
+    bench = Bench()
+
+    async def work():
+        heard = bench.dispatch()
+        await asyncio.sleep(1)
+        bench.hosts[0].engine.kill()
+        await asyncio.sleep(5)
+        return heard
+
+    heard = bench.run(work())
+    assert 100 < heard.count < 400
+    assert all(s.last_ns <= 5_000_000_000 + 10_000_000 for s in heard.stretches)
+    assert [e.incarnation for e in bench.events(v.EngineDied)] == [1]
+    assert [e.incarnation for e in bench.events(v.EngineReady)] == [1, 2]
+
+
+def test_the_engine_of_a_killed_agent_ends_and_a_successor_goes_on_with_the_stream():
+    bench = Bench()
+
+    async def work():
+        engine = bench.hosts[0].engine
+        bench.hosts[0].end(bench.hosts[0].agent.process)
+        await asyncio.sleep(1)
+        gone = not engine.process.alive
+        await asyncio.sleep(5)
+        return gone
+
+    assert bench.run(work())
+    assert len(bench.events(v.WorkerRegistered)) == 2
+    assert [e.incarnation for e in bench.events(v.EngineDied)] == [1]
+    assert [e.incarnation for e in bench.events(v.EngineStarted)] == [1, 2]
+
+
+def test_a_stopped_engine_makes_no_token_and_goes_on_where_it_stood():
+    bench = Bench()
+
+    async def work():
+        heard, engine = bench.dispatch(), bench.hosts[0].engine
+        await asyncio.sleep(1)
+        engine.stop()
+        at_stop = heard.count
+        await asyncio.sleep(20)
+        still = heard.count
+        engine.go_on()
+        await asyncio.sleep(5)
+        return heard, at_stop, still
+
+    heard, at_stop, still = bench.run(work())
+    assert 0 < at_stop == still < 400
+    assert heard.ends == ["length"] and heard.count == 400
+    later = [s for s in heard.stretches if s.start >= at_stop]
+    assert min(s.first_ns for s in later) >= 25_000_000_000
+
+
+def test_starts_that_fail_are_told_and_tried_again():
+    bench = Bench()
+
+    async def work():
+        bench.hosts[0].failing_starts = 2
+        bench.hosts[0].engine.kill()
+        await asyncio.sleep(10)
+
+    bench.run(work())
+    assert [e.incarnation for e in bench.events(v.EngineDied)] == [1, 2, 3]
+    assert bench.events(v.EngineReady)[-1].incarnation == 4
+
+
+def test_an_effect_is_applied_once_though_the_agent_dies_after_it():
+    bench = Bench()
+
+    async def work():
+        leader = bench.loop.process("r0")
+        host = bench.hosts[0]
+
+        async def decide():
+            async with bench.etcd.writer("fleet", leader) as writer:
+                effect = v.Effect("restart", "w0")
+                writer.append(v.EffectsDecided("d1", v.Basis(0, 0), "admin", (effect,)))
+                await asyncio.sleep(1000)
+
+        leader.spawn(decide())
+        await asyncio.sleep(3)
+        host.end(host.agent.process)
+        await asyncio.sleep(5)
+
+    bench.run(work())
+    assert [e.outcome for e in bench.events(v.EffectApplied)] == ["applied"]
+    assert bench.events(v.EngineDied)[0].reason == "replaced"
+
+
+def _restored(bench, corrupt=False):
+    async def work():
+        bench.dispatch(output=1500, checkpoint=("tcp://w1:6000",))
+        await asyncio.sleep(2)
+        if corrupt:
+            daemon = bench.hosts[1].daemon
+            content = daemon.store.run("q1", 0, 0, 5, 1)[0]
+            daemon.arena.view(content.offset, 16)[0] ^= 1
+        bench.hosts[0].engine.kill()
+        heard = bench.dispatch(2, attempt=2, output=1500, delivered=300, restore=("tcp://w1:6000",))
+        await asyncio.sleep(15)
+        return heard
+
+    return bench.run(work())
+
+
+def test_blocks_come_back_from_their_holder_and_the_rest_is_computed():
+    bench = Bench(3, checkpoint_mb=4)
+    heard = _restored(bench)
+    assert heard.ends == ["length"] and heard.count == 1200
+    (done,) = bench.events(v.RestoreDone, stream="w.w2")
+    assert done.tokens == 384 and done.bytes == 12 * hosts.spec("tiny", "cpu").block_bytes
+    (admitted,) = bench.changes(v.RequestAdmitted, stream="w.w2")
+    assert admitted.cached_tokens == 384
+    dropped = bench.events(v.CheckpointDropped, v.StateDaemonReported, stream="w.w1")
+    assert dropped
+
+
+def test_a_damaged_block_ends_a_restore_and_what_is_behind_it_is_computed():
+    bench = Bench(3, checkpoint_mb=4)
+    heard = _restored(bench, corrupt=True)
+    assert heard.ends == ["length"]
+    (failed,) = bench.events(v.RestoreFailed, stream="w.w2")
+    assert (failed.reason, failed.tokens) == ("corrupt", 160)
+    assert bench.changes(v.PrefillChunkDone, stream="w.w2")[0].tokens == 400 - 160
+
+
+@pytest.mark.parametrize("rule", ["loss", "duplicate", "reorder"])
+def test_a_link_that_loses_repeats_or_reorders_costs_time_only(rule):
+    bench = Bench(2, checkpoint_mb=4)
+
+    async def work():
+        bench.wires.shape(Rule("w0", "w1", "holder", True, **{rule: 0.3}))
+        bench.dispatch(output=1000, checkpoint=("tcp://w1:6000",))
+        await asyncio.sleep(4)
+        return bench.hosts[1].daemon.store.position("q1")[0][0].blocks
+
+    assert bench.run(work()) > 15
+    acknowledged = [e.blocks for e in bench.events(v.CheckpointAcknowledged, stream="w.w1")]
+    assert acknowledged == sorted(acknowledged)
+
+
+def test_a_budget_that_shrinks_is_kept_to():
+    bench = Bench(2, checkpoint_mb=1)
+
+    async def work():
+        for n in range(4):
+            bench.dispatch(request=f"q{n}", output=1000, checkpoint=("tcp://w1:6000",))
+        await asyncio.sleep(3)
+        daemon = bench.hosts[1].daemon
+        before = daemon.arena.used
+        bench.hosts[1].shrink(0.25)
+        after = daemon.arena.used
+        await asyncio.sleep(3)
+        return before, after, daemon.arena.used
+
+    before, after, later = bench.run(work())
+    assert before > 1 << 19
+    assert max(after, later) <= 1 << 18
+    assert bench.events(v.CheckpointEvicted, v.CheckpointDropped, stream="w.w1")
+
+
+def test_tokens_are_a_function_of_what_was_asked_and_the_index():
+    whole = tokens_of("q1", 0, 700)
+    assert tokens_of("q1", 300, 400) == whole[300:]
+    assert tokens_of("q2", 0, 700) != whole
+    assert len(whole) == 700 and whole[1:300] != whole[:299]
