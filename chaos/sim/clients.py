@@ -167,7 +167,10 @@ class Clients:
 
     def _send(self, request: Request) -> None:
         call = self.calls[request.name] = Call(self, request)
-        call.gateway = self._doors[self._sent % len(self._doors)]
+        # Whoever finds nobody listening goes to the next address.
+        turns = (self._doors[(self._sent + n) % len(self._doors)] for n in range(len(self._doors)))
+        usual = self._doors[self._sent % len(self._doors)]
+        call.gateway = next((door for door in turns if self.net.answers(door)), usual)
         self._sent += 1
         call.sent_ns = self.loop.now_ns
         ask = Ask(

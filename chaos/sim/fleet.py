@@ -49,8 +49,8 @@ SETTLED_S = 3.0
 
 
 class Settings(Struct, frozen=True):
-    """What a scenario does not say. `replica`: settings of `ReplicaConfig`. `speculative`: (acceptance, drafts) of draft-assisted
-    decoding; None: off."""
+    """What a scenario does not say. `replica`: settings of `ReplicaConfig`. `speculative`:
+    (acceptance, drafts) of draft-assisted decoding; None: off."""
 
     workers: WorkerSettings = WorkerSettings()
     speculative: tuple[float, int] | None = None
@@ -61,12 +61,17 @@ class SimFleet:
     """One run's fleet."""
 
     def __init__(
-        self, loop: VirtualLoop, scenario: Scenario, schedule: Schedule, settings: Settings
+        self,
+        loop: VirtualLoop,
+        wires: Wires,
+        scenario: Scenario,
+        schedule: Schedule,
+        settings: Settings,
     ) -> None:
         fleet = scenario.fleet
         self.loop = loop
         self.schedule = schedule
-        self.wires = Wires(loop)
+        self.wires = wires
         self.etcd = SimEtcd(loop, self.wires, schedule.etcd)
         self.planes = {
             name: SimReplica(
@@ -90,7 +95,11 @@ class SimFleet:
         self._answered = asyncio.Event()
         doors = [plane.address for plane in self.planes.values()]
         self.clients = Clients(loop, self.wires, schedule, doors, self._answered.set)
-        self.faults = Faults(self, Watch(loop, self.etcd))
+        watch = Watch(loop, self.etcd)
+        self.faults = Faults(self, watch)
+        if any(planned.event is not None for planned in schedule.faults):
+            for host in self.hosts.values():
+                host.seen, host.met = watch.told, watch.met
         self.began_ns = 0
         self.drained = False
 
@@ -216,22 +225,24 @@ def run(
     """
     schedule = expand(scenario, seed) if schedule is None else schedule
     loop = VirtualLoop(seed)
-    error, fleet = "", None
+    wires = Wires(loop)
+    error = ""
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects live as long as the run
     try:
-        fleet = SimFleet(loop, scenario, schedule, settings or Settings())
-        with standing_in(fleet.wires):
-            loop.run(fleet.main(), until_s)
-    except (Stuck, Late) as broken:
-        error = str(broken)
+        with standing_in(wires):
+            fleet = SimFleet(loop, wires, scenario, schedule, settings or Settings())
+            try:
+                loop.run(fleet.main(), until_s)
+            except (Stuck, Late) as broken:
+                error = str(broken)
+            finally:
+                outcome = _outcome(fleet, scenario, error)
+                fleet.etcd.close()
+                loop.close()
     finally:
         if collecting:
             gc.enable()
-        if fleet is not None:
-            outcome = _outcome(fleet, scenario, error)
-            fleet.etcd.close()
-        loop.close()
     return outcome
 
 

@@ -110,6 +110,10 @@ class Wires:
         for end in served.ends if served is not None else ():
             self.loop.call_later(CLOSED_S, end.shut, "reset", "connection reset by peer")
 
+    def answers(self, address: str) -> bool:
+        """Whether somebody listens there."""
+        return address in self.served
+
     def door(self, address: str) -> Door:
         """A gateway's door as clients see it: what is called on it travels."""
         return ClientDoor(self, address)

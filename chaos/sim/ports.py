@@ -164,6 +164,10 @@ class Net(Protocol):
         are reset."""
         ...
 
+    def answers(self, address: str) -> bool:
+        """Whether somebody listens there."""
+        ...
+
     def door(self, address: str) -> Door:
         """A gateway's door as clients see it: what is called on it travels. One that is not
         there cuts the caller."""

@@ -1,4 +1,5 @@
-"""Follows the log of a run as it is agreed on: when a fault is due, and whom an event tells of.
+"""Follows what is written in a run: when a fault is due, and whom an event tells of. What engines
+tell is seen when they tell it, the rest when it is in the log.
 
 What is due in the middle of a phase is timed by how long such phases took so far. A phase that
 is over by then is not struck: the next one is waited for. Nothing is read while no fault waits
@@ -20,11 +21,12 @@ from events import vocabulary as v
 from events.codec import decode_all
 
 PHASE_S = {
-    "prefill": 0.02, "decode": 0.5, "restore": 0.005, "recovery": 0.05, "checkpoint": 0.2,
+    "prefill": 0.02, "decode": 0.5, "restore": 0.0005, "recovery": 0.05, "checkpoint": 0.2,
     "engine-start": 0.8, "effect": 0.005,
 }  # fmt: skip
 """How long a phase is taken to be before one was seen, in seconds."""
 REMEMBERED = 50
+OF_ENGINES = (v.EngineStep, v.RestoreStarted, v.RestoreDone, v.RestoreFailed)
 
 
 class Seen(Struct, frozen=True):
@@ -48,7 +50,7 @@ class _Phase(Struct):
 
 
 class Watch:
-    """`leader` names the replica that leads, `requests` maps our ids to those of clients."""
+    """`leader` names the replica that leads, `requests` maps our ids to the schedule's names."""
 
     def __init__(self, loop: VirtualLoop, etcd: SimEtcd) -> None:
         self.leader = ""
@@ -79,6 +81,10 @@ class Watch:
         """Whether the phase that `event` began is not over."""
         return any(key in self._phases[phase].open for key in _keys(event))
 
+    def met(self, request: str, asked: str) -> None:
+        """An engine met an attempt of a client's request."""
+        self.requests[request] = asked
+
     # --- inside ------------------------------------------------------------------------------
 
     def _changed(self) -> None:
@@ -87,7 +93,13 @@ class Watch:
             for segment in group.segments:
                 if self._waiting or segment.stream == "fleet":
                     for event in decode_all(segment.records):
-                        self._take(segment.stream, event)
+                        if type(event) not in OF_ENGINES:
+                            self._take(segment.stream, event)
+
+    def told(self, worker: str, event: Any) -> None:
+        """An engine tells its agent."""
+        if self._waiting:
+            self._take(f"w.{worker}", event)
 
     def _take(self, stream: str, event: Any) -> None:
         kind = type(event)
@@ -96,8 +108,6 @@ class Watch:
                 self._one(stream, change)
         elif kind is v.LeaderElected:
             self.leader = event.replica
-        elif kind is v.RequestArrived:
-            self.requests[event.request] = event.client_id
         elif kind is v.RouteDecided:
             self.places[event.request] = event.worker
         self._one(stream, event)

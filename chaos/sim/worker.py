@@ -92,6 +92,10 @@ class Host:
         self.factor = 1.0
         """Steps take so many times as long."""
         self.off = False
+        self.seen: Callable[[str, Any], None] | None = None
+        """Called with each event an engine tells."""
+        self.met: Callable[[str, str], None] | None = None
+        """Called with each attempt's request, and what its client asked."""
         self._root = copy_context()
         self._restart_s = RESTART_S / 2
 

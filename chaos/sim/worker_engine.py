@@ -133,6 +133,8 @@ class EngineProcess:
             answer.lost("engine_error", "this attempt is here already")
             return
         self.step()
+        if self.host.met is not None:
+            self.host.met(what.request, what.asked)
         tokens = what.prompt_tokens + (what.delivered if what.mode == "continue" else 0)
         self._change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
         track = self.tracks[name] = Track(name, what, answer)
@@ -415,6 +417,8 @@ class EngineProcess:
 
     def tell(self, event: v.Event) -> None:
         """An event for the log, by way of the agent."""
+        if self.host.seen is not None:
+            self.host.seen(self.host.name, event)
         if self._lost and isinstance(event, v.EngineStep):
             event = structs.replace(event, lost=self._lost)
             if self._report(encode(event)):
