@@ -19,7 +19,7 @@ LATE_NS = 100_000_000
 """What travels so long was held up."""
 
 
-class _Sender:
+class TokenSender:
     """Tokens from `end` to whoever has the other end."""
 
     __slots__ = ("_end", "_to")
@@ -29,16 +29,17 @@ class _Sender:
         self._to = to
 
     def tokens(self, stretch: Stretch) -> None:
-        self._end.send(self._arrived, stretch, self._end.now_ns)
+        self._end.send(self.arrived, stretch, self._end.now_ns)
 
-    def _arrived(self, stretch: Stretch, sent_ns: int) -> None:
+    def arrived(self, stretch: Stretch, sent_ns: int) -> None:
+        """They are at the other end."""
         now_ns = self._end.now_ns
         if now_ns - sent_ns > LATE_NS:
             stretch = Stretch(stretch.start, stretch.count, now_ns, now_ns, stretch.wrong)
         self._to.tokens(stretch)
 
 
-class AnswerSender(_Sender):
+class AnswerSender(TokenSender):
     """An `Answer` as the engine has it; `end` is the engine's."""
 
     __slots__ = ()
@@ -54,7 +55,7 @@ class AnswerSender(_Sender):
         self._end.send(self._to.lost, kind, detail)
 
 
-class CallerSender(_Sender):
+class CallerSender(TokenSender):
     """A `Caller` as the gateway has it; `end` is the gateway's. The connection ends with it."""
 
     __slots__ = ("_forget",)

@@ -15,7 +15,6 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from msgspec import Struct
 
@@ -29,7 +28,7 @@ from chaos.sim.etcd import SimEtcd
 from chaos.sim.faults import Faults
 from chaos.sim.loop import EPOCH_S, Late, Stuck, VirtualLoop
 from chaos.sim.network import Wires
-from chaos.sim.plane import SimReplica
+from chaos.sim.plane import Plane
 from chaos.sim.speed import Speculative
 from chaos.sim.transport import standing_in
 from chaos.sim.watch import Watch
@@ -42,19 +41,17 @@ UP_S = 600.0
 REST_S = 120.0
 """It comes to rest within this time after the last answer and fault."""
 LOOK_S = 0.5
-PLANE_DOWN_S = 1.0
-"""A killed replica is started again so soon."""
 SETTLED_S = 3.0
 """At rest for so long is at rest."""
 
 
 class Settings(Struct, frozen=True):
-    """What a scenario does not say. `replica`: settings of `ReplicaConfig`. `speculative`:
-    (acceptance, drafts) of draft-assisted decoding; None: off."""
+    """What a scenario does not say. `replica`: settings of control plane replicas.
+    `speculative`: (acceptance, drafts) of draft-assisted decoding; None: off."""
 
     workers: WorkerSettings = WorkerSettings()
     speculative: tuple[float, int] | None = None
-    replica: dict[str, Any] = {}
+    replica: ReplicaConfig | None = None
 
 
 class SimFleet:
@@ -74,9 +71,9 @@ class SimFleet:
         self.wires = wires
         self.etcd = SimEtcd(loop, self.wires, schedule.etcd)
         self.planes = {
-            name: SimReplica(
-                loop, self.wires, self.etcd, ReplicaConfig(name, name, 8000, **settings.replica),
-                fleet.model, takeover_s=2.0 * settings.workers.lease_ttl_s,
+            name: Plane(
+                loop, wires, self.etcd, name, settings.replica,
+                takeover_s=2.0 * settings.workers.lease_ttl_s,
             )
             for name in schedule.control_planes
         }  # fmt: skip
@@ -140,8 +137,7 @@ class SimFleet:
         return False
 
     def _folds(self) -> list[Fleet]:
-        serving = [plane.replica for plane in self.planes.values() if not plane.process.stopped]
-        return [replica.fleet for replica in serving if replica is not None]
+        return [plane.fleet for plane in self.planes.values() if plane.running]
 
     def _up(self) -> bool:
         folds = self._folds()
@@ -164,19 +160,18 @@ class SimFleet:
     # --- what faults ask for -------------------------------------------------------------------
 
     def kill_plane(self, name: str) -> bool:
-        """kill -9 of a replica, which is started again; False when it does not run."""
+        """kill -9 of a replica; False when it does not run."""
         plane = self.planes[name]
-        if plane.replica is None:
+        if not plane.running:
             return False
         self.clients.flush_everything(plane.address)
         plane.kill()
-        self.loop.call_later(PLANE_DOWN_S, plane.start)
         return True
 
     def stop_plane(self, name: str) -> bool:
         """SIGSTOP to a replica; False when it does not run."""
         plane = self.planes[name]
-        if plane.replica is None or plane.process.stopped:
+        if not plane.running:
             return False
         self.clients.flush_everything(plane.address)
         plane.stop()

@@ -94,7 +94,7 @@ class Process:
         self.tasks = set()
         at_death, self.at_death = self.at_death, []
         for tell in at_death:
-            tell()
+            self._loop.root.copy().run(tell)  # whoever killed it may be dead by then
 
     def stop(self) -> None:
         """SIGSTOP: what becomes due lies until `go_on`."""
@@ -171,6 +171,8 @@ class VirtualLoop(BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.set_exception_handler(self._failed)
         self.set_task_factory(lambda loop, work, **how: _Task(work, loop=loop, **how))
+        self.root = copy_context()
+        """A context of no process."""
         self.failures: list[BaseException] = []
         """Exceptions nobody took; `run` raises the first."""
 

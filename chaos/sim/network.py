@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from chaos.sim.doors import ClientDoor
+from chaos.sim.doors import ClientDoor, TokenSender
 from chaos.sim.loop import Process, VirtualLoop
 from chaos.sim.ports import Door
 
@@ -286,8 +286,10 @@ class End:
             self._wires._forget(end)
 
     def look(self, work: Callable[..., object], *args: Any) -> None:
-        """Run `work` at the other end and take what it sends, all at once: how a stream whose
-        tokens are told late is brought up to date. Nothing where nothing would come."""
+        """Run `work` at the other end and take the tokens it sends, all at once: how a stream
+        whose tokens are told late is brought up to date. Nothing where nothing would come. What
+        else is on its way, as the end of it all, comes in its own time: whoever looks is about
+        to decide something."""
         wires, peer = self._wires, self.peer
         if self.closed or peer._waiting:
             return
@@ -296,6 +298,8 @@ class End:
         if peer.process.alive and not peer.closed:
             peer.process.context.run(work, *args)
         while self._coming and not self.closed:
+            if getattr(self._coming[0][0], "__func__", None) is not TokenSender.arrived:
+                break
             self._skip += 1
             next_work, next_args = self._coming.popleft()
             next_work(*next_args)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from chaos.sim.doors import AnswerSender
 from chaos.sim.loop import VirtualLoop
 from chaos.sim.network import Refused, Rule, Wires
 from chaos.sim.ports import Ask, Stretch
@@ -158,18 +159,25 @@ def test_datagrams_are_lost_repeated_and_overtaken(loop):
 
 def test_a_look_brings_a_stream_up_to_date_at_once_unless_it_is_cut(loop):
     wires, gateway, _, heard = connected(loop)
+    heard.tokens = lambda stretch: heard(stretch.start)
+    heard.end = heard
 
     async def main():
         end = await line(wires, gateway)
-        end.peer.send(heard, "on its way")
-        end.look(lambda: end.peer.send(heard, "told now"))
-        assert heard.what == ["on its way", "told now"]
+        engine = AnswerSender(end.peer, heard)
+        engine.tokens(Stretch(0, 1, 0, 0))
+        end.look(lambda: engine.tokens(Stretch(1, 1, 0, 0)))
+        assert heard.what == [0, 1]
+        end.look(lambda: engine.end("length"))
+        assert heard.what == [0, 1]  # that comes in its own time
+        await asyncio.sleep(1)
+        assert heard.what == [0, 1, "length"]
         wires.cut("w0")
-        end.look(lambda: end.peer.send(heard, "not heard"))
+        end.look(lambda: engine.tokens(Stretch(2, 1, 0, 0)))
         await asyncio.sleep(5)
 
     loop.run(main())
-    assert heard.what == ["on its way", "told now"]
+    assert heard.what == [0, 1, "length"]
 
 
 class Client:
