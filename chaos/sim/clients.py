@@ -31,19 +31,25 @@ def tokens_of(asked: str, start: int, count: int) -> list[int]:
     return found
 
 
-def fault_free(requests: Sequence[Request]) -> list[ClientRecord]:
-    """What clients of a fleet without faults would have: what answers are compared with."""
+def fault_free(names: Sequence[str], schedule: Schedule) -> list[History]:
+    """What clients of a fleet without faults would have of these requests: what answers are
+    compared with."""
+    wanted = set(names)
     return [
-        ClientRecord(
-            f"fault-free:{r.name}",
-            outcome="completed",
-            token_count=r.output_tokens,
-            finish="length",
-            tokens=tokens_of(r.name, 0, r.output_tokens),
-            asked=r.name,
-            undisturbed=True,
+        History(
+            r.name,
+            ClientRecord(
+                f"fault-free:{r.name}",
+                token_count=r.output_tokens,
+                finish="length",
+                tokens=tokens_of(r.name, 0, r.output_tokens),
+                asked=r.name,
+                undisturbed=True,
+            ),
+            0,
         )
-        for r in requests
+        for r in schedule.requests
+        if r.name in wanted
     ]
 
 

@@ -38,7 +38,7 @@ from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
 from events.etcd.reader import EtcdReader
 from events.etcd.writer import EtcdWriter
-from events.log import RevisionGroup
+from events.log import Landed, RevisionGroup
 
 FSYNC_S = 0.0005
 PEER_S = 0.0002
@@ -92,6 +92,8 @@ class SimEtcd:
         self.no_space = False
         """Puts and lease grants are refused, as under the alarm NOSPACE."""
         self.elections = 0
+        self.landed: list[Landed] = []
+        """What writers were told is durable (I13)."""
         self.observers: list[Callable[[], None]] = []
         """Called when something was agreed on."""
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -135,6 +137,7 @@ class SimEtcd:
     ) -> EtcdWriter:
         """The real writer. What its process spooled stays when it is killed."""
         writer = self.log(process).writer(stream, wait_s=wait_s, gather_s=gather_s)
+        writer.on_landed(self.landed.append)
 
         def dead() -> None:
             spool = writer._backlog._spool

@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from chaos.outcome import Outcome
@@ -242,12 +244,31 @@ def run(
 
 
 def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
+    lived = fleet.clients.histories(fleet.began_ns)
     return Outcome(
-        "sim", scenario, fleet.schedule, fleet.etcd.groups(),
-        fleet.clients.histories(fleet.began_ns), tuple(fleet.faults.fired),
-        EPOCH_S * 1000 + fleet.began_ns // 1_000_000, fleet.loop.now_ns - fleet.began_ns,
-        fleet.drained, error, reference=tuple(fault_free(fleet.schedule.requests)),
-    )  # fmt: skip
+        kind="sim",
+        scenario=scenario,
+        schedule=fleet.schedule,
+        groups=fleet.etcd.groups(),
+        histories=(*lived, *fault_free([history.request for history in lived], fleet.schedule)),
+        fired=tuple(fleet.faults.fired),
+        began_ms=EPOCH_S * 1000 + fleet.began_ns // 1_000_000,
+        ended_ns=fleet.loop.now_ns - fleet.began_ns,
+        drained=fleet.drained,
+        error=error,
+        landed=tuple(fleet.etcd.landed),
+    )
+
+
+def digest(outcome: Outcome) -> str:
+    """SHA-256 of the log and of what clients and faults saw, 16 hex digits."""
+    seen = hashlib.sha256()
+    for group in outcome.groups:
+        seen.update(repr((group.revision, group.owners)).encode())
+        for segment in group.segments:
+            seen.update(segment.hash)
+    seen.update(msgspec.json.encode((outcome.histories, outcome.fired)))
+    return seen.hexdigest()[:16]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -263,12 +284,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     took = time.perf_counter() - began
     ends: dict[str, int] = {}
     for history in outcome.histories:
+        if history.record.undisturbed:
+            continue
         ends[history.record.outcome] = ends.get(history.record.outcome, 0) + 1
     print(f"{outcome.ended_ns / 1e9:.1f} s in {took:.2f} s, {len(outcome.groups)} transactions")
+    print(f"digest {digest(outcome)}")
     print(f"clients: {ends}; drained: {outcome.drained}; {outcome.error or 'no error'}")
     for fired in outcome.fired:
         print(f"  {fired.what} {fired.target} at {fired.at_ns / 1e9:.3f} s")
-    found = check_all(outcome.groups, [h.record for h in outcome.histories] + [*outcome.reference])
+    found = check_all(outcome.groups, [history.record for history in outcome.histories])
     for violation in found[:30]:
         print(f"  {violation}")
     return 1 if found or outcome.error else 0

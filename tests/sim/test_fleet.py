@@ -1,0 +1,62 @@
+"""Whole fleets in virtual time: the named scenarios, and that a seed is all there is to a run."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from chaos.scenario import reading
+from chaos.sim.fleet import digest, run
+from chaos.validators import check_all
+
+SCENARIOS = (
+    "calm",
+    "engine-killed-in-decode",
+    "engine-killed-in-restore",
+    "agent-killed",
+    "domain-lost",
+    "primary-and-holder-killed",
+    "blocks-corrupt",
+    "etcd-leader-killed",
+    "worker-cut-from-gateway",
+)
+
+
+def outcome_of(name, seed):
+    return run(reading.load(reading.find(name)), seed)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_named_scenario_keeps_every_promise(name):
+    outcome = outcome_of(name, 5)
+    records = [history.record for history in outcome.histories]
+    assert not outcome.error and outcome.drained
+    assert check_all(outcome.groups, records) == []
+    real = [record for record in records if not record.undisturbed]
+    assert len(real) == len(outcome.schedule.requests)
+    assert {record.outcome for record in real} == {"completed"}
+    assert len(outcome.fired) == len(outcome.scenario.faults)
+
+
+def test_a_token_too_few_is_found():
+    outcome = outcome_of("engine-killed-in-decode", 11)
+    records = [history.record for history in outcome.histories]
+    records[5].tokens.pop(3)
+    assert {found.promise for found in check_all(outcome.groups, records)} >= {"I2"}
+
+
+def test_a_run_is_a_function_of_its_seed_whatever_hashes_are():
+    here = digest(outcome_of("engine-killed-in-restore", 5))
+    command = [sys.executable, "-m", "chaos.sim.fleet", "engine-killed-in-restore", "--seed", "5"]
+    for hashes in ("1", "2"):
+        said = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": hashes},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert f"digest {here}" in said.stdout
+    assert digest(outcome_of("engine-killed-in-restore", 6)) != here
