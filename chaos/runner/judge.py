@@ -18,7 +18,7 @@ from chaos.outcome import Kind, Outcome
 from chaos.runner.figures import figures_of, real
 from chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from chaos.scenario.schedule import Planned
-from chaos.validators import CHECKS, i13_durable, i16_admin_logged, untracked
+from chaos.validators import CHECKS, i10_recovery_bound, i13_durable, i16_admin_logged, untracked
 from chaos.validators.records import THE_RUN, ClientRecord, Log, Violation
 
 Result = Literal["passed", "failed", "inconclusive"]
@@ -133,12 +133,24 @@ def not_yet() -> list[str]:
 def _violations(run: Outcome, log: Log, judged: list[str]) -> Iterator[Violation]:
     clients: list[ClientRecord] = [history.record for history in run.histories]
     for name in judged:
-        if name == "I13":
+        if name == "I10":
+            yield from i10_recovery_bound.check(log, clients, stopped=_stopped(run))
+        elif name == "I13":
             yield from i13_durable.check(log, clients, run.landed)
         elif name == "I16":
             yield from i16_admin_logged.check(log, clients, run.commands)
         else:
             yield from CHECKS[name](log, clients)
+
+
+def _stopped(run: Outcome) -> list[tuple[str, int]]:
+    """Streams of replicas that a fault had stand still, and for how long, ms."""
+    return [
+        (f"r.{name}", ((fired.until_ns or run.ended_ns) - fired.at_ns) // 1_000_000)
+        for fired in run.fired
+        if fired.what == "leader-stop"
+        for name in fired.target.split(",")
+    ]
 
 
 def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Expectation]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from chaos.validators.records import ClientRecord, Violation, courses, events_of
+from chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
 from events import vocabulary as v
 from events.log import RevisionGroup
 
@@ -40,23 +40,40 @@ def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     bound_ms: int = BOUND_MS,
+    stopped: Sequence[tuple[str, int]] = (),
 ) -> list[Violation]:
-    """Recoveries that took too long or never ended."""
+    """Recoveries that took too long or never ended. `stopped`: streams of replicas that stood
+    still, and for how many ms: so much longer may take what they serve."""
     out = []
+    patience = _patience(groups, clients, dict(stopped)) if stopped else {}
     for one in recoveries(groups):
+        bound = bound_ms + patience.get(one.request, 0)
         if one.back_ms < 0:
             text = f"attempt {one.attempt} was cut, and nothing followed"
             out.append(Violation(PROMISE, one.request, text))
-        elif one.back_ms - one.begun_ms > bound_ms:
+        elif one.back_ms - one.begun_ms > bound:
             took = one.back_ms - one.begun_ms
-            text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound_ms} ms"
+            text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound} ms"
             out.append(Violation(PROMISE, one.request, text))
     for client in clients:
         longest = max(client.gaps_ms, default=0.0)
-        if client.outcome == "completed" and longest > bound_ms:
-            text = f"its client waited {longest:.0f} ms between tokens, bound {bound_ms} ms"
+        bound = bound_ms + patience.get(client.request, 0)
+        if client.outcome == "completed" and longest > bound:
+            text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
     return out
+
+
+def _patience(
+    groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], stopped: dict[str, int]
+) -> dict[str, int]:
+    """Of each request, by our id and by its client's: how long its replica stood still."""
+    found: dict[str, int] = {}
+    for client, course in of_clients(courses(groups), clients):
+        if course is not None:
+            longest = max((stopped.get(owner, 0) for owner in course.owners), default=0)
+            found[client.request] = found[course.request] = longest
+    return found
 
 
 def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:

@@ -703,3 +703,25 @@ def test_streams_become_records(fields: Any, outcome: str) -> None:
     stream = Stream("r", "p", tokens=[1, 2], text="ab", **fields)
     record = record_of(stream)
     assert (record.outcome, record.token_count, record.asked) == (outcome, 2, "p")
+
+
+def test_i10_grants_the_time_for_which_a_replica_stood_still() -> None:
+    client = ClientRecord("c1", status=200, gaps_ms=[15_000.0])
+    story = Story()
+    story.replica("r0")
+    story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"), ended("q1"))
+    assert i10_recovery_bound.check(story.groups, [client])
+    assert i10_recovery_bound.check(story.groups, [client], stopped=[("r.r1", 16_000)])
+    assert not i10_recovery_bound.check(story.groups, [client], stopped=[("r.r0", 16_000)])
+
+
+def test_i1_does_not_expect_the_word_of_a_gateway_that_was_killed_behind_the_last_byte() -> None:
+    story = Story()
+    story.replica("r0")
+    story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"))
+    gone = v.RequestEnded("q1", "failed", 502, 0, "-", 1, "exact", detail="its gateway is gone")
+    story.tell("fleet", gone)
+    client = ClientRecord("c1", status=200)
+    assert i1_one_terminal_event.check(story.groups, [client])
+    story.replica("r0", "b2")
+    assert not i1_one_terminal_event.check(story.groups, [client])
