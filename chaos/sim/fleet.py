@@ -30,6 +30,7 @@ from chaos.sim.etcd import SimEtcd
 from chaos.sim.faults import Faults
 from chaos.sim.loop import EPOCH_S, Late, Stuck, VirtualLoop
 from chaos.sim.network import Wires
+from chaos.sim.operator import Operator
 from chaos.sim.plane import Plane
 from chaos.sim.speed import Speculative
 from chaos.sim.transport import standing_in
@@ -43,6 +44,8 @@ UP_S = 600.0
 REST_S = 120.0
 """It comes to rest within this time after the last answer and fault."""
 LOOK_S = 0.5
+OF_EFFECTS = ("AdminCommanded", "EffectsDecided", "EffectApplied")
+"""Where a fault waits for one of these, somebody must command something."""
 SETTLED_S = 3.0
 """At rest for so long is at rest."""
 
@@ -113,10 +116,16 @@ class SimFleet:
         self.began_ns = self.loop.now_ns
         self.clients.start()
         self.faults.start()
+        operating = None
+        if any(planned.event in OF_EFFECTS for planned in self.schedule.faults):
+            operator = Operator(list(self.planes.values()), list(self.hosts))
+            operating = asyncio.create_task(operator.run())
         await self._answered.wait()
         while self.faults.striking and self.loop.now_ns < self._last_strike_ns:
             await asyncio.sleep(LOOK_S)
         self.faults.no_more()
+        if operating is not None:
+            operating.cancel()
         while self.faults.open:
             await asyncio.sleep(LOOK_S)
         self.drained = await self._until(self._rested, REST_S)

@@ -22,7 +22,7 @@ from events.codec import decode_all
 
 PHASE_S = {
     "prefill": 0.02, "decode": 0.5, "restore": 0.0002, "recovery": 0.05, "checkpoint": 0.2,
-    "engine-start": 0.8, "effect": 0.005,
+    "engine-start": 0.8, "effect": 0.002,
 }  # fmt: skip
 """How long a phase is taken to be before one was seen, in seconds."""
 REMEMBERED = 50

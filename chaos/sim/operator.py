@@ -1,0 +1,53 @@
+"""An operator in virtual time: drains workers and takes it back, one after the other.
+
+For faults that wait for effects: nothing else asks for any. Commands go into the log by a
+replica that serves, as the admin API's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from events import vocabulary as v
+from events.errors import LogError
+
+if TYPE_CHECKING:
+    from chaos.sim.plane import Plane
+
+EVERY_S = 0.4
+PRINCIPAL = "operator"
+
+
+class Operator:
+    """`sent` are (id, principal) of the commands given. Run it in no process."""
+
+    def __init__(self, planes: Sequence[Plane], workers: Sequence[str]) -> None:
+        self.sent: list[tuple[str, str]] = []
+        self._planes = planes
+        self._workers = workers
+        self._count = 0
+
+    async def run(self) -> None:
+        """For ever, until cancelled."""
+        while True:
+            target = self._workers[self._count // 2 % len(self._workers)]
+            if self._give("undrain" if self._count % 2 else "drain", target):
+                self._count += 1
+            await asyncio.sleep(EVERY_S)
+
+    def _give(self, command: str, target: str) -> bool:
+        for plane in self._planes:
+            replica, process = plane.replica, plane.process
+            if replica is None or process is None or process.stopped:
+                continue
+            name = f"{PRINCIPAL}:c{self._count}"
+            asked = v.AdminCommanded(name, PRINCIPAL, command, target)
+            try:
+                process.context.run(replica.scheduler.emit, asked)
+            except LogError:
+                continue
+            self.sent.append((name, PRINCIPAL))
+            return True
+        return False
