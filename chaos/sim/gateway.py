@@ -304,6 +304,13 @@ class SimUpstream(Upstream):
         if what is not None and self.consumer is not None:
             self._end.look(self._endpoint.flush, what.request, what.attempt)
 
+    def last_byte(self) -> float:
+        """When the last token came that the engine has sent by now, told or not; loop time."""
+        what = self._dispatched
+        if what is None or not self._end.would_come():
+            return 0.0
+        return self._endpoint.last_ns(what.request, what.attempt) / NS
+
     def heard_of(self, stretch: Stretch) -> None:
         """Bytes came."""
         self.untouched = False
@@ -383,8 +390,8 @@ class SimActivity(Activity):
         """Loop time of the last byte."""
         stale = self._now() - STALE_S
         if self._at < stale:
-            for upstream in list(self.upstreams):
-                upstream.look()
+            for upstream in self.upstreams:
+                self.last_byte = upstream.last_byte()
                 if self._at >= stale:
                     break
         return self._at

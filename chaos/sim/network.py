@@ -290,10 +290,8 @@ class End:
         whose tokens are told late is brought up to date. Nothing where nothing would come. What
         else is on its way, as the end of it all, comes in its own time: whoever looks is about
         to decide something."""
-        wires, peer = self._wires, self.peer
-        if self.closed or peer._waiting:
-            return
-        if wires.way(peer.process.name, self.process.name, self.kind).cut:
+        peer = self.peer
+        if not self.would_come():
             return
         if peer.process.alive and not peer.closed:
             peer.process.context.run(work, *args)
@@ -303,6 +301,13 @@ class End:
             self._skip += 1
             next_work, next_args = self._coming.popleft()
             next_work(*next_args)
+
+    def would_come(self) -> bool:
+        """Whether what the other end sends now comes here: no cut is between."""
+        peer = self.peer
+        if self.closed or peer._waiting:
+            return False
+        return not self._wires.way(peer.process.name, self.process.name, self.kind).cut
 
     def resend(self) -> None:
         """The link may be healed."""

@@ -82,6 +82,10 @@ class Endpoint(Protocol):
         """Tell now what of the stream is there; streams are told late while nobody asks."""
         ...
 
+    def last_ns(self, request: str, attempt: int) -> int:
+        """When the last token of the stream was sent, told or not; 0: none was."""
+        ...
+
     def drop(self, request: str, attempt: int) -> None:
         """The gateway closed the connection: abort."""
         ...

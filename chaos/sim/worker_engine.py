@@ -171,6 +171,16 @@ class EngineProcess:
         if track is not None and not self.process.stopped:
             self._tell(track)
 
+    def last_ns(self, request: str, attempt: int) -> int:
+        """See ports.Endpoint."""
+        track = self.tracks.get(f"{request}/{attempt}")
+        if track is None:
+            return 0
+        run = self.engine.running_run(self._loop.now_ns)
+        if track.joined >= 0 and run is not None:
+            track.last_ns = run.end_ns(run.before + run.count)
+        return track.last_ns
+
     def flush_all(self) -> None:
         """Tell what is there of every stream, and what is there to report."""
         if self.process.stopped:
@@ -358,6 +368,7 @@ class EngineProcess:
         self, track: Track, tokens: int, first_ns: int, last_ns: int, longest_ns: int
     ) -> None:
         start, track.told = track.told, tokens
+        track.last_ns = max(track.last_ns, last_ns)
         track.answer.tokens(
             Stretch(start, tokens - start, first_ns, last_ns, self.wrong, longest_ns)
         )

@@ -64,6 +64,11 @@ class Engine:
             run.answer.tokens(Stretch(run.told, count, at_ns, last_ns, self.wrong))
             run.told = made
 
+    def last_ns(self, request, attempt):
+        run = self.running.get((request, attempt))
+        made = 0 if run is None else run.made(self.loop.now_ns) - run.what.delivered
+        return run.begun_ns + made * TOKEN_NS if made else 0
+
     def drop(self, request, attempt):
         run = self.running.pop((request, attempt), None)
         if run is not None:
