@@ -22,6 +22,10 @@ BOUND_MS = 10_000
 """Stall bound (3 s), waiting for a worker that restarts, and recomputing."""
 
 
+SILENCE_MS = 3000
+"""Without a tick for so long the log stood still."""
+
+
 class Recovery(Struct, frozen=True):
     """One attempt that was cut. It was lost at `begun_ms`; `back_ms` is when the request went
     on (its next first token, else the next cut or its end); -1: it never did. `resumed`: with
@@ -46,8 +50,12 @@ def check(
     still, and for how many ms: so much longer may take what they serve."""
     out = []
     patience = _patience(groups, clients, dict(stopped)) if stopped else {}
+    silences = list(_silences(groups))
     for one in recoveries(groups):
-        bound = bound_ms + patience.get(one.request, 0)
+        unknown = sum(
+            max(0, min(one.back_ms, until) - max(one.begun_ms, since)) for since, until in silences
+        )
+        bound = bound_ms + patience.get(one.request, 0) + unknown
         if one.back_ms < 0:
             text = f"attempt {one.attempt} was cut, and nothing followed"
             out.append(Violation(PROMISE, one.request, text))
@@ -62,6 +70,17 @@ def check(
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
     return out
+
+
+def _silences(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
+    """Times in which nothing could be written, as ticks show it: what happened meanwhile was
+    written when it was over. Clients know better."""
+    last = 0
+    for at in events_of(groups, "fleet"):
+        if type(at.event) is v.Tick:
+            if last and at.at_ms - last > SILENCE_MS:
+                yield last, at.at_ms
+            last = at.at_ms
 
 
 def _patience(

@@ -725,3 +725,26 @@ def test_i1_does_not_expect_the_word_of_a_gateway_that_was_killed_behind_the_las
     assert i1_one_terminal_event.check(story.groups, [client])
     story.replica("r0", "b2")
     assert not i1_one_terminal_event.check(story.groups, [client])
+
+
+def test_i10_does_not_count_the_time_in_which_nothing_could_be_written() -> None:
+    story = Story()
+    story.replica("r0")
+    story.worker("w0")
+    story.tell("r.r0", arrived("q1"), decided("q1"))
+    for number in (1, 2):
+        story.tell("fleet", v.Tick(number, 1000 * number))
+        if number == 1:
+            story.tell("r.r0", observed("q1", worker="w0"))
+    written = len(story.groups)
+    story.tell("fleet", v.Tick(3, 20_000))
+    story.tell("r.r0", ended("q1"))
+
+    def at(group: RevisionGroup, at_ms: int) -> RevisionGroup:
+        segments = tuple(msgspec.structs.replace(s, at_ms=at_ms) for s in group.segments)
+        return msgspec.structs.replace(group, segments=segments)
+
+    groups = [at(g, 2000 if n < written else 20_000) for n, g in enumerate(story.groups)]
+    assert not i10_recovery_bound.check(groups, [])
+    ticking = [g for g in groups if not any(s.stream == "fleet" for s in g.segments)]
+    assert i10_recovery_bound.check(ticking, [])
