@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from chaos.sim.daemon import Put, Putting
 from engine_shim.checkpoint_links import LinkConfig
-from engine_shim.checkpoint_plan import BLOCKS_A_STEP, OTHERS_S
+from engine_shim.checkpoint_lookup import OTHERS_S
+from engine_shim.checkpoint_plan import BLOCKS_A_STEP
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.fingerprint import Fingerprint
 from engine_shim.kv_stream.image import digest_of

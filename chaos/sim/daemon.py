@@ -17,10 +17,9 @@ from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.errors import Refusal
 from engine_shim.kv_stream.fingerprint import Fingerprint, usable
 from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.extents import Extents, rounded
+from engine_shim.state_daemon.extents import Extents
 from engine_shim.state_daemon.service import Service
 from engine_shim.state_daemon.store import BlockStore
-from engine_shim.state_daemon.worth import eviction_order
 
 if TYPE_CHECKING:
     from chaos.sim.worker import Host
@@ -33,26 +32,15 @@ class CountedArena(Arena):
 
     def __init__(self, budget: int) -> None:
         self._extents = Extents(budget)
+        self._limit = self._extents.capacity
+        self._spare = True
         self._bytes: dict[int, bytearray] = {}
-        self._share = 1.0
-
-    @property
-    def limit(self) -> int:
-        """Bytes that may be used at present."""
-        return int(self._extents.capacity * self._share)
-
-    def keep_to(self, share: float) -> None:
-        """Take no more than this share of the budget from now on."""
-        self._share = share
-
-    def fits(self, length: int) -> bool:
-        return self.used + rounded(length) <= self.limit and super().fits(length)
 
     def host_short(self) -> bool:
         return False
 
     def allocate(self, length: int) -> int | None:
-        if self.used + rounded(length) > self.limit:
+        if not self.fits(length):
             return None
         offset = self._extents.allocate(length)
         if offset is not None:
@@ -189,13 +177,7 @@ class SimDaemon:
 
     def shrink(self, share: float) -> None:
         """Leave it this share of its budget; what is beyond it goes, least worth first."""
-        store = self.store
-        self.arena.keep_to(share)
-        while self.arena.used > self.arena.limit:
-            held = store._holdings.values()
-            order = eviction_order((h.request, h.worth, h.touched_s) for h in held)
-            if not any(store._evict_tail(store._holdings[name]) for name in order):
-                break
+        self.store.keep_to(share)
         self.on_change()
 
     def kill(self) -> None:
