@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 import structlog
 
+from controlplane import engine_calls
 from controlplane.checkpoints import Replaced
 from controlplane.scheduler import Scheduler
 from events import vocabulary as v
 from events.errors import LogError
 from events.log import RevisionGroup
 
-TELL_TIMEOUT_S = 2.0
 TELLERS = 16
 """So many engines are told at once; a slow one must not hold up the others."""
 WAITING = 10_000
@@ -76,16 +76,15 @@ class HolderWatch:
         except asyncio.QueueFull:
             self._done(told, "too many wait")
 
-    def _done(self, told: Replaced, status: str) -> None:
+    def _done(self, told: Replaced, refusal: str) -> None:
         if self._newest.get(told.request) is told:
             del self._newest[told.request]
-        if status != "200":
-            log.info("holders_not_told", request=told.request, reason=status)
+        if refusal:
+            log.info("holders_not_told", request=told.request, reason=refusal)
 
     async def run(self) -> None:
         """Tell engines, for ever; the caller owns the task."""
-        timeout = aiohttp.ClientTimeout(total=TELL_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        async with engine_calls.session() as session, asyncio.TaskGroup() as tasks:
             for _ in range(TELLERS):
                 tasks.create_task(self._tell_all(session))
 
@@ -96,23 +95,13 @@ class HolderWatch:
             if self._newest.get(told.request) is not told:
                 continue
             try:
-                self._done(told, await self._tell(session, told))
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                fleet, holders = self._scheduler.view.fleet, told.endpoints
+                refusal = await engine_calls.ask(
+                    session, fleet, "checkpoint", told, holders=holders
+                )
+                self._done(told, refusal)
+            except engine_calls.LOST as error:
                 if turn == TRIES:
                     self._done(told, repr(error))
                 else:
                     loop.call_later(PAUSE_S * 2 ** (turn - 1), self._put, told, turn + 1)
-
-    async def _tell(self, session: aiohttp.ClientSession, told: Replaced) -> str:
-        worker = self._scheduler.view.fleet.workers.get(told.worker)
-        if worker is None or worker.incarnation != told.incarnation:
-            return "its engine is gone"
-        body = {
-            "request": told.request,
-            "attempt": told.attempt,
-            "incarnation": told.incarnation,
-            "holders": told.endpoints,
-        }
-        url = f"http://{worker.host}:{worker.port}/relume/checkpoint"
-        async with session.post(url, json=body) as answer:
-            return str(answer.status)

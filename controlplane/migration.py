@@ -20,6 +20,7 @@ import aiohttp
 import structlog
 from msgspec import Struct
 
+from controlplane import engine_calls
 from controlplane.gateway.ports import Arrival, GatewayPort
 from events import vocabulary as v
 from events.errors import LogError
@@ -31,7 +32,6 @@ from policies.checkpoint_settings import config_of
 if TYPE_CHECKING:
     from controlplane.scheduler import LiveRequest, Scheduler
 
-HANDOVER_TIMEOUT_S = 2.0
 MOVERS = 8
 """So many engines are asked at once: a target gets no more than these at a time."""
 WAITING = 10_000
@@ -168,8 +168,7 @@ class MigrationWatch:
 
     async def run(self) -> None:
         """Have requests handed over, for ever; the caller owns the task."""
-        timeout = aiohttp.ClientTimeout(total=HANDOVER_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        async with engine_calls.session() as session, asyncio.TaskGroup() as tasks:
             for _ in range(MOVERS):
                 tasks.create_task(self._move_all(session))
 
@@ -179,8 +178,11 @@ class MigrationWatch:
             if not self._stands(move):
                 continue  # it ended, or was lost, before its turn
             try:
-                failure = self._obstacle(move) or await self._hand_over(session, move)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                failure = self._obstacle(move)
+                if not failure:
+                    fleet = self._scheduler.view.fleet
+                    failure = await engine_calls.ask(session, fleet, "handover", move)
+            except engine_calls.LOST as error:
                 failure = str(error) or type(error).__name__
             if failure and self._stands(move):
                 self._abandon(move, failure)
@@ -197,20 +199,6 @@ class MigrationWatch:
         target = view.fleet.workers[move.target]
         excluded = routing.exclusion(view, target, routing.Query("", target.model, 0, 0))
         return f"{move.target}: {excluded}" if excluded else ""
-
-    async def _hand_over(self, session: aiohttp.ClientSession, move: Move) -> str:
-        """Ask the engine; why it did not, if so."""
-        worker = self._scheduler.view.fleet.workers[move.worker]
-        if worker.incarnation != move.incarnation:
-            return "its engine is gone"
-        body = {
-            "request": move.request,
-            "attempt": move.attempt,
-            "incarnation": move.incarnation,
-        }
-        url = f"http://{worker.host}:{worker.port}/relume/handover"
-        async with session.post(url, json=body) as answer:
-            return "" if answer.status == 200 else f"answered {answer.status}"
 
     def _abandon(self, move: Move, reason: str) -> None:
         """It stays, and may be planned for again at a later tick."""

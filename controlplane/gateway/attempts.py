@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
-from msgspec import Struct
 
-from controlplane.gateway.config import GatewayConfig
+from controlplane.gateway.context import ClientPort, Context, Counters
 from controlplane.gateway.errors import UpstreamError
 from controlplane.gateway.gaps import Failover
-from controlplane.gateway.ports import Arrival, Assignment, Hopeless, SchedulerPort
+from controlplane.gateway.ports import Arrival, Assignment, Hopeless
 from controlplane.gateway.replies import Reply, error_reply
-from controlplane.gateway.upstream import Upstream, UpstreamPool
+from controlplane.gateway.trials import Trials
+from controlplane.gateway.upstream import Upstream
 from events.errors import LogError
+
+__all__ = ["CAUSES", "KINDS", "Attempts", "ClientPort", "Context", "Counters"]
 
 log = structlog.get_logger("relume.gateway")
 
@@ -33,90 +35,17 @@ CAUSES = {"eof": "reset", "timeout": "stall"}
 KINDS = frozenset(
     "reset eof refused unreachable stale engine_dead engine_error declined stall timeout".split()
 )
-DEATHS = frozenset({"reset", "eof", "engine_dead"})
-OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue
-
-PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before asking again where asking failed; doubled
-
-
-class Counters(Struct):
-    """What the gateway counts since start; read by telemetry."""
-
-    clients: int = 0
-    requests: int = 0
-    in_flight: int = 0
-    failovers: int = 0
-    moves: int = 0
-    waits: int = 0
-    tokens: int = 0
-    completed: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    rejected: int = 0
-    refused: int = 0
-
-
-class Context(Struct, frozen=True):
-    """What every exchange of one gateway shares."""
-
-    scheduler: SchedulerPort
-    pool: UpstreamPool
-    config: GatewayConfig
-    clock: Callable[[], float]
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-    counters: Counters
-    attempts: dict[tuple[str, int], dict[Attempts, None]]
-    """Under way on each engine incarnation, in the order in which they were sent there."""
-
-
-class ClientPort(Protocol):
-    """The client's side of one exchange, offered by `server.ClientConnection`. `chunked`:
-    whether the body begun is sent in HTTP chunks."""
-
-    chunked: bool
-
-    def reply(self, reply: Reply) -> None:
-        """Send a whole response; the exchange is over."""
-        ...
-
-    def begin(self, head: bytes, first: bytes, last: bool = False) -> None:
-        """Send a head (without the blank line) and the first bytes of the body; `last`: they
-        are all of it, and the exchange is over."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """Send more of the body."""
-        ...
-
-    def write_chunk(self, chunk: bytes) -> None:
-        """Send more of a chunked body, given as one whole HTTP chunk."""
-        ...
-
-    def finish(self, data: bytes = b"", close: bool = False) -> None:
-        """Send the last bytes of the body; the exchange is over."""
-        ...
-
-    def break_off(self) -> None:
-        """Cut the response where it is: its framing cannot say that it failed."""
-        ...
 
 
 class Attempts:
     """Base of an exchange. Subclasses implement the hooks at the end."""
 
     __slots__ = (
-        "_answers",
         "_arrived_at",
-        "_deaths",
-        "_delivered_at_death",
-        "_engine_errors",
-        "_failed_on",
         "_failover",
-        "_moves",
-        "_pause_s",
         "_rejoin",
         "_task",
-        "_tries",
+        "_trials",
         "arrival",
         "assignment",
         "body",
@@ -150,15 +79,8 @@ class Attempts:
         self.paused = False
         self._task: asyncio.Task[None] | None = None
         self._arrived_at = ctx.clock()
-        self._tries = 0
-        self._moves = 0  # of the tries, those that ended by a handover: no failures
-        self._engine_errors = 0
-        self._answers: set[int] = set()  # statuses of the engine errors; 0 for what had none
-        self._deaths = 0  # in a row, with nothing delivered between them
-        self._delivered_at_death = 0
+        self._trials = Trials()
         self._failover: Failover | None = None
-        self._failed_on: set[tuple[str, int]] = set()
-        self._pause_s = PAUSE_S
         self._rejoin = ""  # how a reused connection died before it answered
 
     # --- towards the scheduler
@@ -175,11 +97,11 @@ class Attempts:
 
     def _assign(self, cause: str) -> None:
         declined = cause == "declined"
-        if self._tries - self._moves >= self.ctx.config.max_attempts:
+        if self._trials.failures() >= self.ctx.config.max_attempts:
             if declined:
                 self.declined_by_all()
             else:
-                self.fail(502, f"gave up after {self._tries} attempts")
+                self.fail(502, f"gave up after {self._trials.tries} attempts")
             return
         decided = self._ask(cause)
         if isinstance(decided, Hopeless):
@@ -189,7 +111,7 @@ class Attempts:
             self._spawn(self._wait)
         elif decided is None:
             self.declined_by_all()
-        elif (decided.worker, decided.incarnation) in self._failed_on:
+        elif (decided.worker, decided.incarnation) in self._trials.failed_on:
             if declined:
                 self.declined_by_all()
             else:
@@ -244,17 +166,13 @@ class Attempts:
 
     async def _dispatch_later(self, to: Assignment) -> None:
         """It failed there before and nobody else is left: give its death time to be known."""
-        await asyncio.sleep(self._next_pause())
+        await asyncio.sleep(self._trials.next_pause())
         if not self.over:
             self._fired("retry")
             self._dispatch(to)
 
-    def _next_pause(self) -> float:
-        pause, self._pause_s = self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
-        return pause
-
     def _dispatch(self, to: Assignment) -> None:
-        self._tries += 1
+        self._trials.tries += 1
         if self._failover is not None:
             self._failover.decided = self.ctx.clock()
         self.assignment = to
@@ -285,7 +203,7 @@ class Attempts:
             if decided is not None:
                 self._dispatch(decided)
                 return
-            await asyncio.sleep(self._next_pause())
+            await asyncio.sleep(self._trials.next_pause())
         self._fired("wait")
         self.fail(503, "no worker can take the request at present; try again")
 
@@ -331,7 +249,7 @@ class Attempts:
         if to is None or self.over:
             return
         self._leave(to)
-        self._failed_on.add((to.worker, to.incarnation))
+        self._trials.failed_on.add((to.worker, to.incarnation))
         self._rejoin = ""
         if self._failover is None:
             self._failover = Failover(kind, self.ctx.clock())
@@ -343,14 +261,9 @@ class Attempts:
             )
         except LogError as error:
             log.error("failed_attempt_not_written", reason=str(error), **self.about())
-        if kind == "engine_error":
-            self._engine_errors += 1
-            self._answers.add(status)
-            if self._engine_errors >= self.ctx.config.max_engine_errors:
-                self._fail_after_errors()
-                return
-        if kind in DEATHS and self._died_again():
-            self.fail(502, f"{self._deaths} workers died on this request, one after another")
+        final, words = self._trials.failed(kind, status, self.delivered, self.ctx.config)
+        if final:
+            self.fail(final, words)
             return
         refusal = self.may_retry()
         if refusal:
@@ -366,7 +279,7 @@ class Attempts:
             return
         self._leave(to)
         self._rejoin = ""
-        self._moves += 1
+        self._trials.moves += 1
         self.ctx.counters.moves += 1
         if self._failover is None:
             self._failover = Failover("moved", self.ctx.clock())
@@ -386,22 +299,6 @@ class Attempts:
     def movable(self) -> bool:
         """Whether the attempt may be handed over now: it runs, and can be taken up."""
         return self.upstream is not None and not self.over and not self.may_retry()
-
-    def _fail_after_errors(self) -> None:
-        """Workers that were all merely full are a reason to come again, not an error."""
-        if self._answers <= OVERLOADED:
-            status = 503 if 503 in self._answers else 429
-            self.fail(status, "the workers are overloaded at present; try again")
-        else:
-            self.fail(502, f"{self._engine_errors} workers failed on this request")
-
-    def _died_again(self) -> bool:
-        """Whether this request may be what kills engines: several in a row, no progress."""
-        if self.delivered > self._delivered_at_death:
-            self._deaths = 0
-        self._delivered_at_death = self.delivered
-        self._deaths += 1
-        return self._deaths >= self.ctx.config.max_deaths
 
     def broken_from_outside(self, cause: str, detail: str = "") -> None:
         """Somebody else gave the engine up, or knows that it is dead."""

@@ -184,8 +184,6 @@ class FrameParser:
             raise FrameError("bytes after the last frame")
         if fields[0] == b":c":
             return self._choice_frame(fields, data, pos, at)
-        if fields[0] == b":v":
-            return self._envelope_frame(fields, data, pos, at)
         try:
             number, word, length = _other(fields)
         except (ValueError, IndexError) as error:
@@ -197,23 +195,14 @@ class FrameParser:
         if number:
             self._sink.on_whole(number, data[at:end])
             return end
+        if word[0] == "v":
+            self._sink.on_envelope(data[at:end])
+            return end
         self._ended = True
         if word[0] == "e":
             self._sink.on_end(word[1:])
         else:
             self._sink.on_broken(word[1:], data[at:end].decode("utf-8", "replace"))
-        return end
-
-    def _envelope_frame(self, fields: list[bytes], data: bytes, pos: int, at: int) -> int:
-        try:
-            length = int(fields[1])
-        except (ValueError, IndexError) as error:
-            raise FrameError(f"bad header {fields[:4]!r:.80}") from error
-        end = at + length
-        if end > len(data) or length < 0:
-            self._hold_payload(data[pos:], length, end - pos)
-            return len(data)
-        self._sink.on_envelope(data[at:end])
         return end
 
     def _choice_frame(self, fields: list[bytes], data: bytes, pos: int, at: int) -> int:
@@ -232,7 +221,8 @@ class FrameParser:
 
 
 def _other(fields: list[bytes]) -> tuple[int, str, int]:
-    """(status of `:w` or 0, `e` or `x` and its word, payload length) of a header line.
+    """(status of `:w` or 0, else the frame's letter and its word, payload length) of a header
+    line.
 
     Raises `ValueError`, `IndexError` on fields that do not read, `FrameError` on others.
     """
@@ -241,6 +231,8 @@ def _other(fields: list[bytes]) -> tuple[int, str, int]:
         return 0, "e" + _word(fields[1]), 0
     if kind == b":x":
         return 0, "x" + _word(fields[1]), int(fields[2])
+    if kind == b":v":
+        return 0, "v", int(fields[1])
     if kind == b":w":
         status = int(fields[1])
         if not 200 <= status <= 599:

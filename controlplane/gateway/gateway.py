@@ -7,8 +7,6 @@ the loop's monotonic one unless a test brings its own.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import os
 import re
 import time
@@ -17,21 +15,29 @@ from email.utils import formatdate
 from itertools import count
 from typing import Any
 
-import msgspec
 import structlog
 
-from controlplane.gateway import event_ids, routes
-from controlplane.gateway.attempts import Attempts, Context, Counters
+from controlplane.gateway import event_ids, local, routes
+from controlplane.gateway.attempts import Attempts
 from controlplane.gateway.body import BYTES_PER_TOKEN, parse, without_forbidden
 from controlplane.gateway.config import GatewayConfig
+from controlplane.gateway.context import Context, Counters
 from controlplane.gateway.errors import ClientError
+from controlplane.gateway.facts import (
+    may_be_json,
+    model_of,
+    require_json,
+    trace_of,
+    wants_resumable,
+)
+from controlplane.gateway.keys import Keys
 from controlplane.gateway.passthrough import Passthrough
 from controlplane.gateway.ports import Activity, Arrival, SchedulerPort
 from controlplane.gateway.reading import Request, bodies_full, too_large
 from controlplane.gateway.relay import Exchange
 from controlplane.gateway.replies import Reply, client_error_reply, error_reply
-from controlplane.gateway.resumable import Resumable, gone
 from controlplane.gateway.server import ClientConnection
+from controlplane.gateway.streams import Streams
 from controlplane.gateway.upstream import UpstreamPool
 from controlplane.gateway.weight import checkpoint_weight
 from events.errors import LogError
@@ -42,8 +48,6 @@ Delegate = Callable[[Request], Reply]
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _USABLE_ID = re.compile(rb"[A-Za-z0-9_.\-]{1,64}").fullmatch
-_TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
-_JSON_TYPE = re.compile(rb"application/json\s*(;.*)?", re.IGNORECASE).fullmatch
 
 
 class Gateway:
@@ -79,7 +83,7 @@ class Gateway:
         self.metrics = metrics
         self._delegates = {"/metrics": self._serve_metrics, **(delegates or {})}
         self._delegated = frozenset(self._delegates)
-        self._keys = {key.encode(): _tenant(key) for key in sorted(config.api_keys)}
+        self._keys = Keys(config.api_keys)
         self._boot = boot or os.urandom(6).hex()
         self._numbers = count(1)
         self._pool = UpstreamPool(
@@ -91,7 +95,7 @@ class Gateway:
         )
         self.activity: dict[tuple[str, int], Activity] = self._pool.activity
         self._attempts: dict[tuple[str, int], dict[Attempts, None]] = {}
-        self._resumable: dict[str, Resumable] = {}
+        self._streams = Streams(config.resume, wall_clock)
         self._context = Context(
             scheduler, self._pool, config, clock, self._spawn, self.counters, self._attempts
         )
@@ -129,8 +133,7 @@ class Gateway:
         if self._server is not None:
             self._server.close()
         until = self.clock() + timeout_s
-        for exchange in [e for e in self._resumable.values() if e.detached]:
-            exchange.let_go()  # its client will come to another replica
+        self._streams.let_go(lambda exchange: exchange.detached)
         while True:
             for client in list(self.clients):
                 client.close_when_idle()
@@ -145,8 +148,7 @@ class Gateway:
         self.draining = True
         if self._server is not None:
             self._server.close()
-        for exchange in [e for e in self._resumable.values() if e.resumable]:
-            exchange.let_go()
+        self._streams.let_go(lambda exchange: exchange.resumable)
         for attempts in [a for group in list(self._attempts.values()) for a in list(group)]:
             attempts.fail(503, "the control plane is stopping; try again")
         await asyncio.sleep(0)
@@ -210,8 +212,7 @@ class Gateway:
             self._set_date()
         for client in [c for c in self.clients if now > c.deadline]:
             client.expire(now)
-        for exchange in [e for e in self._resumable.values() if now > e.detached_until]:
-            exchange.expire()
+        self._streams.expire(now)
         self._pool.sweep(now)
 
     def _set_date(self) -> None:
@@ -232,8 +233,7 @@ class Gateway:
 
     def let_go(self, request: str) -> None:
         """Another replica serves the client of that stream now."""
-        exchange = self._resumable.get(request)
-        if exchange is not None:
+        if (exchange := self._streams.open.get(request)) is not None:
             exchange.let_go()
 
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
@@ -248,14 +248,11 @@ class Gateway:
 
     def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """Requests that run there for clients who are away, and can be taken up elsewhere."""
-        away = (e for e in self._resumable.values() if e.away_on(worker, incarnation))
-        return {e.arrival.request: e.delivered for e in away}
+        return self._streams.away_on(worker, incarnation)
 
     def given_up(self, request: str, attempt: int) -> None:
         """The engine handed that attempt over, whose client may be away."""
-        exchange = self._resumable.get(request)
-        if exchange is not None:
-            exchange.given_up(attempt)
+        self._streams.given_up(request, attempt)
 
     # --- Service, for the connections
 
@@ -269,7 +266,7 @@ class Gateway:
     def admit(self, request: Request, expected_body: int | None) -> Reply | None:
         self.identify(request)
         path = request.path
-        if self._keys and path not in routes.OPEN and self._tenant_of(request) is None:
+        if path not in routes.OPEN and self._keys.tenant_of(request) is None:
             return self._refused(
                 error_reply(401, "missing or wrong API key", code="invalid_api_key")
             )
@@ -313,7 +310,7 @@ class Gateway:
         if shown is not None:
             return self._serve_returned(shown, request, connection)
         try:
-            _require_json(request)
+            require_json(request)
             parsed = parse(request.body, chat=routes.PROTECTED[request.path])
             model = parsed.model or self._only_model()
             weight = checkpoint_weight(request.headers.get(b"x-relume-priority"), parsed.priority)
@@ -329,70 +326,38 @@ class Gateway:
             parsed.verdict,
             parsed.reason,
             parsed.estimated,
-            self._tenant_of(request) or "",
+            self._keys.tenant_of(request) or "",
             request.request_id,
-            _trace_of(request),
+            trace_of(request),
             needs=parsed.needs,
             fallback=parsed.fallback,
             priority=weight,
         )
         at = self._context, connection, arrival, request.path, request.request_id, parsed.body
         if parsed.stream and wants_resumable(request) and "choices" not in parsed.needs:
-            return self._started(self._resumable_one(*at))
+            return self._started(self._streams.new(*at))
         return self._started(Exchange(*at))
-
-    def _resumable_one(
-        self, context: Context, connection: ClientConnection, arrival: Arrival, *at: Any
-    ) -> Resumable:
-        claim = event_ids.new_claim()
-        ticks = self.config.resume.grace_ticks
-        arrival = msgspec.structs.replace(
-            arrival, resumable=event_ids.digest(claim), grace_ticks=ticks
-        )
-        created = str(int(self._wall_clock()))
-        return Resumable(
-            context, connection, arrival, *at,
-            claim=claim, created=created, others=self._resumable,
-        )  # fmt: skip
 
     def _serve_returned(
         self, shown: event_ids.EventId, request: Request, connection: ClientConnection
     ) -> Reply | Attempts:
-        """A client comes back to its stream, which may have been another replica's."""
-        tenant = self._tenant_of(request) or ""
-        exchange = self._resumable.get(shown.request)
+        tenant = self._keys.tenant_of(request) or ""
         try:
-            if exchange is not None:
-                if not exchange.holds(shown.claim, tenant):
-                    return self._refused(gone("no such stream"))
-                exchange.came_back(connection, shown.position)
-                return exchange
-            known = self._scheduler.returns.known(shown.request)
-            if (
-                known is None
-                or not event_ids.proves(shown.claim, known[1])
-                or known[0].tenant != tenant
-            ):
-                return self._refused(gone("no such stream, or it has ended"))
-            exchange = Resumable(
-                self._context, connection, known[0], request.path, request.request_id, b"",
-                claim=shown.claim, created="", others=self._resumable,
-            )  # fmt: skip
-            exchange.take_over(shown.position)
+            served = self._streams.returned(self._context, connection, shown, request, tenant)
         except LogError as error:
             log.error("return_not_written", reason=str(error), request=shown.request)
             busy = "the control plane cannot take streams over at present"
             return self._refused(error_reply(503, busy, retry_after_s=self.config.retry_after_s))
-        return exchange
+        return self._refused(served) if isinstance(served, Reply) else served
 
     def _serve_relayed(self, request: Request, connection: ClientConnection) -> Reply | Attempts:
         body = request.body
-        if body and _may_be_json(request):
+        if body and may_be_json(request):
             try:
                 body = without_forbidden(body)
             except ClientError as error:
                 return self._refused(client_error_reply(error))
-        model = _model_of(request)
+        model = model_of(request)
         arrival = Arrival(
             self._new_id(),
             model or self._only_model(optional=True),
@@ -403,9 +368,9 @@ class Gateway:
             "restart",
             "unprotected route",
             True,
-            self._tenant_of(request) or "",
+            self._keys.tenant_of(request) or "",
             request.request_id,
-            _trace_of(request),
+            trace_of(request),
             protected=False,
         )
         headers = tuple(
@@ -437,28 +402,11 @@ class Gateway:
 
     def _serve_local(self, request: Request) -> Reply:
         if request.path == routes.LIVE:
-            if self._runner is None or self._runner.done():
-                return error_reply(503, "the gateway is broken", code="broken")
-            return Reply(200, b'{"status":"live"}')
+            return local.live(self._runner is not None and not self._runner.done())
         if request.path == routes.HEALTH:
-            if self.draining:
-                return error_reply(503, "draining", retry_after_s=self.config.retry_after_s)
-            if not self._scheduler.ready():
-                return error_reply(
-                    503, "no worker can serve at present", retry_after_s=self.config.retry_after_s
-                )
-            return Reply(200, b'{"status":"ok"}')
-        models = [
-            {"id": name, "object": "model", "created": self._started_unix, "owned_by": "relume"}
-            for name in self._scheduler.models()
-        ]
-        if request.path == routes.MODELS:
-            return Reply(200, msgspec.json.encode({"object": "list", "data": models}))
-        wanted = request.path[len(routes.MODELS) + 1 :]
-        for model in models:
-            if model["id"] == wanted:
-                return Reply(200, msgspec.json.encode(model))
-        return error_reply(404, f"no model {wanted[:200]!r}", param="model", code="model_not_found")
+            retry_after_s = self.config.retry_after_s
+            return local.health(self.draining, self._scheduler.ready(), retry_after_s)
+        return local.models(request.path, self._scheduler.models(), self._started_unix)
 
     def _serve_metrics(self, _request: Request) -> Reply:
         if self.metrics is None:
@@ -482,65 +430,3 @@ class Gateway:
 
     def _new_id(self) -> str:
         return f"{self._boot}-{next(self._numbers):x}"
-
-    def _tenant_of(self, request: Request) -> str | None:
-        """Which key's holder asks; None without a right one. Compares in constant time."""
-        if not self._keys:
-            return ""
-        scheme, _, shown = request.headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            return None
-        found = None
-        for key, tenant in self._keys.items():
-            if hmac.compare_digest(key, shown.strip()):
-                found = tenant
-        return found
-
-
-def _tenant(key: str) -> str:
-    """A name for a key that does not give it away."""
-    return hashlib.sha256(key.encode()).hexdigest()[:12]
-
-
-def _trace_of(request: Request) -> str:
-    """Its traceparent, if that is one of version 00."""
-    given = request.headers.get(b"traceparent", b"")
-    return given.decode() if _TRACEPARENT(given) else ""
-
-
-def _require_json(request: Request) -> None:
-    if not _JSON_TYPE(request.headers.get(b"content-type", b"")):
-        raise ClientError(
-            415, "content-type must be application/json", code="unsupported_media_type"
-        )
-    if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise ClientError(415, "compressed bodies are not supported", code="unsupported_media_type")
-
-
-def wants_resumable(request: Request) -> bool:
-    """Whether the client asked for a stream it can come back to: by a header of ours, or by
-    asking for an event stream by name, as clients do that know what an event's id is."""
-    headers = request.headers
-    named = b"text/event-stream" in headers.get(b"accept", b"").lower()
-    return named or b"last-event-id" in headers or headers.get(b"x-relume-resumable") == b"1"
-
-
-def _may_be_json(request: Request) -> bool:
-    """Whether a worker may read the body as JSON; without a type FastAPI does."""
-    kind = request.headers.get(b"content-type", b"").lower()
-    return not kind.strip() or b"json" in kind
-
-
-class _Named(msgspec.Struct):
-    model: str = ""
-
-
-_named = msgspec.json.Decoder(_Named).decode
-
-
-def _model_of(request: Request) -> str:
-    """The model a relayed body names, if it is JSON that names one."""
-    try:
-        return _named(request.body).model if request.body else ""
-    except msgspec.MsgspecError:
-        return ""

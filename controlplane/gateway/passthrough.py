@@ -6,7 +6,8 @@ breaks the client's response off, as its framing has no way to say more.
 
 from __future__ import annotations
 
-from controlplane.gateway.attempts import Attempts, ClientPort, Context
+from controlplane.gateway.attempts import Attempts
+from controlplane.gateway.context import ClientPort, Context
 from controlplane.gateway.ports import Arrival, Assignment
 from controlplane.gateway.replies import Reply, status_line
 from controlplane.gateway.upstream import Upstream

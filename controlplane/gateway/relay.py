@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from array import array
 
-from controlplane.gateway.attempts import Attempts, ClientPort, Context
+from controlplane.gateway.attempts import Attempts
+from controlplane.gateway.context import ClientPort, Context
 from controlplane.gateway.delivered import Delivered
 from controlplane.gateway.errors import FrameError
 from controlplane.gateway.frames import FrameParser
@@ -361,7 +362,7 @@ class Exchange(Attempts):
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
             upstream.release()
-        if self._tries > 1 or self.delivered:
+        if self._trials.tries > 1 or self.delivered:
             self.attempt_failed("declined", f"answered {self._status}", self._status)
         else:
             self._relay_refusal()

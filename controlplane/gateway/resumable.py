@@ -1,55 +1,31 @@
-"""The token path of a request whose client may come back after a lost connection.
+"""Clients that lose their connection to a stream and come back to it.
 
-Every event carries an id (`event_ids`). When the client is gone the exchange lets go of its
-engine, which goes on into a bounded buffer (`engine_shim.detached`); whoever shows the last
-id attaches to that buffer, here or at any other replica. The engine gives its ids of all
-tokens first, so the exchange that attaches knows what the one before it knew. What the
-engine has no more is generated again behind the tokens the client has.
+When the client is gone the exchange lets go of its engine, which goes on into a bounded
+buffer (`engine_shim.detached`); whoever shows the last id attaches to that buffer, here or at
+any other replica (`stamped`). While nobody is there the stream may still be handed over to
+another worker: it is taken up there behind what the client has, and let go of again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from array import array
 from typing import Any
 
-import msgspec
 import structlog
-from msgspec import Struct
 
-from controlplane.gateway.attempts import ClientPort, Context
-from controlplane.gateway.delivered import Delivered
-from controlplane.gateway.errors import FrameError, UpstreamError
-from controlplane.gateway.event_ids import Position, Stamp
-from controlplane.gateway.frames import FrameParser
-from controlplane.gateway.ports import Arrival, Assignment
-from controlplane.gateway.relay import DONE_CHUNK, ONE_FRAME, Exchange
-from controlplane.gateway.replies import JSON, Reply, error_reply
-from controlplane.gateway.upstream import Upstream
+from controlplane.gateway.context import ClientPort
+from controlplane.gateway.event_ids import Position
+from controlplane.gateway.ports import Assignment
+from controlplane.gateway.relay import Exchange
+from controlplane.gateway.replies import Reply, error_reply
+from controlplane.gateway.stamped import Stamped
 
 log = structlog.get_logger("relume.gateway")
 
 NEVER = float("inf")
-LOST = "the worker that kept the stream is gone together with its gateway"
-NOWHERE = f"{LOST}, and no holder has the request: send it anew"
-UNREPEATABLE = (
-    f"{LOST}, and what was sampled without a seed cannot be generated again: "
-    "what you received stands; send the request anew for another answer"
-)
 OWNED_S = 10.0
 """A client that comes to another replica waits so long until the log has it there."""
-
-
-class _Envelope(Struct):
-    """Head of what a worker keeps of a request; the client's body follows it."""
-
-    path: str
-    id: str
-    created: str
-
-
-_envelope = msgspec.json.Decoder(_Envelope).decode
 
 
 class _Nobody:
@@ -73,50 +49,19 @@ def gone(message: str) -> Reply:
     return error_reply(410, message, code="stream_gone")
 
 
-class Resumable(Exchange):
+class Resumable(Stamped):
     """One request whose stream may go on on another connection of its client.
 
     `detached_until`: when it ends unless the client comes back; never while one is there.
     `others`: all such exchanges of the gateway, by request."""
 
-    __slots__ = (
-        "_again",
-        "_attaching",
-        "_base",
-        "_claim",
-        "_deaf",
-        "_known",
-        "_left",
-        "_others",
-        "_owned",
-        "_stamp",
-        "detached_until",
-    )
+    __slots__ = ("_left", "_others", "_owned", "detached_until")
 
-    def __init__(
-        self,
-        ctx: Context,
-        client: ClientPort,
-        arrival: Arrival,
-        path: str,
-        response_id: str,
-        body: bytes,
-        *,
-        claim: str,
-        created: str,
-        others: dict[str, Resumable],
-    ) -> None:
-        super().__init__(ctx, client, arrival, path, response_id, body)
-        self._claim = claim
-        self._created = created.encode()
+    def __init__(self, *at: Any, others: dict[str, Resumable], **stamped: str) -> None:
+        """`at` and `stamped`: as of `Stamped`."""
+        super().__init__(*at, **stamped)
         self._others = others
-        self._stamp = Stamp(arrival.request, claim)
         self._left: Assignment | None = None  # the attempt that goes on without us
-        self._attaching = False
-        self._again = False  # generated from the start, from what a holder has of the request
-        self._base = 0  # first token whose payload the engine still has
-        self._deaf = False  # the rest of this read is of no use
-        self._known = array("I")  # tokens of the client's, while the engine repeats them
         self._owned = True  # the log has the request at this replica
         self.detached_until = NEVER
 
@@ -130,17 +75,6 @@ class Resumable(Exchange):
         """Whether who shows `claim` may have this stream."""
         same = hmac.compare_digest(claim.encode(), self._claim.encode())
         return same and tenant == self.arrival.tenant and self.resumable
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the fleet can keep this stream."""
-        return bool(self.arrival.resumable)
-
-    @property
-    def delivered(self) -> int:
-        """Tokens that the client has, whether their ids are known here or not; none where it
-        is all generated again."""
-        return self._held.count if self._again else max(self._held.count, self._stamp.have[0])
 
     @property
     def detached(self) -> bool:
@@ -218,15 +152,6 @@ class Resumable(Exchange):
         self._finish = ""
         self.detached_until = NEVER
 
-    def _restore(self, have: Position) -> None:
-        """Hold those of the client's tokens that are known."""
-        self._known = self._known[: have[0]]
-        self._held = Delivered()
-        self._held.ids.extend(self._known)
-        self._stamp.restart((len(self._known), 0), have)
-        self._tail = self._skip = b""
-        self._out.clear()
-
     def _go_on(self) -> None:
         """Take the stream up where it runs, else have it generated from here."""
         to, self._left = self._left, None
@@ -237,7 +162,7 @@ class Resumable(Exchange):
                 self._assign("returned")
         else:
             self._attaching = True
-            self._tries -= 1
+            self._trials.tries -= 1
             self._dispatch(to)
 
     def expire(self) -> None:
@@ -279,9 +204,16 @@ class Resumable(Exchange):
         to = self._left
         if to is None or to.attempt != attempt or not self.away_on(to.worker, to.incarnation):
             return
-        self._release()
+        self._release(to)
         self._left, self.assignment = None, to
         self.handed_over()
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        to, fresh = self.assignment, not (self._attaching or self._again)
+        super().on_head(status, headers)
+        if fresh and self.detached and status == 200 and self.assignment is to:
+            self._failover = None
+            self._let_engine_go()  # it has begun there, and is kept
 
     def fail(self, status: int, message: str, why: str = "") -> None:
         """While nobody is there to be told, it waits for the client and is tried again then."""
@@ -292,181 +224,7 @@ class Resumable(Exchange):
         else:
             super().fail(status, message, why)
 
-    def tell_failure(self, reply: Reply, message: str) -> None:
-        """A stream that is lost is not to be asked for again, as OpenAI's clients would."""
-        if message.startswith(LOST):
-            headers = (*reply.headers, ("x-should-retry", "false"))
-            reply = error_reply(reply.status, message, code="stream_lost", headers=headers)
-        super().tell_failure(reply, message)
-
-    def _forget(self) -> None:
-        if self._others.get(self.arrival.request) is self:
-            del self._others[self.arrival.request]
-
-    def _release(self) -> None:
-        """Tell the engine that nobody will come for the attempt: it ends, with its buffer."""
-        to = self.assignment or self._left
-        if to is not None and self.resumable:
-            self.ctx.spawn(self._released(to))
-
-    async def _released(self, to: Assignment) -> None:
-        try:
-            upstream = self.ctx.pool.take(to) or await self.ctx.pool.open(to)
-        except UpstreamError:
-            return  # it ends by itself
-        upstream.send(_Unheard(upstream), *self._asking("release", to), generates=False)
-
-    # --- towards the engine
-
-    def send(self, to: Assignment, upstream: Upstream) -> None:
-        self._deaf = False
-        if not self._attaching:
-            if self._again and not self._holders(to):
-                self.fail(502, NOWHERE)
-            else:
-                super().send(to, upstream)
-            return
-        self._frames = self._parser()
-        self._status = 0
-        self._error.clear()
-        self._held = Delivered()
-        self._stamp.restart((0, 0), self._stamp.have)
-        upstream.send(self, *self._asking("attach", to))
-
-    def _asking(self, what: str, to: Assignment) -> tuple[bytes, bytes]:
-        asked = {
-            "request": to.request,
-            "attempt": to.attempt,
-            "incarnation": to.incarnation,
-            "claim": self._claim,
-            "tokens": self._stamp.have[0],
-        }
-        body = msgspec.json.encode(asked)
-        head = (
-            f"POST /relume/{what} HTTP/1.1\r\nhost: {to.host}:{to.port}\r\n"
-            f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        return head.encode(), body
-
-    def dispatch_headers(self, to: Assignment) -> str:
-        if not self.resumable:
-            return ""
-        bounds = self.ctx.config.resume
-        found = ""
-        if self._again:
-            found = f"x-relume-envelope: {','.join(self._holders(to))}\r\n"
-        return found + (
-            f"x-relume-grace: {bounds.grace_s} {bounds.stream_bytes} {bounds.total_bytes} "
-            f"{bounds.streams}\r\nx-relume-claim: {self._claim}\r\n"
-        )
-
-    def _holders(self, to: Assignment) -> tuple[str, ...]:
-        """Where the worker may get the request as the client sent it."""
-        return self.ctx.scheduler.returns.holders(self.arrival.request, to.worker)
-
-    def _parser(self) -> FrameParser:
-        """Frame by frame: an id tells at which frame of the engine's it stands."""
-        return FrameParser(self, merge=False)
-
-    # --- from the engine
-
-    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
-        if not self._attaching:
-            to = self.assignment
-            super().on_head(status, headers)
-            if self._again and status == 424:
-                self.fail(502, NOWHERE)
-            elif self._again and status == 200:
-                self._greet()
-            elif self.detached and status == 200 and self.assignment is to:
-                self._failover = None
-                self._let_engine_go()  # it has begun there, and is kept
-            return
-        if status != 200:
-            kind = "stale" if status == 409 else "detached"
-            self.attempt_failed(kind, f"the worker answered {status}: its stream is not there")
-            return
-        self._status = status
-        self._base = int(headers.get(b"x-relume-from", b"0"))
-        self._cached = headers.get(b"x-relume-cached", b"")
-        if self._base <= self._stamp.have[0]:
-            self._greet()
-
-    def _greet(self) -> None:
-        """The stream goes on: the client's answer begins."""
-        if not self._begun:
-            self._begun = True
-            self.client.begin(self._head(), b"")
-
-    def on_envelope(self, payload: bytes) -> None:
-        head, _, body = payload.partition(b"\n")
-        try:
-            told = _envelope(head)
-        except msgspec.MsgspecError as error:
-            raise FrameError("not an envelope") from error
-        self.path, self.response_id, self.body = told.path, told.id, body
-        self._created = told.created.encode()
-        self._again = False
-
-    def on_tokens(self, start: int, ids: list[int], shown: list[bytes]) -> None:
-        if self._deaf:
-            return
-        stamp = self._stamp
-        if ids and shown and stamp.straddles(len(ids)):
-            raise FrameError("the stream is cut elsewhere than where the client stands")
-        super().on_tokens(start, ids, shown)
-        if self.over or self.assignment is None:
-            return
-        if ids and not shown:
-            stamp.skipped(len(ids))
-        if self._attaching and len(self._held.ids) >= stamp.have[0]:
-            if self._base <= stamp.have[0]:
-                self._attaching = False
-            else:
-                self._deaf = True
-                asyncio.get_running_loop().call_soon(self._regenerate)
-
-    def _regenerate(self) -> None:
-        """The engine dropped the part that the client lacks: its tokens are known now."""
-        if self._attaching and not self.over:
-            self._release()
-            self.attempt_failed("detached", "the worker keeps too little of the stream")
-
-    def _take(self, payload: bytes, shows_tokens: bool) -> None:
-        super()._take(payload, shows_tokens)
-        tokens = len(self._held.ids) - self._stamp.at[0] if shows_tokens else 0
-        self._out[-1] = self._stamp.frame(payload, tokens)
-
-    def take_chunk(self, data: bytes, now: float) -> bool:
-        if not self._plain:
-            return False
-        match = ONE_FRAME(data)
-        if match is None:
-            return False
-        chunk, start, length, token = match.groups()
-        ids = self._held.ids
-        at, size = match.end(), int(length)
-        place = len(ids) + 1
-        if (
-            len(data) != at + size + 2
-            or int(chunk, 16) != at + size - len(chunk) - 2
-            or int(start) != place - 1
-            or data.find(b"\n\n", at) != at + size - 2
-            or data.endswith(DONE_CHUNK)
-            or (place, 0) <= self._stamp.have
-        ):
-            return False
-        ids.append(int(token))
-        gap = now - self._last_at
-        if gap > self._longest_gap:
-            self._longest_gap = gap
-        self._last_at = now
-        self._tail = b""
-        stamp = self._stamp
-        stamp.at = (place, 0)
-        line = b"%b%d\n" % (stamp.prefix, place)
-        self.client.write_chunk(b"%x\r\n%b%b" % (size + len(line), line, data[at:]))
-        return True
+    # --- ends
 
     def on_broken(self, kind: str, message: str) -> None:
         if kind == "taken":  # the log will say by whom
@@ -475,71 +233,13 @@ class Resumable(Exchange):
             return
         super().on_broken(kind, message)
 
-    # --- failures and ends
-
-    def _stop_attaching(self) -> bool:
-        """The attempt that was to be attached to is over; False when none was."""
-        if not self._attaching or self.assignment is None:
-            return False
-        self._attaching = False
-        self._known = max(self._known, self._held.ids, key=len)
-        self._restore(self._stamp.have)
-        return True
-
-    def handed_over(self) -> None:
-        self._stop_attaching()
-        super().handed_over()
-
-    def attempt_failed(self, kind: str, detail: str, status: int = 0) -> None:
-        if not self._stop_attaching() and kind in ("stall", "timeout", "engine_error"):
-            self._release()
-        super().attempt_failed(kind, detail, status)
-
-    @property
-    def movable(self) -> bool:
-        """Not while it is being taken up itself."""
-        return not self._attaching and not self._again and super().movable
-
-    def may_retry(self) -> str:
-        exact = self.arrival.verdict in ("exact", "replay")
-        if self.body and (len(self._held.ids) >= self._stamp.have[0] or exact):
-            return super().may_retry()
-        if not exact:
-            return UNREPEATABLE
-        if not self.ctx.scheduler.returns.holders(self.arrival.request):
-            return NOWHERE
-        self._again = True
-        self._known = array("I")
-        self._restore(self._stamp.have)
-        return ""
-
     def _end(self, outcome: str, status: int, detail: str = "", finish: str = "-") -> bool:
         if not self.over and outcome != "completed":
-            self._release()
+            self._release(self.assignment or self._left)
         self._forget()
         self.detached_until = NEVER
         return super()._end(outcome, status, detail, finish)
 
-    def reply_headers(self) -> tuple[tuple[str, str], ...]:
-        headers = super().reply_headers()
-        if self.resumable:
-            headers += (("x-relume-resumable", str(self.ctx.config.resume.grace_s)),)
-        return headers
-
-
-class _Unheard:
-    """Takes an answer nobody needs."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
-    def take_chunk(self, data: bytes, now: float) -> bool:
-        return False
-
-    def on_data(self, data: bytes) -> None: ...
-    def on_complete(self) -> None:
-        self._upstream.release()
-
-    def on_lost(self, kind: str, detail: str) -> None: ...
-    def on_fault(self, error: Exception) -> Any: ...
+    def _forget(self) -> None:
+        if self._others.get(self.arrival.request) is self:
+            del self._others[self.arrival.request]

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 import structlog
 
-from controlplane.gateway.attempts import Counters
+from controlplane.gateway.context import Counters
 from controlplane.gateway.reading import BODY, HEAD, IDLE, Door, Request, RequestReader, broke
 from controlplane.gateway.replies import CONTINUE, Reply, error_reply, status_line
 

@@ -51,7 +51,7 @@ async def test_it_goes_on_elsewhere_and_is_let_go_of_there(rig):
         assert [e[:2] for e in r.scheduler.log] == [
             ("assign", "arrival"), ("observed", "moved"), ("assign", "moved"),
         ]  # fmt: skip
-        r.gateway._resumable[request].expire()
+        r.gateway._streams.open[request].expire()
         await until(lambda: r.scheduler.endings())
         assert r.scheduler.endings()[0][:2] == ("cancelled", 499)
 
@@ -66,5 +66,5 @@ async def test_a_place_that_fails_it_is_replaced_and_where_none_is_left_it_waits
         assert ("observed", "eof", delivered) in r.scheduler.log
         assert request in r.scheduler.arrivals and not r.scheduler.endings()
         assert not r.gateway.away_on("w1", 3)
-        r.gateway._resumable[request].expire()
+        r.gateway._streams.open[request].expire()
         await until(lambda: r.scheduler.endings())

@@ -205,7 +205,7 @@ async def test_an_engine_that_hands_over_too_late_is_obeyed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its move was given up; the stream ends with the handover, and goes where it was planned."""
-    monkeypatch.setattr("controlplane.migration.HANDOVER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("controlplane.engine_calls.TIMEOUT_S", 0.05)
     async with Scene(7, replicas=1, tokens=LONG) as scene:
         scene.handover_s = 0.15
         traffic = asyncio.create_task(scene.traffic(6))

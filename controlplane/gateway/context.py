@@ -1,0 +1,79 @@
+"""What all exchanges of one gateway share, and the client's side of one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from controlplane.gateway.config import GatewayConfig
+from controlplane.gateway.ports import SchedulerPort
+from controlplane.gateway.replies import Reply
+from controlplane.gateway.upstream import UpstreamPool
+
+if TYPE_CHECKING:
+    from controlplane.gateway.attempts import Attempts
+
+
+class Counters(Struct):
+    """What the gateway counts since start; read by telemetry."""
+
+    clients: int = 0
+    requests: int = 0
+    in_flight: int = 0
+    failovers: int = 0
+    moves: int = 0
+    waits: int = 0
+    tokens: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    rejected: int = 0
+    refused: int = 0
+
+
+class Context(Struct, frozen=True):
+    """What every exchange of one gateway shares."""
+
+    scheduler: SchedulerPort
+    pool: UpstreamPool
+    config: GatewayConfig
+    clock: Callable[[], float]
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    counters: Counters
+    attempts: dict[tuple[str, int], dict[Attempts, None]]
+    """Under way on each engine incarnation, in the order in which they were sent there."""
+
+
+class ClientPort(Protocol):
+    """The client's side of one exchange, offered by `server.ClientConnection`. `chunked`:
+    whether the body begun is sent in HTTP chunks."""
+
+    chunked: bool
+
+    def reply(self, reply: Reply) -> None:
+        """Send a whole response; the exchange is over."""
+        ...
+
+    def begin(self, head: bytes, first: bytes, last: bool = False) -> None:
+        """Send a head (without the blank line) and the first bytes of the body; `last`: they
+        are all of it, and the exchange is over."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send more of the body."""
+        ...
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Send more of a chunked body, given as one whole HTTP chunk."""
+        ...
+
+    def finish(self, data: bytes = b"", close: bool = False) -> None:
+        """Send the last bytes of the body; the exchange is over."""
+        ...
+
+    def break_off(self) -> None:
+        """Cut the response where it is: its framing cannot say that it failed."""
+        ...

@@ -1,0 +1,57 @@
+"""What the head of a request says, and of a relayed one the body."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from controlplane.gateway.errors import ClientError
+from controlplane.gateway.reading import Request
+
+_TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+_JSON_TYPE = re.compile(rb"application/json\s*(;.*)?", re.IGNORECASE).fullmatch
+
+
+def trace_of(request: Request) -> str:
+    """Its traceparent, if that is one of version 00."""
+    given = request.headers.get(b"traceparent", b"")
+    return given.decode() if _TRACEPARENT(given) else ""
+
+
+def require_json(request: Request) -> None:
+    if not _JSON_TYPE(request.headers.get(b"content-type", b"")):
+        raise ClientError(
+            415, "content-type must be application/json", code="unsupported_media_type"
+        )
+    if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise ClientError(415, "compressed bodies are not supported", code="unsupported_media_type")
+
+
+def wants_resumable(request: Request) -> bool:
+    """Whether the client asked for a stream it can come back to: by a header of ours, or by
+    asking for an event stream by name, as clients do that know what an event's id is."""
+    headers = request.headers
+    named = b"text/event-stream" in headers.get(b"accept", b"").lower()
+    return named or b"last-event-id" in headers or headers.get(b"x-relume-resumable") == b"1"
+
+
+def may_be_json(request: Request) -> bool:
+    """Whether a worker may read the body as JSON; without a type FastAPI does."""
+    kind = request.headers.get(b"content-type", b"").lower()
+    return not kind.strip() or b"json" in kind
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_named = msgspec.json.Decoder(_Named).decode
+
+
+def model_of(request: Request) -> str:
+    """The model a relayed body names, if it is JSON that names one."""
+    try:
+        return _named(request.body).model if request.body else ""
+    except msgspec.MsgspecError:
+        return ""

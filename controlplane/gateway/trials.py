@@ -1,0 +1,65 @@
+"""How often one request was tried, what became of it, and when that is enough."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from controlplane.gateway.config import GatewayConfig
+
+DEATHS = frozenset({"reset", "eof", "engine_dead"})
+OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue
+
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before asking again where asking failed; doubled
+
+
+class Trials(Struct):
+    """Of one request. `moves`: of the tries, those that ended by a handover, which are no
+    failures; `answers`: statuses of the engine errors, 0 for what had none; `deaths`: in a row,
+    with nothing delivered between them; `failed_on`: (worker, incarnation)."""
+
+    tries: int = 0
+    moves: int = 0
+    engine_errors: int = 0
+    answers: set[int] = field(default_factory=set)
+    deaths: int = 0
+    delivered_at_death: int = 0
+    failed_on: set[tuple[str, int]] = field(default_factory=set)
+    pause_s: float = PAUSE_S
+
+    def failures(self) -> int:
+        """Attempts that failed, or are under way."""
+        return self.tries - self.moves
+
+    def next_pause(self) -> float:
+        """Seconds to wait before asking again."""
+        pause, self.pause_s = self.pause_s, min(self.pause_s * 2, LONGEST_PAUSE_S)
+        return pause
+
+    def failed(
+        self, kind: str, status: int, delivered: int, config: GatewayConfig
+    ) -> tuple[int, str]:
+        """Another attempt failed that way, with so many tokens delivered in all: the status and
+        the words the request is to end with, (0, "") while it may be tried again."""
+        if kind == "engine_error":
+            self.engine_errors += 1
+            self.answers.add(status)
+            if self.engine_errors >= config.max_engine_errors:
+                return self._errors()
+        if kind in DEATHS and self._died(delivered) >= config.max_deaths:
+            return 502, f"{self.deaths} workers died on this request, one after another"
+        return 0, ""
+
+    def _errors(self) -> tuple[int, str]:
+        """Workers that were all merely full are a reason to come again, not an error."""
+        if self.answers <= OVERLOADED:
+            status = 503 if 503 in self.answers else 429
+            return status, "the workers are overloaded at present; try again"
+        return 502, f"{self.engine_errors} workers failed on this request"
+
+    def _died(self, delivered: int) -> int:
+        """Deaths in a row without progress: this request may be what kills engines."""
+        if delivered > self.delivered_at_death:
+            self.deaths = 0
+        self.delivered_at_death = delivered
+        self.deaths += 1
+        return self.deaths
