@@ -215,7 +215,8 @@ async def _crowded(scene: Scene) -> None:
     plans = of(happened, v.MigrationPlanned)
     assert [(p.worker, p.cause) for p in plans] == [("w0", "imbalance")], "once"
     goes = {c.request for c in plans[0].choices if c.chosen >= 0}
-    assert 2 <= len(goes) <= COUNT // 2
+    told = [(c.reason, c.tokens, c.left, c.stay_us, c.go_us) for c in plans[0].choices]
+    assert 2 <= len(goes) <= COUNT // 2, told
     assert moved(happened) == goes, troubles(happened)
     assert all(c.go_us < c.stay_us for c in plans[0].choices if c.chosen >= 0)
 

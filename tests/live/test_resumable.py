@@ -95,22 +95,25 @@ async def test_gateway_is_killed_and_its_clients_go_on_at_another(options: Fleet
 async def test_gateway_and_workers_are_killed_together(options: FleetOptions) -> None:
     """What is left is the request as its holder has it: a greedy one is generated again, and
     goes on where its client was; one that samples without a seed cannot, and says so."""
-    options = msgspec.structs.replace(options, replicas=2, checkpoint_mb=64)
+    options = msgspec.structs.replace(
+        options, replicas=2, checkpoint_mb=64, replica_args=("--wait-for-worker-s", "120")
+    )
     async with scene_of(options) as scene, aiohttp.ClientSession() as session:
         first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
         calm = Reader("calm")
-        await calm.read(session, first, asking(600))
+        await calm.read(session, first, asking(1500, ignore_eos=True))
         torn = [Reader(f"torn-{i}") for i in range(3)]
         sampled = Reader("sampled")
         long = {"user": "x" * (1 << 20)}  # as a long prompt: its envelope is a chunk of its own
-        asked = [asking(600, **long), asking(600), asking(600)]
-        reading = [
-            asyncio.create_task(r.read(session, first, body))
-            for r, body in zip(torn, asked, strict=True)
-        ]
+        body = asking(1500, ignore_eos=True)
+        deadline = time.monotonic() + 60
+        reading = [asyncio.create_task(torn[0].read(session, first, {**body, **long}))]
+        while not torn[0].events:  # it takes longer to begin
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+        reading += [asyncio.create_task(r.read(session, first, body)) for r in torn[1:]]
         drawn = asking(1900, temperature=1.0, ignore_eos=True)
         reading.append(asyncio.create_task(sampled.read(session, first, drawn)))
-        deadline = time.monotonic() + 60
         while any(len(r.events) < 40 for r in [*torn, sampled]):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
@@ -121,7 +124,7 @@ async def test_gateway_and_workers_are_killed_together(options: FleetOptions) ->
         await asyncio.gather(*reading)
         await asyncio.gather(*(r.read(session, second) for r in [*torn, sampled]))
         for reader in torn:
-            _same(scene, calm, reader, 600)
+            _same(scene, calm, reader, 1500)
         assert sampled.status == 502 and "without a seed" in sampled.answer, sampled.answer
         again = [e for e in await scene.events() if type(e) is v.RouteDecided and e.attempt > 1]
         assert {e.request for e in again} >= {r.request for r in torn}
