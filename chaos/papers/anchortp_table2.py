@@ -20,6 +20,7 @@ from policies.reshard import (
     keep_in_place,
     own_only,
 )
+from policies.reshard_time import Links, busiest_us
 
 UNITS = 8 * 7 * 3 * 10
 """Divides evenly by every number of ranks here."""
@@ -54,6 +55,18 @@ def _ends(values: list[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
+def own_links_s(planner: str) -> tuple[float, float]:
+    """Reload from 8 to 7 ranks were each rank's own link the limit, at the rate that Full Reload
+    then needs: seconds at least and at most, over who dies."""
+    links = Links(host=round(BYTES_PER_S / 7))
+    times = []
+    for dead in range(8):
+        held = after_failure(UNITS, 8, [dead])
+        plan = PLANNERS[planner](held, sorted(held), UNITS)
+        times.append(busiest_us(plan, MODEL_BYTES // UNITS, links) / 1e6)
+    return _ends(times)
+
+
 def run(_seed: int) -> Found:
     reloads = {name: shares(name, 8, 7) for name in PLANNERS}
     seconds = {name: MODEL_BYTES * row[0] / BYTES_PER_S for name, row in reloads.items()}
@@ -70,6 +83,11 @@ def run(_seed: int) -> Found:
         f"GB/s that the seconds of CM, Greedy, Full Reload need for these bytes: {rates}",
         f"{moved / 1e9:.0f} GB copied in {CM_PEER_S} s would be {moved / 1e9 / CM_PEER_S:.0f} GB/s",
         f"keep-in-place at the same bandwidth: {seconds['keep-in-place']:.1f} s, nothing copied",
+        "were each rank's own link the limit: "
+        + "; ".join(
+            f"{name} {own_links_s(name)[0]:.0f} to {own_links_s(name)[1]:.0f} s"
+            for name in ("CMM", "keep-in-place")
+        ),
     ]
     figures = {
         "full": seconds["Full Reload"],

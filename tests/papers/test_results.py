@@ -13,7 +13,7 @@ import pytest
 from chaos.papers import __main__ as command
 from chaos.papers import registry
 from chaos.papers.anchortp_table1 import QWEN, most_ratio, restart_rate
-from chaos.papers.anchortp_table2 import shares
+from chaos.papers.anchortp_table2 import own_links_s, shares
 from chaos.papers.dejavu_failures import FAILURES_S, Pipeline
 from chaos.papers.dejavu_inputs import (
     BLOOM_176B,
@@ -149,6 +149,12 @@ def test_planner_shares_known_from_other_work() -> None:
     assert shares("keep-in-place", 8, 7) == pytest.approx((1 / 8, 0, 1 / 56, 1 / 56))
     assert shares("Greedy", 8, 7)[:2] == pytest.approx((3 / 8, 0))
     assert shares("Full Reload", 8, 7) == pytest.approx((1, 0, 1 / 7, 1 / 7))
+
+
+def test_with_a_link_a_rank_the_busiest_rank_decides() -> None:
+    assert own_links_s("Full Reload") == pytest.approx((197.31, 197.31), rel=1e-3)
+    assert own_links_s("CMM") == pytest.approx((197.31 / 2, 197.31 * 7 / 8), rel=1e-3)
+    assert own_links_s("keep-in-place") == pytest.approx((197.31 / 8,) * 2, rel=1e-3)
 
 
 def test_a_restart_s_rate_by_hand() -> None:
