@@ -102,6 +102,7 @@ class Replica:
         """What keeping history says of itself (history.keeper.KeeperStatus), for metrics."""
         self._reader = reader
         self._history = history
+        self._engines_came = False
         self._groups: AsyncIterator[RevisionGroup] | None = None
         self._observers: list[Callable[[str, int, Any], None]] = [self.leadership.seen]
         self._group_observers: list[Callable[[Any], None]] = []
@@ -202,7 +203,8 @@ class Replica:
             self.last_group_at = time.monotonic()
             self.scheduler.received(group.revision)
             apply_group(self.fleet, group, self._seen)
-            self.scheduler.advanced()
+            engines, self._engines_came = self._engines_came, False
+            self.scheduler.advanced(engines)
             for observer in self._group_observers:
                 observer(group)
 
@@ -250,6 +252,8 @@ class Replica:
         self.scheduler.advanced()
 
     def _seen(self, stream: str, position: int, event: Any) -> None:
+        if type(event) is v.EngineReady:
+            self._engines_came = True
         for observer in self._observers:
             observer(stream, position, event)
 

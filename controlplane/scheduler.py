@@ -134,10 +134,11 @@ class Scheduler:
         self._receipts = []
         self.view.own(self.writer.append(event), event)
 
-    def advanced(self) -> None:
-        """The canonical fold advanced: settle the overlay, wake those who wait."""
+    def advanced(self, engines: bool = True) -> None:
+        """The canonical fold advanced: settle the overlay, wake those who wait. `engines`:
+        one of them may have said for the first time what it serves."""
         self.view.landed()
-        for worker in self.view.fleet.workers.values():
+        for worker in self.view.fleet.workers.values() if engines else ():
             if worker.model and worker.model not in self._models:
                 self._models[worker.model] = True
         self.wake()

@@ -62,29 +62,45 @@ def least_load(view: View, query: Query) -> Choice:
     Workers the request failed on are used only when no other is left: health is never
     traded, past failures of this one request are.
     """
+    fleet, model = view.fleet, query.model
+    # Every worker is looked at for every decision: what concerns few of them is asked once.
+    distrusted, overlaid = view.distrusted(), view.overlaid()
     candidates: list[Candidate] = []
-    best: list[tuple[int, int, int]] = []
-    second: list[tuple[int, int, int]] = []
-    count = max(len(view.fleet.workers), 1)
+    best: tuple[int, int, int] | None = None
+    second: tuple[int, int, int] | None = None
+    count = max(len(fleet.workers), 1)
     turn = view.turn % count
-    for index, worker in enumerate(view.fleet.workers.values()):
-        prefill, requests = view.load(worker)
+    for index, worker in enumerate(fleet.workers.values()):
+        name, incarnation = worker.name, worker.incarnation
+        if name in overlaid:
+            prefill, requests = view.load(worker)
+        else:
+            prefill, requests = worker.prefill_left, len(worker.attempts)
         cost = prefill + REQUEST_TOKENS * requests
-        excluded = exclusion(view, worker, query)
-        if not excluded:
-            rank = (cost, (index - turn) % count, index)
-            if query.avoid and f"{worker.name}:{worker.incarnation}" in query.avoid:
+        if (
+            worker.engine == "ready"
+            and worker.model == model
+            and worker.present
+            and not worker.draining
+            and distrusted.get(name, 0) != incarnation
+        ):
+            excluded = ""
+            if query.avoid and f"{name}:{incarnation}" in query.avoid:
                 excluded = "failed it before"
-                second.append(rank)
-            else:
-                best.append(rank)
-        candidates.append(
-            Candidate(worker.name, worker.incarnation, cost, prefill, requests, excluded)
-        )
+                rank = (cost, (index - turn) % count, index)
+                if second is None or rank < second:
+                    second = rank
+            elif best is None or cost <= best[0]:
+                rank = (cost, (index - turn) % count, index)
+                if best is None or rank < best:
+                    best = rank
+        else:
+            excluded = exclusion(view, worker, query)
+        candidates.append(Candidate(name, incarnation, cost, prefill, requests, excluded))
     ranked = best or second
-    if not ranked:
+    if ranked is None:
         return Choice("", 0, tuple(candidates))
-    chosen = candidates[min(ranked)[2]]
+    chosen = candidates[ranked[2]]
     return Choice(chosen.worker, chosen.incarnation, tuple(candidates))
 
 

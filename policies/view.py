@@ -14,7 +14,7 @@ events in another order than life did, and gets the same answer at the same basi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from msgspec import Struct
@@ -220,12 +220,22 @@ class View:
 
     def suspects(self) -> list[tuple[str, int]]:
         """(worker, incarnation) this replica distrusts, in the fleet's order."""
-        pairs = ((name, self.suspect(name)) for name in self.fleet.workers)
-        return [(name, incarnation) for name, incarnation in pairs if incarnation]
+        distrusted = self.distrusted()
+        if not distrusted:
+            return []
+        return [(name, distrusted[name]) for name in self.fleet.workers if name in distrusted]
 
-    def overlaid(self) -> tuple[str, ...]:
+    def distrusted(self) -> dict[str, int]:
+        """The same, in no order, of workers the fleet may not know too."""
+        replica = self.fleet.replicas.get(self.replica)
+        told = replica.suspects if replica is not None and self._started is None else {}
+        if not told and not self._suspicion:
+            return {}
+        return {name: seen for name in (*told, *self._suspicion) if (seen := self.suspect(name))}
+
+    def overlaid(self) -> Collection[str]:
         """Workers whose load own events concern that the fold does not hold."""
-        return tuple(self._own)
+        return self._own.keys()
 
     def load(self, worker: Worker) -> tuple[int, int]:
         """(uncomputed prompt tokens, requests) of `worker`, own events included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -149,3 +150,51 @@ def test_nobody_up_is_an_answer_with_candidates() -> None:
     assert [c.excluded for c in choice.candidates] == ["engine dead", "engine dead"]
     assert round_robin(view_of(story), QUERY) == choice
     assert least_load(View("r.r0", Story().fleet), QUERY).candidates == ()
+
+
+def plainly(view: View, query: Query) -> tuple[str, list[tuple[str, int, str]]]:
+    """The choice and (worker, cost, exclusion) of all, by what is said of each alone."""
+    workers = list(view.fleet.workers.values())
+    shown, open_, avoided = [], [], []
+    for index, worker in enumerate(workers):
+        prefill, requests = view.load(worker)
+        cost = prefill + routing.REQUEST_TOKENS * requests
+        why = routing.exclusion(view, worker, query)
+        if not why:
+            rank = cost, (index - view.turn) % len(workers), worker.name
+            if f"{worker.name}:{worker.incarnation}" in query.avoid:
+                why = "failed it before"
+                avoided.append(rank)
+            else:
+                open_.append(rank)
+        shown.append((worker.name, cost, why))
+    ranked = open_ or avoided
+    return (min(ranked)[2] if ranked else ""), shown
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_choice_is_the_least_of_what_is_said_of_each(seed: int) -> None:
+    draw = random.Random(seed)
+    story = fleet_of(draw.randint(1, 9))
+    names = list(story.fleet.workers)
+    for number in range(draw.randint(0, 30)):
+        worker = draw.choice(names)
+        story.tell(f"w.{worker}", engine_step(queued(f"q{number}", prompt=draw.randint(1, 99))))
+    if draw.random() < 0.5:
+        story.tell(f"w.{names[0]}", died(names[0]))
+    view = view_of(story)
+    for number in range(draw.randint(0, 12)):
+        worker = draw.choice(names)
+        own = draw.choice(
+            (
+                decided(f"o{number}", worker=worker, prompt=draw.randint(1, 99)),
+                v.WorkerSuspected(worker, 1, "told"),
+                v.WorkerCleared(worker, 1, "told"),
+            )
+        )
+        view.own(view.position + 1, own)
+    avoid = tuple(f"{n}:1" for n in names if draw.random() < 0.3)
+    query = Query("q9", "m", 50, 0, avoid)
+    choice = least_load(view, query)
+    shown = [(c.worker, c.cost, c.excluded) for c in choice.candidates]
+    assert (choice.worker, shown) == plainly(view, query)
