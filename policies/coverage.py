@@ -109,7 +109,9 @@ def to_release(fleet: Fleet, tick: int) -> tuple[str, ...]:
     due = (
         request
         for request, at in fleet.ending.items()
-        if tick - at >= RELEASE_TICKS and held_somewhere(fleet, request)
+        if tick - at >= RELEASE_TICKS
+        and request not in fleet.requests
+        and held_somewhere(fleet, request)
     )
     return tuple(request for request, _ in zip(due, range(RELEASED_AT_ONCE), strict=False))
 
@@ -223,6 +225,11 @@ def _acknowledge(fleet: Fleet, site: Holder, held: v.CheckpointAcknowledged | v.
     if found is None:
         found = site.covered[held.request] = Coverage(held.attempt)
     found.attempt = held.attempt
+    if held.request not in fleet.requests:
+        # Its end is over and settled, or its arrival is still to be told: if nobody tells it,
+        # the blocks of an engine that stood still meanwhile are asked back.
+        late = max(fleet.tick, 0) + FORGET_TICKS - RELEASE_TICKS
+        fleet.ending.setdefault(held.request, late)
     _set(site, found, held.child, held.tokens, held.bytes)
     _count_share(fleet, site, held.request, 1)
 

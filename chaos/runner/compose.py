@@ -37,6 +37,11 @@ _AMOUNTS = {
     "dram-budget": (0.1, 0.8), "stream-loss": (0.01, 0.3), "stream-duplicate": (0.05, 0.5),
     "stream-reorder": (0.05, 0.5), "disk-slow": (50, 2000), "clock-jump": (1, 7200),
 }  # fmt: skip
+_OF_ALL = frozenset(
+    "worker-slow dram-budget stream-loss stream-duplicate stream-reorder block-corrupt".split()
+)
+"""What may strike all workers at once and leave a service."""
+
 _FEWEST = {"leader-stop": 2, "gateway-kill": 2}
 """Control planes without which a fault only ends the service."""
 
@@ -99,11 +104,12 @@ def _traffic(rng: Random) -> Traffic:
 
 def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
     when = _when(rng, kind)
-    allowed = ["any", "any", *kind.roles]
+    alone = {"control plane": fleet.control_planes, "etcd": fleet.etcd}.get(kind.target) == 1
+    allowed = ["any", "any", *(role for role in kind.roles if not alone or role != "follower")]
     # Whom an event tells of is a worker or a request, never another kind of target.
     if when.at_s is None and (kind.target == "request" or kind.target == "worker"):
         allowed += ["subject", "subject"]
-    if kind.target == "worker" and kind.lasts != "no":
+    if name in _OF_ALL:
         allowed.append("all")
     if kind.target == "request":
         allowed = ["subject"]

@@ -136,8 +136,9 @@ def _faults(
                     "faulted")  # fmt: skip
         if fault.to_ms is not None:
             stop = _x(fault.to_ms, told.ends_ms)
-            top, height = places.get(fault.target, (26.0, bottom - 26))
-            yield _rect(x, top, stop - x, height, "lasting", title)
+            for target in fault.target.split(","):
+                top, height = places.get(target, (26.0, bottom - 26))
+                yield _rect(x, top, stop - x, height, "lasting", title)
 
 
 def scatter(

@@ -81,9 +81,10 @@ class Tally(Struct):
 
 
 def usable(names: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """The scenarios to be run (all of the library and composed ones, if none are named), and
-    those left out because a feature of theirs does not exist yet. Raises ScenarioError."""
-    chosen = list(names) or [*reading.named(), COMPOSED]
+    """The scenarios to be run, and those left out because a feature of theirs does not exist
+    yet. If none are named: the library, behind each three of it a composed one. Raises
+    ScenarioError."""
+    chosen = list(names) or [*reading.named()]
     waiting = []
     for name in chosen:
         if name == COMPOSED:
@@ -91,7 +92,10 @@ def usable(names: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         path = reading.find(name)
         if not all(applicable(fault.what) for fault in reading.load(path).faults):
             waiting.append(name)
-    return [name for name in chosen if name not in waiting], waiting
+    able = [name for name in chosen if name not in waiting]
+    if not names:
+        able = [name for at in range(0, len(able), 3) for name in (*able[at : at + 3], COMPOSED)]
+    return able, waiting
 
 
 def asked(

@@ -84,13 +84,15 @@ def judge(run: Outcome) -> Verdict:
     """The verdict of `run`. Raises LogError if its log cannot be read."""
     log = Log(run.groups)
     wanted = run.scenario.promises or PROMISES
-    judged = [name for name in wanted if name in CHECKS and (name != "I12" or run.drained)]
+    # Of a fleet that did not come to rest by itself, I12 is not asked where the run broke off.
+    rested = run.drained or not run.error
+    judged = [name for name in wanted if name in CHECKS and (name != "I12" or rested)]
     with untracked():
         found = list(_violations(run, log, judged))
         figures = figures_of(run, log)
     # A validator that had nothing to look at says so of the run.
     unproven = [f"{v.promise}: {v.detail}" for v in found if v.about == THE_RUN]
-    if "I12" in wanted and not run.drained:
+    if "I12" in wanted and not run.drained and not any(v.promise == "I12" for v in found):
         unproven.append("I12: the fleet had not come to rest")
     violations = [v for v in found if v.about != THE_RUN]
     expectations = tuple(_expectations(run, figures))

@@ -41,9 +41,8 @@ from policies.state import Fleet
 
 UP_S = 600.0
 """The fleet comes up within this time, or the run failed."""
-REST_S = 900.0
-"""It comes to rest within this time after the last answer and fault: what no holder hears of
-expires there after ten minutes."""
+REST_S = 120.0
+"""It comes to rest within this time after the last answer and fault."""
 LOOK_S = 0.5
 OF_EFFECTS = ("AdminCommanded", "EffectsDecided", "EffectApplied")
 """Where a fault waits for one of these, somebody must command something."""

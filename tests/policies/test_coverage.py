@@ -8,7 +8,7 @@ from events import codec
 from events import vocabulary as v
 from policies import coverage, placement
 from policies.checkpoints import displaced, sites
-from policies.coverage import RELEASE_TICKS, bandwidth, covered_tokens, endpoint
+from policies.coverage import FORGET_TICKS, RELEASE_TICKS, bandwidth, covered_tokens, endpoint
 from policies.state import dump, load, state_hash
 from policies.step import step
 from policies.view import View
@@ -229,6 +229,37 @@ def test_blocks_that_outlive_their_request_are_asked_back_by_the_leader() -> Non
     assert owed == [v.CheckpointsReleased(("q",))]
     story.tell("fleet", *owed)
     assert ticks(story, 11 + RELEASE_TICKS, 40) == [] and story.fleet.ending == {}
+
+
+def test_blocks_written_long_after_the_end_are_asked_back() -> None:
+    """An engine that stood still writes what it was about to, for a request that went on
+    elsewhere and has ended."""
+    story = scene()
+    story.leader()
+    ticks(story, 0, 1)
+    story.tell("r.r0", chosen("w1"), ended("q"))
+    ticks(story, 2, 2 + FORGET_TICKS)
+    assert story.fleet.ending == {}
+    story.tell("w.w1", acknowledged("w1", 64))
+    late = 3 + 2 * FORGET_TICKS
+    assert ticks(story, 3 + FORGET_TICKS, late - 2) == [], "its arrival may still be told"
+    owed = ticks(story, late - 1, late)
+    assert owed and set(owed) == {v.CheckpointsReleased(("q",))}
+    story.tell("fleet", owed[0])
+    assert ticks(story, late + 1, late + 40) == [] and story.fleet.ending == {}
+
+
+def test_blocks_told_ahead_of_the_arrival_are_the_requests() -> None:
+    story = Story()
+    for worker in ("w0", "w1"):
+        story.worker(worker)
+    story.replica()
+    story.leader()
+    story.tell("w.w1", daemon("w1"), acknowledged("w1", 64))
+    story.tell("r.r0", arrived("q"), chosen("w1"))
+    assert ticks(story, 0, 3 * FORGET_TICKS) == []
+    story.tell("r.r0", ended("q"))
+    assert v.CheckpointsReleased(("q",)) in ticks(story, 60, 60 + FORGET_TICKS)
 
 
 def test_an_end_the_engine_told_its_holder_concerns_no_leader() -> None:

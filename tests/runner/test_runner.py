@@ -100,6 +100,11 @@ def tried(given: fuzz.Asked) -> fuzz.Ran:
 def test_fuzz_tells_who_failed_and_keeps_only_that(played: None, tmp_path: Path, jobs: int) -> None:
     names, waiting = fuzz.usable(["calm", "engine-killed-in-decode", "weights-flipped"])
     assert waiting == ["weights-flipped"]
+    everything, _ = fuzz.usable()
+    assert {name for name in reading.named() if "flipped" not in name} >= set(everything) - {
+        "composed"
+    }
+    assert everything[3::4] == ["composed"] * (len(everything) // 4)
     runs = fuzz.asked(names, 0, 6, 30.0, tmp_path)
     seen: list[int] = []
     tallies, early = fuzz.fuzz(runs, jobs, None, lambda given, ran, _: seen.append(given.seed))
