@@ -11,16 +11,18 @@ generated again. All of it lives on the event loop of the API process.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from engine_shim import frames
 from engine_shim.generation import Generation, MalformedDispatch, number
+
+if TYPE_CHECKING:
+    from engine_shim.shelf import Shelf
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -33,13 +35,8 @@ BACKLOG_BYTES = 256 << 10
 IDS_A_FRAME = 4096
 FIRST_BYTE_S = 0.3
 """The client's first byte waits so long for the holders to have the envelope."""
-TOMBSTONES = 256
 TAKEN = "taken"
-NO_ROOM = "no room for detached streams"
-TOO_MANY = "too many detached streams"
 GRACE_OVER = "its grace is over"
-COUNTED = {GRACE_OVER: "expired", NO_ROOM: "refused_bytes", TOO_MANY: "refused_streams"}
-"""Ends of streams whose clients were away, by what they are called in the figures."""
 
 
 class Bounds(Struct, frozen=True):
@@ -57,14 +54,6 @@ class Bounds(Struct, frozen=True):
         if len(words) != 4:
             raise MalformedDispatch("grace", f"{header[:80]!r} is not four numbers")
         return cls(*(number("grace", word) for word in words))
-
-
-class Gone(Exception):
-    """There is no such stream, or not for who asks. `status` for the answer."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class _Sink:
@@ -338,107 +327,6 @@ class Kept:
         self.bytes = 0
         self._writes.clear()
         self.envelope = b""
-
-
-class Shelf:
-    """All kept streams of this engine."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.counts = dict.fromkeys(("taken_up", "cut_short", *COUNTED.values()), 0)
-        self._kept: dict[tuple[str, int], Kept] = {}
-        self._gone: dict[tuple[str, int], str] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def keep(self, generation: Generation, bounds: Bounds, claim: str, envelope: bytes) -> Kept:
-        """A new stream; an older one of the same attempt is erased."""
-        key = generation.request, generation.attempt
-        if (older := self._kept.get(key)) is not None:
-            self.forget(older, "sent again")
-        kept = self._kept[key] = Kept(self, generation, bounds, claim, envelope)
-        self.bytes += kept.bytes
-        return kept
-
-    def find(self, request: str, attempt: int, claim: str) -> Kept:
-        """Raises Gone."""
-        kept = self._kept.get((request, attempt))
-        if kept is None:
-            why = self._gone.get((request, attempt), "it is not here")
-            raise Gone(404, f"the stream is not kept: {why}")
-        if not hmac.compare_digest(kept.claim.encode(), claim.encode()):
-            raise Gone(403, "not this stream's claim")
-        return kept
-
-    def envelope(self, request: str, attempt: int) -> bytes:
-        """Of a stream that is kept here; empty for any other."""
-        kept = self._kept.get((request, attempt))
-        return kept.envelope if kept is not None else b""
-
-    def detached(self, kept: Kept) -> None:
-        """Nobody is attached, and its end has not been written out."""
-        loop = asyncio.get_running_loop()
-        kept.detached_at = loop.time()
-        kept.expire_in(kept.bounds.grace_s)
-        waiting = [k for k in self._kept.values() if k.detached_at]
-        for old in sorted(waiting, key=lambda k: k.detached_at)[: -kept.bounds.streams or None]:
-            self.forget(old, TOO_MANY)
-
-    def rest(self, kept: Kept) -> None:
-        """It is complete: keep it a while for who missed its end."""
-        if kept.detached_at:
-            return  # it was never written out: its grace runs
-        kept.expire_in(min(LINGER_S, kept.bounds.grace_s))
-
-    def make_room(self, writing: Kept) -> None:
-        """Stay within the bytes for all: complete streams go first, then what `writing` has
-        written out, then the one detached longest, whose client is told so."""
-        total = writing.bounds.total_bytes
-        for kept in [k for k in self._kept.values() if k.finished and not k.attached]:
-            if self.bytes <= total:
-                return
-            self.forget(kept, NO_ROOM)
-        while self.bytes > total and writing.drop_sent():
-            pass
-        waiting = [k for k in self._kept.values() if k.detached_at]
-        for kept in sorted(waiting, key=lambda k: k.detached_at):
-            if self.bytes <= total:
-                return
-            self.forget(kept, NO_ROOM)
-
-    def forget(self, kept: Kept, why: str) -> None:
-        """Erase a stream and abort its request if it runs."""
-        if self._kept.get(kept.key) is kept:
-            if kept.detached_at and why in COUNTED:
-                self.counts[COUNTED[why]] += 1
-            del self._kept[kept.key]
-            self._gone[kept.key] = why
-            if len(self._gone) > TOMBSTONES:
-                del self._gone[next(iter(self._gone))]
-        kept.close()
-
-    def close(self) -> None:
-        """The engine stops: nothing is kept for anybody who is not here."""
-        for kept in [k for k in self._kept.values() if not k.attached]:
-            self.forget(kept, "the worker stopped")
-
-    def spawn(self, work: Any) -> None:
-        """Run `work` on its own."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def figures(self) -> dict[str, int]:
-        """For `/relume/state` and the log. `taken_up`: streams a connection attached to,
-        `cut_short` of them when payload it lacked had been dropped; the others counted ended
-        while their clients were away."""
-        away = [k for k in self._kept.values() if k.detached_at]
-        return {
-            "streams": len(self._kept),
-            "bytes": self.bytes,
-            "detached": len(away),
-            "detached_bytes": sum(k.bytes for k in away),
-            **self.counts,
-        }
 
 
 def cut(data: bytes) -> Iterator[tuple[int, list[int], bool]]:

@@ -19,7 +19,7 @@ import msgspec
 
 from engine_shim import frames, handover, identity, plugin
 from engine_shim.checkpointing import endpoints
-from engine_shim.detached import Bounds, Gone, Shelf
+from engine_shim.detached import Bounds
 from engine_shim.envelope import Envelope, unpacked
 from engine_shim.envelope_links import EnvelopeLinks
 from engine_shim.framing import FramedResponse
@@ -34,6 +34,7 @@ from engine_shim.generation import (
 )
 from engine_shim.kept_report import KeptReport
 from engine_shim.reports import Ready
+from engine_shim.shelf import Gone, Shelf
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,10 @@ import pytest
 
 from engine_shim import frames
 from engine_shim.agent_reports import is_step
-from engine_shim.detached import Bounds, Gone, Kept, Shelf
+from engine_shim.detached import Bounds, Kept
 from engine_shim.generation import Delivered, Generation, MalformedDispatch, Resume
 from engine_shim.kept_report import REPORT_S, KeptReport
+from engine_shim.shelf import Gone, Shelf
 from events.codec import decode, encode
 from events.vocabulary import StreamsReported
 
