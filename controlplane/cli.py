@@ -116,7 +116,9 @@ It prints what to try next. Everything it writes is under .relume/.""",
         "controlplane.cli_arguments:drain",
         "controlplane.cli_drain:drain",
         """
-  relume drain w0 --wait 60          return when nothing runs there and nothing is held there
+  relume drain w0 --wait 60          return when nothing runs there and nothing is held there;
+                                     what cannot move ends there, and where its client stays
+                                     away no later than --resume-grace-s of the replicas
   relume config set migration.moves off   let running requests end where they are""",
     ),
     "undrain": Command(

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from tests.live.test_checkpoints import (
     with_checkpoints,
 )
 from tests.signals import stop
+
+COOL_TICKS = 3
 
 
 async def test_requests_leave_a_living_engine(options: FleetOptions) -> None:
@@ -191,8 +194,9 @@ async def _first_target(victim: Victim) -> list[str]:
 
 
 async def _crowded(scene: Scene) -> None:
-    """Everything is on w0, then all take requests again: some leave it, once."""
-    for name, value in (("moves", "all"), ("gap", 3), ("ticks", 2), ("cool_ticks", 3)):
+    """Everything is on w0, then all take requests again: some leave it, and nothing comes back.
+    How many gain more than they cost is up to paces learnt from engines that were stopped."""
+    for name, value in (("moves", "all"), ("gap", 3), ("ticks", 2), ("cool_ticks", COOL_TICKS)):
         asked = {"key": f"migration.{name}", "value": value}
         answer = await scene.fleet.admin("config", "PUT", body=asked)
         assert answer.get("state") == "decided", answer
@@ -213,12 +217,13 @@ async def _crowded(scene: Scene) -> None:
 
     happened = await struck(scene, "crowded", act)
     plans = of(happened, v.MigrationPlanned)
-    assert [(p.worker, p.cause) for p in plans] == [("w0", "imbalance")], "once"
-    goes = {c.request for c in plans[0].choices if c.chosen >= 0}
-    told = [(c.reason, c.tokens, c.left, c.stay_us, c.go_us) for c in plans[0].choices]
-    assert 2 <= len(goes) <= COUNT // 2, told
-    assert moved(happened) == goes, troubles(happened)
-    assert all(c.go_us < c.stay_us for c in plans[0].choices if c.chosen >= 0)
+    assert plans and {(p.worker, p.cause) for p in plans} == {("w0", "imbalance")}
+    assert all(b.tick - a.tick >= COOL_TICKS for a, b in pairwise(plans)), plans
+    goes = [{c.request for c in p.choices if c.chosen >= 0} for p in plans]
+    assert all(1 <= len(g) <= COUNT // 2 for g in goes), troubles(happened)
+    assert goes[0] <= moved(happened) <= set().union(*goes), troubles(happened)
+    assert sum(map(len, goes)) == len(set().union(*goes)), "twice"
+    assert all(c.go_us < c.stay_us for p in plans for c in p.choices if c.chosen >= 0)
 
 
 def _leaving(fleet: Fleet) -> list[str]:
