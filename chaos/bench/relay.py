@@ -4,7 +4,9 @@ Measured per point (streams x paced or burst): CPU seconds of the router's proce
 100,000 chunks (paced) or per 1,000 requests (burst), and the time to the first byte it
 adds over asking the engine directly (p50). Targets take turns within every repetition;
 figures are medians over the repetitions, ratios are ours to vllm-router's. Ours runs as
-`relume serve` on a real etcd: failover recording, token tracking and the log are on.
+`relume serve` on a real etcd: failover recording, token tracking and the log are on. The
+target `resumable` is ours again, asked for streams whose events have ids: its ratio is to
+ours without them, the median of neighbours in time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ CPU_GOAL = 0.8
 STREAMS = (1, 16, 64)
 EVENTS = 100  # tokens of an answer
 REQUESTS_PER_S = 400  # of bursts, in waves of as many requests as there are streams
-TARGETS = ("direct", "relume", "vllm-router")
+TARGETS = ("direct", "relume", "resumable", "vllm-router")
+IDS_GOAL = 1.1  # CPU of a stream whose events have ids, to one without
 TTFB_NOISE_MS = 0.1  # differences of medians below it are not told apart here
 
 
@@ -58,16 +61,18 @@ def points(quick: bool, streams: tuple[int, ...]) -> list[Point]:
 
 def measure(client: LoadClient, routers: Routers, target: str, point: Point) -> Sample:
     """Run one point against one target."""
-    pid = routers.pids.get(target)
+    served_by = "relume" if target == "resumable" else target
+    pid = routers.pids.get(served_by)
     before = cpu_ns(pid) if pid else 0
     result = client.run(
         {
-            "port": routers.ports[target],
+            "port": routers.ports[served_by],
             "streams": point.streams,
             "events": point.events,
             "paced": point.paced,
             "seconds": point.seconds,
             "requests_per_s": REQUESTS_PER_S,
+            "resumable": target == "resumable",
         }
     )
     used_s = (cpu_ns(pid) - before) / 1e9 if pid else 0.0
@@ -100,6 +105,14 @@ def summarise(point: Point, samples: dict[str, list[Sample]]) -> dict[str, dict[
             "unit": "ms",
         },
     }
+    pairs = zip(samples["resumable"], samples["relume"], strict=True)
+    ids = statistics.median(with_ids.cpu_s / without.cpu_s for with_ids, without in pairs)
+    figures[f"cpu_ratio_ids_{name}"] = {"value": round(ids, 3), "goal": IDS_GOAL, "unit": "x"}
+    figures[f"added_ttfb_p50_ids_{name}"] = {
+        "value": round(added["resumable"], 3),
+        "goal": None,
+        "unit": "ms",
+    }
     if "vllm-router" in samples:
         peer = median("vllm-router", "cpu_s")
         ratio = median("relume", "cpu_s") / peer
@@ -123,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
 async def _run(options: argparse.Namespace) -> dict[str, Any]:
     repetitions = options.repetitions or (2 if options.quick else 5)
     figures: dict[str, dict[str, Any]] = {}
-    targets = TARGETS[:2] if options.only_ours else TARGETS
+    targets = TARGETS[:3] if options.only_ours else TARGETS
     with LoadClient() as client:
         async with Routers(options.policy, not options.only_ours) as routers:
             for point in points(options.quick, tuple(options.streams)):

@@ -1,10 +1,11 @@
 """The load client of the relay bench: one process, commands on stdin, results on stdout.
 
-Each line in is a JSON object {port, streams, events, paced, seconds, requests_per_s}; each
-line out is {requests, events, errors, ttfb_us}. Paced: every stream asks again as soon as
-its answer is complete, after a start at a time of its own. Burst: all streams ask at the
-same moment, wave after wave, `requests_per_s` in all. What is not a whole answer with the
-right number of events counts as an error.
+Each line in is a JSON object {port, streams, events, paced, seconds, requests_per_s,
+resumable}; each line out is {requests, events, errors, ttfb_us}. Paced: every stream asks
+again as soon as its answer is complete, after a start at a time of its own. Burst: all
+streams ask at the same moment, wave after wave, `requests_per_s` in all. Resumable: asked
+for so that every event has an id. What is not a whole answer with the right number of
+events and ids counts as an error.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ MAX_SAMPLES = 20_000
 class Stream(asyncio.Protocol):
     """One client connection that asks again and again until told to stop."""
 
-    def __init__(self, request: bytes, events: int, paced: bool) -> None:
+    def __init__(self, request: bytes, events: int, paced: bool, resumable: bool) -> None:
         self.request = request
         self.expected = events + 1  # and [DONE]
+        self.expected_ids = self.expected * resumable
         self.paced = paced
         self.requests = 0
         self.events = 0
@@ -46,8 +48,8 @@ class Stream(asyncio.Protocol):
             return
         self.busy = True
         self.idle.clear()
-        self.seen = 0
-        self.tail = b"\n\n"
+        self.seen = self.seen_ids = 0
+        self.tail = b"     \n"
         self.first = False
         self.asked_at = time.perf_counter()
         self.transport.write(self.request)
@@ -65,12 +67,13 @@ class Stream(asyncio.Protocol):
             if len(self.ttfb_us) < MAX_SAMPLES:
                 self.ttfb_us.append(int((time.perf_counter() - self.asked_at) * 1e6))
         joined = self.tail + data
-        self.seen += joined.count(b"\n\ndata: ")
-        self.tail = joined[-7:]
+        self.seen += joined.count(b"\ndata: ")
+        self.seen_ids += joined.count(b"\nid: ", 2)
+        self.tail = joined[-6:]
 
     def on_message_complete(self) -> None:
-        if self.parser.get_status_code() != 200 or self.seen != self.expected:
-            self.errors += 1
+        right = self.seen == self.expected and self.seen_ids == self.expected_ids
+        self.errors += self.parser.get_status_code() != 200 or not right
         self.requests += 1
         self.events += self.seen
         self.busy = False
@@ -79,7 +82,7 @@ class Stream(asyncio.Protocol):
             self.ask()
 
 
-def request_of(port: int, events: int, paced: bool) -> bytes:
+def request_of(port: int, events: int, paced: bool, resumable: bool) -> bytes:
     """The bytes of one request."""
     body = json.dumps(
         {
@@ -90,23 +93,30 @@ def request_of(port: int, events: int, paced: bool) -> bytes:
             "max_tokens": events + 1000 * paced,
         }
     ).encode()
+    accept = "text/event-stream" if resumable else "*/*"
     head = (
         f"POST {PATH} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-        f"accept: */*\r\nuser-agent: relume-bench\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"accept: {accept}\r\nuser-agent: relume-bench\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
 async def load(
-    port: int, streams: int, events: int, paced: bool, seconds: float, requests_per_s: float
+    port: int,
+    streams: int,
+    events: int,
+    paced: bool,
+    seconds: float,
+    requests_per_s: float,
+    resumable: bool,
 ) -> dict:
     """Run one point and return its counts."""
     loop = asyncio.get_running_loop()
-    request = request_of(port, events, paced)
+    request = request_of(port, events, paced, resumable)
     clients = []
     for _ in range(streams):
         _, client = await loop.create_connection(
-            lambda: Stream(request, events, paced), "127.0.0.1", port
+            lambda: Stream(request, events, paced, resumable), "127.0.0.1", port
         )
         clients.append(client)
     until = loop.time() + seconds

@@ -52,7 +52,8 @@ class FrameParser:
     """Feeds one attempt's body to a `FrameSink`.
 
     Raises `FrameError` on anything that is not a frame, and on bytes after the last one.
-    `merge`: token frames of one read may be handed on as one run; else each comes alone.
+    `merge`: token frames of one read may be handed on as one run; else only frames of one
+    token each, every one with the bytes that show it; others come alone.
     """
 
     __slots__ = ("_ended", "_held", "_held_bytes", "_merge", "_need", "_sink")
@@ -81,7 +82,7 @@ class FrameParser:
                 return
             data = b"".join(self._held)
             self._held.clear()
-        pos, size = self._plain_run(data) if self._merge else 0, len(data)
+        pos, size = self._plain_run(data), len(data)
         run: list[int] = []
         shown: list[bytes] = []
         first = 0

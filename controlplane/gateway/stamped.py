@@ -25,6 +25,7 @@ from controlplane.gateway.relay import DONE_CHUNK, ONE_FRAME, Exchange
 from controlplane.gateway.replies import JSON, Reply, error_reply
 from controlplane.gateway.upstream import Upstream
 
+NEWLINE = b"\n"[0]
 LOST = "the worker that kept the stream is gone together with its gateway"
 NOWHERE = f"{LOST}, and no holder has the request: send it anew"
 UNREPEATABLE = (
@@ -47,7 +48,7 @@ _envelope = msgspec.json.Decoder(_Envelope).decode
 class Stamped(Exchange):
     """One request whose events carry ids. `claim` is what its client shows to come back."""
 
-    __slots__ = ("_again", "_attaching", "_base", "_claim", "_deaf", "_known", "_stamp")
+    __slots__ = ("_again", "_attaching", "_base", "_claim", "_deaf", "_known", "_run", "_stamp")
 
     def __init__(self, *at: Any, claim: str, created: str) -> None:
         """`at`: as of `Exchange`. `created`: unix seconds its events show; empty: as the
@@ -61,6 +62,7 @@ class Stamped(Exchange):
         self._base = 0  # first token whose payload the engine still has
         self._deaf = False  # the rest of this read is of no use
         self._known = array("I")  # tokens of the client's, while the engine repeats them
+        self._run: list[bytes] = []  # frames of one token each that are being taken
 
     @property
     def resumable(self) -> bool:
@@ -143,7 +145,7 @@ class Stamped(Exchange):
         upstream.send(_Unheard(upstream), *self._asking("release", to), generates=False)
 
     def _parser(self) -> FrameParser:
-        """Frame by frame: an id tells at which frame of the engine's it stands."""
+        """An id tells at which frame of the engine's it stands, so none are merged."""
         return FrameParser(self, merge=False)
 
     # --- from the engine
@@ -186,6 +188,17 @@ class Stamped(Exchange):
         if self._deaf:
             return
         stamp = self._stamp
+        if len(shown) > 1:  # frames of one token each
+            if self._attaching or self._skip:
+                for n in range(len(ids)):
+                    self.on_tokens(start + n, ids[n : n + 1], shown[n : n + 1])
+                return
+            self._run = shown
+            try:
+                super().on_tokens(start, ids, shown)
+            finally:
+                self._run = []
+            return
         if ids and shown and stamp.straddles(len(ids)):
             raise FrameError("the stream is cut elsewhere than where the client stands")
         super().on_tokens(start, ids, shown)
@@ -208,6 +221,9 @@ class Stamped(Exchange):
 
     def _take(self, payload: bytes, shows_tokens: bool) -> None:
         super()._take(payload, shows_tokens)
+        if self._run:
+            self._out[-1] = self._stamp.run(self._run)
+            return
         tokens = len(self._held.ids) - self._stamp.at[0] if shows_tokens else 0
         self._out[-1] = self._stamp.frame(payload, tokens)
 
@@ -225,7 +241,8 @@ class Stamped(Exchange):
             len(data) != at + size + 2
             or int(chunk, 16) != at + size - len(chunk) - 2
             or int(start) != place - 1
-            or data.find(b"\n\n", at) != at + size - 2
+            or data.find(b"\n", at) != at + size - 2  # one line, so one event
+            or data[at + size - 1] != NEWLINE
             or data.endswith(DONE_CHUNK)
             or (place, 0) <= self._stamp.have
         ):

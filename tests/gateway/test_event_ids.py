@@ -64,6 +64,23 @@ def test_any_cut_resumes_to_the_identical_list(
     assert whole[:cut] + sent(frames, again, last.position[0]) == whole
 
 
+@given(
+    st.lists(st.sampled_from(("one", "two", "half", "line")), min_size=1, max_size=9),
+    st.integers(0, 9),
+    st.integers(0, 2),
+)
+def test_a_run_is_as_its_frames_one_by_one(kinds: list[str], tokens: int, events: int) -> None:
+    """Frames of one token each; `have` may lie in front of them, among them or behind."""
+    shown = {"one": "data: {0}\n\n", "two": "data: {0}\n\ndata: [DONE]\n\n", "half": "da{0}"}
+    line = "event: a\ndata: {0}\n\n"
+    frames = [shown.get(kind, line).format(n).encode() for n, kind in enumerate(kinds)]
+    single, run = Stamp("q", CLAIM), Stamp("q", CLAIM)
+    for stamp in (single, run):
+        stamp.restart((3, events), (tokens, 0))
+    assert run.run(frames) == b"".join(single.frame(payload, 1) for payload in frames)
+    assert run.at == single.at == (3 + len(frames), 0)
+
+
 def test_claim_is_known_by_its_digest_alone() -> None:
     known = event_ids.digest(CLAIM)
     assert CLAIM not in known
