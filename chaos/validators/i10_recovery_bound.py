@@ -114,7 +114,10 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
             begun = min(cut.at_ms, died.get((event.worker, event.incarnation), cut.at_ms))
             following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
             first = first_tokens.get((course.request, event.attempt + 1))
+            back = following if first is None else first
+            if 0 <= following < back:
+                back = following  # its worker was cut from the log and told of it late
             yield Recovery(
-                course.request, event.attempt, event.worker, event.kind, begun,
-                following if first is None else first, first is not None,
+                course.request, event.attempt, event.worker, event.kind, begun, back,
+                first is not None,
             )  # fmt: skip

@@ -201,7 +201,7 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "engine-killed-in-decode" in capsys.readouterr().out
     assert command.main(["schedule", "cascade", "--seed", "3"]) == 0
     text = capsys.readouterr().out
-    assert "during recovery #1" in text and "96 requests" in text
+    assert "on RouteDecided #1 mode=continue" in text and "144 requests" in text
     assert command.main(["schedule", "cascade", "--seed", "3", "--json"]) == 0
     found = msgspec.json.decode(capsys.readouterr().out, type=Schedule)
     assert found.digest() in text

@@ -423,6 +423,18 @@ def test_i10_measures_from_the_death_to_the_next_first_token(took_ms: int, fine:
     assert (found == []) is fine
 
 
+def test_i10_is_not_misled_by_a_worker_that_tells_late() -> None:
+    """It was cut from the log; the gateway's word on the end came in time."""
+    story = short()
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell("r.r0", ended(attempts=2))
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 5400, cut + 2: 60_000})
+    assert i10_recovery_bound.check(groups, [], bound_ms=500) == []
+    assert i10_recovery_bound.check(groups, [], bound_ms=300)
+
+
 def test_i10_finds_a_cut_that_nothing_followed() -> None:
     story = short()
     story.tell("r.r0", observed())
