@@ -3,6 +3,7 @@ whole, or the part that did is known."""
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -184,26 +185,28 @@ def test_a_daemon_of_an_older_epoch_stays_refused_and_what_it_was_sent_is_offere
         assert resets == [endpoint], "it was sent to nobody"
         with pytest.raises(Unreachable, match="older"):
             links.peer(endpoint)
-        wait(lambda: _other(links, endpoint, peer), 20)
-        again = links.peer(endpoint)
+        again = _other(links, endpoint, peer)
         wait(lambda: "older" in again.gone)
         assert stats(daemon)["taken"] == 0
         daemon.kill()
         daemon.options["epoch"] = 6
         daemon.start()
-        wait(lambda: _other(links, endpoint, again), 20)
-        newest = links.peer(endpoint)
+        newest = _other(links, endpoint, again)
         wait(lambda: len(resets) == 2, 20)
         assert scatter(Cache(2), outs(2), newest) == 2 and newest.drained(5)
         assert stats(daemon)["blocks"] == 2
         links.close()
 
 
-def _other(links: Links, endpoint: str, than: Any) -> bool:
-    try:
-        return links.peer(endpoint) is not than
-    except Unreachable:
-        return False
+def _other(links: Links, endpoint: str, than: Any) -> Any:
+    """The next peer; it may be gone again by now."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Unreachable):
+            if (peer := links.peer(endpoint)) is not than:
+                return peer
+        time.sleep(0.01)
+    raise AssertionError("it is not made anew")
 
 
 def test_a_disk_that_is_full_costs_nobody_a_block(tmp_path: Path) -> None:
