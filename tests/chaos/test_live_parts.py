@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,9 @@ from chaos.live import applicable, memory, processes, sets
 from chaos.live.clients import TOKENS, body_of
 from chaos.live.faults import Faults
 from chaos.live.forks import Forks
+from chaos.live.host import CLOCK
 from chaos.live.links import Link
+from chaos.live.messages import Disturbance, Disturber
 from chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, scaled
 from chaos.live.watch import PHASE_S, Seen, Watch, subject
 from chaos.scenario import reading
@@ -30,8 +34,8 @@ from engine_shim.kv_stream.stream import gather, scatter
 from events import vocabulary as v
 from events.memory import MemoryLog
 from policies.state import Fleet
-from tests.kv_stream.test_links import ins, outs
-from tests.state_daemon.daemon import Cache, daemon_in, local, peer_of, stats
+from tests.kv_stream.test_links import SECRET, ins, outs, served
+from tests.state_daemon.daemon import Cache, daemon_in, local, peer_of, remote, stats
 
 
 async def until(found: Callable[[], bool]) -> None:
@@ -164,6 +168,46 @@ def test_flipped_blocks_are_found_out_and_a_shrunken_budget_is_kept(tmp_path: Pa
             assert memory.flip(pid, 10_000, Random(1)) > 0
             found = gather(Cache(count, seed=4), ins(after["blocks"]), peer, "a", 0, 0, 5.0)
             assert found.failure == "corrupt" and found.blocks == 0
+
+
+async def test_messages_with_blocks_are_repeated_reordered_and_lost(tmp_path: Path) -> None:
+    count = 120
+    source, target = Cache(count, seed=3), Cache(count, seed=4)
+    with served(tmp_path, "plain") as (daemon, fleet):
+        async with Disturber() as disturber:
+            disturber.target = fleet.plain_port
+            with peer_of(remote(disturber.port), secret=SECRET) as peer:
+                await until(lambda: bool(peer.boot))
+                disturber.disturb = Disturbance(twice=0.5, late=0.5)
+                # Piece by piece, in a thread: many messages, and the link's loop goes on.
+                half = outs(count // 2)
+                done = await asyncio.to_thread(lambda: scatter(source, half, peer, buffered=False))
+                assert done == count // 2 and await asyncio.to_thread(peer.drained, 20)
+                assert disturber.done["twice"] and stats(daemon)["blocks"] == count // 2
+                disturber.disturb = Disturbance(lost=1.0)
+                rest = outs(count - count // 2, first=count // 2)
+                await asyncio.to_thread(scatter, source, rest, peer)
+                await until(lambda: disturber.done["lost"] > 0)
+                assert stats(daemon)["blocks"] == count // 2, "they are lost"
+                disturber.disturb = Disturbance()
+                loaded = await asyncio.to_thread(
+                    gather, target, ins(count // 2), peer, "a", 0, 0, 10.0
+                )
+                assert loaded.blocks == count // 2
+
+
+def test_a_clock_is_wrong_by_what_its_file_says_and_only_where_that_is_named(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "clock"
+    file.write_text("3600")
+    code = "import time; print(time.time(), time.time_ns() / 1e9)"
+    for named, wrong in (({"RELUME_CLOCK": str(file)}, 3600), ({}, 0)):
+        env = {**os.environ, "PYTHONPATH": str(CLOCK), **named}
+        said = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        assert all(abs(float(told) - time.time() - wrong) < 300 for told in said.stdout.split())
 
 
 async def test_a_stopped_process_stands_and_a_slow_one_is_let_go() -> None:
