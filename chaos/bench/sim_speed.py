@@ -1,7 +1,8 @@
-"""How fast simulated engines run: 64 x 20,000 requests and 1,000 x 60,000, cost per event.
+"""How fast the simulator runs: 64 workers x 20,000 requests and 1,000 x 60,000.
 
-Engines only, each request sent to the one with the fewest: no control plane takes part yet.
-Lengths are those of the Azure conversation trace, 1.5 requests a second come for each worker.
+First engines alone, each request sent to the one with the fewest, and the cost per event; then
+whole fleets with the control plane, agents, etcd and clients, and the cost per request. Lengths
+are those of the Azure conversation trace, 1.5 requests a second come for each worker.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from chaos.bench.checkpoint_parts import figure
-from chaos.scenario.language import FromTrace, Poisson, Traffic
+from chaos.outcome import Outcome
+from chaos.scenario.language import Fleet, FromTrace, Poisson, Scenario, Traffic
 from chaos.scenario.schedule import Request, requests_of
+from chaos.sim import fleet as fleets
 from chaos.sim.clock import Clock
 from chaos.sim.cost import load
 from chaos.sim.engine import EngineConfig, Job, SimEngine
 
-DESCRIPTION = "simulated engines alone: 64 workers x 20,000 requests, 1,000 x 60,000"
+DESCRIPTION = "simulated engines, and whole fleets: 64 workers x 20,000 requests, 1,000 x 60,000"
+SIZES = ((64, 20_000, 10.0), (1_000, 60_000, 60.0))
+"""Workers, requests, and the seconds they may take."""
 PER_WORKER_S = 1.5
 """Requests a second for each worker."""
 MODEL = "qwen3-32b_rtxpro6000x2"
@@ -84,15 +89,26 @@ def traffic(workers: int, count: int, seed: int = 1) -> list[Request]:
     return list(requests_of(how, seed, Path()))
 
 
+def fleet_of(workers: int, count: int) -> Outcome:
+    """A run of a whole fleet."""
+    how = Traffic(Poisson(PER_WORKER_S * workers), FromTrace("azure-conv"), requests=count)
+    model, _, hardware = MODEL.partition("_")
+    scenario = Scenario("sim-speed", "whole fleets, timed", Fleet(workers, model, hardware), how)
+    return fleets.run(scenario, 1, until_s=1e6)
+
+
 def run(argv: list[str]) -> dict[str, Any]:
-    """Run it as the docstring says; `--quick`: a hundredth of it."""
+    """Run it as the docstring says; `--quick`: a hundredth of it; `--share`: one part in so many
+    of the requests of whole fleets, whose goals are then shares too."""
     parser = argparse.ArgumentParser(prog="sim-speed", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a hundredth of the requests")
-    share = 100 if parser.parse_args(argv).quick else 1
+    parser.add_argument("--share", type=int, default=1, help="of whole fleets, one part in so many")
+    given = parser.parse_args(argv)
+    share = 100 if given.quick else 1
     figures: dict[str, Any] = {}
     each: list[float] = []
     met = True
-    for workers, count, goal_s in ((64, 20_000, 10.0), (1_000, 60_000, 60.0)):
+    for workers, count, goal_s in SIZES:
         ran = simulate(workers, traffic(workers, count // share))
         each.append(ran.took_s / ran.events * 1e6)
         name = f"{workers}_workers"
@@ -105,4 +121,18 @@ def run(argv: list[str]) -> dict[str, Any]:
         }
         met = met and ran.took_s <= goal_s and ran.finished == count // share
     figures["an_event_1000_to_64"] = figure(each[1] / each[0], "ratio", None, 2)
+    part = max(share, given.share)
+    for workers, count, goal_s in SIZES:
+        wanted = count // part
+        began = time.perf_counter()
+        outcome = fleet_of(workers, wanted)
+        took_s = time.perf_counter() - began
+        served = sum(history.record.finish == "length" for history in outcome.histories) // 2
+        name = f"fleet_{workers}_workers"
+        figures |= {
+            f"{name}_took": figure(took_s, "s", goal_s / part, 2),
+            f"{name}_a_request": figure(took_s / wanted * 1e6, "us", None, 0),
+            f"{name}_virtual": figure(outcome.ended_ns / 1e9, "s", None, 1),
+        }
+        met = met and took_s <= goal_s / part and served == wanted and not outcome.error
     return {"bench": "sim-speed", "met": met, "figures": figures}

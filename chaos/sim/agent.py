@@ -8,13 +8,15 @@ that dies is started again by its host, as systemd would.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chaos.sim.etcd import SimEtcd
 from chaos.sim.loop import Process
 from chaos.sim.ports import Board
 from engine_shim.agent_config import AgentConfig
@@ -29,6 +31,9 @@ from engine_shim.agent_state import AgentState, RunDirectory
 from engine_shim.agent_takeover import free_stream
 from engine_shim.reports import Layout, Ready
 from events.errors import RelumeError
+from events.etcd.client import EtcdClient
+from events.etcd.keys import Keys
+from events.log import RevisionGroup
 from events.notice import Died
 from events.vocabulary import EngineDied, WorkerDeregistered
 
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 SEEN_S = 0.001
 """An agent sees a process of its host die so much later."""
 FORK_S = 0.02
+TAGS = (b"effects_decided/1", b"checkpoints_released/1", b"detail_decided/1")
 KEPT_REPORTS = 4096
 """Reports that wait for an agent that does not read; beyond them engines drop and count."""
 
@@ -228,6 +234,58 @@ class SimSupervisor(Supervisor):
         pass
 
 
+class Feed:
+    """What the leader's stream holds for agents, one for all of them."""
+
+    def __init__(self, etcd: SimEtcd) -> None:
+        self.etcd = etcd
+        self.revisions: list[int] = []
+        """Of groups that concern agents, in order."""
+        self.news = asyncio.Event()
+        self._read = 0
+        self._key = Keys(etcd.config.prefix).stream("fleet")
+        etcd.observers.append(self._changed)
+
+    def _changed(self) -> None:
+        first, self._read = self._read + 1, self.etcd.store.revision
+        for revision, events in self.etcd.store.changes_from(first):
+            if any(e.kv.key.startswith(self._key) and concerns(e.kv.value) for e in events):
+                self.revisions.append(revision)
+                news, self.news = self.news, asyncio.Event()
+                news.set()
+
+
+def concerns(segment: bytes) -> bool:
+    """Whether a segment of stream `fleet` holds anything an agent acts on."""
+    return any(tag in segment for tag in TAGS)
+
+
+class Follower(FleetReader):
+    """The real reader, but that it asks for the leader's stream only when something for agents
+    is there: ticks, of which each agent would see every one, are most of it. What it asks goes
+    over the network, and fails with it."""
+
+    def __init__(self, feed: Feed, client: EtcdClient, worker: str) -> None:
+        super().__init__(client, ("fleet", f"w.{worker}"))
+        self._feed = feed
+
+    async def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
+        """See FleetReader."""
+        feed = self._feed
+        while True:
+            news = feed.news
+            found = feed.revisions[bisect_right(feed.revisions, after) :]
+            if found:
+                answer = await self._client.range(self._keys.own, count_only=True)
+                for revision in found:
+                    if revision <= answer.header.revision:
+                        after = revision
+                        (group,) = feed.etcd.groups_from(revision, revision)
+                        yield group
+            if not feed.revisions or feed.revisions[-1] <= after:
+                await news.wait()
+
+
 class SimAgent(Agent):
     """The agent's life on a simulated host."""
 
@@ -238,7 +296,7 @@ class SimAgent(Agent):
             host.directory,
             lambda stream: etcd.writer(stream, process),
             partial(free_stream, client),
-            FleetReader(client, ("fleet", f"w.{host.name}")),
+            Follower(host.feed, client, host.name),
             _Starts(host),
             QUIET,
         )

@@ -156,9 +156,9 @@ class SimEtcd:
         """The whole log, as the cluster has it."""
         return self.store.groups(self.config.prefix)
 
-    def groups_from(self, first: int) -> tuple[RevisionGroup, ...]:
-        """The same from revision `first` on."""
-        return self.store.groups(self.config.prefix, first)
+    def groups_from(self, first: int, last: int = 0) -> tuple[RevisionGroup, ...]:
+        """The same from revision `first` on, up to `last` if it is given."""
+        return self.store.groups(self.config.prefix, first, last)
 
     @property
     def leader_name(self) -> str:

@@ -145,11 +145,12 @@ class Store:
         for at in range(max(revision, 1), self.revision + 1):
             yield at, self.changes[at - 1]
 
-    def groups(self, prefix: str, first: int = 1) -> tuple[RevisionGroup, ...]:
-        """The log under `prefix` from revision `first` on, as a reader that had watched from the
-        beginning."""
+    def groups(self, prefix: str, first: int = 1, last: int = 0) -> tuple[RevisionGroup, ...]:
+        """The log under `prefix` from revision `first` on (up to `last`, if not 0), as a reader
+        that had watched from the beginning."""
         keys = Keys(prefix)
-        groups = (_group(keys, at, events) for at, events in self.changes_from(first))
+        until = min(last or self.revision, self.revision)
+        groups = (_group(keys, at, self.changes[at - 1]) for at in range(first, until + 1))
         return tuple(g for g in groups if g is not None)
 
     def _keys_in(self, key: bytes, end: bytes) -> Iterable[bytes]:

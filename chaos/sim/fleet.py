@@ -25,6 +25,7 @@ from chaos.scenario import reading
 from chaos.scenario.language import Scenario
 from chaos.scenario.schedule import Schedule, expand
 from chaos.sim import cost, hosts
+from chaos.sim.agent import Feed
 from chaos.sim.clients import Clients, fault_free
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.faults import Faults
@@ -87,10 +88,11 @@ class SimFleet:
             steps = Speculative(steps, *settings.speculative)
         spec = hosts.spec(fleet.model, fleet.hardware)
         holders: dict[str, Host] = {}
+        feed = Feed(self.etcd)
         self.hosts = {
             name: Host(
                 loop, name, domain, fleet.model, spec, steps, self.wires, self.etcd,
-                settings.workers, fleet.checkpoint_mb << 20, holders,
+                settings.workers, fleet.checkpoint_mb << 20, holders, feed,
             )
             for name, domain in schedule.workers.items()
         }  # fmt: skip

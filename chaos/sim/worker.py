@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from chaos.sim import agent as agents
-from chaos.sim.agent import EngineHandle, HostDirectory, SimAgent
+from chaos.sim.agent import EngineHandle, Feed, HostDirectory, SimAgent
 from chaos.sim.checkpoints import EngineCheckpoints, Links, fingerprint_of
 from chaos.sim.cost import StepCost
 from chaos.sim.daemon import SimDaemon
@@ -63,9 +63,10 @@ class Host:
         settings: WorkerSettings,
         budget_bytes: int,
         holders: dict[str, Host],
+        feed: Feed,
     ) -> None:
         """`budget_bytes` of its state daemon, 0: none; `holders`: hosts by the endpoint of
-        theirs."""
+        theirs; `feed`: what all agents of the fleet follow."""
         self.loop = loop
         self.name = name
         self.domain = domain
@@ -81,6 +82,7 @@ class Host:
         self.links = Links(spec.link_bytes_s)
         self.daemon: SimDaemon | None = None
         self.etcd = etcd
+        self.feed = feed
         self.settings = settings
         self.random = Random(f"{loop.random.random()}:{name}")
         self.directory = HostDirectory(name)

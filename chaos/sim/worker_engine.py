@@ -24,7 +24,7 @@ from events.codec import encode
 if TYPE_CHECKING:
     from chaos.sim.worker import Host
 
-SAMPLE_NS = NS
+SAMPLE_NS = 5 * NS
 """So often two steps are told one by one, for those who learn what a step takes."""
 
 EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "choices")

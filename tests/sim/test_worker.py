@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from chaos.sim import cost, hosts
+from chaos.sim.agent import Feed
 from chaos.sim.clients import tokens_of
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.loop import VirtualLoop
@@ -46,6 +47,7 @@ class Bench:
         self.wires = Wires(self.loop)
         self.etcd = SimEtcd(self.loop, self.wires)
         self.holders = {}
+        feed = Feed(self.etcd)
         self.hosts = [
             Host(
                 self.loop,
@@ -59,6 +61,7 @@ class Bench:
                 WorkerSettings(),
                 checkpoint_mb << 20,
                 self.holders,
+                feed,
             )
             for n in range(workers)
         ]
