@@ -116,6 +116,8 @@ class Store:
         self.leases: dict[int, Lease] = {}
         self._versions: dict[bytes, list[KeyValue]] = {}
         self._folders: dict[bytes, list[bytes]] = {}
+        self._names: list[bytes] = []
+        """Of folders, in order."""
 
     # --- reading -------------------------------------------------------------------------
 
@@ -154,9 +156,11 @@ class Store:
         return tuple(g for g in groups if g is not None)
 
     def _keys_in(self, key: bytes, end: bytes) -> Iterable[bytes]:
-        for name in sorted(self._folders):
-            if name >= end:
-                break
+        names = self._names
+        folder = key[: key.rfind(b"/") + 1]
+        behind = folder[:-1] + b"0"  # "0" follows "/"
+        first = bisect_left(names, folder) if folder and end <= behind else 0
+        for name in names[first : bisect_left(names, end)]:
             keys = self._folders[name]
             yield from keys[bisect_left(keys, key) : bisect_left(keys, end)]
 
@@ -226,7 +230,10 @@ class Store:
         if versions is None:
             versions = self._versions[key] = []
             folder = key[: key.rfind(b"/") + 1]
-            keys = self._folders.setdefault(folder, [])
+            if folder not in self._folders:
+                self._folders[folder] = []
+                insort(self._names, folder)
+            keys = self._folders[folder]
             if not keys or keys[-1] < key:
                 keys.append(key)
             else:
