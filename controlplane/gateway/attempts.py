@@ -44,6 +44,7 @@ class Attempts:
         "_arrived_at",
         "_failover",
         "_rejoin",
+        "_sent_at",
         "_task",
         "_trials",
         "arrival",
@@ -78,7 +79,7 @@ class Attempts:
         self.over = False
         self.paused = False
         self._task: asyncio.Task[None] | None = None
-        self._arrived_at = ctx.clock()
+        self._arrived_at = self._sent_at = ctx.clock()
         self._trials = Trials()
         self._failover: Failover | None = None
         self._rejoin = ""  # how a reused connection died before it answered
@@ -173,6 +174,7 @@ class Attempts:
 
     def _dispatch(self, to: Assignment) -> None:
         self._trials.tries += 1
+        self._sent_at = self.ctx.clock()
         if self._failover is not None:
             self._failover.decided = self.ctx.clock()
         self.assignment = to
@@ -303,6 +305,8 @@ class Attempts:
     def broken_from_outside(self, cause: str, detail: str = "") -> None:
         """Somebody else gave the engine up, or knows that it is dead."""
         try:
+            if cause == "stall":
+                self._trials.given_up(self.ctx.clock() - self._sent_at)
             if cause in KINDS:
                 self.attempt_failed(cause, detail)
             else:

@@ -9,13 +9,17 @@ from controlplane.gateway.config import GatewayConfig
 DEATHS = frozenset({"reset", "eof", "engine_dead"})
 OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue
 
+YOUNG_S = 1.0
+"""An engine given up so soon after an attempt came to it was hung before: a gateway that is cut
+from many engines sends a stream from one to the next in milliseconds."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before asking again where asking failed; doubled
 
 
 class Trials(Struct):
-    """Of one request. `moves`: of the tries, those that ended by a handover, which are no
-    failures; `answers`: statuses of the engine errors, 0 for what had none; `deaths`: in a row,
-    with nothing delivered between them; `failed_on`: (worker, incarnation)."""
+    """Of one request. `moves`: of the tries, those that are no failures, having ended by a
+    handover, or on an engine that was hung before; `answers`: statuses of the engine errors, 0
+    for what had none; `deaths`: in a row, with nothing delivered between them; `failed_on`:
+    (worker, incarnation)."""
 
     tries: int = 0
     moves: int = 0
@@ -29,6 +33,11 @@ class Trials(Struct):
     def failures(self) -> int:
         """Attempts that failed, or are under way."""
         return self.tries - self.moves
+
+    def given_up(self, young_s: float) -> None:
+        """The engine was found hung when the attempt had been there for so long."""
+        if young_s < YOUNG_S:
+            self.moves += 1
 
     def next_pause(self) -> float:
         """Seconds to wait before asking again."""

@@ -512,6 +512,21 @@ async def test_attempts_are_bounded(rig):
         assert len([e for e in r.scheduler.log if e[0] == "observed"]) == 4
 
 
+async def test_engines_found_hung_one_after_another_use_up_no_attempts(rig):
+    """A gateway cut from many engines gives them up within moments (simulation, seed 3)."""
+    body = chat_body()
+    async with rig(engines=8, max_attempts=3) as r:
+        for engine in r.engines[:7]:
+            engine.default = Behaviour(hang_at=0)
+        task = asyncio.create_task(r.ask(CHAT, body, headers="x-request-id: q\r\n"))
+        for number, engine in enumerate(r.engines[:7]):
+            await until(lambda engine=engine: engine.seen)
+            r.gateway.break_streams(f"w{number}", 3, "stall")
+        answer = await task
+        assert answer.body == expected_stream(body, "chatcmpl-q", "1700000000", 12, True)
+        assert r.scheduler.endings()[0][0] == "completed"
+
+
 async def test_hopeless_is_told_with_its_status(rig):
     from controlplane.gateway.ports import Hopeless
 

@@ -52,10 +52,10 @@ class World:
         while not condition():
             await asyncio.sleep(0.05)
 
-    def ask(self, count, tokens=50, door=0, **how):
+    def ask(self, count, tokens=50, door=0, name="c"):
         asked = [Client() for _ in range(count)]
         for number, client in enumerate(asked):
-            self.doors[door].ask(Ask(f"c{door}-{number}", "q", 32, tokens, **how), client)
+            self.doors[door].ask(Ask(f"{name}{door}-{number}", "q", 32, tokens), client)
         return asked
 
     async def answered(self, clients):
@@ -249,6 +249,28 @@ def test_a_stream_that_does_not_join_is_taken_from_the_engine_and_wrong_tokens_a
     w.run(work)
     kinds = {e.kind for e in w.events(v.TransportObserved)}
     assert kinds == set() or "engine_error" in kinds
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_gateway_cut_from_every_worker_loses_no_stream(world, seed):
+    w = world(workers=16, seed=seed)
+
+    async def work():
+        clients = w.ask(48, tokens=400)
+        for _ in range(5):
+            await asyncio.sleep(0.2)
+            clients += w.ask(8, tokens=400, name=f"more{len(clients)}")
+        for worker in w.workers:
+            worker.engine.flush_all()
+        cut = w.wires.cut("r0", kind="gateway")
+        await asyncio.sleep(6)
+        w.wires.heal(cut)
+        await w.answered(clients)
+        assert complete(clients, 400)
+
+    w.run(work)
+    assert any(e.attempt > 8 for e in w.events(v.RouteDecided))
+    replayed(w)
 
 
 DIGEST = """
