@@ -192,8 +192,10 @@ class RemoteServer:
             whole = reply.parts[0] if reply.left else self._buffers.joined(reply.parts)
             frames.append(whole)
         try:
-            sent = router.send_multipart(frames, copy=False, track=bool(reply.parts))
-            tracker = await asyncio.wait_for(sent, 1.0)
+            # Not by wait_for: it takes no notice of being cancelled as the answer leaves, and
+            # a daemon told to end in that moment would serve on.
+            async with asyncio.timeout(1.0):
+                tracker = await router.send_multipart(frames, copy=False, track=bool(reply.parts))
         except (zmq.ZMQError, TimeoutError):
             if reply.left:
                 reply.left()
