@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import grpc
 from msgspec.structs import replace
@@ -34,6 +35,7 @@ from chaos.sim.etcd_store import (
 )
 from chaos.sim.loop import Process, VirtualLoop
 from chaos.sim.network import End, Wires, host_of
+from events.etcd import scan
 from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
 from events.etcd.reader import EtcdReader
@@ -89,6 +91,7 @@ class SimEtcd:
     ) -> None:
         self.loop = loop
         self.store = Store()
+        loop.stand_ins["segments"] = lambda: mock.patch.object(scan, "unpack", self.store.unpack)
         self.no_space = False
         """Puts and lease grants are refused, as under the alarm NOSPACE."""
         self.elections = 0

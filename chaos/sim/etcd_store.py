@@ -116,6 +116,7 @@ class Store:
         self.leases: dict[int, Lease] = {}
         self._versions: dict[bytes, list[KeyValue]] = {}
         self._folders: dict[bytes, list[bytes]] = {}
+        self._decoded: dict[bytes, Segment] = {}
         self._names: list[bytes] = []
         """Of folders, in order."""
 
@@ -152,8 +153,33 @@ class Store:
         that had watched from the beginning."""
         keys = Keys(prefix)
         until = min(last or self.revision, self.revision)
-        groups = (_group(keys, at, self.changes[at - 1]) for at in range(first, until + 1))
+        groups = (self._group(keys, at) for at in range(first, until + 1))
         return tuple(g for g in groups if g is not None)
+
+    def unpack(self, data: bytes) -> Segment:
+        """As `events.segment.unpack`; each segment is decoded once, whoever reads it."""
+        found = self._decoded.get(data)
+        if found is None:
+            found = self._decoded[data] = unpack(data)
+        return found
+
+    def _group(self, keys: Keys, revision: int) -> RevisionGroup | None:
+        events = self.changes[revision - 1]
+        segments: list[Segment] = []
+        owners: list[tuple[str, int]] = []
+        for event in events:
+            kv = event.kv
+            if kv.key.startswith(keys.own):
+                if event.type == DELETE:
+                    owners.append((keys.owned_stream(kv.key), 0))
+                elif kv.create_revision == revision:
+                    owners.append((keys.owned_stream(kv.key), revision))
+            elif kv.key.startswith(keys.log) and event.type == PUT:
+                segments.append(self.unpack(kv.value))
+        if not segments and not owners:
+            return None
+        segments.sort(key=lambda s: (s.stream, s.seq))
+        return RevisionGroup(revision, tuple(segments), tuple(sorted(owners)))
 
     def _keys_in(self, key: bytes, end: bytes) -> Iterable[bytes]:
         names = self._names
@@ -251,24 +277,6 @@ class Store:
     def _commit(self, events: list[Event]) -> None:
         self.revision += 1
         self.changes.append(tuple(events))
-
-
-def _group(keys: Keys, revision: int, events: tuple[Event, ...]) -> RevisionGroup | None:
-    segments: list[Segment] = []
-    owners: list[tuple[str, int]] = []
-    for event in events:
-        kv = event.kv
-        if kv.key.startswith(keys.own):
-            if event.type == DELETE:
-                owners.append((keys.owned_stream(kv.key), 0))
-            elif kv.create_revision == revision:
-                owners.append((keys.owned_stream(kv.key), revision))
-        elif kv.key.startswith(keys.log) and event.type == PUT:
-            segments.append(unpack(kv.value))
-    if not segments and not owners:
-        return None
-    segments.sort(key=lambda s: (s.stream, s.seq))
-    return RevisionGroup(revision, tuple(segments), tuple(sorted(owners)))
 
 
 def txn_of(request: Any) -> Txn:

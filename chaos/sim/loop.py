@@ -150,6 +150,26 @@ class _Future(_Numbered, asyncio.Future):  # type: ignore[type-arg]
         super().__init__(loop=loop)
 
 
+class _Call(asyncio.TimerHandle):
+    """A handle that costs little to make and to cancel: most are never run."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: Any, context: Context | None
+    ) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._context = context if context is not None else copy_context()
+        self._cancelled = False
+        self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
+
+
 class VirtualLoop(BaseEventLoop):
     """See the module. No sockets, no threads, no subprocesses."""
 
@@ -288,42 +308,70 @@ class VirtualLoop(BaseEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _Call(when, callback, args, context)
         self._order += 1
         heapq.heappush(self._timers, (when, self._order, handle))
         return handle
 
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        handle = _Call(self._now_s, callback, args, context)
+        self._ready.append(handle)
+        return handle
+
     def _run_once(self) -> None:
-        if self.failures:
-            raise self.failures[0]
-        ready, timers = self._ready, self._timers
-        while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
-        if not ready:
-            if not timers:
-                raise Stuck(f"at {self._now_s:.6f} s nobody can run any more")
-            if timers[0][0] > self._now_s:
-                self._now_s = timers[0][0]
-            if self._now_s > self.until_s:
-                raise Late(f"not over after {self.until_s} s of virtual time")
-        now = self._now_s
-        while timers and timers[0][0] <= now:
-            handle: asyncio.Handle = heapq.heappop(timers)[2]
-            if not handle._cancelled:
-                ready.append(handle)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            process = handle._context.get(_PROCESS)
-            if process is not None:
-                if not process.alive:
-                    continue
-                if process.stopped:
-                    process.park(handle)
-                    continue
-            self.callbacks += 1
-            handle._run()
+        """All there is to do, until somebody stops the loop."""
+        ready, timers, failures, pop = self._ready, self._timers, self.failures, heapq.heappop
+        while not self._stopping:
+            if failures:
+                raise failures[0]
+            while timers and timers[0][2]._cancelled:
+                pop(timers)
+            now = self._now_s
+            if not ready:
+                if not timers:
+                    raise Stuck(f"at {now:.6f} s nobody can run any more")
+                if timers[0][0] > now:
+                    now = self._now_s = timers[0][0]
+                if now > self.until_s:
+                    raise Late(f"not over after {self.until_s} s of virtual time")
+            while timers and timers[0][0] <= now:
+                due = pop(timers)[2]
+                if not due._cancelled:
+                    ready.append(due)
+            for _ in range(len(ready)):
+                self._call(ready.popleft())
+
+    def _call(self, handle: asyncio.Handle) -> None:
+        if handle._cancelled:
+            return
+        context = handle._context
+        process = context.get(_PROCESS)
+        if process is not None:
+            if not process.alive:
+                return
+            if process.stopped:
+                process.park(handle)
+                return
+        self.callbacks += 1
+        try:
+            context.run(handle._callback, *handle._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.failures.append(error)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass  # they fall out of the heap when they are due
