@@ -166,9 +166,9 @@ class SimFleet:
         return any(host.budget_bytes for host in self.hosts.values())
 
     def _rested(self) -> bool:
-        """Whether nothing is left of any request, anywhere."""
+        """Whether nothing is left of any request, anywhere, nor of what is to be written."""
         folds = self._folds()
-        return bool(folds) and all(map(at_rest, folds))
+        return bool(folds) and all(map(at_rest, folds)) and all(map(written, self.planes.values()))
 
     # --- what faults ask for -------------------------------------------------------------------
 
@@ -204,6 +204,15 @@ class SimFleet:
                 counts[endpoint] = counts.get(endpoint, 0) + flow.had + 1
         found = max(sorted(counts), key=lambda name: counts[name], default="")
         return host.holders.get(found)
+
+
+def written(plane: Plane) -> bool:
+    """Whether all that a replica said is in the log: what it said in an outage is known to
+    nobody's fold before."""
+    if plane.replica is None:
+        return False
+    writer = plane.replica.writer
+    return writer.healthy and writer.durable == writer.position
 
 
 def at_rest(fold: Fleet) -> bool:

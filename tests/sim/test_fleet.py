@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from chaos.runner.judge import judge
 from chaos.scenario import reading
+from chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
 from chaos.sim.fleet import digest, run
 from chaos.validators import check_all
 
@@ -60,3 +62,11 @@ def test_a_run_is_a_function_of_its_seed_whatever_hashes_are():
         )
         assert f"digest {here}" in said.stdout
     assert digest(outcome_of("engine-killed-in-restore", 6)) != here
+
+
+def test_a_run_is_at_rest_when_what_was_said_in_an_outage_is_in_the_log():
+    traffic = Traffic(Burst(2, 12.0), Fixed(16, 4), requests=4)
+    away = Fault("etcd-kill", When(at_s=8.0), "e0", for_s=25.5)
+    scenario = Scenario("outage", "Etcd is away.", Fleet(2, control_planes=2), traffic, (away,))
+    verdict = judge(run(scenario, 1))
+    assert (verdict.result, verdict.why) == ("passed", ())
