@@ -124,14 +124,15 @@ def run(argv: list[str]) -> dict[str, Any]:
     part = max(share, given.share)
     for workers, count, goal_s in SIZES:
         wanted = count // part
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         outcome = fleet_of(workers, wanted)
-        took_s = time.perf_counter() - began
+        took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
         served = sum(history.record.finish == "length" for history in outcome.histories) // 2
         name = f"fleet_{workers}_workers"
         figures |= {
             f"{name}_took": figure(took_s, "s", goal_s / part, 2),
             f"{name}_a_request": figure(took_s / wanted * 1e6, "us", None, 0),
+            f"{name}_cpu": figure(cpu_s, "s", None, 2),
             f"{name}_virtual": figure(outcome.ended_ns / 1e9, "s", None, 1),
         }
         met = met and took_s <= goal_s / part and served == wanted and not outcome.error

@@ -10,6 +10,7 @@ from chaos.bench import sim_speed
 from chaos.scenario.catalogue import HARDWARE
 from chaos.sim import compare, fit
 from chaos.sim.cost import FOLDER, StepCost, load, names
+from chaos.sim.speed import Speculative
 
 NAME = "qwen3-32b_rtxpro6000x2"
 SIM = FOLDER.parent
@@ -107,3 +108,13 @@ def test_all_requests_of_the_bench_are_served() -> None:
     assert ran.finished == 300
     assert (ran.events, ran.steps, ran.end_ns) == (again.events, again.steps, again.end_ns)
     assert ran.steps > 2 * ran.events  # runs, not steps
+
+
+def test_drafts_that_are_accepted_make_decoding_faster_and_wrong_ones_slower() -> None:
+    cost = load(NAME)
+    plain, _ = cost.decode(8, 8 * 1000)
+    good = Speculative(cost, 0.8, 4)
+    assert good.gain == pytest.approx((1 - 0.8**5) / (1 - 0.8))  # LUMEN Eq. 3
+    assert good.decode(8, 8 * 1000)[0] < plain / 2
+    assert Speculative(cost, 0.0, 4).decode(8, 8 * 1000)[0] > plain
+    assert good.step([(100, 0)], 8, 8000) == cost.step([(100, 0)], 8, 8000)
