@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -156,6 +157,7 @@ def _say(line: str) -> None:
 def main(argv: Sequence[str]) -> int:
     """Run a command; what is wrong with its input goes to stderr."""
     given = _arguments(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = {"run": _run, "fuzz": fuzz_command, "shrink": _shrink, "report": _report}
     try:
         return work[given.command](given)

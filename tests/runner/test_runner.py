@@ -184,6 +184,23 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+def test_fuzz_ends_in_order_when_it_is_asked_to(tmp_path: Path) -> None:
+    """SIGTERM, as Ctrl-C: the summary of what was run is printed."""
+    words = ["fuzz", "--seeds", "9999", "--scenarios", "calm", "--jobs", "2"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "chaos.runner", *words, "--out", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+    until = time.monotonic() + 60
+    while len(children.read_text().split()) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=60)
+    assert "ended early: interrupted" in out and child.returncode in (0, 2)
+
+
 def dies(number: int) -> int:
     os._exit(3)
 
