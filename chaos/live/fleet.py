@@ -20,6 +20,7 @@ from chaos.live.clients import Clients, wrong_beginnings
 from chaos.live.errors import LiveError
 from chaos.live.faults import Faults
 from chaos.live.host import Host, gone, options_of
+from chaos.live.operator import Operator
 from chaos.live.rest import at_rest
 from chaos.live.scale import scaled
 from chaos.live.timing import Plan
@@ -161,6 +162,10 @@ class _Run:
         self._watch.forget_lengths()
         pids += host.pids()
         self._began_ms, start = time.time_ns() // 1_000_000, time.monotonic()
+        operator = Operator(host)
+        operating = None
+        if any(planned.phase == "effect" for planned in schedule.faults):
+            operating = asyncio.create_task(operator.run())
         faults = Faults(host, self._watch, clients, schedule.seed)
         plan = self._plan = Plan(schedule, host, self._watch, clients, faults, self._say)
         try:
@@ -171,7 +176,11 @@ class _Run:
                 plan.no_more()
                 await striking
         finally:
+            if operating is not None:
+                operating.cancel()
+                await asyncio.gather(operating, return_exceptions=True)
             await plan.mend()
+        await operator.settle()
         pids += host.pids()
         why = await at_rest(host, self._watch, clients.histories, REST_S, self._say)
         self._drained = not why

@@ -1,0 +1,53 @@
+"""An operator: drains workers and takes it back, one after the other.
+
+For faults that wait for effects: nothing else asks for any. Commands go by the admin API of
+whichever replica answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import aiohttp
+
+from chaos.live.host import Host
+
+EVERY_S = 0.8
+
+
+class Operator:
+    """Whoever was drained is taken back by the next command, at the latest by `settle`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._workers = list(host.schedule.workers)
+        self._begun = False
+
+    async def run(self) -> None:
+        """For ever, until cancelled; then `settle`."""
+        self._begun = True
+        while True:
+            for worker in self._workers:
+                for command in ("drain", "undrain"):
+                    await self._give(command, worker)
+                    await asyncio.sleep(EVERY_S)
+
+    async def settle(self, timeout_s: float = 30.0) -> None:
+        """Take everybody back: of a command that was cut short nobody knows. Raises
+        TimeoutError."""
+        if self._begun:
+            async with asyncio.timeout(timeout_s):
+                for worker in self._workers:
+                    await self._give("undrain", worker)
+
+    async def _give(self, command: str, worker: str) -> None:
+        """Until some replica has decided it."""
+        while True:
+            for replica in range(len(self._host.admins)):
+                with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
+                    path = f"workers/{worker}/{command}"
+                    answer = await self._host.admin(path, "POST", replica)
+                    if answer.get("state") == "decided":
+                        return
+            await asyncio.sleep(0.1)
