@@ -269,6 +269,7 @@ def _target(
         worker.family,
         excluded,
         worker.incarnation,
+        requests,
     )
 
 

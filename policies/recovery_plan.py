@@ -12,6 +12,10 @@ looked at is returned with its estimate.
 - `completion`: the earliest end of moving blocks and computing the rest, per worker and per
   holder. Long recomputations choose first (longest processing time first), since they have
   the most to lose from what is left.
+- `least_delay`: the same with what a choice costs others. Computing holds up every request
+  on the worker; what comes from another host takes the links of both (restored requests leave
+  hardly anything to compute, so without that the first idle worker gets all of them), what
+  comes from the worker's own host neither.
 
 Integers: microseconds, tokens, bytes.
 """
@@ -24,7 +28,11 @@ from msgspec import Struct
 
 from events.vocabulary import RecoveryChoice, RecoveryOption
 
-POLICIES = ("completion", "eq6")
+POLICIES = ("completion", "eq6", "least_delay")
+
+HELD_UP = 8
+"""`least_delay`: so many running requests whose next token is late count as much as one that
+waits for its first."""
 
 OPTIONS_KEPT = 4096
 """Options of one plan that are recorded; of each request the chosen one and the next best."""
@@ -55,7 +63,7 @@ class Interrupted(Struct, frozen=True):
 class Target(Struct, frozen=True):
     """A worker that may take requests. `load`: Eq. 4, `blocks` of it checkpoints (times
     alpha); `wait_us`: until what is queued there is computed; `prefill_ns_per_token`:
-    measured; `excluded` says why it takes none."""
+    measured; `excluded` says why it takes none; `requests` it has."""
 
     worker: str
     load: int
@@ -65,6 +73,7 @@ class Target(Struct, frozen=True):
     family: str = ""
     excluded: str = ""
     incarnation: int = 0
+    requests: int = 0
 
 
 class Links(Struct, frozen=True):
@@ -110,7 +119,8 @@ def plan(
 
     Raises KeyError for a policy that is not in `POLICIES`.
     """
-    state = Estimates(targets, links, rules or Rules(), len(interrupted))
+    considerate = policy == "least_delay"
+    state = Estimates(targets, links, rules or Rules(), len(interrupted), considerate)
     order = _ORDERS[policy](interrupted, state)
     chosen = {r.request: _CHOOSERS[policy](r, state) for r in order}
     return tuple(chosen[r.request] for r in interrupted)
@@ -121,15 +131,24 @@ class Estimates:
     the holders' links. `kept`: options of one request that are recorded."""
 
     def __init__(
-        self, targets: Sequence[Target], links: Links, rules: Rules, requests: int = 1
+        self,
+        targets: Sequence[Target],
+        links: Links,
+        rules: Rules,
+        requests: int = 1,
+        considerate: bool = False,
     ) -> None:
-        """`requests`: for so many."""
+        """`requests`: for so many. `considerate`: as `least_delay` counts links."""
         self.targets = targets
         self.links = links
         self.rules = rules
         self.kept = max(2, OPTIONS_KEPT // max(requests, 1))
         self.free_us = {t.worker: t.wait_us for t in targets}
         self.link_us = {t.worker: 0 for t in targets}
+        self.considerate = considerate
+        self.received_us = {t.worker: 0 for t in targets}
+        self.local_us = {t.worker: 0 for t in targets}
+        self.requests = {t.worker: t.requests for t in targets}
         self.load = {t.worker: t.load for t in targets}
 
     def options(self, request: Interrupted) -> list[RecoveryOption]:
@@ -172,7 +191,7 @@ class Estimates:
         """Blocks move while the worker is busy with others; at least one token is left to
         compute, which gives the next."""
         move = self.links.move_us(stored.holder, target.worker, stored.bytes)
-        arrived = self.link_us.get(stored.holder, 0) + move
+        arrived = self._free_us(stored.holder, target.worker) + move
         wait = max(self.free_us[target.worker] - arrived, 0)
         left = max(request.tokens - stored.tokens, 1)
         compute = left * target.prefill_ns_per_token // 1000
@@ -188,20 +207,38 @@ class Estimates:
             excluded,
         )
 
+    def _free_us(self, holder: str, worker: str) -> int:
+        """When all that is on the way from `holder` to `worker` is free."""
+        if not self.considerate:
+            return self.link_us.get(holder, 0)
+        if holder == worker:
+            return self.local_us[worker]
+        return max(self.link_us.get(holder, 0), self.received_us[worker])
+
+    def _carry(self, stored: Stored, worker: str) -> None:
+        """What `stored` is of goes to `worker`."""
+        free = self._free_us(stored.holder, worker)
+        arrived = free + self.links.move_us(stored.holder, worker, stored.bytes)
+        if self.considerate and stored.holder == worker:
+            self.local_us[worker] = arrived
+            return
+        self.link_us[stored.holder] = arrived
+        if self.considerate:
+            self.received_us[worker] = arrived
+
     def take(self, request: Interrupted, option: RecoveryOption) -> None:
         """The choice is made: the worker computes for it, the holder's link carries it, and
         whatever else was stored of it is no part of anyone's load (Eq. 4, from state)."""
         worker = option.worker
         self.free_us[worker] += option.compute_us
         self.load[worker] += self.rules.request_load
+        self.requests[worker] += 1
         for stored in request.stored:
             if stored.holder in self.load:
                 share = self.rules.alpha * (stored.tokens // self.rules.per_block)
                 self.load[stored.holder] = max(0, self.load[stored.holder] - share)
             if option.kind == "restore" and stored.holder == option.holder:
-                size = stored.bytes
-                move = self.links.move_us(stored.holder, worker, size)
-                self.link_us[stored.holder] = self.link_us.get(stored.holder, 0) + move
+                self._carry(stored, worker)
 
 
 def _exclusion(request: Interrupted, target: Target) -> str:
@@ -215,6 +252,16 @@ def _exclusion(request: Interrupted, target: Target) -> str:
 def _completion(request: Interrupted, state: Estimates) -> RecoveryChoice:
     options = state.options(request)
     open_ = [(o.done_us, o.kind != "restore", at) for at, o in enumerate(options) if not o.excluded]
+    return _decide(request, state, options, min(open_)[2] if open_ else -1)
+
+
+def _least_delay(request: Interrupted, state: Estimates) -> RecoveryChoice:
+    options = state.options(request)
+    open_ = []
+    for at, o in enumerate(options):
+        if not o.excluded:
+            delay = o.done_us + o.compute_us * state.requests[o.worker] // HELD_UP
+            open_.append((delay, o.kind != "restore", at))
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
@@ -266,9 +313,11 @@ def _as_given(interrupted: Sequence[Interrupted], state: Estimates) -> list[Inte
 
 _ORDERS: dict[str, Callable[[Sequence[Interrupted], Estimates], list[Interrupted]]] = {
     "completion": _longest_first,
+    "least_delay": _longest_first,
     "eq6": _as_given,
 }
 _CHOOSERS: dict[str, Callable[[Interrupted, Estimates], RecoveryChoice]] = {
     "completion": _completion,
+    "least_delay": _least_delay,
     "eq6": _eq6,
 }

@@ -142,3 +142,40 @@ def test_joint_completion_is_near_the_best_of_all_assignments(
 def test_an_unknown_policy_is_an_error() -> None:
     with pytest.raises(KeyError):
         plan([], [], LINKS, policy="best")
+
+
+def test_least_delay_counts_what_computing_costs_others() -> None:
+    """On an empty worker what is done first is best; on a crowded one computing waits."""
+    slow = Links(local=1_000_000, remote=1_000_000)
+    short = request("r", 1000, Stored("w0", 990, 150_000_000))
+    for policy, requests, kind in (
+        ("completion", 80, "recompute"),
+        ("least_delay", 0, "recompute"),
+        ("least_delay", 80, "restore"),
+    ):
+        targets = [target("w0", requests=requests), target("w1", requests=requests)]
+        assert taken(plan([short], targets, slow, policy=policy)[0])[0] == kind, policy
+
+
+def test_least_delay_spreads_what_comes_from_other_hosts() -> None:
+    """Restored requests leave nothing to compute: only the receiving link tells that a worker
+    has had enough."""
+    gone = [target("w0", excluded="lost"), target("w1", excluded="lost")]
+    targets = [*gone, target("w2"), target("w3")]
+    many = [request(f"r{n}", 1000, Stored(f"w{n % 2}", 999, 20_000_000)) for n in range(6)]
+
+    def spread(policy: str) -> list[int]:
+        workers = [taken(c)[1] for c in plan(many, targets, LINKS, policy=policy)]
+        return [workers.count("w2"), workers.count("w3")]
+
+    assert spread("least_delay") == [3, 3]
+    assert max(spread("completion")) > 3
+
+
+def test_least_delay_reads_the_workers_own_host_beside_the_network() -> None:
+    targets = [target("w0", excluded="lost"), target("w1")]
+    far = request("far", 1000, Stored("w0", 999, 50_000_000))
+    near = request("near", 900, Stored("w1", 899, 50_000_000))
+    first, second = plan([far, near], targets, LINKS, policy="least_delay")
+    assert taken(first) == taken(second) == ("restore", "w1")
+    assert second.options[second.chosen].move_us < first.options[first.chosen].move_us
