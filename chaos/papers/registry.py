@@ -16,6 +16,10 @@ NAMES = (
     "dejavu-memory",
     "dejavu-planner",
     "dejavu-table6",
+    "lumen-motivation",
+    "lumen-prototype",
+    "lumen-scale",
+    "lumen-table1",
 )
 
 

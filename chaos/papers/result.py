@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from chaos.papers.sampling import Sampling
 
 REPRODUCED = "reproduced"
 EXPLAINED = "differs, explained"
@@ -34,7 +38,8 @@ class Found(Struct, frozen=True):
 
 class Result(Struct, frozen=True):
     """A published result. `source`: paper and equation, table or figure; `inputs`: which inputs
-    the paper leaves out, and what stands in for them; `run`: computes it from a seed."""
+    the paper leaves out, and what stands in for them; `run`: computes it from a seed;
+    `sampled`: from many, where it is a sample that takes minutes."""
 
     name: str
     about: str
@@ -42,6 +47,7 @@ class Result(Struct, frozen=True):
     published: tuple[Published, ...]
     run: Callable[[int], Found]
     inputs: tuple[str, ...] = ()
+    sampled: Callable[[Sampling], Found] | None = None
 
 
 class Compared(Struct, frozen=True):

@@ -151,7 +151,7 @@ class EngineCheckpoints:
             active = True
             full = self._computed(track) // self.block
             for endpoint, flow in pump.flows.items():
-                if flow.refused:
+                if flow.refused or self._full(endpoint, now):
                     continue
                 if flow.next > flow.had and now - flow.since > CONFIRM_S:
                     flow.next = flow.had
@@ -169,6 +169,13 @@ class EngineCheckpoints:
             self._send(endpoint, blocks, now)
         if active:
             self._tick_soon()
+
+    def _full(self, endpoint: str, now: float) -> bool:
+        """Whether the links to a holder are taken until the next tick."""
+        holder = self.holders.get(endpoint)
+        if holder is None or not self.host.settings.exact_links:
+            return False
+        return max(self.host.links.out, holder.links.back) > now + STREAM_S
 
     def _computed(self, track: Track) -> int:
         """Tokens of it that have KV by now."""
@@ -301,7 +308,10 @@ class Reading:
         count = min(self._wanted - first, max(CHUNK_BYTES // parts.size, 1))
 
         def answer(blocks: int, corrupt: bool) -> None:
-            there = carried(holder.links, parts.host.links, blocks * parts.size, parts.loop.time())
+            local = holder is parts.host
+            sender = holder.local if local else holder.links
+            receiver = sender if local else parts.host.links
+            there = carried(sender, receiver, blocks * parts.size, parts.loop.time())
             daemon.process.call_at(
                 there, parts.host.wires.post, daemon.process, engine, "holder", self._came, first,
                 blocks, corrupt,

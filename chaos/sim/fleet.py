@@ -53,11 +53,14 @@ SETTLED_S = 3.0
 
 class Settings(Struct, frozen=True):
     """What a scenario does not say. `replica`: settings of control plane replicas.
-    `speculative`: (acceptance, drafts) of draft-assisted decoding; None: off."""
+    `speculative`: (acceptance, drafts) of draft-assisted decoding; None: off. `spec`: hosts
+    other than the hardware class has them. `watching` is called with the fleet before it runs."""
 
     workers: WorkerSettings = WorkerSettings()
     speculative: tuple[float, int] | None = None
     replica: ReplicaConfig | None = None
+    spec: hosts.HostSpec | None = None
+    watching: Callable[[SimFleet], None] | None = None
 
 
 class SimFleet:
@@ -86,7 +89,7 @@ class SimFleet:
         steps = cost.load(f"{fleet.model}_{fleet.hardware}")
         if settings.speculative is not None:
             steps = Speculative(steps, *settings.speculative)
-        spec = hosts.spec(fleet.model, fleet.hardware)
+        spec = settings.spec or hosts.spec(fleet.model, fleet.hardware)
         holders: dict[str, Host] = {}
         feed = Feed(self.etcd)
         self.hosts = {
@@ -106,6 +109,8 @@ class SimFleet:
                 host.seen, host.met = watch.told, watch.met
         self.began_ns = 0
         self.drained = False
+        if settings.watching is not None:
+            settings.watching(self)
 
     async def main(self) -> None:
         """The whole run. Raises Late."""

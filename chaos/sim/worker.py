@@ -39,12 +39,15 @@ RESTART_S, LONGEST_RESTART_S = 0.5, 30.0
 
 class WorkerSettings(Struct, frozen=True):
     """What the scenario does not say of workers. `reload_s` None: as the hardware class has it;
-    `jitter`: share by which loading takes longer or shorter."""
+    `jitter`: share by which loading takes longer or shorter. `exact_links`: an engine reads
+    its own host's daemon at `local_bytes_s`, else as if over the network; and blocks that find
+    a link full wait in the engine, else in the link, before what is to be restored."""
 
     lease_ttl_s: int = 8
     prefix_cache: bool = True
     reload_s: float | None = None
     jitter: float = 0.1
+    exact_links: bool = False
 
 
 class Host:
@@ -80,6 +83,7 @@ class Host:
         if budget_bytes:
             holders[self.holder_address] = self
         self.links = Links(spec.link_bytes_s)
+        self.local = Links(spec.local_bytes_s) if settings.exact_links else self.links
         self.daemon: SimDaemon | None = None
         self.etcd = etcd
         self.feed = feed

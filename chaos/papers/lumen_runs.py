@@ -1,0 +1,323 @@
+"""Runs of simulated fleets that LUMEN's results are made of, and what is measured of each.
+
+A fleet serves Poisson traffic until it is steady; then a quarter of its engines (or none, or
+as many as a case says) dies at once and loads anew, while traffic goes on. Control plane and
+gateways are the real code; `RULES` are settings of it. What is measured of a run:
+
+- *interrupted* requests were on an engine that died; their time to first token is from its
+  death to the next token. *Uninterrupted* ones are sent within `WINDOW_S` of it; theirs is from
+  sending. `ttft` is over both. Of each, `queue` is the share until an engine gives it blocks.
+- `tpot`: time between tokens, over all decoding sequences within the window.
+- `resumed`: until the last interrupted request goes on.
+- `series`: sums by the second, from which `returns_s` tells when TTFT and time between tokens
+  are back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from chaos.runner.figures import mean, quantile, real
+from chaos.scenario.language import Fault, Fleet, FromTrace, Poisson, Scenario, Traffic, When
+from chaos.sim import fleet as simulated
+from chaos.sim import hosts
+from chaos.sim.worker import WorkerSettings
+from controlplane.replica import ReplicaConfig
+from events import vocabulary as v
+from policies.checkpoint_settings import CheckpointConfig
+
+if TYPE_CHECKING:
+    from chaos.sim.fleet import SimFleet
+
+MODEL, HARDWARE = "qwen3-32b", "rtxpro6000x2"
+BLOCK_TOKENS = 64
+"""Longer blocks than vLLM's usual ones: a quarter of the messages, and at most 63 tokens of a
+request more to compute."""
+PER_S = 2.75
+"""Requests a second and worker: about three quarters of what one can serve."""
+FAILS_S = 25.0
+WINDOW_S = 40.0
+LASTS_S = 75.0
+RELOAD_S = 20.0
+BUDGET_MB = 65536
+SMOOTH_S = 5
+NEAR = 1.1
+
+_ALWAYS = 1_000_000
+LOAD_AWARE = CheckpointConfig(placement="load_aware", alpha=BLOCK_TOKENS // 16)
+"""Eq. 4's alpha is for blocks of 16 tokens."""
+RULES: Mapping[str, CheckpointConfig | None] = {
+    "restart": None,
+    "neighbour": replace(
+        LOAD_AWARE, placement="neighbour", recovery="eq6", theta_percent=_ALWAYS
+    ),
+    "lumen": replace(LOAD_AWARE, recovery="eq6"),
+    "completion": replace(LOAD_AWARE, recovery="completion"),
+    "ours": replace(
+        LOAD_AWARE,
+        recovery="least_delay",
+        link_machine=25_000_000,
+        link_domain=25_000_000,
+        link_network=2_000_000,
+    ),
+    "spread": replace(LOAD_AWARE, recovery="eq6", theta_percent=_ALWAYS),
+    "untold": replace(LOAD_AWARE, recovery="least_delay"),
+}  # fmt: skip
+"""Stop and restart: no checkpoints. DéjàVu: a fixed neighbour, which always restores. LUMEN:
+Algorithm 1 and Eq. 6. Ours: the same placement, recovery by least delay, told of the links' speed
+(what a busy network leaves). The others differ in one thing."""
+TITLES = {
+    "none": "no failure",
+    "restart": "stop and restart",
+    "neighbour": "fixed neighbour",
+    "lumen": "LUMEN",
+    "ours": "ours",
+    "spread": "load-aware, holder restores",
+    "completion": "earliest completion, as set",
+    "untold": "least delay, links not told",
+}
+
+
+class Case(Struct, frozen=True, omit_defaults=True):
+    """One run. `fails`: engines that die, -1: a quarter. `whom`: any of them, or `neighbours`
+    in the ring. `daemons`: state daemons die with their engines. 0 or empty: as usual."""
+
+    rules: str
+    workers: int
+    seed: int
+    fails: int = -1
+    whom: str = "any"
+    daemons: bool = False
+    per_s: float = PER_S
+    reload_s: float = RELOAD_S
+    holders: int = 1
+    budget_mb: int = BUDGET_MB
+    link_bytes_s: float = 0.0
+    theta_percent: int = 0
+    tau: int = -1
+    lengths: str = "azure-conv"
+    prompt_most: int = 30_000
+    output_most: int = 2_000
+    speculative: tuple[float, int] | None = None
+
+    @property
+    def whole(self) -> Case:
+        """The same traffic without a failure: no rule matters."""
+        return Case(
+            "restart", self.workers, self.seed, 0, per_s=self.per_s, lengths=self.lengths,
+            prompt_most=self.prompt_most, output_most=self.output_most,
+            speculative=self.speculative,
+        )  # fmt: skip
+
+
+class Measured(Struct):
+    """What one run gave. `figures` in seconds and shares; `ttft_series`: sum of seconds and
+    count of requests by the second they were sent, `itl_series`: sequence-seconds and tokens;
+    both from the failure on."""
+
+    figures: dict[str, float]
+    ttft_series: list[tuple[float, int]]
+    itl_series: list[tuple[float, int]]
+    error: str = ""
+
+
+def scenario_of(case: Case) -> Scenario:
+    """The case in the scenario language."""
+    names = [f"w{n}" for n in range(case.workers)]
+    count = case.workers // 4 if case.fails < 0 else case.fails
+    random = Random(f"lumen:{case.workers}:{case.seed}")
+    if case.whom == "neighbours":
+        ring, first = sorted(names), random.randrange(case.workers)
+        struck = [ring[(first + n) % len(ring)] for n in range(count)]
+    else:
+        struck = random.sample(names, count)
+    what = ["engine-kill", "holder-kill"] if case.daemons and _budget(case) else ["engine-kill"]
+    return Scenario(
+        name="lumen",
+        about="A part of the fleet is lost under load.",
+        fleet=Fleet(
+            workers=case.workers, model=MODEL, hardware=HARDWARE, domains=case.workers,
+            checkpoint_mb=_budget(case),
+        ),
+        traffic=Traffic(
+            Poisson(case.per_s * case.workers),
+            FromTrace(case.lengths, case.prompt_most, case.output_most),
+            for_s=LASTS_S,
+        ),
+        faults=tuple(
+            Fault(kind, When(at_s=FAILS_S), target=name) for name in struck for kind in what
+        ),
+    )  # fmt: skip
+
+
+def _budget(case: Case) -> int:
+    return 0 if RULES[case.rules] is None else case.budget_mb
+
+
+def settings_of(case: Case, meter: Meter) -> simulated.Settings:
+    """What the scenario does not say of the case."""
+    spec = hosts.spec(MODEL, HARDWARE)
+    blocks = spec.kv_blocks * spec.block_tokens // BLOCK_TOKENS
+    spec = replace(spec, block_tokens=BLOCK_TOKENS, kv_blocks=blocks)
+    if case.link_bytes_s:
+        spec = replace(spec, link_bytes_s=case.link_bytes_s)
+    config = RULES[case.rules] or CheckpointConfig()
+    config = replace(config, holders=case.holders)
+    if case.theta_percent:
+        config = replace(config, theta_percent=case.theta_percent)
+    if case.tau >= 0:
+        config = replace(config, tau=case.tau)
+    return simulated.Settings(
+        WorkerSettings(reload_s=case.reload_s, exact_links=True),
+        case.speculative,
+        ReplicaConfig(checkpoints=config),
+        spec,
+        meter.attach,
+    )
+
+
+class Meter:
+    """Looks at a fleet while it runs: when engines give requests blocks and first tokens, and
+    how many tokens they make. It changes nothing of the run."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, str] = {}
+        self.admitted: dict[tuple[str, int], int] = {}
+        self.first: dict[tuple[str, int], int] = {}
+        self.attempts: dict[str, int] = {}
+        self.moved_us: dict[tuple[str, int], int] = {}
+        self.samples: list[tuple[int, float, int]] = []
+        """When, sequence-seconds and tokens of the second before."""
+        self._made: dict[int, int] = {}
+
+    def attach(self, fleet: SimFleet) -> None:
+        """Look at `fleet` from now on."""
+        self._fleet = fleet
+        for host in fleet.hosts.values():
+            host.met = self.asked.__setitem__
+            host.seen = self._seen
+        self._again()
+
+    def _seen(self, _worker: str, event: Any) -> None:
+        now = self._fleet.loop.now_ns
+        if type(event) is v.RestoreDone:
+            self.moved_us[event.request, event.attempt] = event.duration_us
+        for change in getattr(event, "changes", ()):
+            key = change.request, change.attempt
+            if type(change) is v.RequestQueued:
+                self.attempts[change.request] = change.attempt
+            elif type(change) is v.RequestAdmitted:
+                self.admitted.setdefault(key, now)
+            elif type(change) is v.FirstToken:
+                self.first.setdefault(key, now)
+
+    def _again(self) -> None:
+        loop = self._fleet.loop
+        lived, tokens = 0.0, 0
+        made: dict[int, int] = {}
+        for host in self._fleet.hosts.values():
+            process = host.engine
+            if process is None or not process.serving or not process.process.alive:
+                continue
+            engine, run = process.engine, process.engine.running_run(loop.now_ns)
+            made[id(process)] = engine.decoded + (run.count if run is not None else 0)
+            steps = made[id(process)] - self._made.get(id(process), 0)
+            lived += len(engine.running)
+            tokens += steps * len(engine.running)
+        self._made = made
+        self.samples.append((loop.now_ns, lived, tokens))
+        loop.call_at(loop.time() + 1.0, self._again)
+
+
+def measure(case: Case) -> Measured:
+    """Run a case."""
+    meter = Meter()
+    run = simulated.run(scenario_of(case), case.seed, settings=settings_of(case, meter))
+    fail_ns = meter._fleet.began_ns + round(FAILS_S * 1e9)
+    until_ns = fail_ns + round(WINDOW_S * 1e9)
+    ids = {asked: request for request, asked in meter.asked.items()}
+    plain: list[tuple[float, float]] = []
+    lost: list[tuple[float, float, float]] = []
+    length = round(LASTS_S - FAILS_S)
+    ttft_series = [(0.0, 0)] * length
+    for history in real(run):
+        request = ids.get(history.request, "")
+        sent = history.sent_ns + meter._fleet.began_ns
+        attempt = meter.attempts.get(request, 0)
+        key = request, attempt
+        if attempt > 1 and key in meter.first:
+            took = (meter.first[key] - fail_ns) / 1e9
+            waited = (meter.admitted[key] - fail_ns) / 1e9
+            lost.append((took, waited, meter.moved_us.get(key, 0) / 1e6))
+        elif history.first_ns is not None and sent >= fail_ns:
+            took = (history.first_ns - history.sent_ns) / 1e9
+            second = min((sent - fail_ns) // 1_000_000_000, length - 1)
+            total, count = ttft_series[second]
+            ttft_series[second] = total + took, count + 1
+            if sent < until_ns:
+                plain.append((took, (meter.admitted[key] - sent) / 1e9))
+    itl_series = [(0.0, 0)] * length
+    for at_ns, lived, tokens in meter.samples:
+        second = (at_ns - fail_ns - 1) // 1_000_000_000
+        if 0 <= second < length:
+            total, count = itl_series[second]
+            itl_series[second] = total + lived, count + tokens
+    broken = sum(history.record.outcome != "completed" for history in real(run))
+    figures = _figures(plain, lost)
+    figures["tpot"] = _ratio(itl_series[: round(WINDOW_S)])
+    error = run.error or (f"{broken} streams broke" if broken else "")
+    return Measured(figures, ttft_series, itl_series, error)
+
+
+def _figures(
+    plain: Sequence[tuple[float, float]], lost: Sequence[tuple[float, float, float]]
+) -> dict[str, float]:
+    both = [one[0] for one in (*plain, *lost)]
+    found = {
+        "ttft": mean(both),
+        "p99": quantile(both, 0.99),
+        "plain": mean([took for took, _ in plain]),
+        "plain_queue": _share(plain, 1),
+        "lost_share": len(lost) / len(both) if both else None,
+        "lost": mean([one[0] for one in lost]),
+        "lost_p99": quantile([one[0] for one in lost], 0.99),
+        "lost_queue": _share(lost, 1),
+        "lost_moving": _share(lost, 2),
+        "resumed": max((one[0] for one in lost), default=None),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _share(times: Sequence[tuple[float, ...]], part: int) -> float | None:
+    whole = sum(one[0] for one in times)
+    return sum(one[part] for one in times) / whole if whole else None
+
+
+def _ratio(series: Sequence[tuple[float, int]]) -> float:
+    return sum(one[0] for one in series) / max(sum(one[1] for one in series), 1)
+
+
+def returns_s(series: Sequence[tuple[float, int]], whole: Sequence[tuple[float, int]]) -> float:
+    """Seconds from the failure until a mean over `SMOOTH_S` is within 10 % of the run without
+    a failure: the end of the first such stretch at or behind the worst. The length of the
+    series, if there is none."""
+    near = NEAR * _ratio(whole)
+    means = [_ratio(series[at : at + SMOOTH_S]) for at in range(len(series) - SMOOTH_S + 1)]
+    worst = means.index(max(means))
+    for at in range(worst, len(means)):
+        if means[at] <= near:
+            return float(at + SMOOTH_S) if max(means) > near else 0.0
+    return float(len(series))
+
+
+@cache
+def encoder() -> msgspec.json.Encoder:
+    """For keeping cases and what they gave."""
+    return msgspec.json.Encoder(order="deterministic")

@@ -1,0 +1,45 @@
+"""LUMEN at 4 to 64 workers, a quarter lost: its rules, the two before it, and ours."""
+
+from __future__ import annotations
+
+from chaos.papers.lumen_tables import COMPARED, INPUTS, Compared
+from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
+
+SIZES = (4, 8, 16, 32, 64)
+
+
+def sampled(sampling: Sampling) -> Found:
+    """Means of the sizes that are asked for."""
+    over: dict[str, list[float]] = {rule: [] for rule in COMPARED}
+    lines = []
+    for size in sampling.sizes(SIZES):
+        compared = Compared(sampling, size, COMPARED)
+        lines += [f"{size} workers, {sampling.count} seeds", *compared.table()]
+        for rule in COMPARED:
+            over[rule].append(compared.ratio("ttft", rule, "none").value)
+        for figure in ("ttft", "p99", "plain", "lost"):
+            lines.append(f"  ours / LUMEN, {figure}: {compared.ratio(figure, 'ours', 'lumen')}")
+        lines.append("")
+    figures = {rule: sum(values) / len(values) for rule, values in over.items()}
+    return Found(figures, tuple(lines[:-1]))
+
+
+SHAPE = (
+    "the paper prints these as about 4, 3 and 1.5 to 2. Where a quarter of the fleet dies, some "
+    "holders die with it: a rule that restores at the holder alone computes those requests anew."
+)
+
+RESULT = Result(
+    name="lumen-scale",
+    about="mean TTFT over no failure, a quarter of 4 to 64 workers lost",
+    source="LUMEN, scalability",
+    published=(
+        Published("restart", "stop and restart", 4.0, "x", 0.15, SHAPE),
+        Published("neighbour", "fixed neighbour", 3.0, "x", 0.15, SHAPE),
+        Published("lumen", "LUMEN", 1.75, "x", 0.15, SHAPE),
+    ),
+    run=lambda seed: sampled(Sampling(seed)),
+    sampled=sampled,
+    inputs=INPUTS,
+)

@@ -1,0 +1,86 @@
+"""What LUMEN's results have in common: cases of a comparison, and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chaos.papers.lumen_runs import TITLES, Case, Measured, returns_s
+from chaos.papers.sampling import Estimate, Sampling, average, ratio
+
+COMPARED = ("restart", "neighbour", "lumen", "ours")
+WITHOUT_DRAFTS = (
+    "Speculation-assisted recovery (mechanism 3) is no feature of the control plane: every row "
+    "is without it."
+)
+TRAFFIC = (
+    "Splitwise-Conv's whole trace is not at hand: lengths are drawn from its first 512 rows, "
+    "arrivals are Poisson, 2.75 a second and worker, which the simulated engine serves to about "
+    "three quarters. Engine: Qwen3-32B on two RTX PRO 6000, fitted to profiles; the paper's GPUs "
+    "are slower. Blocks of 64 tokens, 64 GiB for checkpoints a host, 100 Gbit/s."
+)
+RELOAD = (
+    "An engine is back 20 s after its death: Figure 4's bar and the prototype's 20 s. The text "
+    "also says 10 to 12 minutes, in which a fleet at this load has no steady state."
+)
+INPUTS = (TRAFFIC, RELOAD, WITHOUT_DRAFTS)
+
+
+class Compared:
+    """Rules over the same seeds, one size of fleet."""
+
+    def __init__(
+        self, sampling: Sampling, workers: int, rules: Sequence[str], fails: int = -1
+    ) -> None:
+        self.rules = rules
+        fails = -1 if fails == workers // 4 else fails
+        cases = {
+            rule: [Case(rule, workers, seed, fails) for seed in sampling.seeds] for rule in rules
+        }
+        whole = [case.whole for case in cases[rules[0]]]
+        found = sampling.run([*whole, *(case for of in cases.values() for case in of)])
+        self.runs: dict[str, list[Measured]] = {
+            rule: [found[case] for case in of] for rule, of in cases.items()
+        }
+        self.runs["none"] = [found[case] for case in whole]
+        for rule in rules:
+            for run, base in zip(self.runs[rule], self.runs["none"], strict=True):
+                run.figures["ttft_back"] = returns_s(run.ttft_series, base.ttft_series)
+                run.figures["itl_back"] = returns_s(run.itl_series, base.itl_series)
+
+    def values(self, rule: str, figure: str) -> list[float]:
+        """The figure of every seed."""
+        return [run.figures[figure] for run in self.runs[rule]]
+
+    def ratio(self, figure: str, rule: str, to: str) -> Estimate:
+        """The figure under one rule over that under another."""
+        return ratio(self.values(rule, figure), self.values(to, figure))
+
+    def mean(self, figure: str, rule: str) -> Estimate:
+        """The figure's mean over the seeds."""
+        return average(self.values(rule, figure))
+
+    def table(self) -> list[str]:
+        """Every rule's figures, for people."""
+        said = [
+            f"{'':30}{'TTFT':>7}{'p99':>7}{'TPOT':>6} | back after: {'streams':>7}{'TTFT':>6}"
+            f"{'ITL':>6} | {'uninterrupted':>13}{'queued':>7} | {'interrupted':>11}{'queued':>7}"
+            f"{'moved':>6}",
+            f"{'':30}{'s':>7}{'s':>7}{'ms':>6} | {'s':>19}{'s':>6}{'s':>6} | {'s':>13}{'%':>7} "
+            f"| {'s':>11}{'%':>7}{'%':>6}",
+        ]
+        for rule in ("none", *self.rules):
+
+            def of(figure: str, rule: str = rule) -> float:
+                return self.mean(figure, rule).value
+
+            line = f"{TITLES[rule]:30}{of('ttft'):7.3f}{of('p99'):7.2f}{of('tpot') * 1e3:6.0f} | "
+            if rule == "none":
+                line += f"{'':31} | {of('plain'):13.3f}{of('plain_queue') * 100:7.0f} |"
+            else:
+                line += (
+                    f"{of('resumed'):19.2f}{of('ttft_back'):6.1f}{of('itl_back'):6.1f} | "
+                    f"{of('plain'):13.3f}{of('plain_queue') * 100:7.0f} | {of('lost'):11.3f}"
+                    f"{of('lost_queue') * 100:7.0f}{of('lost_moving') * 100:6.0f}"
+                )
+            said.append(line.rstrip())
+        return said

@@ -1,0 +1,105 @@
+"""Results that are samples: many seeded runs of whole fleets, paired by seed, with intervals.
+
+Runs are kept in a file, if one is named, and not run again: several results share them, and a
+record of hours can be broken off. The file is only good for the code that wrote it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+from msgspec import Struct
+
+from chaos.papers.lumen_runs import Case, Measured, encoder, measure
+from chaos.runner import pool
+
+RESAMPLES = 2000
+
+
+class Sampling(Struct, frozen=True):
+    """How much is run: `count` seeds from `seed` on, fleets of at most `most` workers, in
+    `jobs` processes. `kept`: where runs are kept. `tell` is given progress, a line each."""
+
+    seed: int = 0
+    count: int = 1
+    most: int = 8
+    jobs: int = 1
+    kept: Path | None = None
+    tell: Callable[[str], None] = lambda _: None
+
+    @property
+    def seeds(self) -> range:
+        """The seeds."""
+        return range(self.seed, self.seed + self.count)
+
+    def sizes(self, sizes: Iterable[int]) -> list[int]:
+        """Those of `sizes` that are asked for."""
+        return [size for size in sizes if size <= self.most]
+
+    def run(self, cases: Iterable[Case]) -> dict[Case, Measured]:
+        """What each case gives. Raises RuntimeError when a run went wrong."""
+        wanted = list(dict.fromkeys(cases))
+        found = self._kept()
+        left = [case for case in wanted if case not in found]
+        began = time.perf_counter()
+        for done, (case, measured) in enumerate(
+            pool.each(measure, left, self.jobs, lambda: False), 1
+        ):
+            if measured.error:
+                raise RuntimeError(f"{case.rules}, seed {case.seed}: {measured.error}")
+            found[case] = measured
+            if self.kept is not None:
+                with self.kept.open("ab") as file:
+                    file.write(encoder().encode((case, measured)) + b"\n")
+            took = time.perf_counter() - began
+            self.tell(
+                f"{done}/{len(left)} runs, {took:.0f} s, about "
+                f"{took / done * (len(left) - done):.0f} s left"
+            )
+        return {case: found[case] for case in wanted}
+
+    def _kept(self) -> dict[Case, Measured]:
+        if self.kept is None or not self.kept.exists():
+            return {}
+        lines = self.kept.read_bytes().splitlines()
+        return dict(msgspec.json.decode(line, type=tuple[Case, Measured]) for line in lines)
+
+
+class Estimate(Struct, frozen=True):
+    """A figure and its 95 % interval; equal bounds when there is one sample."""
+
+    value: float
+    low: float
+    high: float
+    samples: int
+
+    def __str__(self) -> str:
+        if self.samples < 2:
+            return f"{self.value:.3f} [one seed]"
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
+    """Mean of `above` over mean of `below`, whose samples belong together; the interval is the
+    percentile one of resampled pairs."""
+    pairs = list(zip(above, below, strict=True))
+    random = Random(0)
+
+    def of(some: Sequence[tuple[float, float]]) -> float:
+        under = sum(one[1] for one in some)
+        return sum(one[0] for one in some) / under if under else float("inf")
+
+    if not pairs:
+        raise ValueError("no samples")
+    drawn = sorted(of(random.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    low, high = drawn[round(0.025 * RESAMPLES)], drawn[round(0.975 * RESAMPLES) - 1]
+    return Estimate(of(pairs), low, high, len(pairs))
+
+
+def average(values: Sequence[float]) -> Estimate:
+    """The mean of `values`."""
+    return ratio(values, [1.0] * len(values))
