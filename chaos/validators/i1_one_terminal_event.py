@@ -6,7 +6,8 @@ the leader takes it for dead and ends its requests; the gateway, back again, lan
 word, and that is what its client saw, so clients are compared with it. So a leader's end
 may be followed by the owner's, never by another of the leader's, and the owner never
 says it twice. A gateway that was killed may have served a client to the end without having
-written so. A request that arrived and is not ended is a violation: ask when drained.
+written so; of a short answer nothing at all, and then the dispatch that its engine told of
+stands for it (`unheard`). A request that arrived and is not ended is a violation: ask when drained.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from chaos.validators.records import ClientRecord, Course, Violation, courses, events_of, of_clients
+from chaos.validators.unheard import Unheard
 from events import vocabulary as v
 from events.log import RevisionGroup
 
@@ -29,11 +31,27 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     """Violations in the log itself, then between log and clients."""
     found = courses(groups)
     out = [Violation(PROMISE, c.request, text) for c in found.values() for text in _ends(c)]
-    broken = _broken(groups)
+    broken, lost = _broken(groups)
+    unknown = []
     for client, course in of_clients(found, clients):
+        if course is None:
+            unknown += [client] if _answered(client, broken) else []
+            continue
         for text in _agreement(client, course, broken):
             out.append(Violation(PROMISE, client.request, text))
+    unheard = Unheard(groups, lost) if unknown and broken else None
+    for client in unknown:
+        if unheard is None or not unheard.take(client):
+            text = f"was answered {client.status}, the log does not know it"
+            out.append(Violation(PROMISE, client.request, text))
     return out
+
+
+def _answered(client: ClientRecord, broken: set[str]) -> bool:
+    """One of which the log must know."""
+    refused = client.status == 0 or client.status >= 400
+    unheard = client.outcome == "cut" and bool(broken)  # killed before it could write
+    return not refused and not unheard
 
 
 def _ends(course: Course) -> list[str]:
@@ -57,15 +75,7 @@ def _ends(course: Course) -> list[str]:
     return texts
 
 
-def _agreement(client: ClientRecord, course: Course | None, broken: set[str]) -> list[str]:
-    if course is None:
-        refused = client.status == 0 or client.status >= 400
-        unheard = client.outcome == "cut" and bool(broken)  # killed before it could write
-        return (
-            []
-            if refused or unheard
-            else [f"was answered {client.status}, the log does not know it"]
-        )
+def _agreement(client: ClientRecord, course: Course, broken: set[str]) -> list[str]:
     end = course.end
     if end is None:
         return []  # told already
@@ -120,11 +130,11 @@ _OUTCOMES = {
 }
 
 
-def _broken(groups: Sequence[RevisionGroup]) -> set[str]:
-    """Streams of replicas that were started again, or declared lost."""
+def _broken(groups: Sequence[RevisionGroup]) -> tuple[set[str], set[str]]:
+    """Streams of replicas that were started again or declared lost, and of the latter."""
     lives = Counter(
         at.stream for at in events_of(groups, "r.") if type(at.event) is v.ReplicaStarted
     )
     fleet = (at.event for at in events_of(groups, "fleet"))
     lost = {f"r.{e.replica}" for e in fleet if type(e) is v.ReplicaLost}
-    return {stream for stream, count in lives.items() if count > 1} | lost
+    return {stream for stream, count in lives.items() if count > 1} | lost, lost

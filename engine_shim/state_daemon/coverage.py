@@ -75,13 +75,14 @@ class CoverageReports:
 
 
 def together(events: list[Event]) -> list[Event]:
-    """The same of one answer, its acknowledgements in one record: of a request there is one
-    event at most, so their order does not matter."""
+    """The same of one answer, its acknowledgements in one record behind what made room for
+    them, so that what the log adds up is never more than was held. Of a request there is one
+    event at most: no other order matters."""
     acks = [e for e in events if isinstance(e, CheckpointAcknowledged)]
+    others = [e for e in events if not isinstance(e, CheckpointAcknowledged)]
     if len(acks) < 2:
-        return events
+        return [*others, *acks]
     held = tuple(
         HeldPrefix(e.request, e.child, e.attempt, e.blocks, e.tokens, e.bytes) for e in acks
     )
-    others = [e for e in events if not isinstance(e, CheckpointAcknowledged)]
-    return [CheckpointsAcknowledged(acks[0].holder, acks[0].boot, held), *others]
+    return [*others, CheckpointsAcknowledged(acks[0].holder, acks[0].boot, held)]

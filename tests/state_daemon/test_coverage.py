@@ -56,10 +56,10 @@ def test_another_boot_is_asked_from_its_beginning() -> None:
 def test_the_acknowledgements_of_one_answer_are_one_record() -> None:
     ack = [CheckpointAcknowledged("w1", "b", f"q{n}", 0, 1, 2, 8, 500) for n in range(2)]
     dropped = CheckpointDropped("w1", "b", "q", 0, "finished")
-    assert together([ack[0], dropped]) == [ack[0], dropped]
+    assert together([ack[0], dropped]) == [dropped, ack[0]], "what made room comes first"
     held = tuple(HeldPrefix(f"q{n}", 0, 1, 2, 8, 500) for n in range(2))
     both = CheckpointsAcknowledged("w1", "b", held)
-    assert together([ack[0], dropped, ack[1]]) == [both, dropped]
+    assert together([ack[0], dropped, ack[1]]) == [dropped, both]
 
 
 def test_with_a_real_daemon(tmp_path: Path) -> None:

@@ -760,3 +760,29 @@ def test_i10_does_not_count_the_time_in_which_nothing_could_be_written() -> None
     assert not i10_recovery_bound.check(groups, [])
     ticking = [g for g in groups if not any(s.stream == "fleet" for s in g.segments)]
     assert i10_recovery_bound.check(ticking, [])
+
+
+def test_i1_knows_answers_of_a_gateway_that_died_unheard_from_their_engines() -> None:
+    def story(number: int = 2, tokens: int = 64, again: bool = True) -> Story:
+        told = short()
+        told.tell("r.r0", msgspec.structs.replace(chosen("q1", "w1"), decision="r0.b1.1"))
+        dispatch = msgspec.structs.replace(decided("q2"), decision=f"r0.b1.{number}")
+        took = msgspec.structs.replace(queued("q2"), dispatch=encode(dispatch))
+        told.tell("w.w0", engine_step(took, finished()))
+        told.tell("w.w0", engine_step(v.EngineFinished("q2", 1, "length", tokens)))
+        told.tell("r.r0", ended())
+        if again:
+            told.replica("r0", "b2")
+        return told
+
+    client = ClientRecord("c2", 200, "completed", token_count=64, finish="length")
+
+    def says(told: Story, *clients: ClientRecord) -> str:
+        return " ".join(map(str, i1_one_terminal_event.check(told.groups, clients)))
+
+    assert says(story(), client) == ""
+    assert "does not know" in says(story(), client, client), "one request is one client's"
+    assert "does not know" in says(story(tokens=63), client)
+    assert "does not know" in says(story(number=1), client), "it wrote of later decisions"
+    assert "does not know" in says(story(again=False), client), "it lives"
+    assert "does not know" in says(short(), client)
