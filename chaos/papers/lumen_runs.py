@@ -25,7 +25,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chaos.runner.figures import mean, quantile, real
-from chaos.scenario.language import Fault, Fleet, FromTrace, Poisson, Scenario, Traffic, When
+from chaos.scenario.language import (
+    Fault,
+    Fleet,
+    FromTrace,
+    Poisson,
+    Scenario,
+    Traffic,
+    Uniform,
+    When,
+)
 from chaos.sim import fleet as simulated
 from chaos.sim import hosts
 from chaos.sim.worker import WorkerSettings
@@ -47,6 +56,7 @@ WINDOW_S = 40.0
 LASTS_S = 75.0
 RELOAD_S = 20.0
 BUDGET_MB = 65536
+OUTPUTS = (50, 400)
 SMOOTH_S = 5
 NEAR = 1.1
 
@@ -87,7 +97,8 @@ TITLES = {
 
 class Case(Struct, frozen=True, omit_defaults=True):
     """One run. `fails`: engines that die, -1: a quarter. `whom`: any of them, or `neighbours`
-    in the ring. `daemons`: state daemons die with their engines. 0 or empty: as usual."""
+    in the ring. `daemons`: state daemons die with their engines. `prompts`: bounds of other lengths
+    than the trace's. 0 or empty: as usual."""
 
     rules: str
     workers: int
@@ -102,17 +113,14 @@ class Case(Struct, frozen=True, omit_defaults=True):
     link_bytes_s: float = 0.0
     theta_percent: int = 0
     tau: int = -1
-    lengths: str = "azure-conv"
-    prompt_most: int = 30_000
-    output_most: int = 2_000
+    prompts: tuple[int, int] | None = None
     speculative: tuple[float, int] | None = None
 
     @property
     def whole(self) -> Case:
         """The same traffic without a failure: no rule matters."""
         return Case(
-            "restart", self.workers, self.seed, 0, per_s=self.per_s, lengths=self.lengths,
-            prompt_most=self.prompt_most, output_most=self.output_most,
+            "restart", self.workers, self.seed, 0, per_s=self.per_s, prompts=self.prompts,
             speculative=self.speculative,
         )  # fmt: skip
 
@@ -148,7 +156,7 @@ def scenario_of(case: Case) -> Scenario:
         ),
         traffic=Traffic(
             Poisson(case.per_s * case.workers),
-            FromTrace(case.lengths, case.prompt_most, case.output_most),
+            FromTrace("azure-conv") if case.prompts is None else Uniform(case.prompts, OUTPUTS),
             for_s=LASTS_S,
         ),
         faults=tuple(
@@ -305,16 +313,14 @@ def _ratio(series: Sequence[tuple[float, int]]) -> float:
 
 
 def returns_s(series: Sequence[tuple[float, int]], whole: Sequence[tuple[float, int]]) -> float:
-    """Seconds from the failure until a mean over `SMOOTH_S` is within 10 % of the run without
-    a failure: the end of the first such stretch at or behind the worst. The length of the
-    series, if there is none."""
-    near = NEAR * _ratio(whole)
-    means = [_ratio(series[at : at + SMOOTH_S]) for at in range(len(series) - SMOOTH_S + 1)]
-    worst = means.index(max(means))
-    for at in range(worst, len(means)):
-        if means[at] <= near:
-            return float(at + SMOOTH_S) if max(means) > near else 0.0
-    return float(len(series))
+    """Seconds from the failure from which on every mean over `SMOOTH_S` is within 10 % of the
+    same stretch without a failure. The length of the series, if it is not so by its end."""
+    last = len(series) - SMOOTH_S
+    for at in range(last, -1, -1):
+        stretch = slice(at, at + SMOOTH_S)
+        if _ratio(series[stretch]) > NEAR * _ratio(whole[stretch]):
+            return float(len(series) if at == last else at + 1)
+    return 0.0
 
 
 @cache

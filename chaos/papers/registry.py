@@ -18,6 +18,7 @@ NAMES = (
     "dejavu-table6",
     "lumen-motivation",
     "lumen-prototype",
+    "lumen-questions",
     "lumen-scale",
     "lumen-table1",
 )
