@@ -1,6 +1,6 @@
 """A scenario and its schedule cut to what this machine bears, and what was cut in words.
 
-Two cores run three tiny engines, so there are at most `MOST_WORKERS`. Leases are short, and
+Two cores run four tiny engines, so there are at most `MOST_WORKERS`. Leases are short, and
 the times of faults, which are meant in the leases of production, shrink with them.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from chaos.scenario.language import Bound, Closed, Fleet, Scenario, Traffic
 from chaos.scenario.schedule import Planned, Request, Schedule
 
-MOST_WORKERS = 3
+MOST_WORKERS = 4
 MOST_CHECKPOINT_MB = 64
 MOST_REPLICAS = 2
 MOST_MEMBERS = 3

@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from chaos.live import applicable, memory, processes, sets
@@ -65,6 +66,8 @@ def test_what_cannot_run_is_told_and_left_out() -> None:
 
 def test_a_schedule_is_cut_to_the_machine_and_says_so() -> None:
     scenario = reading.load(reading.find("agent-stopped"))
+    more = msgspec.structs.replace(scenario.fleet, workers=MOST_WORKERS + 2)
+    scenario = msgspec.structs.replace(scenario, fleet=more)
     schedule = expand(scenario, 3)
     small, fitted, notes = scaled(scenario, schedule)
     assert small.fleet.workers == len(fitted.workers) == MOST_WORKERS < len(schedule.workers)
