@@ -100,6 +100,7 @@ class _Run:
         self._groups: tuple[RevisionGroup, ...] = ()
         self._clients: Clients | None = None
         self._plan: Plan | None = None
+        self._operator: Operator | None = None
         self._began_ms = 0
         self._ended_ns = 0
         self._drained = False
@@ -125,6 +126,8 @@ class _Run:
             ended_ns=self._ended_ns,
             drained=self._drained,
             error=error,
+            landed=self._watch.landed(),
+            commands=tuple(self._operator.acknowledged) if self._operator is not None else (),
         )
 
     def _fired(self) -> tuple[Fired, ...]:
@@ -162,7 +165,7 @@ class _Run:
         self._watch.forget_lengths()
         pids += host.pids()
         self._began_ms, start = time.time_ns() // 1_000_000, time.monotonic()
-        operator = Operator(host)
+        operator = self._operator = Operator(host)
         operating = None
         if any(planned.phase == "effect" for planned in schedule.faults):
             operating = asyncio.create_task(operator.run())

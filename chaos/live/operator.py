@@ -17,12 +17,14 @@ EVERY_S = 0.8
 
 
 class Operator:
-    """Whoever was drained is taken back by the next command, at the latest by `settle`."""
+    """Whoever was drained is taken back by the next command, at the latest by `settle`.
+    `acknowledged`: (id, principal) of commands that were answered as decided."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._workers = list(host.schedule.workers)
         self._begun = False
+        self.acknowledged: list[tuple[str, str]] = []
 
     async def run(self) -> None:
         """For ever, until cancelled; then `settle`."""
@@ -49,5 +51,6 @@ class Operator:
                     path = f"workers/{worker}/{command}"
                     answer = await self._host.admin(path, "POST", replica)
                     if answer.get("state") == "decided":
+                        self.acknowledged.append((answer["command_id"], answer["principal"]))
                         return
             await asyncio.sleep(0.1)

@@ -19,7 +19,7 @@ from chaos.scenario.catalogue import PHASES
 from chaos.scenario.schedule import Planned
 from events import vocabulary as v
 from events.errors import LogError
-from events.log import LogReader, RevisionGroup
+from events.log import Landed, LogReader, RevisionGroup
 from policies.fleet import apply_group
 from policies.state import Fleet
 
@@ -109,6 +109,14 @@ class Watch:
                 return False
             await asyncio.sleep(0.05)
         return True
+
+    def landed(self) -> tuple[Landed, ...]:
+        """All segments that were followed: etcd has shown them, so they must stay (I13)."""
+        return tuple(
+            Landed(segment.stream, group.revision, segment.seq, segment.first, segment.last)
+            for group in self.groups
+            for segment in group.segments
+        )
 
     # --- inside ------------------------------------------------------------------------
 

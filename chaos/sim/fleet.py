@@ -107,6 +107,7 @@ class SimFleet:
         if any(planned.event is not None for planned in schedule.faults):
             for host in self.hosts.values():
                 host.seen, host.met = watch.told, watch.met
+        self.operator: Operator | None = None
         self.began_ns = 0
         self.drained = False
         if settings.watching is not None:
@@ -125,8 +126,8 @@ class SimFleet:
         self.faults.start()
         operating = None
         if any(planned.event in OF_EFFECTS for planned in self.schedule.faults):
-            operator = Operator(list(self.planes.values()), list(self.hosts))
-            operating = asyncio.create_task(operator.run())
+            self.operator = Operator(list(self.planes.values()), list(self.hosts))
+            operating = asyncio.create_task(self.operator.run())
         await self._answered.wait()
         while self.faults.striking and self.loop.now_ns < self._last_strike_ns:
             await asyncio.sleep(LOOK_S)
@@ -282,6 +283,7 @@ def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
         drained=fleet.drained,
         error=error,
         landed=tuple(fleet.etcd.landed),
+        commands=fleet.operator.acknowledged if fleet.operator is not None else (),
     )
 
 

@@ -15,16 +15,17 @@ from events.errors import LogError
 
 if TYPE_CHECKING:
     from chaos.sim.plane import Plane
+    from controlplane.replica import Replica
 
 EVERY_S = 0.4
 PRINCIPAL = "operator"
 
 
 class Operator:
-    """`sent` are (id, principal) of the commands given. Run it in no process."""
+    """Run it in no process."""
 
     def __init__(self, planes: Sequence[Plane], workers: Sequence[str]) -> None:
-        self.sent: list[tuple[str, str]] = []
+        self._given: list[tuple[str, Replica, int]] = []
         self._planes = planes
         self._workers = workers
         self._count = 0
@@ -37,6 +38,12 @@ class Operator:
                 self._count += 1
             await asyncio.sleep(EVERY_S)
 
+    @property
+    def acknowledged(self) -> tuple[tuple[str, str], ...]:
+        """(id, principal) of the commands that became durable as far as their replica knew."""
+        durable = (name for name, by, position in self._given if by.writer.durable >= position)
+        return tuple((name, PRINCIPAL) for name in durable)
+
     def _give(self, command: str, target: str) -> bool:
         for plane in self._planes:
             replica, process = plane.replica, plane.process
@@ -45,9 +52,9 @@ class Operator:
             name = f"{PRINCIPAL}:c{self._count}"
             asked = v.AdminCommanded(name, PRINCIPAL, command, target)
             try:
-                process.context.run(replica.scheduler.emit, asked)
+                position = process.context.run(replica.scheduler.emit, asked)
             except LogError:
                 continue
-            self.sent.append((name, PRINCIPAL))
+            self._given.append((name, replica, position))
             return True
         return False

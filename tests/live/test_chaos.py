@@ -55,7 +55,7 @@ async def test_a_scenario_runs_on_real_processes_and_breaks_nothing(
     told = "\n".join(said)
     verdict = judge(run)
     assert (verdict.result, sets.wrong_of(run, verdict)) == ("passed", ()), told
-    assert run.kind == "live" and run.drained and run.ended_ns > 0
+    assert run.kind == "live" and run.drained and run.ended_ns > 0 and run.landed
     assert {f.what for f in run.fired} == {
         "block-corrupt", "engine-kill", "client-gone", "leader-stop"
     }, told  # fmt: skip

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from chaos.runner.judge import judge
@@ -11,6 +12,8 @@ from chaos.scenario import reading
 from chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
 from chaos.sim.fleet import digest, run
 from chaos.validators import check_all
+from chaos.validators.records import events_of
+from events.vocabulary import AdminCommanded
 
 SCENARIOS = (
     "calm",
@@ -70,3 +73,19 @@ def test_a_run_is_at_rest_when_what_was_said_in_an_outage_is_in_the_log():
     scenario = Scenario("outage", "Etcd is away.", Fleet(2, control_planes=2), traffic, (away,))
     verdict = judge(run(scenario, 1))
     assert (verdict.result, verdict.why) == ("passed", ())
+
+
+def test_what_was_acknowledged_is_kept_and_looked_for():
+    outcome = outcome_of("leader-killed-at-effect", 3)
+    assert outcome.landed and outcome.commands
+    gone = {name for name, _ in outcome.commands[:1]}
+    groups = [group for group in outcome.groups if not names_in(group) & gone]
+    assert len(groups) == len(outcome.groups) - 1
+    verdict = judge(msgspec.structs.replace(outcome, groups=tuple(groups)))
+    assert {"I13", "I16"} <= {found.promise for found in verdict.violations}
+
+
+def names_in(group):
+    return {
+        event.command_id for at in events_of([group]) if type(event := at.event) is AdminCommanded
+    }
