@@ -61,8 +61,10 @@ SMOOTH_S = 5
 NEAR = 1.1
 
 _ALWAYS = 1_000_000
-LOAD_AWARE = CheckpointConfig(placement="load_aware", alpha=BLOCK_TOKENS // 16)
-"""Eq. 4's alpha is for blocks of 16 tokens."""
+LOAD_AWARE = CheckpointConfig(placement="load_aware", alpha=BLOCK_TOKENS // 16, beta=64)
+"""Eq. 4's alpha is for blocks of 16 tokens. Beta is about what a request's prompt has of them:
+Algorithm 2 adds what a redirected one computes anew, and with our default of 4 all of them
+went to one worker."""
 RULES: Mapping[str, CheckpointConfig | None] = {
     "restart": None,
     "neighbour": replace(
