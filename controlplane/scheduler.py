@@ -219,7 +219,7 @@ class Scheduler:
         planned = cause != "wait_over" and self.checkpoints.planned(live)
         policy = "planned" if planned else self.policy
         basis = self.basis()
-        choice = routing.RECORDED[policy](self.view, query)
+        choice = routing.decide(self.view, query, policy)
         attempt = live.attempt + 1 if choice.worker else live.attempt
         event = v.RouteDecided(
             self.decision_id(),
@@ -236,6 +236,7 @@ class Scheduler:
             arrival.model,
             live.avoid,
             choice.candidates,
+            choice.others,
         )
         self.emit(event)
         if arrival.resumable:

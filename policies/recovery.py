@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from policies import touched
 from policies.view import View
 
 MODES: dict[tuple[str, bool], str] = {
@@ -48,6 +49,23 @@ def grounded(
     Where recomputed tokens are exact but one of `needs` is not taken up, the `fallback`
     holds; where they are not, `exact` becomes `best_effort`.
     """
+    marks = touched.of(view.fleet)
+    since = marks, marks.whole  # what engines are and can changes with rare events only
+    if view.grounds[0] != since or len(view.grounds[1]) > MOST_GROUNDS:
+        view.grounds = since, {}
+    asked = model, verdict, needs, fallback
+    found: tuple[str, str] | None = view.grounds[1].get(asked)
+    if found is None:
+        found = view.grounds[1][asked] = _grounded(view, *asked)
+    return found
+
+
+MOST_GROUNDS = 256
+
+
+def _grounded(
+    view: View, model: str, verdict: str, needs: tuple[str, ...], fallback: str
+) -> tuple[str, str]:
     kept = verdict, ""
     for worker in view.fleet.workers.values():
         if worker.model != model or worker.engine != "ready":

@@ -10,10 +10,12 @@ of its own, so an idle fleet is used evenly and two replicas do not herd.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from msgspec import Struct
 
 from events.vocabulary import Candidate
+from policies.ranking import of as ranked
 from policies.state import Worker
 from policies.view import View
 
@@ -39,21 +41,27 @@ class Choice(Struct, frozen=True):
     worker: str
     incarnation: int
     candidates: tuple[Candidate, ...]
+    others: tuple[tuple[str, int], ...] = ()
+    """Of those not named among the candidates: how many, by why they could not be chosen."""
 
 
 def exclusion(view: View, worker: Worker, query: Query) -> str:
     """Why `worker` cannot take the request; empty when it can."""
+    return _excluded(worker, query.model) or (
+        "suspected" if view.suspect(worker.name) == worker.incarnation else ""
+    )
+
+
+def _excluded(worker: Worker, model: str, distrusted: bool = False) -> str:
     if worker.engine != "ready":
         return f"engine {worker.engine}"
-    if worker.model != query.model:
+    if worker.model != model:
         return "other model"
     if not worker.present:
         return "lost"
     if worker.draining:
         return "draining"
-    if view.suspect(worker.name) == worker.incarnation:
-        return "suspected"
-    return ""
+    return "suspected" if distrusted else ""
 
 
 def least_load(view: View, query: Query) -> Choice:
@@ -149,3 +157,58 @@ POLICIES: dict[str, Callable[[View, Query], Choice]] = {
 
 RECORDED: dict[str, Callable[[View, Query], Choice]] = {**POLICIES, "planned": planned}
 """What decisions in the log may name."""
+
+WHOLE = 16
+"""Decisions of fleets of up to so many workers name them all. Logs depend on it."""
+NAMED = 8
+"""Those of larger fleets name so many of the best, and whom else they turned on; the rest are
+counted. Logs depend on it."""
+
+
+def decide(view: View, query: Query, policy: str) -> Choice:
+    """What `policy` chooses, with what the record of the decision is to hold of it."""
+    count = len(view.fleet.workers)
+    if count <= WHOLE:
+        return RECORDED[policy](view, query)
+    if policy == "least_load" and not query.avoid:
+        return _ranked(view, query, count)
+    return _shortened(view, query, policy, RECORDED[policy](view, query))
+
+
+def _ranked(view: View, query: Query, count: int) -> Choice:
+    """As `least_load`, without a look at all of them."""
+    model = query.model
+    ranking = ranked(view, model, lambda w, d: _excluded(w, model, d), REQUEST_TOKENS)
+    named = tuple(islice(ranking.best(view.turn % count), NAMED))
+    left = dict(ranking.reasons)
+    if ranking.open > len(named):
+        left[""] = ranking.open - len(named)
+    best = named[0] if named else None
+    worker, incarnation = (best.worker, best.incarnation) if best is not None else ("", 0)
+    return Choice(worker, incarnation, named, tuple(sorted(left.items())))
+
+
+def _shortened(view: View, query: Query, policy: str, choice: Choice) -> Choice:
+    """The same choice, with candidates as `decide` names them."""
+    count = len(choice.candidates)
+    turn = view.turn % count
+    named: list[tuple[int, int, int]] = []
+    rest: list[tuple[int, int, int]] = []
+    for at, candidate in enumerate(choice.candidates):
+        rank = candidate.cost, (at - turn) % count, at
+        (rest if candidate.excluded else named).append(rank)
+    named.sort()
+    named, rest = named[:NAMED], named[NAMED:] + rest
+    plan = view.checkpoints.plan(query.request) if policy == "planned" else None
+    also = {choice.worker, *((plan.worker, plan.source) if plan is not None else ())}
+    left: dict[str, int] = {}
+    for rank in sorted(rest, key=lambda rank: rank[2]):
+        candidate = choice.candidates[rank[2]]
+        if candidate.worker in also or candidate.excluded == "failed it before":
+            named.append(rank)
+        else:
+            left[candidate.excluded] = left.get(candidate.excluded, 0) + 1
+    if not left:
+        return choice
+    shown = tuple(choice.candidates[rank[2]] for rank in named)
+    return Choice(choice.worker, choice.incarnation, shown, tuple(sorted(left.items())))

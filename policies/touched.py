@@ -1,9 +1,9 @@
-"""Which workers folded events may have changed, as holders of checkpoints see them.
+"""Which workers folded events may have changed: their load, and as holders of checkpoints.
 
-A decision about holders keeps its index of W sites from one decision to the next
-(`checkpoints.index_of`) and must not look at all of them each time. So the fold notes, event by
-event, whose figures of Eq. 4 and 5 it may have moved: too many rather than too few, and all of
-them where an event is rare. What stands in a view's overlay is looked at in any case.
+A decision keeps its index of W workers or sites from one to the next (`ranking`,
+`checkpoints.index_of`) and must not look at all of them each time. So the fold notes, event by
+event, whose account or figures of Eq. 4 and 5 it may have moved: too many rather than too few,
+and all of them where an event is rare. What stands in a view's overlay is looked at besides.
 
 It follows from the fold and tells nothing of its own: no part of the state or its hash.
 """
@@ -37,6 +37,11 @@ class Touched:
         self.count += 1
         self._everything = self.count
         self._at.clear()
+
+    @property
+    def whole(self) -> int:
+        """Where the counter stood when anything might have changed."""
+        return self._everything
 
     def since(self, count: int) -> list[str] | None:
         """Names touched since the counter stood there; None for all there are."""

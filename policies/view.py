@@ -24,6 +24,7 @@ from policies.account import key_of
 from policies.fleet import SUSPICIOUS, places_of
 from policies.own_checkpoints import OwnCheckpoints
 from policies.state import Fleet, Worker
+from policies.touched import Touched
 
 
 class _Own(Struct, gc=False):
@@ -61,6 +62,12 @@ class View:
         self._started: tuple[int, dict[str, str]] | None = None
         self._decided = 0
         self._salt = sum(self.replica.encode())
+        self.moved = Touched()
+        """Whose load the overlay may show otherwise than before."""
+        self.rankings: dict[str, Any] = {}
+        """What `policies.ranking` keeps here, by model; no part of what the view tells."""
+        self.grounds: tuple[Any, dict[Any, Any]] = (None, {})
+        """What `recovery.grounded` keeps here."""
 
     @property
     def basis(self) -> v.Basis:
@@ -121,6 +128,7 @@ class View:
                 self._tidy(worker, key, own)
 
     def _tidy(self, worker: str, key: str, own: _Own) -> None:
+        self.moved.note(worker)
         if not own.placed and not own.closed:
             del self._own[worker][key]
             if not self._own[worker]:
@@ -137,6 +145,7 @@ class View:
             key = key_of(event.request, event.attempt)
             own = _Own(event.incarnation, event.prompt_tokens + event.delivered, position)
             self._own.setdefault(event.worker, {})[key] = own
+            self.moved.note(event.worker)
             self._places.setdefault(event.request, []).append((event.worker, key))
         return []
 
@@ -182,6 +191,7 @@ class View:
             if own is None:
                 own = here[key] = _Own()
             own.closed = position
+            self.moved.note(worker)
         return places
 
     # --- what it shows ---------------------------------------------------------------

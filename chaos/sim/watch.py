@@ -19,6 +19,7 @@ from chaos.sim.etcd import SimEtcd
 from chaos.sim.loop import VirtualLoop
 from events import vocabulary as v
 from events.codec import decode_all
+from events.etcd.keys import Keys
 
 PHASE_S = {
     "prefill": 0.02, "decode": 0.5, "restore": 0.0002, "recovery": 0.05, "checkpoint": 0.2,
@@ -59,6 +60,7 @@ class Watch:
         self._loop = loop
         self._etcd = etcd
         self._read = 0
+        self._leaders = Keys(etcd.config.prefix).stream("fleet")
         self._waiting: list[_Waiting] = []
         self._phases = {name: _Phase(*ends) for name, ends in PHASES.items()}
         etcd.observers.append(self._changed)
@@ -88,7 +90,14 @@ class Watch:
     # --- inside ------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        first, self._read = self._read + 1, self._etcd.store.revision
+        store = self._etcd.store
+        first, self._read = self._read + 1, store.revision
+        if not self._waiting and not any(
+            event.kv.key.startswith(self._leaders)
+            for _, events in store.changes_from(first)
+            for event in events
+        ):
+            return
         for group in self._etcd.groups_from(first):
             for segment in group.segments:
                 if self._waiting or segment.stream == "fleet":

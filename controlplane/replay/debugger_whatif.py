@@ -148,6 +148,11 @@ def what_if(history: History, settings: Mapping[str, str], since: int = 0) -> Ou
     return outcome
 
 
+def _whole(view: View, query: routing.Query, policy: str) -> routing.Choice:
+    """A decision that names every worker."""
+    return routing.RECORDED[policy](view, query)
+
+
 class _OtherView(View):
     """A view that shows other settings than the log has."""
 
@@ -220,7 +225,8 @@ class _Asked:
         if policy in routing.POLICIES:
             policy = view.changed.get(POLICY, policy)
         with _weight(view.changed.get(WEIGHT)):
-            choice = routing.RECORDED[policy](view, query_of(event))
+            decide = routing.decide if event.others else _whole
+            choice = decide(view, query_of(event), policy)
         recorded = f"{event.worker}:{event.incarnation}" if event.worker else "nobody"
         other = f"{choice.worker}:{choice.incarnation}" if choice.worker else "nobody"
         self._note(

@@ -146,6 +146,9 @@ def _decided(event: v.RouteDecided) -> list[str]:
             f"{_count(candidate.requests, 'request')})"
             + (f", not taken: {candidate.excluded}" if candidate.excluded else "")
         )
+    for why, count in event.others:
+        told = f"not taken: {why}" if why else "could take it and cost no less"
+        lines.append(f"   and {_count(count, 'other')}, {told}")
     if event.avoid:
         lines.append(f"it failed before on {', '.join(event.avoid)}")
     return lines

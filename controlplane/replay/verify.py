@@ -289,11 +289,12 @@ def _check_route(
     if policy is None:
         verdict.differ(revision, stream, position, "decision", event.policy, "unknown policy")
         return
-    choice = policy(view, query_of(event))
+    query = query_of(event)
+    choice = routing.decide(view, query, event.policy) if event.others else policy(view, query)
     if len([c for c in choice.candidates if not c.excluded]) > 1:
         verdict.contested += 1
-    expected = event.worker, event.incarnation, event.candidates
-    actual = choice.worker, choice.incarnation, choice.candidates
+    expected = event.worker, event.incarnation, event.candidates, event.others
+    actual = choice.worker, choice.incarnation, choice.candidates, choice.others
     if actual != expected:
         verdict.differ(revision, stream, position, "decision", _told(expected), _told(actual))
 
@@ -310,15 +311,16 @@ def query_of(event: v.RouteDecided) -> routing.Query:
     )
 
 
-def _told(choice: tuple[str, int, tuple[v.Candidate, ...]]) -> str:
-    worker, incarnation, candidates = choice
+def _told(choice: tuple[str, int, tuple[v.Candidate, ...], tuple[tuple[str, int], ...]]) -> str:
+    worker, incarnation, candidates, others = choice
     costs = ", ".join(
         f"{c.worker}:{c.incarnation} costs {c.cost}"
         + f" ({c.prefill_tokens} tokens, {c.requests} requests)"
         + (f", {c.excluded}" if c.excluded else "")
         for c in candidates
     )
-    return f"{worker or 'nobody'}:{incarnation} of [{costs}]"
+    more = "".join(f", {count} more {why or 'open'}" for why, count in others)
+    return f"{worker or 'nobody'}:{incarnation} of [{costs}{more}]"
 
 
 def _check_stall(

@@ -181,7 +181,7 @@ class RequestTracer:
             "relume.cause": event.cause,
             "relume.mode": event.mode,
             "relume.delivered": event.delivered,
-            "relume.candidates": len(event.candidates),
+            "relume.candidates": len(event.candidates) + sum(n for _, n in event.others),
         }
         if not event.worker:
             parent.add_event("no worker could take it", facts)

@@ -86,6 +86,8 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     planned: as the `RecoveryPlanned` of the lost attempt has it, or the `MigrationPlanned` of
     the one handed over.
     `delivered` tokens are with the client already. `avoid`: workers that failed it.
+    `others`: in a fleet of more than 16 workers, how many are not among the candidates, by
+    reason ("": they could have been chosen, and are no better than the best named).
     """
 
     decision: str
@@ -102,6 +104,7 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     model: str
     avoid: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    others: tuple[tuple[str, int], ...] = ()
 
 
 class TransportObserved(Event, frozen=True, tag="transport_observed/1"):
