@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import grpc
+from msgspec import Struct
 from msgspec.structs import replace
 
 from chaos.sim.etcd_client import Failure, SimClient
@@ -373,8 +374,9 @@ class SimEtcd:
                 continue
             for at in range(seen + 1, store.revision + 1):
                 if events := _within(store.changes[at - 1], key, last):
+                    told = _told(member, events=events)
                     for reply in list(watching.values()):
-                        reply(_told(member, events=events))
+                        reply(told)
 
     # --- leaders -------------------------------------------------------------------------
 
@@ -449,8 +451,17 @@ def _within(events: Sequence[Event], key: bytes, last: bytes) -> list[Event]:
     return [e for e in events if e.kv.key == key]
 
 
-def _told(member: Member, **what: Any) -> Any:
+class Told(Struct, frozen=True):
     """As `WatchResponse`."""
-    told = {"created": False, "canceled": False, "compact_revision": 0, "fragment": False}
-    told |= {"events": (), "cancel_reason": "", "header": Header(member.applied, CLUSTER)}
-    return SimpleNamespace(**(told | what))
+
+    header: Header
+    events: Sequence[Event] = ()
+    created: bool = False
+    canceled: bool = False
+    compact_revision: int = 0
+    fragment: bool = False
+    cancel_reason: str = ""
+
+
+def _told(member: Member, **what: Any) -> Told:
+    return Told(Header(member.applied, CLUSTER), **what)

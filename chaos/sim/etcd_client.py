@@ -129,7 +129,8 @@ class Endpoint:
 
     def _unary(self, method: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
         async def call(request: Any, timeout: float, metadata: Any = None) -> Any:
-            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[Any] = loop.create_future()
             try:
                 end = self.connected()
             except aio.AioRpcError:
@@ -145,14 +146,13 @@ class Endpoint:
                 read(request),
                 lambda answer: tell(self._answered, number, answer),
             )
+            late = loop.call_later(timeout, self._too_late, number)
             try:
-                async with asyncio.timeout(timeout):
-                    return await future
-            except TimeoutError:
-                raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+                return await future
             except Failure as failure:
                 raise _error(failure.code, failure.detail) from None
             finally:
+                late.cancel()
                 self._calls.pop(number, None)
 
         return call
@@ -165,6 +165,9 @@ class Endpoint:
             future.set_exception(answer)
         else:
             future.set_result(answer)
+
+    def _too_late(self, number: int) -> None:
+        self._answered(number, Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
     def _lost(self, kind: str, detail: str) -> None:
         self._end = None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import heapq
 import os
 import random
 import sys
@@ -22,6 +21,7 @@ from asyncio.base_events import BaseEventLoop
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -56,13 +56,14 @@ class Process:
         self.tasks: set[asyncio.Task[Any]] = set()
         self._loop = loop
         self._parked: list[asyncio.Handle] = []
-        self._context = copy_context()
-        self._context.run(_PROCESS.set, self)
+        self.own_context = copy_context()
+        """For callbacks of the loop, of which one runs at a time; nothing is set in it."""
+        self.own_context.run(_PROCESS.set, self)
 
     @property
     def context(self) -> Context:
-        """A context for callbacks of this process."""
-        return self._context.copy()
+        """A context of this process, for whoever runs something in it within a callback."""
+        return self.own_context.copy()
 
     def spawn(self, work: Coroutine[Any, Any, Result], name: str = "") -> asyncio.Task[Result]:
         """Run `work` as a task of this process."""
@@ -73,13 +74,13 @@ class Process:
 
     def call_soon(self, work: Callable[..., object], *args: Any) -> asyncio.Handle:
         """Run `work` in this process, at once."""
-        return self._loop.call_soon(work, *args, context=self.context)
+        return self._loop.call_soon(work, *args, context=self.own_context)
 
     def call_at(
         self, when_s: float, work: Callable[..., object], *args: Any
     ) -> asyncio.TimerHandle:
         """Run `work` in this process at a time of the loop, seconds."""
-        return self._loop.call_at(when_s, work, *args, context=self.context)
+        return self._loop.call_at(when_s, work, *args, context=self.own_context)
 
     def kill(self) -> None:
         """End it like SIGKILL does: nothing of it ever runs again."""
@@ -309,8 +310,8 @@ class VirtualLoop(BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = _Call(when, callback, args, context)
-        self._order += 1
-        heapq.heappush(self._timers, (when, self._order, handle))
+        self._order = order = self._order + 1
+        heappush(self._timers, (when, order, handle))
         return handle
 
     def call_later(
@@ -333,7 +334,7 @@ class VirtualLoop(BaseEventLoop):
 
     def _run_once(self) -> None:
         """All there is to do, until somebody stops the loop."""
-        ready, timers, failures, pop = self._ready, self._timers, self.failures, heapq.heappop
+        ready, timers, failures, pop = self._ready, self._timers, self.failures, heappop
         while not self._stopping:
             if failures:
                 raise failures[0]
@@ -352,26 +353,22 @@ class VirtualLoop(BaseEventLoop):
                 if not due._cancelled:
                     ready.append(due)
             for _ in range(len(ready)):
-                self._call(ready.popleft())
-
-    def _call(self, handle: asyncio.Handle) -> None:
-        if handle._cancelled:
-            return
-        context = handle._context
-        process = context.get(_PROCESS)
-        if process is not None:
-            if not process.alive:
-                return
-            if process.stopped:
-                process.park(handle)
-                return
-        self.callbacks += 1
-        try:
-            context.run(handle._callback, *handle._args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.failures.append(error)
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                context = handle._context
+                process = context.get(_PROCESS)
+                if process is not None and (process.stopped or not process.alive):
+                    if process.alive:
+                        process.park(handle)
+                    continue
+                self.callbacks += 1
+                try:
+                    context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    failures.append(error)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass  # they fall out of the heap when they are due

@@ -330,7 +330,7 @@ class End:
             at, again = at + again, 2 * again
         self._arrives = at = max(at, self._arrives)
         peer._coming.append((work, args))
-        peer.process.call_at(at, peer._arrive)
+        wires.loop.call_at(at, peer._arrive, context=peer.process.own_context)
 
     def _arrive(self) -> None:
         if self._skip:

@@ -10,13 +10,14 @@ a dropped connection. After `silence_ms` it therefore asks with a linearizable r
 which fails, or moves the client to another endpoint, when etcd is not well; and when
 the cluster has moved on for two silences without the watch, the watch is made anew.
 
-Nothing is queued here: what the consumer has not taken waits in the h2 flow-control
-window and then in etcd.
+Two answers at most are queued here: what else the consumer has not taken waits in the h2
+flow-control window and then in etcd.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -128,7 +129,13 @@ class _Stream:
         self._client = client
         self._rotations = client.rotations
         self._call = call
+        self._loop = asyncio.get_running_loop()
         self._reading: asyncio.Task[Any] | None = None
+        self._answers: deque[Any] = deque()
+        self._room: asyncio.Future[None] | None = None
+        self._news: asyncio.Future[bool] | None = None
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def first(self, request: Any) -> Any:
         """Send `request` and return the first answer, within the call deadline."""
@@ -151,18 +158,17 @@ class _Stream:
         apart, that there is something to show. Raises CallFailed.
         """
         behind = 0
+        # A cancelled read would end the whole call, so a task of its own reads.
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read_for_ever())
+            self._reading.add_done_callback(lambda _: self._tell(True))
         while True:
-            # A cancelled read would end the whole call, so the read is a task of its own
-            # that outlives a silence.
-            if self._reading is None:
-                self._reading = asyncio.ensure_future(self._call.read())
-            done, _ = await asyncio.wait((self._reading,), timeout=silence_s)
-            if done:
-                reading, self._reading = self._reading, None
-                try:
-                    answer = reading.result()
-                except aio.AioRpcError as error:
-                    raise self._client.broken(error, "Watch", self.endpoint) from None
+            if self._answers or await self._heard(silence_s):
+                if not self._answers:
+                    raise self._failed(self._reading) from None
+                answer = self._answers.popleft()
+                if self._room is not None and not self._room.done():
+                    self._room.set_result(None)
                 if answer is aio.EOF:
                     raise await self._client.ended(self._call, "Watch", self.endpoint)
                 return answer
@@ -173,9 +179,58 @@ class _Stream:
     def cancel(self) -> None:
         """End the call."""
         self._call.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._reading is not None:
             self._reading.add_done_callback(_look_at)
             self._reading.cancel()
+
+    async def _read_for_ever(self) -> None:
+        """One answer ahead of who takes them."""
+        answer = None
+        while answer is not aio.EOF:
+            answer = await self._call.read()
+            self._answers.append(answer)
+            self._tell(True)
+            if len(self._answers) > 1:
+                self._room = self._loop.create_future()
+                await self._room
+
+    async def _heard(self, silence_s: float) -> bool:
+        """Whether there was something within that time: an answer, or the end."""
+        if self._reading is None or self._reading.done():
+            return True
+        self._due = self._loop.time() + silence_s
+        if self._timer is None:  # one stands for many waits: most are over long before
+            self._timer = self._loop.call_at(self._due, self._silent)
+        self._news = self._loop.create_future()
+        try:
+            return await self._news
+        finally:
+            self._news = None
+
+    def _silent(self) -> None:
+        self._timer = None
+        if self._news is None:
+            return
+        if self._loop.time() < self._due:
+            self._timer = self._loop.call_at(self._due, self._silent)
+        else:
+            self._tell(False)
+
+    def _tell(self, heard: bool) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(heard)
+
+    def _failed(self, reading: asyncio.Task[Any]) -> Exception:
+        """What the end of reading means."""
+        try:
+            reading.result()
+        except aio.AioRpcError as error:
+            return self._client.broken(error, "Watch", self.endpoint)
+        except asyncio.CancelledError:
+            pass
+        return CallFailed("Watch", self.endpoint, "CANCELLED", "no longer read")
 
     def _checked(self, answer: Any) -> Any:
         if answer is aio.EOF:
