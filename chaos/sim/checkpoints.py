@@ -35,15 +35,22 @@ Submit = Callable[["Track", int], None]
 
 
 class Links:
-    """A host's network card: what it carries each way, one thing after the other. Times in s."""
+    """A host's network card: what it carries each way, one thing after the other. Times in s.
+    `buffered`: what waits for its receiver does not hold up the sender's other traffic."""
 
-    def __init__(self, bytes_s: float) -> None:
+    def __init__(self, bytes_s: float, buffered: bool = False) -> None:
         self.bytes_s = bytes_s
+        self.buffered = buffered
         self.out = self.back = 0.0
 
 
 def carried(sender: Links, receiver: Links, size: int, now: float) -> float:
     """When `size` bytes sent now have left one host and reached the other, s."""
+    if sender.buffered and sender is not receiver:
+        begin = max(now, sender.out)
+        sender.out = begin + size / sender.bytes_s
+        receiver.back = max(begin, receiver.back) + size / receiver.bytes_s
+        return max(sender.out, receiver.back)
     begin = max(now, sender.out, receiver.back)
     end = begin + size / min(sender.bytes_s, receiver.bytes_s)
     sender.out = receiver.back = end

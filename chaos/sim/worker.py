@@ -41,7 +41,8 @@ class WorkerSettings(Struct, frozen=True):
     """What the scenario does not say of workers. `reload_s` None: as the hardware class has it;
     `jitter`: share by which loading takes longer or shorter. `exact_links`: an engine reads
     its own host's daemon at `local_bytes_s`, else as if over the network; and blocks that find
-    a link full wait in the engine, else in the link, before what is to be restored."""
+    a link full wait in the engine, else in the link, before what is to be restored; and a busy
+    receiver holds up nobody else's traffic."""
 
     lease_ttl_s: int = 8
     prefix_cache: bool = True
@@ -82,7 +83,7 @@ class Host:
         self.holder_address = f"tcp://{name}:6000"
         if budget_bytes:
             holders[self.holder_address] = self
-        self.links = Links(spec.link_bytes_s)
+        self.links = Links(spec.link_bytes_s, settings.exact_links)
         self.local = Links(spec.local_bytes_s) if settings.exact_links else self.links
         self.daemon: SimDaemon | None = None
         self.etcd = etcd

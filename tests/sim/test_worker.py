@@ -6,6 +6,7 @@ import pytest
 
 from chaos.sim import cost, hosts
 from chaos.sim.agent import Feed
+from chaos.sim.checkpoints import Links, carried
 from chaos.sim.clients import tokens_of
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.loop import VirtualLoop
@@ -296,3 +297,12 @@ def test_tokens_are_a_function_of_what_was_asked_and_the_index():
     assert tokens_of("q1", 300, 400) == whole[300:]
     assert tokens_of("q2", 0, 700) != whole
     assert len(whole) == 700 and whole[1:300] != whole[:299]
+
+
+def test_a_busy_receiver_holds_up_nobody_elses_traffic() -> None:
+    """Only between buffered links: A to a busy B waits, and what A sends to C does not."""
+    for buffered, at in ((True, 2.0), (False, 12.0)):
+        a, b, c = (Links(1.0, buffered) for _ in range(3))
+        b.back = 10.0
+        assert carried(a, b, 1, 0.0) == 11.0
+        assert carried(a, c, 1, 0.0) == at
