@@ -70,12 +70,15 @@ def _on_owner(fleet: Fleet, stream: str, epoch: int) -> None:
 
 def _on_new_epoch(fleet: Fleet, stream: str, epoch: int) -> None:
     """The stream was taken anew, though `StreamResumed` or a new start comes later in it:
-    a loss declared of the old epoch does not concern the new."""
+    a loss declared of the old epoch does not concern the new. A leader that takes its own
+    stream again was away from the log, and lands the ticks of that time first."""
     kind, _, name = stream.partition(".")
     if kind == "w" and name in fleet.workers:
         fleet.workers[name].epoch = epoch
     elif kind == "r" and name in fleet.replicas:
         fleet.replicas[name].epoch = epoch
+    elif stream == "fleet":
+        fleet.healthy_since_tick = fleet.tick
 
 
 # --- workers -------------------------------------------------------------------------

@@ -73,6 +73,17 @@ def test_new_leader_waits_one_ttl_before_it_declares_a_loss() -> None:
     assert [type(e) for e in tick(story)] == [v.WorkerLost]
 
 
+def test_ticks_that_a_leader_kept_through_an_outage_prove_no_health() -> None:
+    """It lands them when it has its stream again, and by then all leases have lapsed."""
+    story = led()
+    story.lapse("w.w0")
+    story.lapse("fleet")
+    story.own("fleet")
+    for _ in range(HEALTHY_TICKS - 1):
+        assert tick(story) == []
+    assert [type(e) for e in tick(story)] == [v.WorkerLost]
+
+
 def test_clock_that_jumps_back_counts_as_an_outage() -> None:
     story = led()
     story.lapse("w.w0")
