@@ -19,6 +19,7 @@ _COMMANDS = {
     "shrink": ("chaos.runner shrink", "make a failing scenario small"),
     "report": ("chaos.runner report", "show a run that was kept, as text, JSON or a page"),
     "schedule": ("chaos.scenario schedule", "what a seed makes of a scenario"),
+    "what-if": ("chaos.whatif", "a log under other settings: the simulator goes on from there"),
     "papers": ("chaos.papers", "published results beside what we compute"),
 }
 

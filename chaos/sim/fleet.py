@@ -27,6 +27,7 @@ from chaos.scenario.schedule import Schedule, expand
 from chaos.sim import cost, hosts
 from chaos.sim.agent import Feed
 from chaos.sim.clients import Clients, fault_free
+from chaos.sim.cost import StepCost
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.faults import Faults
 from chaos.sim.loop import EPOCH_S, Late, Stuck, VirtualLoop
@@ -53,14 +54,16 @@ SETTLED_S = 3.0
 
 class Settings(Struct, frozen=True):
     """What a scenario does not say. `replica`: settings of control plane replicas.
-    `speculative`: (acceptance, drafts) of draft-assisted decoding; None: off. `spec`: hosts
-    other than the hardware class has them. `watching` is called with the fleet before it runs."""
+    `speculative`: (acceptance, drafts) of draft-assisted decoding; None: off. `spec`, `steps`:
+    hosts, and what steps cost, other than the hardware class has them. `watching` is called
+    with the fleet before it runs."""
 
     workers: WorkerSettings = WorkerSettings()
     speculative: tuple[float, int] | None = None
     replica: ReplicaConfig | None = None
     spec: hosts.HostSpec | None = None
     watching: Callable[[SimFleet], None] | None = None
+    steps: StepCost | None = None
 
 
 class SimFleet:
@@ -86,7 +89,7 @@ class SimFleet:
             )
             for name in schedule.control_planes
         }  # fmt: skip
-        steps = cost.load(f"{fleet.model}_{fleet.hardware}")
+        steps = settings.steps or cost.load(f"{fleet.model}_{fleet.hardware}")
         if settings.speculative is not None:
             steps = Speculative(steps, *settings.speculative)
         spec = settings.spec or hosts.spec(fleet.model, fleet.hardware)
@@ -121,6 +124,7 @@ class SimFleet:
             host.start()
         if not await self._until(self._up, UP_S):
             raise Late(f"the fleet was not up after {UP_S:g} s")
+        await self.prepare()
         self.began_ns = self.loop.now_ns
         self.clients.start()
         self.faults.start()
@@ -137,6 +141,9 @@ class SimFleet:
         while self.faults.open:
             await asyncio.sleep(LOOK_S)
         self.drained = await self._until(self._rested, REST_S)
+
+    async def prepare(self) -> None:
+        """What is to be done to the fleet that is up, before traffic and faults begin."""
 
     @property
     def _last_strike_ns(self) -> int:
@@ -240,11 +247,12 @@ def run(
     settings: Settings | None = None,
     schedule: Schedule | None = None,
     until_s: float = 3600.0,
+    make: Callable[..., SimFleet] = SimFleet,
 ) -> Outcome:
     """A run of `scenario`, by `schedule` if one is given instead of what `seed` expands to.
 
-    `until_s` bounds its virtual time. What went wrong with the run itself is told in the
-    outcome's `error`.
+    `until_s` bounds its virtual time, `make` makes the fleet. What went wrong with the run
+    itself is told in the outcome's `error`.
     """
     schedule = expand(scenario, seed) if schedule is None else schedule
     loop = VirtualLoop(seed)
@@ -254,7 +262,7 @@ def run(
     gc.disable()  # millions of small objects live as long as the run
     try:
         with standing_in(wires):
-            fleet = SimFleet(loop, wires, scenario, schedule, settings or Settings())
+            fleet = make(loop, wires, scenario, schedule, settings or Settings())
             try:
                 loop.run(fleet.main(), until_s)
             except (Stuck, Late) as broken:

@@ -96,6 +96,10 @@ class Host:
         self.engine: EngineProcess | None = None
         self.failing_starts = 0
         """So many further starts of an engine fail."""
+        self.loads: list[float] = []
+        """What the next starts take to load, s; those behind them as the settings say."""
+        self.warm: dict[str, int] = {}
+        """Tokens that need no computing in the first attempt at what a client asked."""
         self.factor = 1.0
         """Steps take so many times as long."""
         self.off = False
@@ -158,6 +162,8 @@ class Host:
         spec, settings = self.spec, self.settings
         reload_s = spec.reload_s if settings.reload_s is None else settings.reload_s
         load_s = reload_s * (1 + settings.jitter * (2 * self.random.random() - 1))
+        if self.loads:
+            load_s = self.loads.pop(0)
         if self.failing_starts:
             self.failing_starts -= 1
             engine.process.call_at(self.loop.time() + load_s / 2, engine.exit, "could not load")

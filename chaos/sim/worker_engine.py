@@ -147,6 +147,7 @@ class EngineProcess:
         """Into the scheduler, `restored` tokens of its KV being there."""
         what = track.what
         generated = what.delivered if what.mode == "continue" else 0
+        restored = max(restored, self.host.warm.pop(what.asked, 0))
         if track.leaving:
             self._gone(track, 0)
         elif generated >= what.output_tokens:

@@ -145,6 +145,11 @@ def _what_if(args: argparse.Namespace, history: History) -> int:
         print_json({"origin": history.origin, **outcome_of(outcome)})
     else:
         show_outcome(console_of(), outcome_of(outcome))
+        if outcome.first is not None and outcome.broken is None:
+            command = f"relume-chaos what-if {args.log or 'FILE'} {' '.join(args.what_if)}"
+            print(f"\nwhat would have followed, simulated: {command}")
+            if not args.log:
+                print("(FILE as `relume replay --export FILE` writes it)")
     return 0 if outcome.first is None and outcome.broken is None else EXIT_NO
 
 

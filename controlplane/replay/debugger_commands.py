@@ -77,7 +77,8 @@ COMMANDS: dict[str, Command] = {
   what-if routing.request_tokens=64
 
 Every decision is asked again on the recorded history. Up to the first difference that is
-what would have happened; later ones are counted each by itself. `settings` lists the keys.""",
+what would have happened; later ones are counted each by itself. `settings` lists the keys.
+`relume-chaos what-if LOG KEY=VALUE ...` simulates what would have followed.""",
     ),
     "settings": Command(
         "questions", "settings", "settings", "what decisions depend on here, for `what-if`"

@@ -153,7 +153,7 @@ def _whole(view: View, query: routing.Query, policy: str) -> routing.Choice:
     return routing.RECORDED[policy](view, query)
 
 
-class _OtherView(View):
+class OtherView(View):
     """A view that shows other settings than the log has."""
 
     def __init__(self, stream: str, fleet: Fleet, settings: dict[str, str], since: int) -> None:
@@ -196,7 +196,7 @@ class _Asked:
 
     def view(self, stream: str, fleet: Fleet) -> View:
         """A view with the other settings."""
-        return _OtherView(stream, fleet, self._settings, self._since)
+        return OtherView(stream, fleet, self._settings, self._since)
 
     def _note(
         self, kind: str, about: str, event: Any, stream: str, position: int,
@@ -224,7 +224,7 @@ class _Asked:
         policy = event.policy
         if policy in routing.POLICIES:
             policy = view.changed.get(POLICY, policy)
-        with _weight(view.changed.get(WEIGHT)):
+        with weight(view.changed.get(WEIGHT)):
             decide = routing.decide if event.others else _whole
             choice = decide(view, query_of(event), policy)
         recorded = f"{event.worker}:{event.incarnation}" if event.worker else "nobody"
@@ -368,7 +368,7 @@ class _Around:
 
 
 @contextmanager
-def _weight(value: str | None) -> Iterator[None]:
+def weight(value: str | None) -> Iterator[None]:
     """What a held request weighs in routing, for one question."""
     kept = routing.REQUEST_TOKENS
     routing.REQUEST_TOKENS = kept if value is None else int(value)

@@ -1,0 +1,73 @@
+"""`relume-chaos what-if LOG KEY=VALUE ...`: a log under other settings, and what would follow.
+
+The first decision that comes out otherwise is exact, as with `relume replay --what-if`. From
+there the simulator goes on twice, with the recorded settings and with the changed ones; what
+it makes of the recorded ones is held against what really happened.
+
+Exit status 0: nothing comes out otherwise; 1: something does; 2: it cannot be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from chaos.sim.cost import names
+from chaos.whatif.asking import ask
+from chaos.whatif.costs import NoCost
+from chaos.whatif.start import NoStart
+from chaos.whatif.telling import show
+from controlplane.replay.debugger import outcome_of
+from controlplane.replay.debugger_prompt import console_of
+from controlplane.replay.debugger_show import show_outcome
+from controlplane.replay.debugger_whatif import BadSetting, parse
+from controlplane.replay.history import from_file
+from events.errors import LogError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask, and print the answer."""
+    parser = argparse.ArgumentParser(
+        prog="relume-chaos what-if",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("log", help="a log as `relume replay --export` writes it, or an archive")
+    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="settings to change")
+    parser.add_argument("--from", dest="since", type=int, default=0, metavar="REVISION",
+                        help="settings change from this revision on")  # fmt: skip
+    parser.add_argument("--cost", default="", metavar="NAME",
+                        help=f"cost of steps: log, {', '.join(names())}")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the simulation (default 0)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(argv)
+    try:
+        history = from_file(given.log)
+        answer = ask(history, parse(given.settings), given.since, given.cost, given.seed)
+    except (BadSetting, NoCost, NoStart, LogError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    outcome, told = answer.outcome, answer.continuation
+    if given.json:
+        print(
+            msgspec.json.encode(
+                {
+                    "origin": history.origin,
+                    **outcome_of(outcome, given.since),
+                    "continuation": told,
+                }
+            ).decode()
+        )
+    else:
+        console = console_of()
+        show_outcome(console, outcome_of(outcome, given.since))
+        if told is not None:
+            show(console, told)
+    return 0 if outcome.first is None and outcome.broken is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

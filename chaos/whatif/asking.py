@@ -1,0 +1,134 @@
+"""The whole question: the first decision that other settings change, and what follows."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from chaos.validators.records import Log, events_of
+from chaos.whatif import facts
+from chaos.whatif.costs import cost_of, paces
+from chaos.whatif.figures import (
+    Agreement,
+    Course,
+    Figures,
+    Moved,
+    agreement,
+    figures,
+    most_changed,
+    of_log,
+    of_run,
+    shares,
+)
+from chaos.whatif.going_on import go_on, rules_of
+from chaos.whatif.start import Start, start_of
+from controlplane.replay.debugger_whatif import Outcome, what_if
+from controlplane.replay.history import History
+from events import vocabulary as v
+from policies.fleet import apply_group
+from policies.state import Fleet, dump, load
+
+
+class Begun(Struct, frozen=True):
+    """Where the continuation begins: the log's revision, its time in unix ms, what was live,
+    arrives later and strikes, and what of the log it has not."""
+
+    revision: int
+    at_ms: int
+    live: int
+    coming: int
+    faults: tuple[str, ...]
+    down: tuple[str, ...]
+    left_out: dict[str, int]
+
+
+class Continuation(Struct, frozen=True):
+    """Both continuations: `changes` as shares of the recorded ones'. `telling`: the change of
+    the mean TTFT is larger than what the simulator is off by; None: that is not known.
+    `errors`: a simulation that came to no end."""
+
+    begun: Begun
+    cost: str
+    seed: int
+    recorded: Figures
+    changed: Figures
+    changes: dict[str, float | None]
+    agreement: Agreement
+    telling: bool | None
+    most_changed: list[Moved]
+    errors: tuple[str, ...] = ()
+
+
+class Answer(Struct, frozen=True):
+    """`outcome`: the first divergence. `continuation` None: there is none, or the log itself
+    does not replay."""
+
+    outcome: Outcome
+    continuation: Continuation | None = None
+
+
+def ask(
+    history: History, settings: dict[str, str], since: int = 0, cost: str = "", seed: int = 0
+) -> Answer:
+    """Ask. Raises NoStart, NoCost, LogError."""
+    outcome = what_if(history, settings, since)
+    if outcome.first is None or outcome.broken is not None:
+        return Answer(outcome)
+    log = Log(history.groups)
+    events = list(events_of(log))
+    cut, at_ms, until = facts.cut_of(events, outcome.first)
+    known = facts.read(events, cut, at_ms, until, history.base)
+    fold = _fold(history, events[cut].revision)
+    if events[cut].stream[2:] in fold.replicas or not fold.replicas:
+        stream = events[cut].stream
+    else:
+        stream = f"r.{next(iter(fold.replicas))}"
+    start = start_of(fold, events, cut, known, seed)
+    steps = [at.event for at in events if type(at.event) is v.EngineStep]
+    formula, source = cost_of(steps, start.scenario.fleet.model, cost)
+    own = paces(events, formula)
+    if own:
+        source += "; each worker at its own recorded pace"
+    first = outcome.first
+    lasts_s = max(events[-1].at_ms - at_ms, 0) / 1000
+    courses: list[Course] = []
+    for changed, goes in (({}, first.recorded), (settings, first.other)):
+        pin = {first.about: goes.partition(":")[0]} if first.kind == "route" else {}
+        pin = {} if first.about in start.pins else pin
+        rules = rules_of(stream, fold, changed)
+        course = go_on(start, formula, own, rules, known.routed | pin, lasts_s)
+        courses.append(of_run(course, start, known))
+    return Answer(outcome, _told(log, start, known, courses, events[cut].revision, source, seed))
+
+
+def _fold(history: History, revision: int) -> Fleet:
+    """The state before a revision."""
+    fold = load(dump(history.base or Fleet()))
+    for group in history.groups:
+        if group.revision >= revision:
+            break
+        apply_group(fold, group)
+    return fold
+
+
+def _told(
+    log: Log, start: Start, known: facts.Read, courses: list[Course], revision: int, source: str,
+    seed: int,
+) -> Continuation:  # fmt: skip
+    recorded, changed = courses
+    names = [name for name in recorded.requests if name in changed.requests]
+    was, is_ = figures(recorded, names), figures(changed, names)
+    changes, fit = shares(was, is_), agreement(of_log(log, start, known), recorded)
+    moved, off = changes["ttft_ms_mean"], fit.off["ttft_ms_mean"]
+    faults = tuple(
+        f"{f.what} {f.target} at {(f.at_ns or 0) / 1e9:.2f} s" for f in start.schedule.faults
+    )
+    begun = Begun(
+        revision, start.at_ms, len(start.made), len(start.schedule.requests) - len(start.made),
+        faults, tuple(start.down), start.left_out,
+    )  # fmt: skip
+    return Continuation(
+        begun, source, seed, was, is_, changes, fit,
+        None if moved is None or off is None else abs(moved) > abs(off),
+        most_changed(recorded, changed),
+        tuple(course.error for course in courses if course.error),
+    )  # fmt: skip
