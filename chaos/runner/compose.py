@@ -58,9 +58,25 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         about=f"Drawn from seed {seed}.",
         fleet=fleet,
         traffic=traffic,
-        faults=tuple(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
+        faults=(
+            *(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
+            *_at_effects(seed, fleet, without),
+        ),
         expect=(Bound("requests", least=traffic.requests),),
     )
+
+
+def _at_effects(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of ten an operator gives commands, and who decides or applies them dies. Drawn
+    apart, so that the rest of what a seed means does not depend on it."""
+    rng = Random(f"compose-effects:{seed}")
+    what = rng.choice(("agent-kill", "agent-kill", "gateway-kill"))
+    if rng.random() >= 0.1 or what in without:
+        return ()
+    if what == "gateway-kill" and fleet.control_planes < _FEWEST[what]:
+        return ()
+    target = "leader" if what == "gateway-kill" else "subject"
+    return (Fault(what, When(during="effect", nth=rng.randint(1, 6)), target),)
 
 
 def _fleet(rng: Random, faults: Collection[str]) -> Fleet:
@@ -116,6 +132,10 @@ def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
     target = rng.choice(allowed)
     if target == "any" and kind.target != "request" and rng.random() < 0.3:
         target = rng.choice(targets(kind.target, fleet))
+    if name == "block-corrupt":
+        target = "all"  # few hold blocks at any time
+    elif name == "primary-and-holder-kill":
+        when, target = When(during="decode", nth=max(int(when.nth), 4)), "subject"
     amount = None
     if kind.amount is not None:
         low, high = _AMOUNTS[name]

@@ -18,7 +18,14 @@ from chaos.outcome import Kind, Outcome
 from chaos.runner.figures import figures_of, real
 from chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from chaos.scenario.schedule import Planned
-from chaos.validators import CHECKS, i10_recovery_bound, i13_durable, i16_admin_logged, untracked
+from chaos.validators import (
+    CHECKS,
+    i8_budget,
+    i10_recovery_bound,
+    i13_durable,
+    i16_admin_logged,
+    untracked,
+)
 from chaos.validators.records import THE_RUN, ClientRecord, Log, Violation
 
 Result = Literal["passed", "failed", "inconclusive"]
@@ -135,7 +142,10 @@ def not_yet() -> list[str]:
 def _violations(run: Outcome, log: Log, judged: list[str]) -> Iterator[Violation]:
     clients: list[ClientRecord] = [history.record for history in run.histories]
     for name in judged:
-        if name == "I10":
+        if name == "I8":
+            given = run.scenario.fleet.checkpoint_mb << 20
+            yield from i8_budget.check(log, clients, given or None)
+        elif name == "I10":
             yield from i10_recovery_bound.check(log, clients, stopped=_stopped(run))
         elif name == "I13":
             yield from i13_durable.check(log, clients, run.landed)

@@ -3,8 +3,8 @@ domain while another is up.
 
 Two accounts: what each state daemon says of its memory and its file, and what the log adds
 up of acknowledgements. The second counts blocks that requests share once for each, so it is
-compared only up to the first report that tells of sharing. A decision is judged on the fold
-it was taken on.
+compared only up to the first report that tells of sharing. The budget is what the daemon says,
+and that is no more than its host was given. A decision is judged on the fold it was taken on.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from policies.view import View
 PROMISE = "I8"
 
 
-def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
-    """Budgets that were exceeded, and holders beside their primary."""
+def check(
+    groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], given: int | None = None
+) -> list[Violation]:
+    """Budgets that were exceeded, and holders beside their primary. `given`: bytes that each
+    host was given, where that is known."""
     log = log_of(groups)
     decided = sorted(
         (at for at in events_of(log, "r.") if type(at.event) is v.HolderChosen),
         key=lambda at: at.event.basis.revision,
     )
     due = deque(decided)
-    watch = _Account()
+    watch = _Account(given)
 
     def before(fleet: Fleet, group: RevisionGroup) -> None:
         while due and due[0].event.basis.revision < group.revision:
@@ -49,7 +52,8 @@ class _Account:
     """What was seen so far. `_most`: the most the log's account of a holder said since its
     last report, where nothing was shared yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: int | None) -> None:
+        self._given = given
         self.found: list[Violation] = []
         self.revision = 0
         self._most: dict[str, tuple[int, int]] = {}
@@ -66,6 +70,9 @@ class _Account:
             self._shares[event.worker] = False
             self._limit[event.worker] = event.budget_bytes
             self._files[event.worker] = event.file_bytes
+            if self._given is not None and event.budget_bytes > self._given:
+                text = f"takes {event.budget_bytes} bytes for its budget, given {self._given}"
+                self._tell(event.worker, text)
         elif type(event) is v.StateDaemonReported:
             self._reported(event)
         elif type(event) in (v.CheckpointAcknowledged, v.CheckpointsAcknowledged):

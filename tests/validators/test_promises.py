@@ -522,6 +522,12 @@ def test_i8_finds_more_bytes_than_the_budget() -> None:
     assert "memory_used is 1001" in about(i8_budget.check(story.groups, []))
 
 
+def test_i8_finds_a_daemon_that_takes_more_than_its_host_was_given() -> None:
+    story = hosts()
+    assert i8_budget.check(story.groups, [], given=1000) == []
+    assert "given 999" in about(i8_budget.check(story.groups, [], given=999))
+
+
 def test_i8_counts_the_file_and_begins_anew_with_a_new_daemon() -> None:
     story = hosts()
     both = tuple(v.HeldPrefix(f"q{n}", 0, 1, 4, 64, 640) for n in range(2))

@@ -1,0 +1,219 @@
+"""Bugs put into the product on purpose, to see whether fuzzing finds them and by which promise.
+
+python -m tests.runner.plants [NAME ...]     after how many seeds each is found
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from chaos.runner import fuzz
+from chaos.sim.gateway import SimExchange
+from controlplane.scheduler import Scheduler
+from engine_shim.agent_effects import EffectRunner
+from engine_shim.state_daemon.extents import PAGE, Extents
+from events.etcd import appends
+from policies import coverage, placement, routing, stall
+
+SEEDS = 100
+"""Each must be found within so many."""
+
+Set = Callable[[Any, str, Any], None]
+
+
+class Plant:
+    """One: what is wrong, the promises of which any finds it, the first seed at which one did,
+    and how to put it in."""
+
+    def __init__(self, promises: str, seed: int, put: Callable[[Set], None]) -> None:
+        self.promises = frozenset(promises.split())
+        self.seed = seed
+        self.put = put
+        self.what = " ".join((put.__doc__ or "").split())
+
+
+def _lost_token(patch: Set) -> None:
+    """a stream that goes on elsewhere leaves out a token"""
+    send = SimExchange.send
+
+    def short(self: SimExchange, to: Any, upstream: Any) -> None:
+        if to.mode == "continue" and self._count:
+            self._count += 1
+        send(self, to, upstream)
+
+    patch(SimExchange, "send", short)
+
+
+def _wrong_delivered(patch: Set) -> None:
+    """a decision to go on counts a delivered token too few"""
+    assign = Scheduler.assign
+
+    def fewer(self: Scheduler, request: str, cause: str, delivered: int) -> Any:
+        return assign(self, request, cause, max(delivered - 1, 0))
+
+    patch(Scheduler, "assign", fewer)
+
+
+def _no_fence(patch: Set) -> None:
+    """an append does not ask who owns the stream"""
+    begin = appends._Blank.__init__
+
+    def unasked(self: Any, owner: bytes, epoch: int, behind: bool) -> None:
+        begin(self, owner, epoch, behind)
+        mine = self._request.compare[0]
+        mine.key, mine.create_revision = b"\0nobody", 0
+
+    patch(appends._Blank, "__init__", unasked)
+
+
+def _no_end(patch: Set) -> None:
+    """the end of a request that was moved is not written"""
+    ended = Scheduler.ended
+
+    def silent(self: Scheduler, request: str, *given: Any, **more: Any) -> None:
+        if self.live[request].attempt > 1:
+            self.live.pop(request)
+            return
+        ended(self, request, *given, **more)
+
+    patch(Scheduler, "ended", silent)
+
+
+def _holder_at_home(patch: Set) -> None:
+    """placement does not look at the primary's domain"""
+    chosen = placement._load_aware
+
+    def anywhere(index: Any, demand: Any) -> Any:
+        return chosen(index, replace(demand, domain=""))
+
+    patch(placement._CHOOSERS, "load_aware", anywhere)
+
+
+def _effects_again(patch: Set) -> None:
+    """an agent carries out what it applied before"""
+    carry = EffectRunner._carry_out
+
+    def again(self: EffectRunner, key: Any, effect: Any) -> None:
+        self._told.pop(key, None)
+        applied = tuple(one for one in self._directory.state.applied if one != key)
+        self._directory.update(applied=applied)
+        carry(self, key, effect)
+
+    patch(EffectRunner, "_carry_out", again)
+
+
+def _one_block_more(patch: Set) -> None:
+    """a state daemon has room for a block more than its budget"""
+    begin = Extents.__init__
+
+    def wide(self: Extents, capacity: int) -> None:
+        begin(self, capacity + 9 * PAGE)
+
+    patch(Extents, "__init__", wide)
+
+
+def _by_chance(patch: Set) -> None:
+    """routing goes by something that is not in the log"""
+    least = routing.RECORDED["least_load"]
+    turns = iter(range(1 << 30))
+
+    def other(view: Any, query: Any) -> Any:
+        choice = least(view, query)
+        open_ = [c for c in choice.candidates if not c.excluded]
+        if next(turns) % 7 or not open_:
+            return choice
+        return replace(choice, worker=open_[-1].worker, incarnation=open_[-1].incarnation)
+
+    patch(routing.RECORDED, "least_load", other)
+
+
+def _never_released(patch: Set) -> None:
+    """nobody has the blocks of requests let go whose engine died"""
+    patch(coverage, "to_release", lambda fleet, tick: ())
+
+
+def _never_hung(patch: Set) -> None:
+    """a silent engine is never taken for hung"""
+    patch(stall, "hung", lambda *given: False)
+
+
+PLANTS = {
+    put.__name__.strip("_"): Plant(promises, seed, put)
+    for promises, seed, put in (
+        ("I2 I3", 0, _lost_token),
+        ("I3", 0, _wrong_delivered),
+        ("I5", 18, _no_fence),
+        ("I1", 0, _no_end),
+        ("I8", 2, _holder_at_home),
+        ("I15", 35, _effects_again),
+        ("I8", 2, _one_block_more),
+        ("I7", 1, _by_chance),
+        ("I12", 2, _never_released),
+        ("I10", 17, _never_hung),
+    )
+}
+
+
+@contextmanager
+def planted(plant: Plant) -> Iterator[None]:
+    """The product with this bug in it."""
+    undo: list[tuple[Any, str, Any]] = []
+
+    def patch(where: Any, name: str, new: Any) -> None:
+        if isinstance(where, dict):
+            undo.append((where, name, where[name]))
+            where[name] = new
+        else:
+            undo.append((where, name, getattr(where, name)))
+            setattr(where, name, new)
+
+    try:
+        plant.put(patch)
+        yield
+    finally:
+        for where, name, old in reversed(undo):
+            if isinstance(where, dict):
+                where[name] = old
+            else:
+                setattr(where, name, old)
+
+
+def runs(first: int, count: int) -> Iterator[fuzz.Asked]:
+    """Those of `relume-chaos fuzz`."""
+    names, _ = fuzz.usable()
+    return (r for r in fuzz.asked(names, 0, first + count, 60.0, None) if r.seed >= first)
+
+
+def find(plant: Plant, first: int = 0, count: int = SEEDS) -> tuple[fuzz.Asked, fuzz.Ran] | None:
+    """The first run that fails; None: none does."""
+    with planted(plant):
+        for asked in runs(first, count):
+            ran = fuzz.one(asked)
+            if ran.result == "failed":
+                return asked, ran
+    return None
+
+
+def main() -> int:
+    """Exit status 1 when one is not found."""
+    missed = 0
+    for name in sys.argv[1:] or PLANTS:
+        plant = PLANTS[name]
+        found = find(plant)
+        missed += found is None
+        if found is None:
+            print(f"{name}: not found in {SEEDS} seeds ({plant.what})", flush=True)
+            continue
+        asked, ran = found
+        told = f"{' '.join(ran.signature)} after {asked.seed + 1} seeds, {asked.given}"
+        print(f"{name}: {told}; {plant.what}\n    {ran.why[0]}", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""Fuzzing finds bugs that were put into the product on purpose, by the promises they break."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.runner import fuzz
+from tests.runner.plants import PLANTS, find, runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTS)
+def test_fuzzing_finds(name: str) -> None:
+    plant = PLANTS[name]
+    found = find(plant, plant.seed, 1) or find(plant)
+    assert found is not None, plant.what
+    asked, ran = found
+    assert plant.promises & {*ran.signature}, ran.why
+    (same,) = runs(asked.seed, 1)
+    assert fuzz.one(same).result != "failed", "the plant, and nothing else, is what failed"
