@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         history = from_file(given.log)
-        answer = ask(history, parse(given.settings), given.since, given.cost, given.seed)
+        words = parse(given.settings)
+        answer = ask(history, words, given.since, given.cost, given.seed, _say)
     except (BadSetting, NoCost, NoStart, LogError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -67,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if told is not None:
             show(console, told)
     return 0 if outcome.first is None and outcome.broken is None else 1
+
+
+def _say(line: str) -> None:
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

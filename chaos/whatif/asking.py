@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from chaos.validators.records import Log, events_of
@@ -67,9 +69,14 @@ class Answer(Struct, frozen=True):
 
 
 def ask(
-    history: History, settings: dict[str, str], since: int = 0, cost: str = "", seed: int = 0
+    history: History,
+    settings: dict[str, str],
+    since: int = 0,
+    cost: str = "",
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Answer:
-    """Ask. Raises NoStart, NoCost, LogError."""
+    """Ask; `say` is told what is being done. Raises NoStart, NoCost, LogError."""
     outcome = what_if(history, settings, since)
     if outcome.first is None or outcome.broken is not None:
         return Answer(outcome)
@@ -78,10 +85,6 @@ def ask(
     cut, at_ms, until = facts.cut_of(events, outcome.first)
     known = facts.read(events, cut, at_ms, until, history.base)
     fold = _fold(history, events[cut].revision)
-    if events[cut].stream[2:] in fold.replicas or not fold.replicas:
-        stream = events[cut].stream
-    else:
-        stream = f"r.{next(iter(fold.replicas))}"
     start = start_of(fold, events, cut, known, seed)
     steps = [at.event for at in events if type(at.event) is v.EngineStep]
     formula, source = cost_of(steps, start.scenario.fleet.model, cost)
@@ -94,7 +97,9 @@ def ask(
     for changed, goes in (({}, first.recorded), (settings, first.other)):
         pin = {first.about: goes.partition(":")[0]} if first.kind == "route" else {}
         pin = {} if first.about in start.pins else pin
-        rules = rules_of(stream, fold, changed)
+        how = " ".join(f"{key}={value}" for key, value in changed.items())
+        say(f"simulating {len(start.schedule.requests)} requests with {how or 'what was recorded'}")
+        rules = rules_of(first.stream, fold, changed)
         course = go_on(start, formula, own, rules, known.routed | pin, lasts_s)
         courses.append(of_run(course, start, known))
     return Answer(outcome, _told(log, start, known, courses, events[cut].revision, source, seed))

@@ -6,6 +6,8 @@ Times are ms of the log's segments, so an arrival is told up to a gathering time
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from statistics import median
 from typing import Any
 
 from msgspec import Struct, field
@@ -14,6 +16,7 @@ from chaos.validators.records import At
 from controlplane.replay.debugger_whatif import Difference
 from events import vocabulary as v
 from events.codec import decode
+from events.errors import LogError
 from policies.state import Fleet
 
 NO_FAILURE = ("moved",)
@@ -79,6 +82,8 @@ class Read(Struct):
     routed: dict[str, str]
     """Where requests went that came behind the cut and were decided on before the decision in
     question."""
+    usual: int
+    """Tokens of the median request that was completed."""
 
 
 def cut_of(events: Sequence[At], first: Difference) -> tuple[int, int, int]:
@@ -177,7 +182,8 @@ def read(events: Sequence[At], cut: int, at_ms: int, until: int, base: Fleet | N
             decided[at.stream] = decided.get(at.stream, 0) + 1
         elif type(event) is v.RouteDecided and index < until and event.attempt == 1:
             routed[event.request] = event.worker
-    return Read(at_ms, found, live, decided, over, routed)
+    ends = [f.end.tokens for f in found.values() if f.end and f.end.outcome == "completed"]
+    return Read(at_ms, found, live, decided, over, routed, int(median(ends)) if ends else 1)
 
 
 def _before(base: Fleet, at_ms: int) -> Iterator[tuple[str, Facts]]:
@@ -213,7 +219,8 @@ def _changed(facts: Facts, change: v.AnyChange, at: At) -> None:
     kind = type(change)
     if kind is v.RequestQueued:
         if change.dispatch:
-            _dispatched(facts, decode(change.dispatch))
+            with suppress(LogError):  # of another build: its gateway tells the same
+                _dispatched(facts, decode(change.dispatch))
         facts.attempt = max(facts.attempt, change.attempt)
         if change.attempt == 1 and not facts.counted:
             facts.prompt, facts.counted = max(change.prompt_tokens, 1), True

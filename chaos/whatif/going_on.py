@@ -31,10 +31,12 @@ PATIENCE_S = 600.0
 
 
 class Rules(Struct, frozen=True):
-    """Settings of a continuation: of replicas, and what a held request weighs."""
+    """Settings of a continuation: of replicas, and what a held request weighs. `fixed` are not
+    changed by operators' commands."""
 
     replica: ReplicaConfig
     request_tokens: str | None = None
+    fixed: frozenset[str] = frozenset()
 
 
 def rules_of(stream: str, fold: Fleet, changed: dict[str, str]) -> Rules:
@@ -48,7 +50,7 @@ def rules_of(stream: str, fold: Fleet, changed: dict[str, str]) -> Rules:
         checkpoints=checkpoint_settings.config_of(view),
         migration=migration_settings.config_of(view),
     )
-    return Rules(config, changed.get(WEIGHT))
+    return Rules(config, changed.get(WEIGHT), frozenset(changed))
 
 
 class Continued(SimFleet):
@@ -56,9 +58,15 @@ class Continued(SimFleet):
     goes, by its id; `paces`: what steps cost on workers that have a pace of their own."""
 
     def __init__(
-        self, *args: Any, start: Start, first: dict[str, str], paces: Mapping[str, StepCost]
+        self,
+        *args: Any,
+        start: Start,
+        first: dict[str, str],
+        paces: Mapping[str, StepCost],
+        fixed: frozenset[str],
     ) -> None:
         super().__init__(*args)
+        self._fixed = fixed
         self._paces = paces
         self._start = start
         self._pins = start.pins | first
@@ -79,7 +87,8 @@ class Continued(SimFleet):
             await asyncio.sleep(DOWN_S)
             await self._until_seen(start.down)
         for at_ns, command, target, value in start.commands:
-            loop.call_later(at_ns / 1e9, self._command, command, target, value)
+            if command != "config" or target not in self._fixed:
+                loop.call_later(at_ns / 1e9, self._command, command, target, value)
         if any(at_ns == 0 for at_ns, *_ in start.commands):
             await asyncio.sleep(DOWN_S)
         for plane in self.planes.values():
@@ -158,7 +167,7 @@ def go_on(
     settings = Settings(
         WorkerSettings(jitter=0.0), replica=rules.replica, steps=cost, spec=start.host
     )
-    make = partial(Continued, start=start, first=first, paces=paces)
+    make = partial(Continued, start=start, first=first, paces=paces, fixed=rules.fixed)
     scope = weight(rules.request_tokens) if rules.request_tokens else nullcontext()
     with scope:
         return run(

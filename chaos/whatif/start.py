@@ -222,9 +222,8 @@ def _output(facts: Facts, known: Read, left_out: Counter[str]) -> int:
         left_out["rejected requests"] += 1
         return 0
     left_out["requests whose number of tokens is assumed"] += 1
-    usual = [f.end.tokens for f in known.facts.values() if f.end and f.end.outcome == "completed"]
     had = max((tokens for _, tokens in facts.points), default=0)
-    return max(facts.most or int(median(usual or [1])), had + 1)
+    return max(facts.most or known.usual, had + 1)
 
 
 def _request(
