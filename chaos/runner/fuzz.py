@@ -6,9 +6,11 @@ folders are kept, of everything else only the counts.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from msgspec import Struct, field
@@ -131,12 +133,18 @@ def fuzz(
     for_s: float | None,
     seen: Callable[[Asked, Ran, dict[str, Tally]], Any],
 ) -> tuple[dict[str, Tally], str]:
-    """Make `runs` until they, or `for_s` seconds, are over, or somebody presses Ctrl-C; `seen`
-    is called with each. The tallies by scenario, and why it ended early (empty: it did not).
+    """Make `runs` until they, or `for_s` seconds, are over, or somebody presses Ctrl-C (or
+    SIGTERM comes); `seen` is called with each. In the main thread only. The tallies by
+    scenario, and why it ended early (empty: it did not).
     """
     tallies: dict[str, Tally] = {}
     until = None if for_s is None else time.monotonic() + for_s
     late = False
+    ended: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        ended.append(number)
+        raise KeyboardInterrupt
 
     def stop() -> bool:
         nonlocal late
@@ -145,8 +153,11 @@ def fuzz(
 
     made = pool.each(one, runs, jobs, stop)
     early = ""
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for given, ran in made:
+            if ended:
+                raise KeyboardInterrupt  # the run kept it to itself: what it says is not counted
             tallies.setdefault(given.given, Tally()).add(given.seed, ran)
             seen(given, ran, tallies)
     except KeyboardInterrupt:
@@ -155,4 +166,6 @@ def fuzz(
         early = str(error)
     finally:
         made.close()  # type: ignore[attr-defined]
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return tallies, early or ("time is over" if late else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -199,6 +200,25 @@ def test_fuzz_ends_in_order_when_it_is_asked_to(tmp_path: Path) -> None:
     child.send_signal(signal.SIGTERM)
     out, _ = child.communicate(timeout=60)
     assert "ended early: interrupted" in out and child.returncode in (0, 2)
+
+
+def test_fuzz_ends_though_a_run_keeps_the_interrupt_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clean-up of a simulated process may swallow whatever is raised in it."""
+
+    def swallows(given: fuzz.Asked) -> fuzz.Ran:
+        if given.seed == 3:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+        return fuzz.Ran("passed")
+
+    monkeypatch.setattr(fuzz, "one", swallows)
+    before = signal.getsignal(signal.SIGTERM)
+    runs = fuzz.asked(["calm"], 0, 50, 1.0, None)
+    tallies, early = fuzz.fuzz(runs, 1, None, lambda *_: None)
+    assert (tallies["calm"].runs, early) == (3, "interrupted")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def dies(number: int) -> int:
