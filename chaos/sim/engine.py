@@ -239,6 +239,8 @@ class SimEngine:
         """The part of the run on its way that is over by now; None without one."""
         if self._due is None or not self._decoding or self._held_ns is not None:
             return None
+        if now_ns - self._began < self._first:
+            return None
         steps = self._steps_by(now_ns)
         return Run(self._decoded, self._began, self._first, self._more, steps) if steps else None
 

@@ -84,6 +84,8 @@ class Wires:
         self.served: dict[str, Served] = {}
         self.messages = 0
         """Messages sent so far, of connections and datagrams."""
+        self.shaped = 0
+        """Counts changes of the rules."""
         self._random = random.Random(loop.random.random())
         self._rules: list[Rule] = []
         self._ways: dict[tuple[str, str, str], Way] = {}
@@ -128,6 +130,7 @@ class Wires:
         """Let `rule` hold until healed."""
         self._rules.append(rule)
         self._ways.clear()
+        self.shaped += 1
         return rule
 
     def heal(self, rule: Rule) -> None:
@@ -136,6 +139,7 @@ class Wires:
             return
         self._rules.remove(rule)
         self._ways.clear()
+        self.shaped += 1
         held, self._held = self._held, {}
         for end in held:
             end.resend()
@@ -231,8 +235,10 @@ class End:
     __slots__ = (
         "_arrives",
         "_coming",
+        "_shaped",
         "_skip",
         "_waiting",
+        "_way",
         "_wires",
         "closed",
         "kind",
@@ -253,6 +259,8 @@ class End:
         self._arrives = 0.0
         self._coming: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._skip = 0
+        self._way: Way | None = None
+        self._shaped = 0
         self._waiting: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
 
     @property
@@ -318,7 +326,10 @@ class End:
     def _send(self, work: Callable[..., object], args: tuple[Any, ...]) -> None:
         wires, peer = self._wires, self.peer
         wires.messages += 1
-        way = wires.way(self.process.name, peer.process.name, self.kind)
+        way = self._way
+        if way is None or self._shaped != wires.shaped:
+            way = self._way = wires.way(self.process.name, peer.process.name, self.kind)
+            self._shaped = wires.shaped
         if way.cut or self._waiting:
             self._waiting.append((work, args))
             wires._held[self] = None

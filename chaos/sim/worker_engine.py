@@ -347,22 +347,25 @@ class EngineProcess:
         first, last = offset + track.told + 1, offset + tokens
         runs = self.engine.runs
         at = bisect_left(runs, first, key=_ends)
-        begin_ns = end_ns = longest = 0
+        begin_ns = longest = 0
+        shown, to = None, last
         while True:
             run = runs[at] if at < len(runs) else self.engine.running_run(self._loop.now_ns)
             if run is None:
                 break
-            to = min(last, run.before + run.count)
-            end_ns = run.end_ns(to)
+            before, _, first_ns, more_ns, count = shown = run
+            to = min(last, before + count)
+            took = first_ns + more_ns * (to - before - 1)
             if not begin_ns:
-                begin_ns = run.end_ns(max(first, run.before + 1))
-                if to > max(first, run.before + 1):
-                    longest = run.took_ns(to)
-            else:
-                longest = max(longest, run.took_ns(to))
+                begin_ns = run.end_ns(max(first, before + 1))
+                if to > max(first, before + 1):
+                    longest = took
+            elif took > longest:
+                longest = took
             if to == last:
                 break
             at += 1
+        end_ns = shown.end_ns(to) if shown is not None else 0
         self._send(track, tokens, begin_ns, end_ns, longest)
 
     def _send(
