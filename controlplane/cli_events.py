@@ -14,7 +14,7 @@ NOISE = (
     "checkpoint_acknowledged,checkpoints_acknowledged,state_daemon_reported"
 )
 """Left out unless asked for: there are hundreds a second of these."""
-_HIDDEN = ("type", "worker", "request", "candidates", "changes", "dispatch", "decision")
+_HIDDEN = ("type", "worker", "request", "candidates", "others", "changes", "dispatch", "decision")
 
 
 def events(args: argparse.Namespace) -> int:
