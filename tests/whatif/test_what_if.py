@@ -24,11 +24,13 @@ from chaos.scenario.language import (
 from chaos.sim.cost import load
 from chaos.sim.fleet import Settings, run
 from chaos.validators.records import At, Log, events_of
-from chaos.whatif import facts
+from chaos.whatif import asking, facts
 from chaos.whatif.__main__ import main
 from chaos.whatif.asking import Answer, Continuation, ask
 from chaos.whatif.costs import NoCost, Paced, cost_of, off_by, paces
 from chaos.whatif.facts import Facts
+from chaos.whatif.figures import of_run
+from chaos.whatif.start import Start
 from controlplane.cli import main as relume
 from controlplane.replay.debugger_whatif import parse, what_if
 from controlplane.replay.history import History, from_file
@@ -116,7 +118,22 @@ def test_a_recovery_without_checkpoints_takes_longer(struck: History) -> None:
     assert recomputed is not None and recomputed > 0.5
 
 
-def test_an_engine_that_was_down_comes_back_when_it_did(struck: History) -> None:
+@pytest.fixture
+def simulations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Start]]:
+    """What is simulated: outcomes and their starts, first with recorded settings."""
+    found: list[tuple[Any, Start]] = []
+
+    def kept(outcome: Any, start: Start, known: facts.Read) -> Any:
+        found.append((outcome, start))
+        return of_run(outcome, start, known)
+
+    monkeypatch.setattr(asking, "of_run", kept)
+    return found
+
+
+def test_an_engine_that_was_down_comes_back_when_it_did(
+    struck: History, simulations: list[tuple[Any, Start]]
+) -> None:
     """Settings that change while an engine loads: it takes nothing until it is there again."""
     events = list(events_of(Log(struck.groups)))
     (died,) = [at for at in events if type(at.event) is v.EngineDied]
@@ -129,6 +146,13 @@ def test_an_engine_that_was_down_comes_back_when_it_did(struck: History) -> None
     assert told.begun.down == ("w1",)
     assert told.begun.faults == ()
     assert told.agreement.judged == "close"
+    outcome, start = simulations[0]
+    ready_ms = [
+        at.at_ms - outcome.began_ms
+        for at in events_of(Log(outcome.groups))
+        if type(at.event) is v.EngineReady and at.event.incarnation == 2
+    ]
+    assert ready_ms == [pytest.approx(again.at_ms - start.at_ms, abs=700)]
 
 
 def test_the_same_question_has_the_same_answer(struck: History) -> None:
@@ -137,32 +161,43 @@ def test_the_same_question_has_the_same_answer(struck: History) -> None:
     assert routing.RECORDED.keys() == {"least_load", "round_robin", "planned"}
 
 
-def test_a_log_behind_a_snapshot(struck: History) -> None:
+def test_a_log_behind_a_snapshot(struck: History, simulations: list[tuple[Any, Start]]) -> None:
     """Requests that only the snapshot knows go on too."""
+    words = parse(["checkpoints.recovery=recompute"])
+    revision = continued(ask(struck, words)).begun.revision + 10
     base = Fold()
-    half = len(struck.groups) // 3
-    for group in struck.groups[:half]:
-        apply_group(base, group)
-    assert base.requests
-    later = History(struck.groups[half:], "later", base)
-    told = continued(ask(later, parse(["checkpoints.recovery=recompute"])))
+    for group in struck.groups:
+        if group.revision < revision:
+            apply_group(base, group)
+    later = [group for group in struck.groups if group.revision >= revision]
+    told = continued(ask(History(later, "later", base), words))
     assert told.agreement.judged in ("close", "rough")
     assert told.recorded.broken == 0
+    _, start = simulations[-1]
+    assert len(base.requests) > 20
+    assert base.requests.keys() <= start.made.keys()
 
 
-def test_commands_of_operators_are_given_again() -> None:
-    """A worker that was drained when its effects were struck is drained in the continuation."""
+def test_commands_of_operators_are_given_again(simulations: list[tuple[Any, Start]]) -> None:
+    """What operators commanded in the log they command in the continuation."""
     scenario = Scenario(
         "drained", "An operator drains workers.", Fleet(3, domains=3, checkpoint_mb=128),
         Traffic(Burst(6, 0.4), Fixed(200, 200), requests=60),
         (Fault("agent-kill", When(during="effect", nth=3), "subject"),),
     )  # fmt: skip
     history = history_of(simulated(scenario))
-    events = list(events_of(Log(history.groups)))
-    assert any(type(at.event) is v.AdminCommanded for at in events)
     told = continued(ask(history, parse(["policy=round_robin"])))
     assert told.agreement.simulated.broken == 0
     assert told.agreement.judged in ("close", "rough")
+    outcome, start = simulations[0]
+    given = [command(at) for at in events_of(Log(outcome.groups)) if command(at)]
+    asked = [command(at) for at in events_of(Log(history.groups)) if command(at)]
+    assert len(given) > 5 and given == asked[-len(start.commands) :][: len(given)]
+
+
+def command(at: At) -> tuple[str, str] | None:
+    event = at.event
+    return (event.command, event.target) if type(event) is v.AdminCommanded else None
 
 
 # --- real engines ----------------------------------------------------------------------------
