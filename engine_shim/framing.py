@@ -66,7 +66,8 @@ class FramedResponse:
             payload = b"".join(self._held)
             self._held.clear()
         if not self._streaming:
-            return b"".join(self._frame(t, t.note) for t in unsent if generation.new_of(t.choice))
+            new = (t for t in unsent if t.start >= generation.known(t.choice))
+            return b"".join(self._frame(t, t.note) for t in new)
         if not generation.caught_up:
             return b""
         if not unsent:

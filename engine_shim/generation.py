@@ -220,7 +220,7 @@ class Generation:
         if not ids:
             return
         last = self._unsent[-1] if self._unsent else None
-        if last is not None and last.choice == choice:
+        if last is not None and last.choice == choice and start != self.known(choice):
             last.ids.extend(ids)
             last.note += note
         else:
@@ -240,10 +240,13 @@ class Generation:
         """Whether what was taken last is new to the client. Without a resumption, all is."""
         return self.new_of(self.choice) or not self.delivered
 
+    def known(self, choice: int) -> int:
+        """Tokens of `choice` the client has already."""
+        return len(self.resume.choice(choice).ids) if self.resume else 0
+
     def new_of(self, choice: int) -> bool:
         """Whether more of `choice` was taken than the client has."""
-        known = len(self.resume.choice(choice).ids) if self.resume else 0
-        return self._taken.get(choice, 0) > known
+        return self._taken.get(choice, 0) > self.known(choice)
 
     def tool_call_id(self) -> str:
         """16 hex digits for the next tool call: the same ones in every attempt."""

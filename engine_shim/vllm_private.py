@@ -26,6 +26,7 @@ import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextvars import ContextVar
 from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import vllm
@@ -218,11 +219,15 @@ def _take_whole(
     for choice in output.outputs:
         latest[choice.index] = choice
         index = prompt * generation.width + choice.index
-        seen = generation.taken(index)
-        note = b""
-        if ranks is not None:
-            note = records.encode(record_of(entry, ranks) for entry in choice.logprobs[seen:])
-        generation.take(choice.token_ids[seen:], index, note)
+        ids, entries = choice.token_ids, choice.logprobs
+        seen, known = generation.taken(index), generation.known(index)
+        # What waited for its reader may bring tokens on both sides of where the client is.
+        cuts = (seen, known, len(ids)) if seen < known < len(ids) else (seen, len(ids))
+        for begin, end in pairwise(cuts):
+            note = b""
+            if ranks is not None:
+                note = records.encode(record_of(entry, ranks) for entry in entries[begin:end])
+            generation.take(ids[begin:end], index, note)
         if output.finished:
             generation.finish = choice.finish_reason or "-"
 

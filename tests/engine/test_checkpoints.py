@@ -396,7 +396,6 @@ def assert_choices_have_their_numbers(engine: Engine, daemon: Daemon) -> None:
     body = body_for(prompt=["short", PROMPT], n=2, temperature=0.8, seed=5, max_tokens=100)
     prompt = full_blocks(engine, 1)
     headers = client.headers_for(request="numbers", checkpoint=endpoint(daemon))
-    connection, response = client.open_stream(engine.port, PATH, body, headers)
     most: dict[int, int] = {}
 
     def held() -> bool:
@@ -408,7 +407,8 @@ def assert_choices_have_their_numbers(engine: Engine, daemon: Daemon) -> None:
         return len(most) == 4 and sum(blocks >= prompt for blocks in most.values()) == 2
 
     with slowed(family(engine.pid).get("core", engine.pid)):
-        wait_until(held, "all choices are held", 20.0)
+        connection, response = client.open_stream(engine.port, PATH, body, headers)
+        wait_until(held, "all choices are held", 60.0)
     assert {child for child, blocks in most.items() if blocks >= prompt} == {2, 3}
     response.read()
     connection.close()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from engine_shim.generation import ReplayMismatch
+from engine_shim import records
+from engine_shim.framing import FramedResponse
+from engine_shim.generation import Generation, ReplayMismatch, Resume
+from engine_shim.vllm_private import _take_whole
 from engine_shim.vllm_private_outputs import MERGE_AFTER, MERGED_TOKENS, OrderedCollector
 
 pytestmark = pytest.mark.engine
@@ -134,3 +140,29 @@ async def test_cumulative_replay_compares_what_is_new() -> None:
     for ids in ((1,), (1, 2), (1, 2, 3, 4)):
         collector.put(output(*ids))
     assert await taken(collector) == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("ranks", (None, 0))
+async def test_of_an_answer_in_one_piece_only_what_is_new_is_framed(ranks: int | None) -> None:
+    """Though all of it comes in one output, because its reader was late."""
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    generation = Generation("q", 2, resume=Resume.of("replay", (5, 6)))
+    framed = FramedResponse(generation, send, "")
+    await framed.send({"type": "http.response.start", "status": 200, "headers": []})
+    merged = output(5, 6, 7, 8, finished=True)
+    if ranks is not None:
+        merged.outputs[0].logprobs = [
+            {token: Logprob(-float(token), 1, "")} for token in (5, 6, 7, 8)
+        ]
+    _take_whole(generation, 0, merged, {}, ranks)
+    await framed.flush()
+    (frame,) = filter(None, sent)
+    head, _, note = frame.partition(b"\n")
+    assert head.split()[:2] == [b":r", b"2"] and head.split()[3:] == [b"7", b"8"]
+    if ranks is not None:
+        told = records.decode(note, (7, 8))
+        assert [(r.id, r.logprob) for r in told] == [(7, -7.0), (8, -8.0)]

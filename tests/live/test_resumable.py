@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,7 @@ from controlplane.local_fleet import FleetOptions
 from events import vocabulary as v
 from tests.live.conftest import Scene, scene_of
 from tests.live.resuming import Reader
+from tests.signals import slowed
 
 TEXT = prompts(1)[0]
 
@@ -111,16 +113,19 @@ async def test_gateway_and_workers_are_killed_together(options: FleetOptions) ->
         while not torn[0].events:  # it takes longer to begin
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
-        reading += [asyncio.create_task(r.read(session, first, body)) for r in torn[1:]]
-        drawn = asking(1900, temperature=1.0, ignore_eos=True)
-        reading.append(asyncio.create_task(sampled.read(session, first, drawn)))
-        while any(len(r.events) < 40 for r in [*torn, sampled]):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.005)
         engines = [w["engine_pid"] for w in await scene.fleet.workers(1)]
-        scene.fleet.children["r0"].kill()
-        for pid in engines:
-            os.kill(pid, signal.SIGKILL)
+        with ExitStack() as slow:  # none ends before all have begun
+            for pid in engines:
+                slow.enter_context(slowed(pid))
+            reading += [asyncio.create_task(r.read(session, first, body)) for r in torn[1:]]
+            drawn = asking(1900, temperature=1.0, ignore_eos=True)
+            reading.append(asyncio.create_task(sampled.read(session, first, drawn)))
+            while any(len(r.events) < 40 for r in [*torn, sampled]):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.005)
+            scene.fleet.children["r0"].kill()
+            for pid in engines:
+                os.kill(pid, signal.SIGKILL)
         await asyncio.gather(*reading)
         await asyncio.gather(*(r.read(session, second) for r in [*torn, sampled]))
         for reader in torn:

@@ -183,9 +183,8 @@ async def test_a_daemon_outlives_its_killed_agent_and_a_stopped_fleet_leaves_non
     await scene.until(
         lambda f: f.workers["w1"].incarnation == 2 and f.workers["w1"].engine == "ready"
     )
-    fleet = await scene.fold()
+    fleet = await scene.until(lambda f: f if covered_tokens(f, "w1", "kept") else None)
     assert (fleet.holders["w1"].boot, daemons(scene.run)) == (boot, pids)
-    assert covered_tokens(fleet, "w1", "kept") > 0
     # Left without agent, they are ended with the fleet all the same.
     for name in ("w0", "w1"):
         scene.fleet.children[name].kill()
