@@ -31,13 +31,13 @@ demo: models ## start a fleet, kill a worker under load, show that no stream bro
 up: models ## start a fleet of three workers and leave it running until Ctrl-C
 	@$(WITH_ETCD); exec $(BIN)/relume up $(ARGS)
 
-test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (15 to 20 minutes on two cores)
+test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (some 20 minutes on two cores)
 	@$(WITH_ETCD); exec $(BIN)/python -m tests.lanes $(ARGS)
 
 chaos: models ## faults on real processes, a CI-sized set (ARGS="--set nightly --seeds 3": all there are)
 	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live $(or $(ARGS),--set ci)
 
-check: lint ## the quick part, without engines or etcd: linters and unit tests (under 2 minutes)
+check: lint ## the quick part, without engines or etcd: linters and unit tests (a few minutes)
 	@exec $(BIN)/pytest -q -m "$(UNIT)" $(ARGS)
 
 lint: env ## ruff and the arrows between packages

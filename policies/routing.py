@@ -70,45 +70,29 @@ def least_load(view: View, query: Query) -> Choice:
     Workers the request failed on are used only when no other is left: health is never
     traded, past failures of this one request are.
     """
-    fleet, model = view.fleet, query.model
-    # Every worker is looked at for every decision: what concerns few of them is asked once.
-    distrusted, overlaid = view.distrusted(), view.overlaid()
+    distrusted = view.distrusted()
     candidates: list[Candidate] = []
-    best: tuple[int, int, int] | None = None
-    second: tuple[int, int, int] | None = None
-    count = max(len(fleet.workers), 1)
+    best: list[tuple[int, int, int]] = []
+    second: list[tuple[int, int, int]] = []
+    count = max(len(view.fleet.workers), 1)
     turn = view.turn % count
-    for index, worker in enumerate(fleet.workers.values()):
+    for index, worker in enumerate(view.fleet.workers.values()):
         name, incarnation = worker.name, worker.incarnation
-        if name in overlaid:
-            prefill, requests = view.load(worker)
-        else:
-            prefill, requests = worker.prefill_left, len(worker.attempts)
+        prefill, requests = view.load(worker)
         cost = prefill + REQUEST_TOKENS * requests
-        if (
-            worker.engine == "ready"
-            and worker.model == model
-            and worker.present
-            and not worker.draining
-            and distrusted.get(name, 0) != incarnation
-        ):
-            excluded = ""
+        excluded = _excluded(worker, query.model, distrusted.get(name, 0) == incarnation)
+        if not excluded:
+            rank = (cost, (index - turn) % count, index)
             if query.avoid and f"{name}:{incarnation}" in query.avoid:
                 excluded = "failed it before"
-                rank = (cost, (index - turn) % count, index)
-                if second is None or rank < second:
-                    second = rank
-            elif best is None or cost <= best[0]:
-                rank = (cost, (index - turn) % count, index)
-                if best is None or rank < best:
-                    best = rank
-        else:
-            excluded = exclusion(view, worker, query)
+                second.append(rank)
+            else:
+                best.append(rank)
         candidates.append(Candidate(name, incarnation, cost, prefill, requests, excluded))
     ranked = best or second
-    if ranked is None:
+    if not ranked:
         return Choice("", 0, tuple(candidates))
-    chosen = candidates[ranked[2]]
+    chosen = candidates[min(ranked)[2]]
     return Choice(chosen.worker, chosen.incarnation, tuple(candidates))
 
 

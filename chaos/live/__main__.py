@@ -1,6 +1,6 @@
 """`relume-chaos live`: scenarios on real processes, one after the other, judged.
 
-Exit status 0: nothing was broken; 1: something was; 2: nothing could be run.
+Exit status 0: every run passed; 1: one was broken or proves nothing; 2: nothing could be run.
 """
 
 from __future__ import annotations

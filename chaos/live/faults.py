@@ -26,7 +26,6 @@ Undo = Callable[[], Awaitable[None]]
 Struck = tuple[Undo | None, str]
 """What undoes it, and a word on what happened."""
 
-_WAYS = {"cut": (), "cut-one-way": ("to",)}
 RESTART_S = 0.5
 
 

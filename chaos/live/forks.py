@@ -14,13 +14,11 @@ from typing import Self
 
 
 class Forks:
-    """A socket at `path` before the one at `zygote`. `fail[worker]`: so many starts more.
-    `failed[worker]`: those that did."""
+    """A socket at `path` before the one at `zygote`. `fail[worker]`: so many starts more."""
 
     def __init__(self, path: Path, zygote: str) -> None:
         self.path = path
         self.fail: dict[str, int] = defaultdict(int)
-        self.failed: dict[str, int] = defaultdict(int)
         self._zygote = zygote
         self._server: asyncio.Server | None = None
 
@@ -53,7 +51,6 @@ class Forks:
         if self.fail[worker] <= 0:
             return line
         self.fail[worker] -= 1
-        self.failed[worker] += 1
         argv = order["argv"]
         argv[argv.index("--model") + 1] += ".gone"
         return json.dumps(order).encode() + b"\n"

@@ -37,8 +37,7 @@ async def at_rest(
             say(f"waiting: {why}")
         await asyncio.sleep(AGAIN_S / 2)
     while True:
-        found = validators.i12_drained.check(watch.groups, clients)
-        found += validators.check_all(watch.groups, clients, ["I1"])
+        found = validators.check_all(watch.groups, clients, ["I12", "I1"])
         if not found and watch.count("StateHashed"):
             return ""
         if found and said != str(found[0]):
@@ -46,7 +45,7 @@ async def at_rest(
             say(f"waiting: {said}")
         if time.monotonic() > deadline:
             # What is broken for good is for the validators to tell.
-            return "" if not _restless(host, watch) else _restless(host, watch)
+            return _restless(host, watch)
         await asyncio.sleep(AGAIN_S)
 
 

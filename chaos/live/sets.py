@@ -26,7 +26,7 @@ CI = (
     "holder-killed",
     "domain-lost",
 )
-"""At least one of each kind of process and link, in some five minutes."""
+"""Each kind of process, and a cut link."""
 
 SETS = ("ci", "nightly")
 

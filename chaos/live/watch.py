@@ -60,7 +60,6 @@ class Watch:
     def __init__(self) -> None:
         self.fleet = Fleet()
         self.groups: list[RevisionGroup] = []
-        self.requests: dict[str, str] = {}
         self.clients: dict[str, str] = {}
         self.error = ""
         self._waiting: dict[str, list[_Waiting]] = defaultdict(list)
@@ -122,7 +121,6 @@ class Watch:
 
     def _take(self, stream: str, position: int, event: Any) -> None:
         if type(event) is v.RequestArrived:
-            self.requests[event.client_id] = event.request
             self.clients[event.request] = event.client_id
         self._one(stream, event)
         for change in getattr(event, "changes", ()):

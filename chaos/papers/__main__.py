@@ -38,6 +38,7 @@ from typing import Any
 import msgspec
 
 from chaos.papers import registry
+from chaos.papers.lumen_scale import SIZES
 from chaos.papers.result import OPEN, Compared, Found, Result, compare
 from chaos.papers.sampling import Sampling
 
@@ -49,7 +50,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "name", nargs="*", help="results, or the first word of several; default all"
+        "name",
+        nargs="*",
+        help="results, or the first word of several; default all but samples (lumen)",
     )
     parser.add_argument("--list", action="store_true", help="name the results, and leave")
     parser.add_argument("--json", action="store_true", help="one JSON object a line and result")
@@ -60,7 +63,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes, of samples (default 1)")
     parser.add_argument("--kept", type=Path, help="file of runs of samples, read and added to")
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    if given.seeds < 1 or given.jobs < 1 or given.workers < min(SIZES):
+        parser.error(f"--seeds and --jobs are at least 1, --workers at least {min(SIZES)}")
+    return given
 
 
 def _progress(line: str) -> None:

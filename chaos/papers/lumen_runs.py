@@ -16,11 +16,9 @@ gateways are the real code; `RULES` are settings of it. What is measured of a ru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -323,9 +321,3 @@ def returns_s(series: Sequence[tuple[float, int]], whole: Sequence[tuple[float, 
         if _ratio(series[stretch]) > NEAR * _ratio(whole[stretch]):
             return float(len(series) if at == last else at + 1)
     return 0.0
-
-
-@cache
-def encoder() -> msgspec.json.Encoder:
-    """For keeping cases and what they gave."""
-    return msgspec.json.Encoder(order="deterministic")

@@ -14,7 +14,7 @@ from random import Random
 import msgspec
 from msgspec import Struct
 
-from chaos.papers.lumen_runs import Case, Measured, encoder, measure
+from chaos.papers.lumen_runs import Case, Measured, measure
 from chaos.runner import pool
 
 RESAMPLES = 2000
@@ -54,7 +54,7 @@ class Sampling(Struct, frozen=True):
             found[case] = measured
             if self.kept is not None:
                 with self.kept.open("ab") as file:
-                    file.write(encoder().encode((case, measured)) + b"\n")
+                    file.write(msgspec.json.encode((case, measured)) + b"\n")
             took = time.perf_counter() - began
             self.tell(
                 f"{done}/{len(left)} runs, {took:.0f} s, about "

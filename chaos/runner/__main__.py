@@ -21,13 +21,12 @@ from chaos.runner import artifacts, telling, world
 from chaos.runner.cases import Case, case_of, fixed_yaml, scenario_yaml
 from chaos.runner.fuzzing import fuzz_command
 from chaos.runner.judge import judge
-from chaos.runner.reporting import report_command
+from chaos.runner.reporting import EXIT, report_command
 from chaos.runner.shrink import NotFailing, shrink, size_of
 from chaos.scenario.problems import ScenarioError
 from chaos.scenario.traces import TraceError
 from events.errors import LogError
 
-EXIT = {"passed": 0, "failed": 1, "inconclusive": 2}
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 

@@ -104,14 +104,6 @@ def outcome_in(folder: Path) -> tuple[Outcome, Run]:
     return outcome, run
 
 
-def verdict_in(folder: Path) -> Verdict:
-    """The verdict that was kept. Raises BadRun, OSError."""
-    try:
-        return msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Verdict)
-    except msgspec.MsgspecError as error:
-        raise BadRun(f"{folder}: verdict.json is damaged: {error}") from None
-
-
 def checkout() -> tuple[str, bool]:
     """The commit this code is of, and whether files differ from it; empty: nobody knows."""
     head = _git("rev-parse", "HEAD")

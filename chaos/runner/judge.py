@@ -135,8 +135,9 @@ def judge(run: Outcome) -> Verdict:
 def not_yet() -> list[str]:
     """Promises without a validator and faults without their feature."""
     promises = [name for name in PROMISES if name not in CHECKS]
-    faults = [f"{name} (needs {kind.needs})" for name, kind in FAULTS.items() if kind.needs]
-    return promises + [told for told in faults if not applicable(told.partition(" ")[0])]
+    return promises + [
+        f"{name} (needs {kind.needs})" for name, kind in FAULTS.items() if not applicable(name)
+    ]
 
 
 def _violations(run: Outcome, log: Log, judged: list[str]) -> Iterator[Violation]:

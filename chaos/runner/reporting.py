@@ -20,10 +20,11 @@ def report_command(
     outcome: Outcome, run: Run, verdict: Verdict, html: Path | None, as_json: bool
 ) -> int:
     """Show it; the exit status is the verdict's. Raises OSError, LogError."""
-    if html is not None:
-        html.write_text(page(timeline(outcome), verdict, run), encoding="utf-8")
+    told = timeline(outcome) if html is not None or as_json else None
+    if html is not None and told is not None:
+        html.write_text(page(told, verdict, run), encoding="utf-8")
     if as_json:
-        whole = {"run": run, "verdict": verdict, "timeline": timeline(outcome)}
+        whole = {"run": run, "verdict": verdict, "timeline": told}
         print(msgspec.json.encode(whole).decode())
     elif html is not None:
         print(html)

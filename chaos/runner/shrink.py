@@ -129,9 +129,7 @@ def _smaller_fleet(case: Case, fails: Fails) -> None:
     for replicas, members in ((1, 1), (1, 0), (2, 1), (2, 0), (0, 1)):
         fleet = case.scenario.fleet
         wanted = replicas or fleet.control_planes, members or fleet.etcd
-        if wanted < (fleet.control_planes, fleet.etcd) and max(wanted) <= max(
-            fleet.control_planes, fleet.etcd
-        ):
+        if wanted < (fleet.control_planes, fleet.etcd):
             smaller = with_fleet(case, fleet.workers, *wanted)
             if fails(smaller):
                 return

@@ -16,8 +16,9 @@ from chaos.sim.doors import AnswerSender
 from chaos.sim.loop import NS, Process
 from chaos.sim.network import End, Refused, Wires
 from chaos.sim.ports import Ask, Caller, Dispatch, Endpoint, Stretch
-from controlplane.gateway.attempts import Attempts, Context
+from controlplane.gateway.attempts import Attempts
 from controlplane.gateway.config import GatewayConfig
+from controlplane.gateway.context import Context
 from controlplane.gateway.errors import UpstreamError
 from controlplane.gateway.gateway import Gateway
 from controlplane.gateway.ports import Activity, Arrival, Assignment, SchedulerPort

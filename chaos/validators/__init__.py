@@ -6,9 +6,7 @@ One module a promise, named after it; each has
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from chaos.validators import (
     i1_one_terminal_event,
@@ -27,6 +25,7 @@ from chaos.validators import (
     i16_admin_logged,
 )
 from chaos.validators.records import ClientRecord, Violation, log_of
+from controlplane.replay.verify import no_cyclic_garbage as untracked
 from events.log import RevisionGroup
 
 Check = Callable[[Sequence[RevisionGroup], Sequence[ClientRecord]], list[Violation]]
@@ -60,15 +59,3 @@ def check_all(
     with untracked():
         log = log_of(groups)
         return [found for name in promises for found in CHECKS[name](log, clients)]
-
-
-@contextmanager
-def untracked() -> Iterator[None]:
-    """Without the collector of cycles: events make none, and it would walk all of them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

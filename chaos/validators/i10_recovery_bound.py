@@ -40,6 +40,14 @@ class Recovery(Struct, frozen=True):
     resumed: bool
 
 
+def _summed(stopped: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """Of each stream, all its stops together."""
+    found: dict[str, int] = {}
+    for stream, ms in stopped:
+        found[stream] = found.get(stream, 0) + ms
+    return found
+
+
 def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
@@ -49,7 +57,7 @@ def check(
     """Recoveries that took too long or never ended. `stopped`: streams of replicas that stood
     still, and for how many ms: so much longer may take what they serve."""
     out = []
-    patience = _patience(groups, clients, dict(stopped)) if stopped else {}
+    patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
     silences = list(_silences(groups))
     for one in recoveries(groups):
         unknown = sum(

@@ -48,7 +48,7 @@ class Unheard:
                 self._last[life] = max(number, self._last.get(life, 0))
         self._over.update(life for stream, life in current.items() if stream in lost)
 
-    def _take(self, change: v.RequestQueued | v.EngineFinished | object) -> None:
+    def _take(self, change: object) -> None:
         if type(change) is v.RequestQueued:
             if "#" not in change.request and self._died(change.dispatch):
                 self.tokens.setdefault(change.request, None)

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from controlplane.gateway.context import ClientPort, Context, Counters
+from controlplane.gateway.context import ClientPort, Context
 from controlplane.gateway.errors import UpstreamError
 from controlplane.gateway.gaps import Failover
 from controlplane.gateway.ports import Arrival, Assignment, Hopeless
@@ -25,8 +25,6 @@ from controlplane.gateway.replies import Reply, error_reply
 from controlplane.gateway.trials import Trials
 from controlplane.gateway.upstream import Upstream
 from events.errors import LogError
-
-__all__ = ["CAUSES", "KINDS", "Attempts", "ClientPort", "Context", "Counters"]
 
 log = structlog.get_logger("relume.gateway")
 

@@ -106,14 +106,14 @@ def verify(
     somebody else knows it (a stored file's footer). Raises nothing for a bad log: what is
     wrong with it is among the divergences. `base` is left as it is.
     """
-    with _no_cyclic_garbage():
+    with no_cyclic_garbage():
         replay = Replay(list(groups), load(dump(base or Fleet())))
         replay.run(limit, end)
     return replay.verdict
 
 
 @contextmanager
-def _no_cyclic_garbage() -> Iterator[None]:
+def no_cyclic_garbage() -> Iterator[None]:
     """A fold makes no cycles, and walking a million live events to find none is slow."""
     enabled = gc.isenabled()
     gc.disable()

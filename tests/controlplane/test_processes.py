@@ -35,9 +35,11 @@ def test_a_child_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert "sleep" in Path(f"/proc/{pid}/cmdline").read_text()
+        deadline = time.monotonic() + 20
+        while not Path(f"/proc/{pid}/cmdline").read_text().startswith("sleep"):
+            assert time.monotonic() < deadline, "it was not started"
+            time.sleep(0.02)
         parent.kill()
-    deadline = time.monotonic() + 20
     while _runs(pid):
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.02)

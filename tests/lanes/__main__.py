@@ -5,8 +5,8 @@
 Most tests wait for real processes, so lanes share the processors well. Each lane is a pytest
 process with a session and a cache of its own. Its progress is shown as it comes, headed by the
 lane's name; what it says behind that (failures, summary) comes in one piece when it has ended.
-Exit status 0 when every test has passed, 130 when interrupted, else 1. A lane that broke off (a
-test over its time limit, a crash) has failed, and nothing is repeated. Ctrl-C interrupts every
+Exit status 0 when every test has passed, 130 when interrupted, else 1. A lane that broke off
+(a crash) has failed, and nothing is repeated. Ctrl-C interrupts every
 lane and waits for it; a second one, or a minute, kills.
 """
 

@@ -40,8 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/live" in str(item.path):
             item.add_marker(pytest.mark.live)
             item.add_marker(pytest.mark.engine)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from chaos.live import sets
 from chaos.live.bed import Bed
 from chaos.live.fleet import run_in
@@ -43,7 +41,6 @@ expect:
 """
 
 
-@pytest.mark.timeout(240)
 async def test_a_scenario_runs_on_real_processes_and_breaks_nothing(
     zygote: str, tmp_path: Path
 ) -> None:

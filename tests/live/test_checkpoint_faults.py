@@ -148,7 +148,6 @@ async def behind_proxies(
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.timeout(240)
 async def test_encrypted_links_that_are_cut_and_holders_without_room(
     options: FleetOptions,
 ) -> None:

@@ -24,7 +24,6 @@ def padding(step: int) -> str:
     return " ".join(WORDS[(step * k + k // 37) % len(WORDS)] for k in range(2_520))
 
 
-@pytest.mark.timeout(180)
 async def test_long_prefills_move_nothing_and_a_stop_in_one_does(
     options: FleetOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -175,7 +176,8 @@ def test_a_run_comes_back_from_its_folder(good: Outcome, tmp_path: Path) -> None
     artifacts.keep(tmp_path / "run", good, verdict, "relume-chaos run recorded --seed 7")
     back, run = artifacts.outcome_in(tmp_path / "run")
     assert back == good
-    assert artifacts.verdict_in(tmp_path / "run") == judge(back) == verdict
+    kept = (tmp_path / "run" / "verdict.json").read_bytes()
+    assert msgspec.json.decode(kept, type=Verdict) == judge(back) == verdict
     assert (run.seed, run.digest) == (7, good.schedule.digest())
     assert run.commit == artifacts.checkout()[0]
 

@@ -730,7 +730,9 @@ def test_i10_grants_the_time_for_which_a_replica_stood_still() -> None:
     story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"), ended("q1"))
     assert i10_recovery_bound.check(story.groups, [client])
     assert i10_recovery_bound.check(story.groups, [client], stopped=[("r.r1", 16_000)])
-    assert not i10_recovery_bound.check(story.groups, [client], stopped=[("r.r0", 16_000)])
+    stopped = [("r.r0", 16_000)]
+    assert not i10_recovery_bound.check(story.groups, [client], stopped=stopped)
+    assert not i10_recovery_bound.check(story.groups, [client], stopped=[*stopped, ("r.r0", 1)])
 
 
 def test_i1_does_not_expect_the_word_of_a_gateway_that_was_killed_behind_the_last_byte() -> None:
