@@ -14,6 +14,7 @@ from chaos.scenario.schedule import Request, Schedule
 from chaos.sim.loop import NS, VirtualLoop
 from chaos.sim.ports import Ask, Net, Stretch
 from chaos.validators.records import ClientRecord
+from controlplane.gateway.weight import checkpoint_weight
 
 _CYCLE = 256
 _TABLE = list(range(_CYCLE)) * 16
@@ -181,8 +182,8 @@ class Clients:
         call.sent_ns = self.loop.now_ns
         ask = Ask(
             request.name, request.name, request.prompt_tokens, request.output_tokens,
-            verdict_of(request), weight_of(request), request.n, request.prefix,
-            request.prefix_block,
+            verdict_of(request), checkpoint_weight(None, request.priority), request.n,
+            request.prefix, request.prefix_block,
         )  # fmt: skip
         self._open[call.gateway].ask(ask, call)
 
@@ -216,12 +217,8 @@ class Clients:
 
 
 def verdict_of(request: Request) -> str:
-    """As `gateway.classify` has it: sampling without a seed is not repeated token for token."""
+    """Sampling without a seed is not repeated token for token. Of several choices a simulated
+    engine makes one: such requests are not taken up."""
     if request.n > 1:
         return "restart"
     return "exact" if request.temperature == 0 or request.seed is not None else "sampled"
-
-
-def weight_of(request: Request) -> int:
-    """As `gateway.weight` has it: below 0 more, above 0 nothing."""
-    return 1 - request.priority if request.priority < 0 else (1 if request.priority == 0 else 0)

@@ -2,8 +2,8 @@
 tell is seen when they tell it, the rest when it is in the log.
 
 What is due in the middle of a phase is timed by how long such phases took so far. A phase that
-is over by then is not struck: the next one is waited for. Nothing is read while no fault waits
-for an event.
+is over by then is not struck: the next one is waited for. While no fault waits for an
+event, nothing is read but the leader's stream.
 """
 
 from __future__ import annotations

@@ -23,11 +23,10 @@ from chaos.whatif.figures import (
 )
 from chaos.whatif.going_on import go_on, rules_of
 from chaos.whatif.start import Start, start_of
+from controlplane.replay.debugger_fold import Timeline
 from controlplane.replay.debugger_whatif import Outcome, what_if
 from controlplane.replay.history import History
 from events import vocabulary as v
-from policies.fleet import apply_group
-from policies.state import Fleet, dump, load
 
 
 class Begun(Struct, frozen=True):
@@ -84,7 +83,7 @@ def ask(
     events = list(events_of(log))
     cut, at_ms, until = facts.cut_of(events, outcome.first)
     known = facts.read(events, cut, at_ms, until, history.base)
-    fold = _fold(history, events[cut].revision)
+    fold = Timeline(history).copy(events[cut].revision - 1)
     start = start_of(fold, events, cut, known, seed)
     steps = [at.event for at in events if type(at.event) is v.EngineStep]
     formula, source = cost_of(steps, start.scenario.fleet.model, cost)
@@ -103,16 +102,6 @@ def ask(
         course = go_on(start, formula, own, rules, known.routed | pin, lasts_s)
         courses.append(of_run(course, start, known))
     return Answer(outcome, _told(log, start, known, courses, events[cut].revision, source, seed))
-
-
-def _fold(history: History, revision: int) -> Fleet:
-    """The state before a revision."""
-    fold = load(dump(history.base or Fleet()))
-    for group in history.groups:
-        if group.revision >= revision:
-            break
-        apply_group(fold, group)
-    return fold
 
 
 def _told(

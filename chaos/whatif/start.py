@@ -232,6 +232,8 @@ def _request(
     if prompt + output > host.kv_blocks * host.block_tokens:
         left_out["requests beyond an engine's KV cache"] += 1
         return None
+    if facts.verdict not in ("exact", "sampled"):
+        left_out[f"{facts.verdict} requests, taken for exact"] += 1
     exact = facts.verdict != "sampled"
     return Request(facts.request, at_ns, prompt, output, temperature=0.0 if exact else 1.0)
 
