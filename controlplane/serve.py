@@ -17,7 +17,7 @@ from controlplane.history.wiring import keeper_of, prepared_history
 from controlplane.replica import Replica, ReplicaConfig
 from controlplane.telemetry.traces import tracing
 from events import vocabulary as v
-from events.errors import Fenced, LogError, LogUnavailable, StreamOwned
+from events.errors import Fenced, LogError, LogUnavailable, StreamOwned, first_cause
 from events.etcd.factory import EtcdLog
 from events.etcd.maintenance import Maintenance
 from policies.checkpoint_settings import CheckpointConfig
@@ -40,15 +40,8 @@ def main(config: ServeConfig) -> int:
     except asyncio.CancelledError:
         log.info("stopped_while_starting")
     except (LogError, BaseExceptionGroup) as raised:
-        return _explain(_first(raised))
+        return _explain(first_cause(raised))
     return 0
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first plain exception inside nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _explain(error: BaseException) -> int:

@@ -24,7 +24,7 @@ from engine_shim.agent_life import Agent
 from engine_shim.agent_logging import Logger, make_logger
 from engine_shim.agent_state import RunDirectory
 from engine_shim.agent_takeover import free_stream
-from events.errors import RelumeError
+from events.errors import RelumeError, first_cause
 from events.etcd.factory import EtcdLog
 
 try:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with RunDirectory(Path(config.run_dir)) as directory:
             _run(run_agent(config, directory, logger))
     except (RelumeError, BaseExceptionGroup) as error:
-        cause = _cause(error)
+        cause = first_cause(error)
         logger.error("agent stops", why=str(cause), kind=type(cause).__name__)
         if not isinstance(cause, RelumeError):
             raise  # a bug: its traceback belongs on stderr
@@ -73,13 +73,6 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(work)
     else:
         uvloop.run(work)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The first error of a group: the others are what it brought down."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 if __name__ == "__main__":

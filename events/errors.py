@@ -7,6 +7,13 @@ class RelumeError(Exception):
     """Root of every error the project raises on purpose."""
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """The first plain error of nested groups: the others are what it brought down."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class LogError(RelumeError):
     """Something is wrong with the log or with what was read from it."""
 

@@ -162,7 +162,7 @@ class _Run:
         if wrong := wrong_beginnings(clients.histories):
             raise LiveError(f"undisturbed requests failed: {'; '.join(wrong[:3])}")
         learnt_s = time.monotonic() - began - up_s
-        self._watch.forget_lengths()
+        self._watch.phases.forget_lengths()
         pids += host.pids()
         self._began_ms, start = time.time_ns() // 1_000_000, time.monotonic()
         operator = self._operator = Operator(host)

@@ -10,8 +10,10 @@ from chaos import validators
 from chaos.live.host import Host
 from chaos.live.watch import Watch
 from chaos.outcome import History
+from chaos.validators.i12_drained import left_over
+from chaos.validators.records import ClientRecord
 
-AGAIN_S = 0.5
+AGAIN_S = 0.25
 
 
 async def at_rest(
@@ -29,24 +31,17 @@ async def at_rest(
     deadline = time.monotonic() + timeout_s
     said = ""
     clients = [history.record for history in histories]
-    while why := _restless(host, watch):
-        if time.monotonic() > deadline or watch.error:
-            return watch.error or why
+    while why := _restless(host, watch) or _unsaid(watch, clients):
+        if watch.error:
+            return watch.error
+        if time.monotonic() > deadline:
+            # What else is broken for good is for the validators to tell.
+            return _restless(host, watch)
         if why != said:
             said = why
             say(f"waiting: {why}")
-        await asyncio.sleep(AGAIN_S / 2)
-    while True:
-        found = validators.check_all(watch.groups, clients, ["I12", "I1"])
-        if not found and watch.count("StateHashed"):
-            return ""
-        if found and said != str(found[0]):
-            said = str(found[0])
-            say(f"waiting: {said}")
-        if time.monotonic() > deadline:
-            # What is broken for good is for the validators to tell.
-            return _restless(host, watch)
         await asyncio.sleep(AGAIN_S)
+    return ""
 
 
 def _restless(host: Host, watch: Watch) -> str:
@@ -62,6 +57,16 @@ def _restless(host: Host, watch: Watch) -> str:
             holder = fleet.holders.get(name)
             if holder is None or not holder.alive:
                 return f"the state daemon of {name} is not there"
-    if fleet.requests:
-        return f"{', '.join(list(fleet.requests)[:3])} is still live"
     return ""
+
+
+def _unsaid(watch: Watch, clients: Sequence[ClientRecord]) -> str:
+    """What is left over in the log's fold, or missing in the log. Of answers it does not know,
+    I1 says which it must."""
+    for about, text in left_over(watch.fleet):
+        return f"{about} {text}"
+    known = set(watch.clients.values())
+    if any(client.status and client.request not in known for client in clients):
+        for violation in validators.check_all(watch.groups, clients, ["I1"]):
+            return str(violation)
+    return "" if watch.count("StateHashed") else "no state was hashed"

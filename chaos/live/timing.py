@@ -13,8 +13,9 @@ from chaos.live.clients import Clients
 from chaos.live.errors import CannotStrike
 from chaos.live.faults import Faults, Undo
 from chaos.live.host import Host
-from chaos.live.watch import Seen, Watch, subject
+from chaos.live.watch import Watch
 from chaos.outcome import Fired
+from chaos.phases import Seen
 from chaos.scenario.catalogue import FAULTS
 from chaos.scenario.schedule import Planned, Schedule
 
@@ -151,7 +152,7 @@ class Plan:
             seen = future.result()
             wait = planned.after_ns / 1e9
             if planned.phase:
-                wait = planned.fraction * self._watch.length_s(planned.phase)
+                wait = planned.fraction * self._watch.phases.length_s(planned.phase)
             await asyncio.sleep(max(seen.at_s + wait - time.monotonic(), 0))
             return True, seen
         finally:
@@ -160,7 +161,7 @@ class Plan:
                 await over
 
     def _late(self, planned: Planned, seen: Seen | None) -> str:
-        if seen is None or not planned.phase or self._watch.is_in(planned.phase, seen.event):
+        if seen is None or not planned.phase or self._watch.phases.is_in(planned.phase, seen.event):
             return ""
         return f"the {planned.phase} was over by then"
 
@@ -180,7 +181,7 @@ class Plan:
             return [planned.target]
         found = ""
         if planned.target == "subject" and seen is not None:
-            found = subject(fleet, "worker" if kind == "domain" else kind, seen)
+            found = self._watch.subject("worker" if kind == "domain" else kind, seen)
             if kind == "domain":
                 found = self._schedule.workers.get(found, "")
         elif kind == "etcd":

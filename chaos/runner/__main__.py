@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
     work = {"run": _run, "fuzz": fuzz_command, "shrink": _shrink, "report": _report}
     try:
         return work[given.command](given)
-    except (ScenarioError, TraceError, artifacts.BadRun, world.NoWorld, LogError, OSError) as error:
+    except (ScenarioError, TraceError, artifacts.BadRun, LogError, OSError) as error:
         _say(str(error))
         return 2
     except KeyboardInterrupt:

@@ -24,6 +24,10 @@ from chaos.scenario.catalogue import applicable
 from chaos.scenario.problems import ScenarioError
 from chaos.scenario.traces import TraceError
 
+INTERRUPTED = "interrupted"
+TIME_OVER = "time is over"
+"""Ends of `fuzz` that somebody asked for."""
+
 
 class Asked(Struct, frozen=True):
     """One run to be made. `limit_s` is real time; `folder`: where it goes if it fails."""
@@ -111,7 +115,7 @@ def asked(
 
 
 def one(given: Asked) -> Ran:
-    """Run and judge one case. Raises world.NoWorld."""
+    """Run and judge one case."""
     try:
         case = case_of(given.given, given.seed)
     except (ScenarioError, TraceError) as error:
@@ -161,11 +165,11 @@ def fuzz(
             tallies.setdefault(given.given, Tally()).add(given.seed, ran)
             seen(given, ran, tallies)
     except KeyboardInterrupt:
-        early = "interrupted"
-    except (pool.Crashed, world.NoWorld) as error:
+        early = INTERRUPTED
+    except pool.Crashed as error:
         early = str(error)
     finally:
         made.close()  # type: ignore[attr-defined]
         for number, handler in before.items():
             signal.signal(number, handler)
-    return tallies, early or ("time is over" if late else "")
+    return tallies, early or (TIME_OVER if late else "")

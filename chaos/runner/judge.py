@@ -18,15 +18,8 @@ from chaos.outcome import Kind, Outcome
 from chaos.runner.figures import figures_of, real
 from chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from chaos.scenario.schedule import Planned
-from chaos.validators import (
-    CHECKS,
-    i8_budget,
-    i10_recovery_bound,
-    i13_durable,
-    i16_admin_logged,
-    untracked,
-)
-from chaos.validators.records import THE_RUN, ClientRecord, Log, Violation
+from chaos.validators import CHECKS, Known, untracked, violations
+from chaos.validators.records import THE_RUN, Log, Violation
 
 Result = Literal["passed", "failed", "inconclusive"]
 OF_TRAFFIC = ("requests", "faults_fired")
@@ -95,17 +88,18 @@ def judge(run: Outcome) -> Verdict:
     rested = run.drained or not run.error
     judged = [name for name in wanted if name in CHECKS and (name != "I12" or rested)]
     with untracked():
-        found = list(_violations(run, log, judged))
+        clients = [history.record for history in run.histories]
+        found = list(violations(log, clients, judged, _known(run)))
         figures = figures_of(run, log)
     # A validator that had nothing to look at says so of the run.
     unproven = [f"{v.promise}: {v.detail}" for v in found if v.about == THE_RUN]
     if "I12" in wanted and not run.drained and not any(v.promise == "I12" for v in found):
         unproven.append("I12: the fleet had not come to rest")
-    violations = [v for v in found if v.about != THE_RUN]
+    wrong = [v for v in found if v.about != THE_RUN]
     expectations = tuple(_expectations(run, figures))
     faults = tuple(_faults(run))
     broken: dict[str, int] = {}
-    for violation in violations:
+    for violation in wrong:
         broken[violation.promise] = broken.get(violation.promise, 0) + 1
     missed = [e for e in expectations if not e.met]
     bad = [*_broken(broken), *(_missed(e) for e in missed if not _thin(e))]
@@ -119,7 +113,7 @@ def judge(run: Outcome) -> Verdict:
         seed=run.schedule.seed,
         digest=run.schedule.digest(),
         why=(*bad, *thin),
-        violations=tuple(_told(violations)),
+        violations=tuple(_told(wrong)),
         broken=dict(sorted(broken.items())),
         judged=tuple(judged),
         unproven=tuple(unproven),
@@ -140,20 +134,9 @@ def not_yet() -> list[str]:
     ]
 
 
-def _violations(run: Outcome, log: Log, judged: list[str]) -> Iterator[Violation]:
-    clients: list[ClientRecord] = [history.record for history in run.histories]
-    for name in judged:
-        if name == "I8":
-            given = run.scenario.fleet.checkpoint_mb << 20
-            yield from i8_budget.check(log, clients, given or None)
-        elif name == "I10":
-            yield from i10_recovery_bound.check(log, clients, stopped=_stopped(run))
-        elif name == "I13":
-            yield from i13_durable.check(log, clients, run.landed)
-        elif name == "I16":
-            yield from i16_admin_logged.check(log, clients, run.commands)
-        else:
-            yield from CHECKS[name](log, clients)
+def _known(run: Outcome) -> Known:
+    given = run.scenario.fleet.checkpoint_mb << 20
+    return Known(given or None, _stopped(run), run.landed, run.commands)
 
 
 def _stopped(run: Outcome) -> list[tuple[str, int]]:
@@ -226,9 +209,9 @@ def _doubts(run: Outcome, faults: tuple[Struck, ...]) -> Iterator[str]:
             yield f"{fault.name} {fault.what} did not strike {fault.target}"
 
 
-def _told(violations: list[Violation]) -> Iterator[Violation]:
+def _told(wrong: list[Violation]) -> Iterator[Violation]:
     counts: dict[str, int] = {}
-    for violation in violations:
+    for violation in wrong:
         counts[violation.promise] = counts.get(violation.promise, 0) + 1
         if counts[violation.promise] <= MOST_TOLD:
             yield violation

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -15,7 +13,6 @@ from chaos.outcome import Outcome
 from chaos.runner import pool
 from chaos.runner.cases import Case
 from chaos.runner.judge import Verdict, judge
-from chaos.scenario.catalogue import exists
 
 
 class Judged(Struct, frozen=True):
@@ -34,18 +31,17 @@ class Judged(Struct, frozen=True):
         return self.verdict.result if self.verdict is not None else "failed"
 
 
-class NoWorld(RuntimeError):
-    """There is nothing that could run a case this way."""
-
-
 def simulate(case: Case) -> Outcome:
-    """Run it in virtual time. Raises NoWorld."""
-    return _fleet("chaos.sim.fleet").run(case.scenario, case.schedule.seed, schedule=case.schedule)
+    """Run it in virtual time."""
+    from chaos.sim import fleet
+
+    return fleet.run(case.scenario, case.schedule.seed, schedule=case.schedule)
 
 
 def live(case: Case, folder: Path | None) -> Outcome:
-    """Run it with real processes, whose files are kept in `folder`. Raises NoWorld."""
-    fleet = _fleet("chaos.live.fleet")
+    """Run it with real processes, whose files are kept in `folder`."""
+    from chaos.live import fleet
+
     return fleet.run(
         case.scenario, case.schedule.seed, schedule=case.schedule, folder=folder, say=_say
     )
@@ -64,8 +60,6 @@ def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
         with pool.limited(limit_s):
             run = work()
             verdict = judge(run)
-    except NoWorld:
-        raise
     except pool.TooLong as error:
         return Judged(run, None, ("too long",), (str(error),), time.monotonic() - began)
     except Exception as error:  # an edge: whatever it is, its seed must be told
@@ -74,9 +68,3 @@ def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
     first = tuple(str(violation) for violation in verdict.violations[:1])
     took = time.monotonic() - began
     return Judged(run, verdict, verdict.signature, (*first, *verdict.why), took)
-
-
-def _fleet(module: str) -> Any:
-    if not exists(module):
-        raise NoWorld(f"{module} does not exist yet")
-    return import_module(module)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from chaos.outcome import Fired
+from chaos.phases import Seen
 from chaos.scenario.catalogue import FAULTS
 from chaos.scenario.schedule import Planned
 from chaos.sim.loop import NS
 from chaos.sim.network import Rule
-from chaos.sim.watch import Seen, Watch
+from chaos.sim.watch import Watch
 from chaos.sim.worker import Host
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Faults:
         def seen(what: Seen) -> None:
             wait_s = planned.after_ns / NS
             if planned.phase:
-                wait_s = planned.fraction * self._watch.length_s(planned.phase)
+                wait_s = planned.fraction * self._watch.phases.length_s(planned.phase)
             self._later(wait_s, self._in_phase, planned, what)
 
         if self._traffic:
@@ -92,7 +93,7 @@ class Faults:
             self.open -= 1
 
     def _in_phase(self, planned: Planned, seen: Seen) -> None:
-        if planned.phase and not self._watch.is_in(planned.phase, seen.event):
+        if planned.phase and not self._watch.phases.is_in(planned.phase, seen.event):
             self._await(replace(planned, nth=1))  # that one was over; the next
             return
         self._strike(planned, seen)

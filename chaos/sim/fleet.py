@@ -38,6 +38,7 @@ from chaos.sim.speed import Speculative
 from chaos.sim.transport import standing_in
 from chaos.sim.watch import Watch
 from chaos.sim.worker import Host, WorkerSettings
+from chaos.validators.i12_drained import left_over
 from controlplane.replica import ReplicaConfig
 from policies.state import Fleet
 
@@ -229,15 +230,9 @@ def written(plane: Plane) -> bool:
 
 
 def at_rest(fold: Fleet) -> bool:
-    """Whether I12 holds of a fold: no request, block or checkpoint is left."""
-    if fold.requests or fold.placed or fold.open_commands:
-        return False
-    for worker in fold.workers.values():
-        if worker.attempts or worker.prefill_left:
-            return False
-        if worker.engine != "ready" or worker.waiting or worker.kv_used:
-            return False
-    return not any(holder.covered or holder.held_bytes for holder in fold.holders.values())
+    """Whether every engine of a fold serves and I12 holds of it."""
+    serving = all(worker.engine == "ready" for worker in fold.workers.values())
+    return serving and not any(left_over(fold))
 
 
 def run(

@@ -18,7 +18,7 @@ from chaos.sim.network import Wires
 from chaos.sim.transport import standing_in
 from controlplane.gateway.config import GatewayConfig
 from controlplane.replica import Replica, ReplicaConfig
-from events.errors import LogError
+from events.errors import LogError, first_cause
 from events.log import LogReader
 from policies.state import Fleet
 
@@ -119,7 +119,7 @@ class Plane:
         try:
             await self._serve(process)
         except Exception as raised:
-            error = _first(raised)
+            error = first_cause(raised)
             if not isinstance(error, LogError):
                 self._loop.failures.append(error)
                 raise
@@ -145,10 +145,3 @@ class Plane:
             self._wires.serve(self.address, process, gateway)
             self._up(replica)
             await replica.run(gateway)
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first plain exception inside nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,12 +1,16 @@
 """The promises, checked by program from the log and the clients' own records.
 
 One module a promise, named after it; each has
-`check(groups, clients, ...) -> list[Violation]`. `check_all` runs them.
+`check(groups, clients, ...) -> list[Violation]`. `check_all` runs them, with what else is
+`Known` of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from msgspec import Struct
 
 from chaos.validators import (
     i1_one_terminal_event,
@@ -24,13 +28,13 @@ from chaos.validators import (
     i15_effects_once,
     i16_admin_logged,
 )
-from chaos.validators.records import ClientRecord, Violation, log_of
+from chaos.validators.records import ClientRecord, Log, Violation, log_of
 from controlplane.replay.verify import no_cyclic_garbage as untracked
-from events.log import RevisionGroup
+from events.log import Landed, RevisionGroup
 
 Check = Callable[[Sequence[RevisionGroup], Sequence[ClientRecord]], list[Violation]]
 
-CHECKS: dict[str, Check] = {
+CHECKS: Mapping[str, Check] = {
     "I1": i1_one_terminal_event.check,
     "I2": i2_identical_stream.check,
     "I3": i3_indices.check,
@@ -47,15 +51,42 @@ CHECKS: dict[str, Check] = {
     "I16": i16_admin_logged.check,
 }
 
-__all__ = ["CHECKS", "ClientRecord", "Violation", "check_all", "untracked"]
+__all__ = ["CHECKS", "ClientRecord", "Known", "Violation", "check_all", "untracked", "violations"]
+
+
+class Known(Struct, frozen=True):
+    """What somebody kept beside log and clients' records. `given_bytes`: for checkpoints, to
+    each host (None: nobody knows); `stopped`: streams of replicas that stood still, and for how
+    many ms; `landed`: what writers were told is durable; `commands`: (id, principal) of admin
+    changes that were acknowledged."""
+
+    given_bytes: int | None = None
+    stopped: Sequence[tuple[str, int]] = ()
+    landed: Sequence[Landed] = ()
+    commands: Sequence[tuple[str, str]] = ()
+
+
+def violations(
+    log: Log, clients: Sequence[ClientRecord], promises: Sequence[str], known: Known
+) -> Iterator[Violation]:
+    """Of each promise in turn."""
+    checks = {
+        **CHECKS,
+        "I8": partial(i8_budget.check, given=known.given_bytes),
+        "I10": partial(i10_recovery_bound.check, stopped=known.stopped),
+        "I13": partial(i13_durable.check, landed=known.landed),
+        "I16": partial(i16_admin_logged.check, sent=known.commands),
+    }
+    for name in promises:
+        yield from checks[name](log, clients)
 
 
 def check_all(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     promises: Sequence[str] = tuple(CHECKS),
+    known: Known | None = None,
 ) -> list[Violation]:
     """All violations of `promises`. The log must be whole and the fleet drained (I12)."""
     with untracked():
-        log = log_of(groups)
-        return [found for name in promises for found in CHECKS[name](log, clients)]
+        return list(violations(log_of(groups), clients, promises, known or Known()))

@@ -6,11 +6,11 @@ shut down: then no stream has an owner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from chaos.validators.records import ClientRecord, Violation, log_of
 from events.log import RevisionGroup
-from policies.state import Holder, Worker
+from policies.state import Fleet, Holder, Worker
 
 PROMISE = "I12"
 
@@ -20,36 +20,41 @@ def check(
 ) -> list[Violation]:
     """What is left over in the fold of the whole log."""
     fleet = log_of(groups).end
-    out = [Violation(PROMISE, name, "is still live") for name in fleet.requests]
-    for worker in fleet.workers.values():
-        out += [Violation(PROMISE, worker.name, text) for text in _left(worker)]
-    for holder in fleet.holders.values():
-        out += [Violation(PROMISE, holder.name, text) for text in _checkpoints(holder)]
-    out += [Violation(PROMISE, name, "still has a checkpoint holder") for name in fleet.placed]
-    for name in fleet.open_commands:
-        out.append(Violation(PROMISE, name, "is a command nobody carried out"))
+    out = [Violation(PROMISE, about, text) for about, text in left_over(fleet)]
     if stopped:
         out += [Violation(PROMISE, stream, "still has an owner") for stream in fleet.owners]
     return out
 
 
-def _left(worker: Worker) -> list[str]:
-    texts = []
+def left_over(fleet: Fleet) -> Iterator[tuple[str, str]]:
+    """Of whom something is left in a fold, and what."""
+    for name in fleet.requests:
+        yield name, "is still live"
+    for worker in fleet.workers.values():
+        for text in _left(worker):
+            yield worker.name, text
+    for holder in fleet.holders.values():
+        for text in _checkpoints(holder):
+            yield holder.name, text
+    for name in fleet.placed:
+        yield name, "still has a checkpoint holder"
+    for name in fleet.open_commands:
+        yield name, "is a command nobody carried out"
+
+
+def _left(worker: Worker) -> Iterator[str]:
     if worker.attempts:
-        texts.append(f"still holds {', '.join(sorted(worker.attempts))}")
+        yield f"still holds {', '.join(sorted(worker.attempts))}"
     if worker.prefill_left:
-        texts.append(f"is owed {worker.prefill_left} prompt tokens")
+        yield f"is owed {worker.prefill_left} prompt tokens"
     if worker.engine == "ready" and worker.waiting:
-        texts.append(f"has {worker.waiting} requests waiting")
+        yield f"has {worker.waiting} requests waiting"
     if worker.engine == "ready" and worker.kv_used:
-        texts.append(f"holds {worker.kv_used} KV blocks")
-    return texts
+        yield f"holds {worker.kv_used} KV blocks"
 
 
-def _checkpoints(holder: Holder) -> list[str]:
-    texts = []
+def _checkpoints(holder: Holder) -> Iterator[str]:
     if holder.covered:
-        texts.append(f"still holds checkpoints of {', '.join(sorted(holder.covered))}")
+        yield f"still holds checkpoints of {', '.join(sorted(holder.covered))}"
     if holder.held_bytes:
-        texts.append(f"is still charged {holder.held_bytes} checkpoint bytes")
-    return texts
+        yield f"is still charged {holder.held_bytes} checkpoint bytes"

@@ -26,7 +26,8 @@ from chaos.live.host import CLOCK
 from chaos.live.links import Link
 from chaos.live.messages import Disturbance, Disturber
 from chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, scaled
-from chaos.live.watch import PHASE_S, Seen, Watch, subject
+from chaos.live.watch import PHASE_S, Watch
+from chaos.phases import Seen
 from chaos.scenario import reading
 from chaos.scenario.catalogue import FAULTS, PHASES
 from chaos.scenario.catalogue import applicable as exists
@@ -34,7 +35,6 @@ from chaos.scenario.schedule import Planned, Request, expand
 from engine_shim.kv_stream.stream import gather, scatter
 from events import vocabulary as v
 from events.memory import MemoryLog
-from policies.state import Fleet
 from tests.kv_stream.test_links import SECRET, ins, outs, served
 from tests.state_daemon.daemon import Cache, daemon_in, local, peer_of, remote, stats
 
@@ -246,14 +246,14 @@ async def test_a_fault_is_due_at_the_nth_matching_event_and_knows_its_subject() 
         seen = await due
     following.cancel()
     assert seen.event.incarnation == 3
-    assert subject(watch.fleet, "worker", seen) == "w3"
-    assert watch.length_s("engine-start") < PHASE_S["engine-start"], "those seen count"
-    assert not watch.is_in("engine-start", seen.event)
+    assert watch.subject("worker", seen) == "w3"
+    assert watch.phases.length_s("engine-start") < PHASE_S["engine-start"], "those seen count"
+    assert not watch.phases.is_in("engine-start", seen.event)
 
 
 def test_the_subject_of_a_plan_is_who_takes_over() -> None:
     options = tuple(v.RecoveryOption(w, "recompute", "", 0, 0, 0, 0, 0) for w in ("w1", "w2"))
     choice = v.RecoveryChoice("q", 1, 10, 1, options)
     plan = v.RecoveryPlanned("d", v.Basis(1, 0), "w0", 1, "completion", (choice,))
-    assert subject(Fleet(), "worker", Seen("r.r0", plan, 0.0)) == "w2"
+    assert Watch().subject("worker", Seen("r.r0", plan, 0.0)) == "w2"
     assert set(PHASE_S) == set(PHASES)
