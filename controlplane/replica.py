@@ -28,7 +28,7 @@ from events import vocabulary as v
 from events.errors import BrokenChain, Compacted, Fenced, LogUnavailable
 from events.log import LogReader, RevisionGroup, StreamWriter
 from events.segment import GENESIS
-from policies import checkpoint_settings, migration_settings, stall, touched
+from policies import cached, checkpoint_settings, migration_settings, stall, touched
 from policies.checkpoint_settings import CheckpointConfig
 from policies.fleet import apply_group
 from policies.migration_settings import MigrationConfig
@@ -245,6 +245,7 @@ class Replica:
         for name in Fleet.__struct_fields__:
             setattr(self.fleet, name, getattr(kept.fleet, name))
         touched.of(self.fleet).everything()
+        cached.forget_index(self.fleet)
         # The watch behind `covers` tells what changes from there; a snapshot of another
         # leader may not have seen every lease lapse.
         self.fleet.owners = dict(sorted(owners.items()))

@@ -215,7 +215,15 @@ class Scheduler:
             delivered = 0
         live.delivered = delivered
         prompt = prompt_tokens(self.view.fleet, request, arrival.prompt_tokens)
-        query = routing.Query(request, arrival.model, prompt, delivered, live.avoid, live.attempt)
+        query = routing.Query(
+            request,
+            arrival.model,
+            prompt,
+            delivered,
+            live.avoid,
+            live.attempt,
+            arrival.prefix,
+        )
         planned = cause != "wait_over" and self.checkpoints.planned(live)
         policy = "planned" if planned else self.policy
         basis = self.basis()
@@ -237,6 +245,7 @@ class Scheduler:
             live.avoid,
             choice.candidates,
             choice.others,
+            arrival.prefix,
         )
         self.emit(event)
         if arrival.resumable:
@@ -255,7 +264,7 @@ class Scheduler:
             worker.host,
             worker.port,
             mode,
-            base64.urlsafe_b64encode(codec.encode(event)).rstrip(b"="),
+            base64.urlsafe_b64encode(codec.encode(_to_travel(event))).rstrip(b"="),
             *self.checkpoints.of_dispatch(live, lost),
             arrival.priority,
         )
@@ -331,6 +340,11 @@ class Scheduler:
         return any(
             not routing.exclusion(view, worker, query) for worker in view.fleet.workers.values()
         )
+
+
+def _to_travel(decision: v.RouteDecided) -> v.RouteDecided:
+    """The decision as its worker gets it: without what only decisions behind it go by."""
+    return msgspec.structs.replace(decision, prefix=b"") if decision.prefix else decision
 
 
 def _on_its_way(worker: Worker) -> bool:

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from events.codec import decode, encode
 from events.errors import LogError
-from events.vocabulary import AnyChange, EngineStep, KvBlocksFilled, PrefillChunkDone
+from events.prefix import HASH_BYTES, pack, unpack
+from events.vocabulary import (
+    AnyChange,
+    EngineStep,
+    KvBlocksFilled,
+    PrefillChunkDone,
+    PrefixBlocksChanged,
+)
 
 PER_S = 4.0
 _PROGRESS = (KvBlocksFilled, PrefillChunkDone)
@@ -36,6 +43,21 @@ def merged(first: EngineStep, then: EngineStep) -> EngineStep | None:
     )
 
 
+def merged_prefixes(first: PrefixBlocksChanged, then: PrefixBlocksChanged) -> PrefixBlocksChanged:
+    """One record for both, of one incarnation."""
+    if then.reset or first.incarnation != then.incarnation:
+        return then
+    lost = dict.fromkeys(unpack(then.removed))
+    kept = dict.fromkeys(unpack(first.stored))
+    return PrefixBlocksChanged(
+        then.incarnation,
+        pack([*(one for one in kept if one not in lost), *unpack(then.stored)]),
+        first.removed + pack([one for one in lost if one not in kept]),
+        first.reset,
+        first.block_tokens,
+    )
+
+
 def _latest(changes: tuple[AnyChange, ...]) -> tuple[AnyChange, ...]:
     """Without what a later change of filled blocks of the same attempt replaces."""
     last = {(c.request, c.attempt): c for c in changes if type(c) is KvBlocksFilled}
@@ -49,11 +71,13 @@ def _urgent(step: EngineStep) -> bool:
 
 
 class Merger:
-    """Holds back at most one record. `max_bytes`: of a record written."""
+    """Holds back at most one step and one change of the prefix cache, which is written ahead
+    of it. `max_bytes`: of a record written."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held: EngineStep | None = None
+        self._prefixes: PrefixBlocksChanged | None = None
         self.merged = 0
         """Records that went into others."""
 
@@ -63,6 +87,8 @@ class Merger:
             step = decode(record)
         except LogError:
             return [*self.rest(), record]
+        if type(step) is PrefixBlocksChanged:
+            return self._offer_prefixes(step)
         if type(step) is not EngineStep:
             return [*self.rest(), record]
         out = []
@@ -76,7 +102,20 @@ class Merger:
         self._held = step
         return out + self.rest() if _urgent(step) else out
 
+    def _offer_prefixes(self, then: PrefixBlocksChanged) -> list[bytes]:
+        out = []
+        if (first := self._prefixes) is not None:
+            held = len(first.stored) + len(first.removed) + HASH_BYTES
+            if held + len(then.stored) + len(then.removed) > self._max_bytes // 2:
+                out = self.rest()
+            else:
+                self.merged += 1
+                then = merged_prefixes(first, then)
+        self._prefixes = then
+        return out
+
     def rest(self) -> list[bytes]:
         """What is held back, to be written now."""
-        held, self._held = self._held, None
-        return [encode(held)] if held is not None else []
+        held = [record for record in (self._prefixes, self._held) if record is not None]
+        self._prefixes = self._held = None
+        return [encode(record) for record in held]

@@ -39,13 +39,15 @@ _STEP_TAGS = (
     b"\xaerestore_done/1",
     b"\xb0restore_failed/1",
     b"\xb2streams_reported/1",
+    b"\xb7prefix_blocks_changed/1",
 )
 _UCRED = struct.Struct("3i")
 
 
 def is_step(record: bytes) -> bool:
-    """Whether `record` is an array headed by the tag of an event engines write: a step, the
-    course of a restore, or figures of kept streams. Looks no further."""
+    """Whether `record` is an array headed by the tag of an event engines write (a step, the
+    course of a restore, figures of kept streams, a change of its prefix cache). Looks no
+    further."""
     return record[:1] >= b"\x90" and record[:1] <= b"\x9f" and record.startswith(_STEP_TAGS, 1)
 
 

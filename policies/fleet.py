@@ -12,7 +12,7 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from events.log import RevisionGroup
-from policies import account, counted, coverage, orders, pace, returns, touched
+from policies import account, cached, counted, coverage, orders, pace, returns, touched
 from policies.account import CHANGES, key_of
 from policies.state import Fleet, Head, Replica, Request, Worker
 
@@ -92,6 +92,12 @@ def _worker(fleet: Fleet, stream: str) -> Worker:
     return worker
 
 
+def _clear(fleet: Fleet, worker: Worker) -> None:
+    """The engine that held it all is gone."""
+    account.clear(worker)
+    cached.cleared(fleet, worker)
+
+
 def _on_worker_registered(fleet: Fleet, stream: str, epoch: int, event: v.WorkerRegistered) -> None:
     worker = _worker(fleet, stream)
     worker.epoch = epoch
@@ -105,7 +111,7 @@ def _on_worker_registered(fleet: Fleet, stream: str, epoch: int, event: v.Worker
         worker.engine = "dead"
         worker.engine_pid = 0
         worker.died_of = "agent replaced"
-        account.clear(worker)
+        _clear(fleet, worker)
 
 
 def _on_worker_deregistered(
@@ -116,7 +122,7 @@ def _on_worker_deregistered(
     worker.engine = "none"
     worker.engine_pid = 0
     worker.died_of = event.reason
-    account.clear(worker)
+    _clear(fleet, worker)
 
 
 def _on_engine_started(fleet: Fleet, stream: str, epoch: int, event: v.EngineStarted) -> None:
@@ -127,7 +133,8 @@ def _on_engine_started(fleet: Fleet, stream: str, epoch: int, event: v.EngineSta
     worker.engine = "starting"
     worker.engine_pid = event.pid
     worker.step = worker.step_us_high = 0
-    account.clear(worker)
+    _clear(fleet, worker)
+    worker.cached.block_tokens = 0
 
 
 def _on_engine_ready(fleet: Fleet, stream: str, epoch: int, event: v.EngineReady) -> None:
@@ -158,7 +165,7 @@ def _on_engine_died(fleet: Fleet, stream: str, epoch: int, event: v.EngineDied) 
     worker.engine_pid = 0
     worker.deaths += 1
     worker.died_of = event.reason
-    account.clear(worker)
+    _clear(fleet, worker)
 
 
 def _on_restart_scheduled(
@@ -197,15 +204,19 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
     if event.lost:
         worker.lost_records += event.lost
         account.doubt(worker)
+        cached.settled_beyond(fleet, worker)
     changes = event.changes
     if changes:
         fleet.changes += len(changes)
         for change in changes:
             handler = CHANGES.get(type(change))
+            kind, key = type(change), key_of(change.request, change.attempt)
             if handler is not None:
-                handler(worker, key_of(change.request, change.attempt), change)
-            if type(change) is v.RequestQueued:
+                handler(worker, key, change)
+            if kind is v.RequestQueued:
                 counted.queued(fleet, change)
+            elif kind is v.FirstToken or kind is v.EngineFinished:
+                cached.settled(fleet, worker, key)
 
 
 def _on_streams_reported(fleet: Fleet, stream: str, epoch: int, event: v.StreamsReported) -> None:
@@ -288,6 +299,8 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
         return
     key = key_of(event.request, event.attempt)
     opened = account.dispatch(worker, key, event)
+    if opened and event.prefix and not worker.attempts[key].decoding:
+        cached.dispatched(fleet, worker, key, event.prefix)
     if opened and request is not None:
         request.places.append((worker.name, key))
         counted.dispatched(request, worker, event)
@@ -306,6 +319,8 @@ def _close(fleet: Fleet, worker_name: str, key: str, ended: bool) -> None:
     worker = fleet.workers.get(worker_name)
     if worker is not None:
         account.close(worker, key, ended)
+        if key not in worker.attempts:
+            cached.settled(fleet, worker, key)
 
 
 SUSPICIOUS = ("reset", "eof", "refused", "unreachable", "stall", "engine_dead")
@@ -394,6 +409,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         if replica.alive and f"r.{replica.name}" not in fleet.owners:
             fleet.gone.setdefault(f"r.{replica.name}", event.number)
     coverage.settle(fleet, event.number)
+    cached.trim(fleet)
     returns.expire(fleet, event.number)
 
 
@@ -403,7 +419,7 @@ def _on_worker_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) 
         return
     worker.present = False
     worker.died_of = event.reason
-    account.clear(worker)
+    _clear(fleet, worker)
     coverage.lose(fleet, event.worker)
 
 
@@ -417,6 +433,7 @@ _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.EngineStep: _on_engine_step,
     v.StreamResumed: _on_stream_resumed,
     v.StreamsReported: _on_streams_reported,
+    v.PrefixBlocksChanged: cached.changed,
     v.ReplicaStarted: _on_replica_started,
     v.ReplicaStopped: _on_replica_stopped,
     v.ReplicaLost: _on_replica_lost,

@@ -25,7 +25,8 @@ REQUEST_TOKENS = 32
 
 class Query(Struct, frozen=True):
     """What is to be placed. `avoid` holds `worker:incarnation` that failed it before; `lost`
-    is the attempt that was (0: none yet)."""
+    is the attempt that was (0: none yet). `prefix`: marks of the prompt, packed (`events.prefix`);
+    what workers hold of it is `policies.prefixes.hits`."""
 
     request: str
     model: str
@@ -33,6 +34,7 @@ class Query(Struct, frozen=True):
     delivered: int
     avoid: tuple[str, ...] = ()
     lost: int = 0
+    prefix: bytes = b""
 
 
 class Choice(Struct, frozen=True):

@@ -34,6 +34,16 @@ class Attempt(Struct):
     tokens: int = 0
 
 
+class Cached(Struct):
+    """What an engine's prefix cache holds, as far as it is told (`policies.prefixes`).
+    `block_tokens`: of its blocks, 0 while it tells nothing. `marks`: hashes of prefixes, those
+    told first in front. `expected`: by attempt, prefixes of prompts that it is to compute."""
+
+    block_tokens: int = 0
+    marks: dict[int, None] = field(default_factory=dict)
+    expected: dict[str, bytes] = field(default_factory=dict)
+
+
 class Worker(Struct):
     """One worker as the log tells it. Engine states: none, starting, ready, dead."""
 
@@ -87,6 +97,10 @@ class Worker(Struct):
     prefill_left: int = 0
     attempts: dict[str, Attempt] = field(default_factory=dict)
     finished_early: dict[str, int] = field(default_factory=dict)
+    # its prefix cache: how many marks are told, and their sum modulo 2**64
+    prefix_marks: int = 0
+    prefix_sum: int = 0
+    cached: Cached = field(default_factory=Cached)
 
 
 class Request(Struct):
@@ -287,6 +301,7 @@ class Fleet(Struct, dict=True):
 _KEPT = (
     Fleet,
     Worker,
+    Cached,
     Attempt,
     Request,
     Replica,
@@ -305,6 +320,7 @@ SHAPE = blake2b(
 ).hexdigest()
 """Names the state this build keeps: hashes of states of another shape do not compare."""
 
+_UNTOLD = Cached()
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Fleet)
 
@@ -323,12 +339,18 @@ def state_hash(fleet: Fleet) -> bytes:
     """Hash of the state that follows from the segments alone (I7), 16 bytes.
 
     Leases are left out, and so is the revision: a transaction that only touched an
-    owner key has a revision and no segment.
+    owner key has a revision and no segment. What prefix caches hold stands in it by number
+    and sum: there may be a million marks.
     """
     kept = fleet.revision, fleet.owners, fleet.gone
+    cached = [worker.cached for worker in fleet.workers.values()]
     fleet.revision, fleet.owners, fleet.gone = 0, {}, {}
+    for worker in fleet.workers.values():
+        worker.cached = _UNTOLD
     try:
         data = _encoder.encode(fleet)
     finally:
         fleet.revision, fleet.owners, fleet.gone = kept
+        for worker, its in zip(fleet.workers.values(), cached, strict=True):
+            worker.cached = its
     return blake2b(data, digest_size=16).digest()

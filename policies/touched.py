@@ -125,6 +125,7 @@ _MARKS: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.MigrationPlanned: _nobody,
     v.StateDaemonReported: _nobody,
     v.StreamsReported: _nobody,
+    v.PrefixBlocksChanged: _nobody,
     v.RestoreStarted: _nobody,
     v.RestoreDone: _nobody,
     v.RestoreFailed: _nobody,

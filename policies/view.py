@@ -23,6 +23,7 @@ from events import vocabulary as v
 from policies.account import key_of
 from policies.fleet import SUSPICIOUS, places_of
 from policies.own_checkpoints import OwnCheckpoints
+from policies.own_prefixes import OwnPrefixes
 from policies.state import Fleet, Worker
 from policies.touched import Touched
 
@@ -47,13 +48,14 @@ class _Pending(Struct, gc=False):
 
 class View:
     """`fleet` is the canonical fold; the rest is the overlay of stream `stream`; `checkpoints`
-    is its part about holders and planned moves."""
+    is its part about holders and planned moves, `expected` about blocks of prefixes."""
 
     def __init__(self, stream: str, fleet: Fleet) -> None:
         self.stream = stream
         self.replica = stream[2:]
         self.fleet = fleet
         self.checkpoints = OwnCheckpoints(fleet)
+        self.expected = OwnPrefixes()
         self.position = 0
         self._pending: deque[_Pending] = deque()
         self._own: dict[str, dict[str, _Own]] = {}
@@ -103,6 +105,8 @@ class View:
         kind = type(event)
         if kind is v.RouteDecided:
             self._decided -= 1
+            if event.worker and event.prefix:
+                self.expected.forget(event)
             key = key_of(event.request, event.attempt)
             own = self._own.get(event.worker, {}).get(key)
             if own is not None and own.placed == position:
@@ -147,6 +151,8 @@ class View:
             self._own.setdefault(event.worker, {})[key] = own
             self.moved.note(event.worker)
             self._places.setdefault(event.request, []).append((event.worker, key))
+            if event.prefix:
+                self.expected.decided(event)
         return []
 
     def _on_observed(self, position: int, event: v.TransportObserved) -> list[tuple[str, str]]:

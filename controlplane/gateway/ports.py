@@ -23,7 +23,8 @@ class Arrival(Struct, frozen=True):
     came with one. `protected`: its route is one on which engines keep checkpoints.
     `priority`: the weight of its checkpoint when a holder must evict.
     `resumable`: digest of the claim with which its client may go on after a lost connection,
-    `grace_ticks` after its gateway's death; empty: it may not.
+    `grace_ticks` after its gateway's death; empty: it may not. `prefix`: marks of its prompt
+    (`events.prefix`), empty where it was not tokenised.
     """
 
     request: str
@@ -44,6 +45,7 @@ class Arrival(Struct, frozen=True):
     priority: int = 1
     resumable: str = ""
     grace_ticks: int = 0
+    prefix: bytes = b""
 
 
 class Assignment(Struct, frozen=True):

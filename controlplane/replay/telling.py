@@ -9,6 +9,7 @@ from typing import Any
 from controlplane.replay.why import Step, Why
 from events import codec
 from events import vocabulary as v
+from events.prefix import HASH_BYTES
 
 
 def told(found: Why) -> Iterator[str]:
@@ -66,6 +67,10 @@ def brief(event: Any) -> str:
             f"{moved} of {_count(len(event.choices), 'request')} on {event.worker}:"
             f"{event.incarnation} to move because of {event.cause}"
         )
+    if type(event) is v.PrefixBlocksChanged:
+        gained, lost = (len(data) // HASH_BYTES for data in (event.stored, event.removed))
+        anew = "empty, " if event.reset else ""
+        return f"prefix cache: {anew}{gained} prefixes more, {lost} fewer"
     if type(event) in _WORDS:
         return _WORDS[type(event)](event)[0]
     if type(event) is v.EngineStep:

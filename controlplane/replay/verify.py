@@ -308,6 +308,7 @@ def query_of(event: v.RouteDecided) -> routing.Query:
         event.delivered,
         event.avoid,
         event.attempt - 1 if event.worker else event.attempt,
+        event.prefix,
     )
 
 

@@ -80,6 +80,7 @@ from events.vocabulary.worker import (
     EngineRestartScheduled,
     EngineStarted,
     EngineStep,
+    PrefixBlocksChanged,
     StreamResumed,
     StreamsReported,
     WorkerDeregistered,
@@ -107,6 +108,7 @@ WORKER_EVENTS = (
     | RestoreStarted
     | RestoreDone
     | RestoreFailed
+    | PrefixBlocksChanged
 )
 REPLICA_EVENTS = (
     ReplicaStarted

@@ -88,6 +88,7 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     `delivered` tokens are with the client already. `avoid`: workers that failed it.
     `others`: in a fleet of more than 16 workers, how many are not among the candidates, by
     reason ("": they could have been chosen, and are no better than the best named).
+    `prefix`: packed hashes of the prompt's prefixes (`events.prefix`), empty where unknown.
     """
 
     decision: str
@@ -105,6 +106,7 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     avoid: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     others: tuple[tuple[str, int], ...] = ()
+    prefix: bytes = b""
 
 
 class TransportObserved(Event, frozen=True, tag="transport_observed/1"):

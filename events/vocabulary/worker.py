@@ -92,6 +92,18 @@ class EngineStep(Event, frozen=True, tag="engine_step/1"):
     lost: int = 0
 
 
+class PrefixBlocksChanged(Event, frozen=True, tag="prefix_blocks_changed/1"):
+    """What the engine's prefix cache gained and lost, as packed hashes of prefixes
+    (`events.prefix`); `removed` came before `stored`. `reset`: before both it was empty, and
+    from here on it is told, in blocks of `block_tokens`."""
+
+    incarnation: int
+    stored: bytes = b""
+    removed: bytes = b""
+    reset: bool = False
+    block_tokens: int = 0
+
+
 class StreamsReported(Event, frozen=True, tag="streams_reported/1"):
     """Figures of the streams that the engine keeps for clients who may come back, by name, at a
     low rate and when they changed, for people. Counts are since the engine started."""

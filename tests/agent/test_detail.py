@@ -11,6 +11,7 @@ from engine_shim.agent_detail import Merger, merged
 from events import vocabulary as v
 from events.codec import decode, encode
 from events.memory import MemoryLog
+from events.prefix import pack
 from policies.fleet import fold
 from policies.state import Fleet, Worker
 from tests.agent.stage import staged
@@ -144,3 +145,46 @@ async def test_an_agent_sheds_while_told_to_and_its_death_notice_comes_last(
         await stage.until(lambda: journal()["shedding"])
     last = [type(e) for e in stage.events(v.EngineStep, v.EngineDied)]
     assert last[-1] is v.EngineDied
+
+
+def prefix_changes(seed: int, count: int = 300) -> list[v.PrefixBlocksChanged]:
+    """What an engine tells of its prefix cache; it is reset now and then."""
+    rng = random.Random(seed)
+    held: dict[int, None] = {}
+    out = [v.PrefixBlocksChanged(1, reset=True, block_tokens=16)]
+    for _ in range(count):
+        if rng.random() < 0.02:
+            held.clear()
+            out.append(v.PrefixBlocksChanged(1, reset=True, block_tokens=16))
+        gone = [one for one in held if rng.random() < 0.3]
+        new = [one for one in range(40) if one not in held and rng.random() < 0.2]
+        again = [one for one in gone if rng.random() < 0.1]
+        for one in gone:
+            del held[one]
+        held.update(dict.fromkeys([*new, *again]))
+        out.append(v.PrefixBlocksChanged(1, pack([*new, *again]), pack(gone)))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_merged_changes_of_a_prefix_cache_leave_what_it_holds(seed: int) -> None:
+    told = prefix_changes(seed)
+    stop = random.Random(seed).randrange(100, 300)  # at any place
+    merger = Merger(max_bytes=4096)
+    records: list[v.Event] = []
+    for number, change in enumerate(told[:stop]):
+        written = merger.offer(encode(change))
+        if number % 17 == 0:
+            written += merger.offer(encode(v.EngineStep(1, number, 9, 1, 1, 0, 0, 0, (), 0)))
+            written += merger.offer(encode(v.EngineStep(1, number, 9, 1, 1, 0, 0, 0, (FIRST,), 0)))
+            assert type(decode(written[-1])) is v.EngineStep  # the cache is told first
+        records += map(decode, written)
+    records += map(decode, merger.rest())
+    kinds = [type(record) for record in records]
+    assert 0 < kinds.count(v.PrefixBlocksChanged) < stop // 4
+    whole, less = account(told[:stop]), account(records)
+    assert set(whole.cached.marks) == set(less.cached.marks)
+    assert (whole.prefix_marks, whole.prefix_sum) == (less.prefix_marks, less.prefix_sum)
+
+
+FIRST = v.FirstToken("q1", 1)

@@ -1,0 +1,200 @@
+"""Which worker holds the KV blocks of which prefix, as engines tell it and dispatches expect it.
+
+Told: `PrefixBlocksChanged` says which marks (`events.prefix`) an engine's prefix cache gained
+and lost; its death, its loss or a new start clears them. Expected: an attempt that was
+dispatched will make its prompt's blocks, so it counts as if they were there until its first
+token (its engine has told them by then) or its end. So of a burst with one prefix the second
+request already knows where the first one went; a view adds its own dispatches that the fold
+lacks.
+
+Per worker the fold keeps what it holds; how many and their sum are in the state hash, they
+themselves in snapshots only, since hashing all of them each tick would cost milliseconds. The
+index over all workers (`Index`: hash -> workers, one bit each) follows from that: it is made
+when the first decision asks, kept up by the fold from then on, and no part of the state. A log
+that is only folded does not pay for it.
+
+Bounds: `MAX_TOLD` a worker, where engines stop telling, and `TOTAL` in all: each worker of a
+larger fleet has its share, at least `SHARE`, and loses what was told first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from events import vocabulary as v
+from events.prefix import MAX_TOLD, unpack
+from policies.state import Fleet, Worker
+
+TOTAL = 1 << 20
+SHARE = 1 << 10
+_MASK64 = (1 << 64) - 1
+
+
+class Index:
+    """`masks`: by hash, the workers that hold or expect it, as bits. `bits`: the bit of each
+    worker. `counts`: by worker, how many of its attempts expect a hash."""
+
+    __slots__ = ("bits", "counts", "masks", "names")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.masks: dict[int, int] = {}
+        self.bits: dict[str, int] = {}
+        self.names: list[str] = []
+        self.counts: dict[str, dict[int, int]] = {}
+        for worker in fleet.workers.values():
+            self.gained(worker, worker.cached.marks)
+            for data in worker.cached.expected.values():
+                self.expected(worker, unpack(data))
+
+    def bit(self, name: str) -> int:
+        """The bit of a worker."""
+        found = self.bits.get(name)
+        if found is None:
+            found = self.bits[name] = 1 << len(self.names)
+            self.names.append(name)
+        return found
+
+    def gained(self, worker: Worker, hashes: Iterable[int]) -> None:
+        """The worker holds these."""
+        masks, bit = self.masks, self.bit(worker.name)
+        for one in hashes:
+            masks[one] = masks.get(one, 0) | bit
+
+    def lost(self, worker: Worker, hashes: Iterable[int]) -> None:
+        """The worker holds these no more."""
+        counts = self.counts.get(worker.name, {})
+        self._clear(self.bit(worker.name), [one for one in hashes if one not in counts])
+
+    def expected(self, worker: Worker, hashes: Iterable[int]) -> None:
+        """One more attempt will make these."""
+        counts = self.counts.setdefault(worker.name, {})
+        masks, bit = self.masks, self.bit(worker.name)
+        for one in hashes:
+            counts[one] = counts.get(one, 0) + 1
+            masks[one] = masks.get(one, 0) | bit
+
+    def settled(self, worker: Worker, hashes: Iterable[int]) -> None:
+        """One attempt has made them, or never will."""
+        counts, marks = self.counts.get(worker.name, {}), worker.cached.marks
+        gone = []
+        for one in hashes:
+            left = counts.get(one, 0) - 1
+            if left > 0:
+                counts[one] = left
+            elif counts.pop(one, 0) and one not in marks:
+                gone.append(one)
+        self._clear(self.bit(worker.name), gone)
+
+    def _clear(self, bit: int, hashes: Iterable[int]) -> None:
+        masks = self.masks
+        for one in hashes:
+            left = masks.get(one, 0) & ~bit
+            if left:
+                masks[one] = left
+            else:
+                masks.pop(one, None)
+
+
+def index_of(fleet: Fleet) -> Index:
+    """The index over all workers, made now if nobody asked before."""
+    found: Index | None = fleet.__dict__.get("prefixes")
+    if found is None:
+        found = fleet.__dict__["prefixes"] = Index(fleet)
+    return found
+
+
+def forget_index(fleet: Fleet) -> None:
+    """The fold was replaced: what followed from it is void."""
+    fleet.__dict__.pop("prefixes", None)
+
+
+# --- the fold ------------------------------------------------------------------------
+
+
+def changed(fleet: Fleet, stream: str, epoch: int, event: v.PrefixBlocksChanged) -> None:
+    """An engine told what its prefix cache gained and lost."""
+    worker = fleet.workers.get(stream[2:])
+    if worker is None or event.incarnation != worker.incarnation:
+        return
+    if worker.engine not in ("ready", "starting"):
+        return
+    cached, index = worker.cached, fleet.__dict__.get("prefixes")
+    marks = cached.marks
+    if not event.reset and not cached.block_tokens:
+        return
+    if event.reset:
+        _drop(index, worker, list(marks))
+        cached.block_tokens = event.block_tokens
+    if event.removed:
+        _drop(index, worker, [one for one in unpack(event.removed) if one in marks])
+    new = [one for one in dict.fromkeys(unpack(event.stored)) if one not in marks]
+    if not new:
+        return
+    marks.update(dict.fromkeys(new))
+    worker.prefix_sum = (worker.prefix_sum + sum(new)) & _MASK64
+    worker.prefix_marks = len(marks)
+    if index is not None:
+        index.gained(worker, new)
+    _trim(index, worker, _share(fleet))
+
+
+def trim(fleet: Fleet) -> None:
+    """The fleet may have grown: each worker keeps within its share."""
+    index, most = fleet.__dict__.get("prefixes"), _share(fleet)
+    for worker in fleet.workers.values():
+        _trim(index, worker, most)
+
+
+def _share(fleet: Fleet) -> int:
+    return min(MAX_TOLD, max(SHARE, TOTAL // max(len(fleet.workers), 1)))
+
+
+def _trim(index: Index | None, worker: Worker, most: int) -> None:
+    marks = worker.cached.marks
+    if (over := len(marks) - most) > 0:
+        oldest = iter(marks)
+        _drop(index, worker, [next(oldest) for _ in range(over)])
+
+
+def _drop(index: Index | None, worker: Worker, gone: list[int]) -> None:
+    """Forget hashes the worker is known to hold, named once each or not."""
+    marks = worker.cached.marks
+    gone = [one for one in gone if marks.pop(one, 0) is None]
+    worker.prefix_sum = (worker.prefix_sum - sum(gone)) & _MASK64
+    worker.prefix_marks = len(marks)
+    if index is not None and gone:
+        index.lost(worker, gone)
+
+
+def dispatched(fleet: Fleet, worker: Worker, key: str, prefix: bytes) -> None:
+    """The attempt was sent there: its prompt's blocks will be there soon."""
+    cached = worker.cached
+    if not cached.block_tokens or not prefix or key in cached.expected:
+        return
+    cached.expected[key] = prefix
+    index = fleet.__dict__.get("prefixes")
+    if index is not None:
+        index.expected(worker, unpack(prefix))
+
+
+def settled(fleet: Fleet, worker: Worker, key: str) -> None:
+    """The attempt made its prompt's blocks, or never will."""
+    prefix = worker.cached.expected.pop(key, None)
+    if prefix is not None:
+        index = fleet.__dict__.get("prefixes")
+        if index is not None:
+            index.settled(worker, unpack(prefix))
+
+
+def settled_beyond(fleet: Fleet, worker: Worker) -> None:
+    """Only attempts that are still accounted for will."""
+    for key in [key for key in worker.cached.expected if key not in worker.attempts]:
+        settled(fleet, worker, key)
+
+
+def cleared(fleet: Fleet, worker: Worker) -> None:
+    """The engine that held it all is gone."""
+    cached = worker.cached
+    for key in list(cached.expected):
+        settled(fleet, worker, key)
+    _drop(fleet.__dict__.get("prefixes"), worker, list(cached.marks))
