@@ -71,14 +71,15 @@ class Flow:
 
 
 class Pump:
-    """What is known of one attempt's blocks."""
+    """What is known of one attempt's blocks. While it decodes there is nothing to do before
+    decode step `due` of its engine: its holders have confirmed what there is."""
 
-    __slots__ = ("flows", "former", "reading", "restored")
+    __slots__ = ("due", "flows", "former", "reading", "restored")
 
     def __init__(self, targets: tuple[str, ...]) -> None:
         self.flows = {endpoint: Flow() for endpoint in targets}
         self.former: tuple[str, ...] = ()
-        self.restored = 0
+        self.due = self.restored = 0
         self.reading: Reading | None = None
 
 
@@ -134,7 +135,7 @@ class EngineCheckpoints:
         flows = {endpoint: pump.flows.get(endpoint) or Flow() for endpoint in endpoints}
         former = (*pump.flows, *pump.former)
         pump.former = tuple(e for e in dict.fromkeys(former) if e not in flows)
-        pump.flows = flows
+        pump.flows, pump.due = flows, 0
         self._tick_soon()
 
     # --- out -----------------------------------------------------------------------------------
@@ -150,15 +151,32 @@ class EngineCheckpoints:
         engine, now = self.engine, self.loop.time()
         engine.step()
         wanted: dict[str, list[tuple[Track, int, int]]] = {}
-        active = False
+        full_links: dict[str, bool] = {}
+        active, block = False, self.block
+        decoded, running = engine.decoded(), engine.engine.running
         for track in engine.tracks.values():
             pump = track.pump
             if pump is None or not pump.flows or track.leaving:
                 continue
             active = True
-            full = self._computed(track) // self.block
+            joined, confirmed = track.joined, True
+            if joined < 0:
+                sequence = running.get(track.name)
+                full = sequence.computed // block if sequence is not None else 0
+            elif pump.due > decoded:
+                continue
+            else:
+                what = track.what
+                tokens = min(track.base + decoded - joined, what.output_tokens)
+                full = (what.prompt_tokens + tokens - 1) // block
             for endpoint, flow in pump.flows.items():
-                if flow.refused or self._full(endpoint, now):
+                if flow.had == flow.next >= full or flow.refused:
+                    continue
+                confirmed = False
+                taken = full_links.get(endpoint)
+                if taken is None:
+                    taken = full_links[endpoint] = self._full(endpoint, now)
+                if taken:
                     continue
                 if flow.next > flow.had and now - flow.since > CONFIRM_S:
                     flow.next = flow.had
@@ -172,6 +190,8 @@ class EngineCheckpoints:
                 for endpoint in pump.former:
                     self._drop(track, endpoint, True)
                 pump.former = ()
+            if confirmed and joined >= 0 and not pump.former:
+                pump.due = (full + 1) * block - track.what.prompt_tokens - track.base + joined + 1
         for endpoint, blocks in wanted.items():
             self._send(endpoint, blocks, now)
         if active:
@@ -183,13 +203,6 @@ class EngineCheckpoints:
         if holder is None or not self.host.settings.exact_links:
             return False
         return max(self.host.links.out, holder.links.back) > now + STREAM_S
-
-    def _computed(self, track: Track) -> int:
-        """Tokens of it that have KV by now."""
-        if track.joined >= 0:
-            return track.what.prompt_tokens + self.engine.tokens_of(track) - 1
-        sequence = self.engine.engine.running.get(track.name)
-        return sequence.computed if sequence is not None else 0
 
     def _send(self, endpoint: str, blocks: list[tuple[Track, int, int]], now: float) -> None:
         holder = self.holders.get(endpoint)
@@ -236,6 +249,7 @@ class EngineCheckpoints:
             flow = track.pump.flows.get(endpoint) if track is not None else None
             if flow is None:
                 continue
+            track.pump.due = 0
             if put.boot != flow.boot:
                 anew, flow.boot = bool(flow.boot), put.boot
                 if anew:

@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from chaos.sim.cost import StepCost
 from chaos.sim.kv import KvBlocks
+from chaos.sim.runs import Run, Runs
 
 
 class EngineConfig(Struct, frozen=True):
@@ -63,26 +64,6 @@ class Told(Struct, frozen=True, gc=False):
     at_ns: int
     tokens: int
     amount: int = 0
-
-
-class Run(NamedTuple):
-    """Steps in a row that gave each decoding sequence a token: decode steps
-    `before + 1 .. before + count`, from `began_ns` on, taking first, first + more, ... ns."""
-
-    before: int
-    began_ns: int
-    first_ns: int
-    more_ns: int
-    count: int
-
-    def end_ns(self, step: int) -> int:
-        """When decode step `step` of it is over."""
-        steps = step - self.before
-        return self.began_ns + self.first_ns * steps + self.more_ns * (steps * (steps - 1) // 2)
-
-    def took_ns(self, step: int) -> int:
-        """What decode step `step` of it takes."""
-        return self.first_ns + self.more_ns * (step - self.before - 1)
 
 
 class Step(NamedTuple):
@@ -137,7 +118,7 @@ class SimEngine:
         self.busy_ns = 0
         """Time spent in steps that are over."""
         self.last = Step()
-        self.runs: list[Run] = []
+        self.runs = Runs()
         """Those that are over and gave tokens."""
         self._held_ns: int | None = None
         self._prefilling: dict[str, _Sequence] = {}
@@ -297,7 +278,7 @@ class SimEngine:
         decoding = self._decoding
         run = Run(self._decoded, self._began, self._first, self._more, count)
         if decoding:
-            self.runs.append(run)
+            self.runs.add(run)
             self.kv.take(self._blocks_for(count))
         self._decoded += count
         self._context += decoding * count

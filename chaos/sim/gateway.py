@@ -312,6 +312,10 @@ class SimUpstream(Upstream):
             return 0.0
         return self._endpoint.last_ns(what.request, what.attempt) / NS
 
+    def newest_byte(self) -> float:
+        """The same of all that its engine sends."""
+        return self._endpoint.newest_ns() / NS
+
     def heard_of(self, stretch: Stretch) -> None:
         """Bytes came."""
         self.untouched = False
@@ -393,7 +397,7 @@ class SimActivity(Activity):
         if self._at < stale:
             for upstream in self.upstreams:
                 self.last_byte = upstream.last_byte()
-                if self._at >= stale:
+                if self._at >= upstream.newest_byte():
                     break
         return self._at
 

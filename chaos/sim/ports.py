@@ -86,6 +86,10 @@ class Endpoint(Protocol):
         """When the last token of the stream was sent, told or not; 0: none was."""
         ...
 
+    def newest_ns(self) -> int:
+        """When the last token of any stream was sent: no stream's is later."""
+        ...
+
     def drop(self, request: str, attempt: int) -> None:
         """The gateway closed the connection: abort."""
         ...

@@ -8,13 +8,12 @@ when somebody looks (`flush`): a token's time does not depend on when it is told
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from chaos.sim.engine import Job, Run, SimEngine, Told
+from chaos.sim.engine import Job, SimEngine, Told
 from chaos.sim.loop import NS
 from chaos.sim.ports import Answer, Dispatch, Stretch
 from chaos.sim.speed import Slowed
@@ -50,6 +49,13 @@ class Track:
         self.leaving = ""
         self.pump: Any = None
 
+    def by(self, decoded: int) -> int:
+        """Tokens of its stream after so many decode steps of the engine, those that were there
+        before it came included."""
+        if self.joined < 0:
+            return self.told
+        return min(self.base + decoded - self.joined, self.what.output_tokens)
+
 
 class EngineProcess:
     """`ports.Endpoint` of one incarnation. `report` takes encoded events to the agent."""
@@ -73,6 +79,7 @@ class EngineProcess:
         self._sampled_ns = -SAMPLE_NS
         self._armed: int | None = None
         self._lost = 0
+        self._sent_ns = 0
 
     # --- its life --------------------------------------------------------------------------
 
@@ -177,18 +184,25 @@ class EngineProcess:
         track = self.tracks.get(f"{request}/{attempt}")
         if track is None:
             return 0
+        return track.last_ns if track.joined < 0 else max(track.last_ns, self._decoded_ns())
+
+    def newest_ns(self) -> int:
+        """See ports.Endpoint."""
+        return max(self._sent_ns, self._decoded_ns())
+
+    def _decoded_ns(self) -> int:
+        """When the last decode step was over."""
         run = self.engine.running_run(self._loop.now_ns)
-        if track.joined >= 0 and run is not None:
-            track.last_ns = run.end_ns(run.before + run.count)
-        return track.last_ns
+        return self.engine.runs.over_ns if run is None else run.end_ns(run.before + run.count)
 
     def flush_all(self) -> None:
         """Tell what is there of every stream, and what is there to report."""
         if self.process.stopped:
             return
         self.step()
+        decoded = self.decoded()
         for track in self.tracks.values():
-            self._tell(track)
+            self._stretch(track, track.by(decoded))
         self._write()
 
     def drop(self, request: str, attempt: int) -> None:
@@ -328,51 +342,29 @@ class EngineProcess:
 
     # --- telling tokens --------------------------------------------------------------------
 
-    def tokens_of(self, track: Track) -> int:
-        """Tokens of its stream by now, those that were there before it came included."""
-        if track.joined < 0:
-            return track.told
+    def decoded(self) -> int:
+        """Decode steps that are over by now."""
         run = self.engine.running_run(self._loop.now_ns)
-        done = self.engine.decoded + (run.count if run is not None else 0)
-        return min(track.base + done - track.joined, track.what.output_tokens)
+        return self.engine.decoded + (run.count if run is not None else 0)
 
     def _tell(self, track: Track) -> None:
-        self._stretch(track, self.tokens_of(track))
+        self._stretch(track, track.by(self.decoded()))
 
     def _stretch(self, track: Track, tokens: int) -> None:
         """Send its stream up to `tokens`, which decode steps up to now made."""
         if tokens <= track.told or track.joined < 0:
             return
         offset = track.joined - track.base
-        first, last = offset + track.told + 1, offset + tokens
-        runs = self.engine.runs
-        at = bisect_left(runs, first, key=_ends)
-        begin_ns = longest = 0
-        shown, to = None, last
-        while True:
-            run = runs[at] if at < len(runs) else self.engine.running_run(self._loop.now_ns)
-            if run is None:
-                break
-            before, _, first_ns, more_ns, count = shown = run
-            to = min(last, before + count)
-            took = first_ns + more_ns * (to - before - 1)
-            if not begin_ns:
-                begin_ns = run.end_ns(max(first, before + 1))
-                if to > max(first, before + 1):
-                    longest = took
-            elif took > longest:
-                longest = took
-            if to == last:
-                break
-            at += 1
-        end_ns = shown.end_ns(to) if shown is not None else 0
-        self._send(track, tokens, begin_ns, end_ns, longest)
+        now = self.engine.running_run(self._loop.now_ns)
+        times = self.engine.runs.times(offset + track.told + 1, offset + tokens, now)
+        self._send(track, tokens, *times)
 
     def _send(
         self, track: Track, tokens: int, first_ns: int, last_ns: int, longest_ns: int
     ) -> None:
         start, track.told = track.told, tokens
         track.last_ns = max(track.last_ns, last_ns)
+        self._sent_ns = max(self._sent_ns, last_ns)
         track.answer.tokens(
             Stretch(start, tokens - start, first_ns, last_ns, self.wrong, longest_ns)
         )
@@ -442,10 +434,6 @@ class EngineProcess:
                 self._lost += 1
         elif not self._report(encode(event)):
             self._lost += 1
-
-
-def _ends(run: Run) -> int:
-    return run.before + run.count
 
 
 _TOLD: dict[str, Callable[[EngineProcess, Track, Told], None]] = {

@@ -80,6 +80,7 @@ class Holding:
         self.attempt = attempt
         self.writer = writer
         self.fingerprint = fingerprint
+        self.family = fingerprint.digest
         self.priority = 1
         self.scope = b""
         self.touched_s = 0.0

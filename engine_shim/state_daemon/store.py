@@ -119,7 +119,7 @@ class BlockStore:
         elif piece.length == piece.total:
             if digest_of(data) != piece.digest:
                 raise Refusal("digest", f"block {piece.index} arrived damaged")
-            content = self.contents.same_as(holding.fingerprint.digest, piece.digest, data)
+            content = self.contents.same_as(holding.family, piece.digest, data)
             if content is None:
                 content = self._store(holding, piece, now_s)
                 self.contents.writable(content)[:] = data
@@ -207,8 +207,9 @@ class BlockStore:
         """Room for the piece's image. Raises Refusal (budget)."""
         if self._counts["blocks"] + self._counts["assemblies"] >= self._max_blocks:
             raise Refusal("budget", "the index is full")
-        family = holding.fingerprint.digest
-        while (content := self.contents.allocate(family, piece.digest, piece.total)) is None:
+        while (
+            content := self.contents.allocate(holding.family, piece.digest, piece.total)
+        ) is None:
             if not self._make_room(holding, piece, now_s):
                 raise Refusal("budget", f"no room for {piece.total} bytes of {piece.request}")
         return content

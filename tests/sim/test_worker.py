@@ -129,6 +129,26 @@ def test_a_request_is_told_of_in_the_log_and_its_tokens_come_in_order():
     assert bench.events(v.EngineStep)[-1].kv_used == 0
 
 
+def test_the_last_token_of_a_stream_is_known_though_it_was_not_told_when_its_run_ended():
+    bench = Bench()
+    looks = []
+
+    async def work():
+        heard = bench.dispatch()
+        engine = bench.hosts[0].engine
+        for n in range(2, 7):
+            await asyncio.sleep(0.31)
+            bench.dispatch(request=f"q{n}", output=5)  # a chunk: the run ends behind its step
+            while engine.engine.running_run(bench.loop.now_ns) is not None:
+                await asyncio.sleep(0.0005)
+            seen, newest = engine.last_ns("q1", 1), engine.newest_ns()
+            engine.flush("q1", 1)
+            looks.append((seen, newest, heard.stretches[-1].last_ns))
+
+    bench.run(work())
+    assert len(looks) == 5 and all(seen == newest == last for seen, newest, last in looks)
+
+
 def test_what_an_engine_sent_before_it_was_killed_arrives_and_the_next_has_another_number():
     bench = Bench()
 

@@ -69,6 +69,9 @@ class Engine:
         made = 0 if run is None else run.made(self.loop.now_ns) - run.what.delivered
         return run.begun_ns + made * TOKEN_NS if made else 0
 
+    def newest_ns(self):
+        return max((self.last_ns(*key) for key in self.running), default=0)
+
     def drop(self, request, attempt):
         run = self.running.pop((request, attempt), None)
         if run is not None:
