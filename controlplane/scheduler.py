@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ GATHERED = (v.RequestArrived, v.RouteDecided, v.HolderChosen, v.RequestEnded)
 decision travels with its request besides. Everything else is sent without delay."""
 RECEIPT_GROUPS = 256
 """At most so many receive times go into one `GroupsReceived`; older ones are dropped."""
+RECEIPT_US = 1000
+"""Revisions received within so long share a time."""
 
 
 class LiveRequest:
@@ -88,9 +91,9 @@ class Scheduler:
         self.returns = Returns(self)
         self.observers: list[Callable[[int, Any], None]] = []
         self._clock = microseconds
-        self._last_receipt_us = microseconds()
-        self._receipts: list[int] = []
-        self._receipt_base = 0
+        self._began_us = microseconds()
+        self._receipts: deque[tuple[int, int]] = deque(maxlen=RECEIPT_GROUPS)
+        self._receipts_said_us = 0
         self._changed = asyncio.Event()
         self._models: dict[str, bool] = {}
 
@@ -118,20 +121,29 @@ class Scheduler:
         self.decisions += 1
         return f"{self.view.replica}.{self.boot}.{self.decisions}"
 
+    def now_us(self) -> int:
+        """Microseconds on the clock that receive times are recorded by."""
+        return self._clock() - self._began_us
+
     def received(self, revision: int) -> None:
         """A watched revision group arrived now; noted for the next segment."""
-        now = self._clock()
-        if not self._receipts:
-            self._receipt_base = revision
-        if len(self._receipts) < 2 * RECEIPT_GROUPS:
-            self._receipts += (revision - self._receipt_base, now - self._last_receipt_us)
-            self._last_receipt_us = now
+        now, noted = self.now_us(), self._receipts
+        if noted and now - noted[-1][1] < RECEIPT_US:
+            noted[-1] = (revision, noted[-1][1])
+        else:
+            noted.append((revision, now))
 
     def _emit_receipts(self) -> None:
         if not self._receipts:
             return
-        event = v.GroupsReceived(self._receipt_base, tuple(self._receipts))
-        self._receipts = []
+        base, said = self._receipts[0][0], self._receipts_said_us
+        deltas: list[int] = []
+        for revision, at_us in self._receipts:
+            deltas += (revision - base, at_us - said)
+            said = at_us
+        self._receipts.clear()
+        self._receipts_said_us = said
+        event = v.GroupsReceived(base, tuple(deltas))
         self.view.own(self.writer.append(event), event)
 
     def advanced(self, engines: bool = True) -> None:
@@ -227,6 +239,7 @@ class Scheduler:
         planned = cause != "wait_over" and self.checkpoints.planned(live)
         policy = "planned" if planned else self.policy
         basis = self.basis()
+        at_us = self.view.now_us = self.now_us()
         choice = routing.decide(self.view, query, policy)
         attempt = live.attempt + 1 if choice.worker else live.attempt
         event = v.RouteDecided(
@@ -246,6 +259,8 @@ class Scheduler:
             choice.candidates,
             choice.others,
             arrival.prefix,
+            at_us,
+            routing.first_token_us(self.view, query, choice.worker),
         )
         self.emit(event)
         if arrival.resumable:

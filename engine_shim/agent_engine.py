@@ -323,6 +323,8 @@ class Supervisor:
                 family=layout.family,
                 block_bytes=layout.block_bytes,
                 inexact=inexact,
+                hardware=ready.hardware,
+                step_tokens=ready.step_tokens,
             )
         )
         self.phase = "ready"

@@ -305,6 +305,8 @@ async def _announce(state: Any) -> None:
             model=names[0],
             vllm=plugin.vllm_version(),
             exact=plugin.exact(),
+            hardware=plugin.hardware(config.parallel_config.world_size),
+            step_tokens=config.scheduler_config.max_num_batched_tokens,
         )
     )
 

@@ -83,6 +83,14 @@ def vllm_version() -> str:
     return version("vllm")
 
 
+def hardware(ranks: int) -> str:
+    """What the engine computes on, and on how many of them."""
+    from vllm.platforms import current_platform
+
+    name = current_platform.get_device_name() or current_platform.device_type
+    return f"{name} x{ranks}"
+
+
 async def test_exactness(engine: Any) -> None:
     """Runs the self-test on vLLM's AsyncLLM, once, before the engine says it is ready."""
     global _exact

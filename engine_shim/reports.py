@@ -27,7 +27,8 @@ class Hello(msgspec.Struct, frozen=True):
 
 class Ready(msgspec.Struct, frozen=True):
     """The HTTP server listens on `port`. `exact` maps a way to continue to its verdict:
-    true, or the reason it is not exact."""
+    true, or the reason it is not exact. `hardware` it computes on; `step_tokens`: the most
+    tokens of one step."""
 
     port: int
     max_model_len: int
@@ -36,6 +37,8 @@ class Ready(msgspec.Struct, frozen=True):
     model: str
     vllm: str
     exact: dict[str, bool | str]
+    hardware: str = ""
+    step_tokens: int = 0
 
 
 class Layout(msgspec.Struct, frozen=True):

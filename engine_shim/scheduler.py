@@ -120,7 +120,7 @@ class _Reports:
 
     def preempted(self, request: Request) -> None:
         if track := self._tracks.get(request.request_id):
-            self.changes.append(RequestPreempted(track.name, track.attempt))
+            self.changes.append(RequestPreempted(track.name, track.attempt, request.num_tokens))
 
     def finished(self, request: Request) -> None:
         track = self._tracks.pop(request.request_id, None)

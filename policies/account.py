@@ -7,8 +7,9 @@ finishes before the dispatch was folded, a tombstone (`finished_early`) makes th
 dispatch a no-op. A request that ends before its engine ever took it is closed by the
 replica's word. Death of the incarnation clears everything. An engine that had to drop
 records (`EngineStep.lost`) may have dropped a finish: from there on the replica's word
-closes what was open. So all orders converge, and after a drain the account is exactly
-zero.
+closes what was open. What the clock ends (`expire`) are entries that nobody spoke of for
+long: the log's ticks count, not the next record. So all orders converge, and after a
+drain the account is exactly zero.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ TOMBSTONE_TICKS = 60
 """And no longer than this: the dispatch of a gateway that died unheard never comes."""
 
 
+FLIGHT_TICKS = 30
+"""An engine that has not confirmed a dispatch for so long is not counted as having it."""
+
+SILENT_TICKS = 120
+"""What was confirmed, but is over for its replica or was dispatched by nobody known, is forgotten
+when nothing was heard of it for so long."""
+
+MOST_TOKENS = 1 << 24
+"""No request has more."""
+
+SANE = (1 << 40) - 1
+"""No figure of a step has bits beyond these, so none is negative or beyond all measure."""
+
+
 def key_of(request: str, attempt: int) -> str:
     """The key of an attempt in a worker's account."""
     return f"{request}/{attempt}"
@@ -37,17 +52,22 @@ def clear(worker: Worker) -> None:
     worker.finished_early.clear()
     worker.prefill_left = worker.batch = worker.sum_context = 0
     worker.waiting = worker.kv_used = 0
+    worker.decoding = worker.context = worker.step_revision = 0
+    worker.flights = worker.flight_left = worker.prefilling = worker.prefilling_tokens = 0
     worker.streams.clear()
 
 
-def dispatch(worker: Worker, key: str, event: v.RouteDecided) -> bool:
+def dispatch(worker: Worker, key: str, event: v.RouteDecided, tick: int) -> bool:
     """A replica sends the attempt. False when the engine is done with it already."""
     if worker.finished_early.pop(key, None) is not None:
         return False
     attempt = worker.attempts.get(key)
     if attempt is None:
-        attempt = worker.attempts[key] = Attempt(event.request, event.attempt, 0)
-        _set_left(worker, attempt, event.prompt_tokens + event.delivered)
+        left = _tokens(event.prompt_tokens + event.delivered)
+        attempt = worker.attempts[key] = Attempt(event.request, event.attempt, left, tick=tick)
+        worker.prefill_left += left
+        worker.flights += 1
+        worker.flight_left += left
     attempt.dispatched = True
     return True
 
@@ -67,61 +87,150 @@ def doubt(worker: Worker) -> None:
     """Finishes may be among the dropped records: the replica's word counts from here on."""
     for key, attempt in list(worker.attempts.items()):
         if attempt.dispatched and not attempt.ended:
-            attempt.queued = False
+            if attempt.queued:
+                _unconfirm(worker, attempt)
         else:
             _remove(worker, key)
 
 
-def _remove(worker: Worker, key: str) -> None:
-    worker.prefill_left -= worker.attempts.pop(key).left
+def expire(worker: Worker, tick: int) -> bool:
+    """Forget entries that nobody spoke of for too long, and early finishes as well; whether
+    there were such entries. Engines that do not tell `step_tokens` are of logs in which
+    entries were kept."""
+    _forget_finished(worker, tick)
+    if not worker.step_tokens:
+        return False
+    late = [
+        key
+        for key, a in worker.attempts.items()
+        if tick - a.tick > (SILENT_TICKS if a.queued else FLIGHT_TICKS)
+        and not (a.queued and ((a.dispatched and not a.ended) or not a.attempt))
+    ]
+    for key in late:
+        _remove(worker, key)
+    return bool(late)
+
+
+def _tokens(count: int) -> int:
+    return count if 0 <= count <= MOST_TOKENS else min(max(count, 0), MOST_TOKENS)
+
+
+def _unconfirm(worker: Worker, attempt: Attempt) -> None:
+    if not attempt.decoding:
+        worker.prefilling -= 1
+        worker.prefilling_tokens -= attempt.tokens
+    worker.flights += 1
+    worker.flight_left += attempt.left
+    attempt.queued = attempt.decoding = False
+
+
+def _remove(worker: Worker, key: str) -> Attempt:
+    attempt = worker.attempts.pop(key)
+    worker.prefill_left -= attempt.left
+    if not attempt.queued:
+        worker.flights -= 1
+        worker.flight_left -= attempt.left
+    elif not attempt.decoding:
+        worker.prefilling -= 1
+        worker.prefilling_tokens -= attempt.tokens
+    return attempt
 
 
 def _on_queued(worker: Worker, key: str, change: v.RequestQueued) -> None:
     attempt = worker.attempts.get(key)
+    tokens = _tokens(change.prompt_tokens)
     if attempt is None:
         attempt = worker.attempts[key] = Attempt(change.request, change.attempt, 0)
     elif attempt.queued:
         return
+    else:
+        worker.flights -= 1
+        worker.flight_left -= attempt.left
     attempt.queued = True
-    attempt.tokens = change.prompt_tokens
-    _set_left(worker, attempt, change.prompt_tokens)
+    attempt.tokens = tokens
+    attempt.tick = worker.heard_tick
+    worker.prefilling += 1
+    worker.prefilling_tokens += tokens
+    _set_left(worker, attempt, tokens)
 
 
 def _on_admitted(worker: Worker, key: str, change: v.RequestAdmitted) -> None:
     attempt = worker.attempts.get(key)
-    if attempt is not None:
-        _set_left(worker, attempt, attempt.left - change.cached_tokens)
-        if change.attempt > 1:  # what no cache and no checkpoint had of a request sent on
-            worker.recomputed_tokens += attempt.left
+    if attempt is None:
+        return
+    attempt.tick = worker.heard_tick
+    _set_left(worker, attempt, attempt.left - _tokens(change.cached_tokens))
+    if change.attempt > 1:  # what no cache and no checkpoint had of a request sent on
+        worker.recomputed_tokens += attempt.left
+    if attempt.left <= 1 and attempt.preempted:
+        _decodes(worker, attempt)
 
 
 def _on_chunk(worker: Worker, key: str, change: v.PrefillChunkDone) -> None:
     attempt = worker.attempts.get(key)
-    if attempt is not None:
-        _set_left(worker, attempt, attempt.left - change.tokens)
+    if attempt is None:
+        return
+    attempt.tick = worker.heard_tick
+    if worker.step_tokens and attempt.queued and attempt.tokens - change.computed >= attempt.left:
+        return  # told before
+    _set_left(worker, attempt, attempt.left - _tokens(change.tokens))
+    if attempt.preempted and not attempt.left:
+        _decodes(worker, attempt)
 
 
 def _on_first_token(worker: Worker, key: str, change: v.FirstToken) -> None:
     attempt = worker.attempts.get(key)
     if attempt is not None:
-        attempt.decoding = True
-        _set_left(worker, attempt, 0)
+        attempt.tick = worker.heard_tick
+        _decodes(worker, attempt)
+
+
+def _decodes(worker: Worker, attempt: Attempt) -> None:
+    _set_left(worker, attempt, 0)
+    if attempt.queued and not attempt.decoding:
+        worker.prefilling -= 1
+        worker.prefilling_tokens -= attempt.tokens
+        worker.decoding += 1
+        worker.context += attempt.tokens
+    attempt.decoding = True
+    attempt.preempted = False
 
 
 def _on_filled(worker: Worker, key: str, change: v.KvBlocksFilled) -> None:
     attempt = worker.attempts.get(key)
     if attempt is not None:
+        attempt.tick = worker.heard_tick
         attempt.filled = change.blocks
 
 
 def _on_preempted(worker: Worker, key: str, change: v.RequestPreempted) -> None:
     worker.preemptions += 1
+    attempt = worker.attempts.get(key)
+    if attempt is None or not attempt.queued or not change.tokens:
+        return
+    attempt.tick = worker.heard_tick
+    if attempt.decoding:
+        _stops_decoding(worker, change.tokens)
+        worker.prefilling += 1
+    else:
+        worker.prefilling_tokens -= attempt.tokens
+    attempt.decoding = False
+    attempt.preempted = True
+    attempt.tokens = _tokens(change.tokens)
+    worker.prefilling_tokens += attempt.tokens
+    _set_left(worker, attempt, attempt.tokens)
+
+
+def _stops_decoding(worker: Worker, context: int) -> None:
+    worker.decoding = max(worker.decoding - 1, 0)
+    worker.context = max(worker.context - context, 0) if worker.decoding else 0
 
 
 def _on_finished(worker: Worker, key: str, change: v.EngineFinished) -> None:
-    attempt = worker.attempts.pop(key, None)
-    if attempt is not None:
-        worker.prefill_left -= attempt.left
+    if key in worker.attempts:
+        attempt = _remove(worker, key)
+        if attempt.decoding:
+            _stops_decoding(worker, attempt.tokens + _tokens(change.output_tokens))
         if attempt.dispatched:
             return
     if change.attempt == 0 or "#" in change.request:
@@ -131,7 +240,7 @@ def _on_finished(worker: Worker, key: str, change: v.EngineFinished) -> None:
         del worker.finished_early[next(iter(worker.finished_early))]
 
 
-def forget_finished(worker: Worker, tick: int) -> None:
+def _forget_finished(worker: Worker, tick: int) -> None:
     """Stamp new tombstones with the tick, drop those older than TOMBSTONE_TICKS."""
     early = worker.finished_early
     for key in [k for k, since in early.items() if tick - since > TOMBSTONE_TICKS and since >= 0]:
@@ -142,8 +251,10 @@ def forget_finished(worker: Worker, tick: int) -> None:
 
 
 def _set_left(worker: Worker, attempt: Attempt, left: int) -> None:
-    left = max(left, 0)
+    left = left if left > 0 else 0
     worker.prefill_left += left - attempt.left
+    if not attempt.queued:
+        worker.flight_left += left - attempt.left
     attempt.left = left
 
 

@@ -12,9 +12,21 @@ from typing import Any
 from events import codec
 from events import vocabulary as v
 from events.log import RevisionGroup
-from policies import account, cached, counted, coverage, orders, pace, returns, touched
-from policies.account import CHANGES, key_of
-from policies.state import Fleet, Head, Replica, Request, Worker
+from policies import (
+    account,
+    cached,
+    counted,
+    coverage,
+    orders,
+    pace,
+    receipts,
+    returns,
+    steptime,
+    touched,
+)
+from policies.account import CHANGES, SANE, key_of
+from policies.state import Fleet, Head, Receipts, Replica, Request, Worker
+from policies.steptime import EAGER, PROMPT_EACH
 
 
 def apply_group(
@@ -150,6 +162,8 @@ def _on_engine_ready(fleet: Fleet, stream: str, epoch: int, event: v.EngineReady
     worker.max_model_len = event.max_model_len
     worker.block_size = event.block_size
     worker.kv_blocks = event.kv_blocks
+    worker.step_tokens = event.step_tokens
+    steptime.ready(fleet, worker, event.hardware)
     coverage.ready(fleet, worker, event)
     worker.restart_delay_ms = 0
 
@@ -192,25 +206,43 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
     if worker.engine not in ("ready", "starting"):
         return
     duration = event.duration_us
-    if duration > 0:
+    changes = event.changes
+    figures = duration | event.batch | event.sum_context | event.prefill_tokens
+    if (figures | event.waiting | event.kv_used) & ~SANE:
+        worker.absurd += 1
+    elif duration > 0:
+        number = event.step
+        if number == worker.step + 1 and (number <= EAGER or not number % PROMPT_EACH):
+            steptime.learn(fleet, worker, event)
+        if number > worker.step or not worker.step:
+            worker.decoding = event.batch
+            worker.context = event.sum_context
         pace.learn(worker, event)
-        worker.step = event.step
+        worker.step = number
         faded = worker.step_us_high - (worker.step_us_high >> 5)
         worker.step_us_high = duration if duration > faded else faded
         worker.batch = event.batch
         worker.sum_context = event.sum_context
-    worker.waiting = event.waiting
-    worker.kv_used = event.kv_used
+        worker.step_revision = fleet.revision
+        worker.waiting = event.waiting
+        worker.kv_used = event.kv_used
+    else:
+        if changes and (not worker.step_revision or type(changes[-1]) is v.RequestAdmitted):
+            worker.step_revision = fleet.revision  # a step begins with whom it admits
+        elif not worker.decoding and worker.prefilling == 0:
+            worker.step_revision = fleet.revision
+        worker.waiting = event.waiting
+        worker.kv_used = event.kv_used
     if event.lost:
         worker.lost_records += event.lost
         account.doubt(worker)
         cached.settled_beyond(fleet, worker)
-    changes = event.changes
     if changes:
         fleet.changes += len(changes)
+        worker.heard_tick = fleet.tick
         for change in changes:
-            handler = CHANGES.get(type(change))
             kind, key = type(change), key_of(change.request, change.attempt)
+            handler = CHANGES.get(kind)
             if handler is not None:
                 handler(worker, key, change)
             if kind is v.RequestQueued:
@@ -242,7 +274,14 @@ def _on_replica_started(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaS
     replica.seed = event.seed
     replica.alive = True
     replica.suspects.clear()
+    replica.receipts = Receipts()
     replica.settings = dict(event.settings)
+
+
+def _on_groups_received(fleet: Fleet, stream: str, epoch: int, event: v.GroupsReceived) -> None:
+    replica = fleet.replicas.get(stream[2:])
+    if replica is not None:
+        receipts.take(replica.receipts, event)
 
 
 def _on_replica_stopped(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaStopped) -> None:
@@ -294,11 +333,12 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
         request.attempt = event.attempt
         if event.worker:
             request.worker, request.incarnation = event.worker, event.incarnation
+            request.predicted_us = event.ttft_us if event.attempt == 1 else -1
     worker = fleet.workers.get(event.worker)
     if worker is None or worker.incarnation != event.incarnation or worker.engine != "ready":
         return
     key = key_of(event.request, event.attempt)
-    opened = account.dispatch(worker, key, event)
+    opened = account.dispatch(worker, key, event, fleet.tick)
     if opened and event.prefix and not worker.attempts[key].decoding:
         cached.dispatched(fleet, worker, key, event.prefix)
     if opened and request is not None:
@@ -350,8 +390,10 @@ def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnd
         return
     for worker_name, key in places_of(fleet, event):
         _close(fleet, worker_name, key, ended=True)
-    if fleet.requests.pop(event.request, None) is not None:
+    request = fleet.requests.pop(event.request, None)
+    if request is not None:
         fleet.ended += 1
+        steptime.first_token(fleet, request, event.ttft_us)
     coverage.forget(fleet, event.request)
 
 
@@ -400,7 +442,8 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     if gap_ms > TICK_GAP_MS or gap_ms < 0:
         fleet.healthy_since_tick = event.number
     for worker in fleet.workers.values():
-        account.forget_finished(worker, event.number)
+        if account.expire(worker, event.number):
+            touched.of(fleet).note(worker.name)
         worker.recent.append(len(worker.attempts))
         del worker.recent[:-RECENT_TICKS]
         if worker.present and f"w.{worker.name}" not in fleet.owners:
@@ -435,6 +478,7 @@ _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.StreamsReported: _on_streams_reported,
     v.PrefixBlocksChanged: cached.changed,
     v.ReplicaStarted: _on_replica_started,
+    v.GroupsReceived: _on_groups_received,
     v.ReplicaStopped: _on_replica_stopped,
     v.ReplicaLost: _on_replica_lost,
     v.RequestArrived: _on_arrived,

@@ -15,6 +15,7 @@ from itertools import islice
 from msgspec import Struct
 
 from events.vocabulary import Candidate
+from policies import predict, prefixes
 from policies.ranking import of as ranked
 from policies.state import Worker
 from policies.view import View
@@ -149,6 +150,17 @@ WHOLE = 16
 NAMED = 8
 """Those of larger fleets name so many of the best, and whom else they turned on; the rest are
 counted. Logs depend on it."""
+
+
+def first_token_us(view: View, query: Query, worker: str) -> int:
+    """Time to first token predicted for the request on `worker`; -1 for none."""
+    found = view.fleet.workers.get(worker)
+    if found is None:
+        return -1
+    tokens = query.prompt_tokens + query.delivered
+    held = prefixes.hit_blocks(view, found, query.prefix) * found.cached.block_tokens
+    cached = max(min(held, tokens - 1), 0)
+    return predict.ttft_us(view, found, tokens - cached, cached)
 
 
 def decide(view: View, query: Query, policy: str) -> Choice:

@@ -19,8 +19,9 @@ class Attempt(Struct):
 
     `left`: prompt tokens not computed yet. `dispatched`: its `RouteDecided` was folded;
     `queued`: the engine said it has it, with so many `tokens`; `decoding`: its prefill is
-    over; `ended`: the request has its terminal event, only the engine's last word is
-    awaited; `filled`: full KV blocks it has.
+    over; `preempted`: it lost its blocks and all its `tokens` are computed again; `ended`: the
+    request has its terminal event, only the engine's last word is awaited; `filled`: full KV
+    blocks it has; `tick`: of the last word about it.
     """
 
     request: str
@@ -32,6 +33,23 @@ class Attempt(Struct):
     ended: bool = False
     filled: int = 0
     tokens: int = 0
+    tick: int = 0
+    preempted: bool = False
+
+
+class StepTime(Struct):
+    """What a step costs on workers of one class (policies.steptime). `weights` of its features,
+    in microseconds; `products` and `targets` are the normal equations they solve, older steps
+    fading; `spread`: mean relative error; `samples` taken. `grounds`: measured,
+    class (weights are still of another build or hardware of `model`), default."""
+
+    model: str
+    weights: list[float]
+    products: list[float]
+    targets: list[float]
+    grounds: str
+    spread: float = 0.5
+    samples: int = 0
 
 
 class Cached(Struct):
@@ -45,7 +63,15 @@ class Cached(Struct):
 
 
 class Worker(Struct):
-    """One worker as the log tells it. Engine states: none, starting, ready, dead."""
+    """One worker as the log tells it. Engine states: none, starting, ready, dead.
+
+    Of the account: `prefill_left` sums all its `attempts`, `flights` and `flight_left` those
+    that the engine has not confirmed, `prefilling` and `prefilling_tokens` count those it has
+    and does not decode yet, with all their tokens. `absurd` counts records whose figures
+    cannot be (they are not taken), `heard_tick` is of the last changes told, `step_tokens` are at
+    most in a step (0: not known). `overhead_us`: of a time to first token, what steps do not
+    explain.
+    """
 
     name: str
     epoch: int = 0
@@ -91,10 +117,26 @@ class Worker(Struct):
     decode_us: int = 0
     prefill_us: int = 0
     prefill_tokens: int = 0
+    # its class of policies.steptime, and what steps take here over what they take there
+    steps_like: str = ""
+    slowness: float = 1.0
+    step_tokens: int = 0
+    # where its engine stood (policies.predict): the step under way began with the records of
+    # revision `step_revision`; requests that decode, and their tokens in all
+    step_revision: int = 0
+    decoding: int = 0
+    context: int = 0
+    absurd: int = 0
+    heard_tick: int = 0
+    overhead_us: int = 0
     # of streams kept for clients who may come back, as its engine last told
     streams: dict[str, int] = field(default_factory=dict)
     # the account
     prefill_left: int = 0
+    flights: int = 0
+    flight_left: int = 0
+    prefilling: int = 0
+    prefilling_tokens: int = 0
     attempts: dict[str, Attempt] = field(default_factory=dict)
     finished_early: dict[str, int] = field(default_factory=dict)
     # its prefix cache: how many marks are told, and their sum modulo 2**64
@@ -110,7 +152,8 @@ class Request(Struct):
     left it without a gateway; the leader answers the first of them only. `counted`: prompt
     tokens by an engine's count (0: no engine had it yet, -1: it has several choices), where
     `prompt_tokens` may be its gateway's estimate.
-    `worker`, `incarnation`: where its latest attempt went. `resumable`, `grace_ticks`: see
+    `worker`, `incarnation`: where its latest attempt went; `predicted_us` its first token's time,
+    of a first attempt only. `resumable`, `grace_ticks`: see
     `RequestArrived`; `claim`: the client's last return. An orphan that may be resumed is
     `due` at that tick, and `expired` at the one that found it so (0: not).
     """
@@ -137,6 +180,16 @@ class Request(Struct):
     due: int = 0
     expired: int = 0
     counted: int = 0
+    predicted_us: int = -1
+
+
+class Receipts(Struct):
+    """When a replica received the latest revisions (policies.receipts): everything up to
+    `revisions[i]` at `times[i]`, microseconds on its own clock, which stands at `clock_us`."""
+
+    revisions: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    clock_us: int = 0
 
 
 class Replica(Struct):
@@ -144,6 +197,7 @@ class Replica(Struct):
 
     `suspects`: worker -> incarnation it distrusts. `settings` it was started with, as far
     as decisions depend on them. `decisions` counts its `RouteDecided`.
+    `receipts`: when it received what.
     """
 
     name: str
@@ -158,6 +212,7 @@ class Replica(Struct):
     decisions: int = 0
     suspects: dict[str, int] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    receipts: Receipts = field(default_factory=Receipts)
 
 
 class Coverage(Struct):
@@ -267,6 +322,7 @@ class Fleet(Struct, dict=True):
     holder; `ending`: requests that had one and ended at that tick; their blocks may still
     be held. `planned`: decided moves of requests by the request. `restores`: how restores
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
+    `steptimes`: by class of worker.
     What is no field (`policies.touched`) is no part of the state.
     """
 
@@ -296,6 +352,7 @@ class Fleet(Struct, dict=True):
     ending: dict[str, int] = field(default_factory=dict)
     restores: dict[str, int] = field(default_factory=dict)
     planned: dict[str, Planned] = field(default_factory=dict)
+    steptimes: dict[str, StepTime] = field(default_factory=dict)
 
 
 _KEPT = (
@@ -303,7 +360,9 @@ _KEPT = (
     Worker,
     Cached,
     Attempt,
+    StepTime,
     Request,
+    Receipts,
     Replica,
     OpenCommand,
     PendingEffect,

@@ -119,6 +119,7 @@ _MARKS: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.CheckpointDropped: _holder,
     v.RequestArrived: _nobody,
     v.ClientReturned: _nobody,
+    v.GroupsReceived: _nobody,
     v.WorkerSuspected: _nobody,
     v.WorkerCleared: _nobody,
     v.RecoveryPlanned: _nobody,

@@ -20,11 +20,12 @@ from typing import Any
 from msgspec import Struct
 
 from events import vocabulary as v
+from policies import receipts
 from policies.account import key_of
 from policies.fleet import SUSPICIOUS, places_of
 from policies.own_checkpoints import OwnCheckpoints
 from policies.own_prefixes import OwnPrefixes
-from policies.state import Fleet, Worker
+from policies.state import Fleet, Receipts, Worker
 from policies.touched import Touched
 
 
@@ -64,6 +65,13 @@ class View:
         self._started: tuple[int, dict[str, str]] | None = None
         self._decided = 0
         self._salt = sum(self.replica.encode())
+        self.now_us = -1
+        """When the question at hand was asked, on the replica's clock; -1: not told."""
+        self.receipts = Receipts()
+        """When this replica received what, up to `position`."""
+        if (known := fleet.replicas.get(self.replica)) is not None:
+            told = known.receipts
+            self.receipts = Receipts(list(told.revisions), list(told.times), told.clock_us)
         self.moved = Touched()
         """Whose load the overlay may show otherwise than before."""
         self.rankings: dict[str, Any] = {}
@@ -81,6 +89,9 @@ class View:
     def own(self, position: int, event: Any) -> None:
         """The replica itself wrote `event` at `position`; the fold may not hold it yet."""
         self.position = position
+        if type(event) is v.GroupsReceived:
+            receipts.take(self.receipts, event)
+            return
         handler = _OWN.get(type(event))
         if handler is not None:
             self._pending.append(_Pending(position, event, handler(self, position, event)))
@@ -140,6 +151,7 @@ class View:
 
     def _on_started(self, position: int, event: v.ReplicaStarted) -> list[tuple[str, str]]:
         self._started = (position, dict(event.settings))
+        self.receipts = Receipts()
         self._suspicion.clear()
         return []
 

@@ -22,6 +22,7 @@ from policies.view import View
 
 MODEL = "m"
 BLOCK = 16
+RECEIPT_US = 1500
 
 
 class Running(Struct):
@@ -111,6 +112,8 @@ class FleetLog:
         self._made = 0
         self._unsent: list[v.Event] = []
         self._tick = 0
+        self._received: list[int] = []
+        self._now_us = 0
 
     def write(self, records: int) -> None:
         """Go on until the log holds at least `records` records."""
@@ -145,7 +148,9 @@ class FleetLog:
             if f"{request}/{event.attempt}" not in held:
                 del self._open[request]
                 self._emit(
-                    v.RequestEnded(request, "completed", 200, 64, "length", event.attempt, "exact")
+                    v.RequestEnded(
+                        request, "completed", 200, 64, "length", event.attempt, "exact", 50_000
+                    )
                 )
         while len(self._open) < self._concurrent:
             self._arrive()
@@ -167,8 +172,11 @@ class FleetLog:
 
     def _place(self, request: str, attempt: int, cause: str, prompt: int, delivered: int) -> None:
         view = self._view
+        self._receive()
         basis = view.basis
-        choice = routing.least_load(view, routing.Query(request, MODEL, prompt, delivered))
+        view.now_us = self._now_us
+        query = routing.Query(request, MODEL, prompt, delivered)
+        choice = routing.least_load(view, query)
         event = v.RouteDecided(
             f"r0.b.{request}.{attempt}",
             basis,
@@ -184,6 +192,10 @@ class FleetLog:
             MODEL,
             (),
             choice.candidates,
+            (),
+            b"",
+            view.now_us,
+            routing.first_token_us(view, query, choice.worker),
         )
         self._emit(event)
         self._open[request] = event
@@ -221,8 +233,19 @@ class FleetLog:
 
     def _ready(self, engine: Engine) -> v.EngineReady:
         return v.EngineReady(
-            engine.name, engine.incarnation, "127.0.0.1", 9000, MODEL, 4096, BLOCK, 8192
-        )
+            engine.name, engine.incarnation, "127.0.0.1", 9000, MODEL, 4096, BLOCK, 8192,
+            hardware="scripted", step_tokens=512,
+        )  # fmt: skip
+
+    def _receive(self) -> None:
+        """What the replica received since it decided last, and when."""
+        if self._received:
+            base, deltas = self._received[0], []
+            for revision in self._received:
+                deltas += [revision - base, RECEIPT_US]
+            self._now_us += RECEIPT_US * len(self._received)
+            self._received = []
+            self._emit(v.GroupsReceived(base, tuple(deltas)))
 
     def _emit(self, event: v.Event) -> None:
         self._view.own(self._view.position + 1, event)
@@ -249,6 +272,7 @@ class FleetLog:
         self, packed: list[bytes], owners: tuple[tuple[str, int], ...]
     ) -> tuple[Segment, ...]:
         self._revision += 1
+        self._received.append(self._revision)
         self.data.append((self._revision, packed, owners))
         segments = tuple(unpack(p) for p in packed)
         apply_group(self._fleet, RevisionGroup(self._revision, segments, owners))

@@ -177,7 +177,7 @@ class Host:
             exact: dict[str, bool | str] = dict.fromkeys(EXACT, True)
             ready = Ready(
                 9000 + order.incarnation, spec.max_model_len, spec.block_tokens, spec.kv_blocks,
-                self.model, "sim", exact,
+                self.model, "sim", exact, "sim", spec.max_tokens,
             )  # fmt: skip
             agent.process.call_soon(reports.on_layout, Layout(family, size))
             agent.process.call_soon(reports.on_ready, ready)

@@ -222,6 +222,7 @@ class _Asked:
         self, view: Any, stream: str, position: int, event: v.RouteDecided, verdict: Verdict
     ) -> None:
         policy = event.policy
+        view.now_us = event.at_us
         if policy in routing.POLICIES:
             policy = view.changed.get(POLICY, policy)
         with weight(view.changed.get(WEIGHT)):

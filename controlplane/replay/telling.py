@@ -154,6 +154,8 @@ def _decided(event: v.RouteDecided) -> list[str]:
     for why, count in event.others:
         told = f"not taken: {why}" if why else "could take it and cost no less"
         lines.append(f"   and {_count(count, 'other')}, {told}")
+    if event.ttft_us >= 0:
+        lines.append(f"its first token was expected after {event.ttft_us / 1000:.1f} ms")
     if event.avoid:
         lines.append(f"it failed before on {', '.join(event.avoid)}")
     return lines

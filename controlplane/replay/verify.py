@@ -41,8 +41,8 @@ NEVER = 1 << 63
 
 
 class Divergence(Struct, frozen=True):
-    """A place where replay and record differ. `what`: decision, answer (of the leader),
-    state, order, chain, record."""
+    """A place where replay and record differ. `what`: decision, prediction (of a first token),
+    answer (of the leader), state, order, chain, record."""
 
     revision: int
     stream: str
@@ -290,6 +290,7 @@ def _check_route(
         verdict.differ(revision, stream, position, "decision", event.policy, "unknown policy")
         return
     query = query_of(event)
+    view.now_us = event.at_us
     choice = routing.decide(view, query, event.policy) if event.others else policy(view, query)
     if len([c for c in choice.candidates if not c.excluded]) > 1:
         verdict.contested += 1
@@ -297,6 +298,10 @@ def _check_route(
     actual = choice.worker, choice.incarnation, choice.candidates, choice.others
     if actual != expected:
         verdict.differ(revision, stream, position, "decision", _told(expected), _told(actual))
+    elif event.at_us >= 0:
+        ttft_us = routing.first_token_us(view, query, event.worker)
+        if ttft_us != event.ttft_us:
+            verdict.differ(revision, stream, position, "prediction", event.ttft_us, ttft_us)
 
 
 def query_of(event: v.RouteDecided) -> routing.Query:

@@ -44,7 +44,10 @@ class KvBlocksFilled(Change, frozen=True, tag="k"):
 
 
 class RequestPreempted(Change, frozen=True, tag="p"):
-    """It lost its blocks and waits to be computed again."""
+    """It lost its blocks and waits to be computed again: `tokens` of prompt and output (0: not
+    told, as records before this field have it)."""
+
+    tokens: int = 0
 
 
 class EngineFinished(Change, frozen=True, tag="f"):

@@ -89,6 +89,8 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     `others`: in a fleet of more than 16 workers, how many are not among the candidates, by
     reason ("": they could have been chosen, and are no better than the best named).
     `prefix`: packed hashes of the prompt's prefixes (`events.prefix`), empty where unknown.
+    `at_us`: when it was asked, on the clock of `GroupsReceived` (-1: not told, statuses then
+    count as they were told). `ttft_us`: time to first token predicted where it goes, -1 unknown.
     """
 
     decision: str
@@ -107,6 +109,8 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     candidates: tuple[Candidate, ...] = ()
     others: tuple[tuple[str, int], ...] = ()
     prefix: bytes = b""
+    at_us: int = -1
+    ttft_us: int = -1
 
 
 class TransportObserved(Event, frozen=True, tag="transport_observed/1"):
@@ -190,9 +194,10 @@ class RequestEnded(Event, frozen=True, tag="request_ended/1"):
 
 
 class GroupsReceived(Event, frozen=True, tag="groups_received/1"):
-    """When watched revision groups arrived: `revision` of the first, then pairs
-    (revision delta, microseconds delta) in order; the first delta counts from the
-    replica's own monotonic origin."""
+    """When watched revision groups arrived: `revision` of the first, then pairs (revision
+    counted from it, microseconds since the pair before) in order; the first time counts from the
+    replica's own monotonic origin. A group within a millisecond behind another has no pair of its
+    own: that pair names the later revision."""
 
     revision: int
     deltas: tuple[int, ...]

@@ -37,7 +37,8 @@ class EngineReady(Event, frozen=True, tag="engine_ready/1"):
     """The engine answers HTTP at `host:port`. `exact` names what its self-test found exact.
     `family`: fingerprint family of its KV blocks, `block_bytes`: a block's size in a
     checkpoint, all ranks together; empty and 0 when it takes no part in checkpoints.
-    `inexact`: what the self-test did not find exact, and why."""
+    `inexact`: what the self-test did not find exact, and why. `hardware` it computes on, and
+    the most tokens of one step (empty and 0: not told)."""
 
     worker: str
     incarnation: int
@@ -52,6 +53,8 @@ class EngineReady(Event, frozen=True, tag="engine_ready/1"):
     family: str = ""
     block_bytes: int = 0
     inexact: tuple[tuple[str, str], ...] = ()
+    hardware: str = ""
+    step_tokens: int = 0
 
 
 class EngineDied(Event, frozen=True, tag="engine_died/1"):

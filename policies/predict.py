@@ -1,0 +1,155 @@
+"""What a worker's load is at the view's now, and what one more request would meet there.
+
+A status tells how an engine stood when a step ended; questions come at any time. Since the
+replica records when it received each revision and when it was asked, a status is advanced by the
+time it has been here, in whole steps of predicted length: prompt tokens drain by a step's
+budget, prompts done join the decode batch, and each request that decodes grows by a token a
+step. Finishes are not predicted. An engine that has said nothing for much longer than its
+step should take is given no credit for that time: a hung one does not seem to become idle.
+
+Closed form, from sums that the fold keeps; integers and scalar float64 in fixed order.
+Llumnix Ial: uncomputed prefill tokens, N_batch and the sum of context, "Status forward-prediction".
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from policies.receipts import received_us
+from policies.state import Worker
+from policies.steptime import Costs
+from policies.view import View
+
+STEP_TOKENS = 2048
+"""Of a step, where the engine does not tell."""
+
+SILENT_US = 1_500_000
+"""An engine with work may be silent so long, or for three of its steps."""
+
+
+class Forecast(Struct, frozen=True, gc=False):
+    """A worker at the view's now.
+
+    `prefill_tokens`: prompt tokens not computed yet, `flight_tokens` of them in requests that its
+    engine has not confirmed. `batch` requests decode, with `context` tokens in all. `waiting`
+    have no blocks yet. `kv_blocks` will be used when all of these prompts are computed. `step_us`:
+    length of the step under way, `rest_us` of it left (0: idle); `chunk` prompt tokens are in it.
+    `age_us` since it began, as told; `grounds` of step times: measured, class, default; `silent`:
+    it should have been heard of.
+    """
+
+    prefill_tokens: int
+    flight_tokens: int
+    batch: int
+    context: int
+    waiting: int
+    kv_blocks: int
+    step_us: int
+    rest_us: int
+    chunk: int
+    age_us: int
+    grounds: str
+    silent: bool = False
+
+
+def forecast(view: View, worker: Worker) -> Forecast:
+    """The worker at `view.now_us`, own dispatches included. O(own dispatches not folded)."""
+    return _forecast(view, worker, Costs(view.fleet, worker))
+
+
+def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
+    prefill, requests = view.load(worker)
+    left = worker.prefill_left - worker.flight_left
+    flying = prefill - left
+    unconfirmed = requests - (len(worker.attempts) - worker.flights)
+    batch, context, coming = worker.decoding, worker.context, worker.prefilling
+    each = worker.prefilling_tokens // coming if coming else 0
+    age = age_us(view, worker)
+    most = worker.step_tokens or STEP_TOKENS
+    used = min(worker.kv_used, worker.kv_blocks) if worker.kv_blocks else worker.kv_used
+    free = (worker.kv_blocks - used) * worker.block_size if worker.kv_blocks else left
+    chunk = max(min(most - batch, left, free), 0)
+    per_token = costs.prompt + costs.work * (each >> 1)
+    step = costs.base + chunk * per_token + batch * costs.request + context * costs.context
+    credit, silent = float(age), False
+    if not (chunk or batch):
+        credit = 0.0
+    elif credit > SILENT_US and credit > 3 * step:
+        credit, silent = 0.0, True
+    grown = 0
+    if chunk and credit >= step:
+        room = min(left, free)
+        steps = min(int(credit / step), (room + chunk - 1) // chunk)
+        done = min(steps * chunk, room)
+        credit -= steps * step - (steps * chunk - done) * per_token
+        joined = coming * done // left
+        context += batch * steps + joined * each
+        grown = done
+        batch += joined
+        left -= done
+        chunk = max(min(most - batch, left, free - done), 0)
+        step = costs.base + chunk * per_token + batch * costs.request + context * costs.context
+    if not chunk and batch and credit >= step:
+        steps = int(credit / step)
+        credit -= steps * step
+        context += batch * steps
+        grown += batch * steps
+        step += batch * steps * costs.context
+    busy = bool(chunk or batch)
+    block = max(worker.block_size, 1)
+    return Forecast(
+        left + flying,
+        flying,
+        batch,
+        context,
+        max(worker.waiting, 0) + unconfirmed,
+        used + (grown + left + flying) // block,
+        int(step),
+        max(int(step - credit), 0) if busy else 0,
+        chunk,
+        age,
+        costs.grounds,
+        silent,
+    )
+
+
+def age_us(view: View, worker: Worker) -> int:
+    """How long ago the replica heard of the step under way; 0 where that is not known."""
+    if view.now_us < 0 or not worker.step_revision:
+        return 0
+    received = received_us(view.receipts, worker.step_revision)
+    return max(view.now_us - received, 0) if received >= 0 else 0
+
+
+def ttft_us(
+    view: View, worker: Worker, extra_tokens: int, cached: int = 0, told: Forecast | None = None
+) -> int:
+    """Time to first token of one more request with `extra_tokens` prompt tokens to compute behind
+    `cached` ones: the rest of the step under way, then what waits ahead of it and itself, in steps
+    of the engine's budget. `told`: the worker's forecast, if it is at hand."""
+    costs = Costs(view.fleet, worker)
+    now = told if told is not None else _forecast(view, worker, costs)
+    ahead = now.prefill_tokens - (now.chunk if now.rest_us else 0)
+    tokens = max(ahead, 0) + max(extra_tokens, 1)
+    each = worker.prefilling_tokens // worker.prefilling if worker.prefilling else extra_tokens
+    work = max(ahead, 0) * (each >> 1) + extra_tokens * (cached + (extra_tokens >> 1))
+    room = max((worker.step_tokens or STEP_TOKENS) - now.batch, 1)
+    steps = (tokens + room - 1) // room
+    one = costs.base + now.batch * costs.request + now.context * costs.context
+    computing = steps * one + tokens * costs.prompt + work * costs.work
+    return now.rest_us + int(computing) + worker.overhead_us
+
+
+def tpot_us(
+    view: View,
+    worker: Worker,
+    extra_requests: int = 1,
+    extra_context: int = 0,
+    told: Forecast | None = None,
+) -> int:
+    """Time per output token with `extra_requests` more in the decode batch, of `extra_context`
+    tokens in all; steps that compute no prompts."""
+    costs = Costs(view.fleet, worker)
+    now = told if told is not None else _forecast(view, worker, costs)
+    batch, context = now.batch + extra_requests, now.context + extra_context
+    return int(costs.base + batch * costs.request + context * costs.context)

@@ -1,0 +1,212 @@
+"""What an engine step costs, learnt for each class of workers from their recorded steps.
+
+    us = base + a * prompt tokens + b * (chunk x context before it) + c * decoding requests
+         + d * their context,  all weights >= 0
+
+A class is a model on one build and hardware; another build or hardware is another class, which
+begins with the weights of the newest class of its model, else with defaults of the size that is
+published for one GPU (8B parameters, half precision). Weights solve normal equations whose old
+parts fade. Errors are relative, so short and long steps count alike, and what lies far beyond
+the usual error counts less (Huber). Each worker's slowness beside its class is a factor of its
+own.
+
+A fold must be cheap: after the first steps only some are taken. Scalar float64 in fixed order.
+"""
+
+from __future__ import annotations
+
+from events import vocabulary as v
+from policies.state import Fleet, Request, StepTime, Worker
+
+SCALES = (1.0, 1 / 256, 1 / (1 << 20), 1 / 16, 1 / 4096)
+"""Of the features: one, prompt tokens, chunk x context, decoding requests, their context."""
+
+DEFAULTS = (6000.0, 40.0 * 256, 180.0, 15.0 * 16, 0.05 * 4096)
+"""Microseconds a scaled feature while no step of the model was seen."""
+
+EAGER = 192
+"""So many steps of an engine are all taken; then one in PROMPT_EACH of those that compute prompts
+and one in DECODE_EACH of the others."""
+PROMPT_EACH = 8
+DECODE_EACH = 64
+
+ENOUGH = 24
+"""Samples from which on a class goes by its own."""
+
+FADE = 0.99
+"""What a sample leaves of the weight of those before it."""
+GRIP = 0.02
+"""How much the equations are damped, by their own diagonal."""
+TINY = 1e-16
+FIRST = 1e-4
+"""What the weights a class begins with count, in samples; they fade like these."""
+CLIP = 3.0
+"""Errors beyond so many usual ones count in proportion only."""
+SLOWEST = 16.0
+
+FIRST_OVERHEAD_US = 5000
+"""Errors of a predicted time to first token count as so much, or the known overhead, at most."""
+
+_DIAGONAL = (0, 2, 5, 9, 14)
+
+
+def ready(fleet: Fleet, worker: Worker, hardware: str) -> None:
+    """An engine of this class serves."""
+    kind = f"{worker.model}/{worker.build}/{hardware}"
+    if kind != worker.steps_like:
+        worker.steps_like = kind
+        worker.slowness = 1.0
+    if kind not in fleet.steptimes:
+        weights, grounds = DEFAULTS, "default"
+        for found in fleet.steptimes.values():
+            if found.model == worker.model and found.samples >= ENOUGH:
+                weights, grounds = tuple(found.weights), "class"
+        fleet.steptimes[kind] = _fresh(worker.model, list(weights), grounds)
+
+
+def _fresh(model: str, weights: list[float], grounds: str) -> StepTime:
+    products = [0.0] * 15
+    targets = [0.0] * 5
+    for i, weight in enumerate(weights):  # one sample's worth of standing, each for itself
+        sure = FIRST / max(weight * weight, 1.0)
+        products[_DIAGONAL[i]] = sure
+        targets[i] = sure * weight
+    return StepTime(model, weights, products, targets, grounds)
+
+
+def learn(fleet: Fleet, worker: Worker, event: v.EngineStep) -> None:
+    """Take a step into account, if it is one of those taken. Merged records and absurd ones are
+    not to come here."""
+    prompt = event.prefill_tokens
+    if event.step > EAGER and event.step % (PROMPT_EACH if prompt else DECODE_EACH):
+        return
+    model = fleet.steptimes.get(worker.steps_like)
+    if model is None:
+        return
+    work = 0
+    if prompt:
+        for change in event.changes:
+            if type(change) is v.PrefillChunkDone:
+                work += change.tokens * max(change.computed - change.tokens, 0)
+                work += change.tokens * change.tokens // 2
+    _, a, b, c, d = SCALES
+    x = prompt * a, work * b, event.batch * c, event.sum_context * d
+    _take(model, worker, x, event.duration_us)
+
+
+def _take(
+    model: StepTime, worker: Worker, x: tuple[float, float, float, float], took: float
+) -> None:
+    """Written out: this is where the fold's time goes. `m` is the lower triangle of the products,
+    row by row."""
+    x1, x2, x3, x4 = x
+    w0, w1, w2, w3, w4 = model.weights
+    expected = w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4
+    error = (took - expected) / (took if took > expected else expected)  # in (-1, 1)
+    size = error if error >= 0 else -error
+    most = CLIP * model.spread
+    sure = 1.0 if size <= most else most / size
+    spread = model.spread + ((size if size < most else most) - model.spread) / 32
+    model.spread = spread if spread > 0.01 else 0.01
+    model.samples += 1
+    weight = sure / (took * min(max(expected, took / 4), took * 4))
+    b1, b2, b3, b4 = x1 * weight, x2 * weight, x3 * weight, x4 * weight
+    m = [value * FADE for value in model.products]
+    m[0] += weight
+    m[1] += b1
+    m[2] += b1 * x1
+    m[3] += b2
+    m[4] += b2 * x1
+    m[5] += b2 * x2
+    m[6] += b3
+    m[7] += b3 * x1
+    m[8] += b3 * x2
+    m[9] += b3 * x3
+    m[10] += b4
+    m[11] += b4 * x1
+    m[12] += b4 * x2
+    m[13] += b4 * x3
+    m[14] += b4 * x4
+    model.products = m
+    t0, t1, t2, t3, t4 = model.targets
+    t0 = t0 * FADE + weight * took
+    t1 = t1 * FADE + b1 * took
+    t2 = t2 * FADE + b2 * took
+    t3 = t3 * FADE + b3 * took
+    t4 = t4 * FADE + b4 * took
+    model.targets = [t0, t1, t2, t3, t4]
+    model.weights = _solved(m, model.targets, model.weights)
+    if model.samples == ENOUGH:
+        model.grounds = "measured"
+    elif model.samples > ENOUGH:
+        ratio = min(max(took / max(expected, 1.0), 0.25), 4.0)
+        slowness = worker.slowness + (ratio - worker.slowness) / 32
+        worker.slowness = min(max(slowness, 1 / SLOWEST), SLOWEST)
+
+
+def _solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
+    """Weights that solve the equations, damped towards `old` so that what steps do not tell apart
+    stays where it was. One that would be negative is 0 and the others are solved again."""
+    kept = [0, 1, 2, 3, 4]
+    found = [0.0] * 5
+    while kept:
+        rows = []
+        for i in kept:
+            base = i * (i + 1) // 2
+            row = [m[base + j] if j <= i else m[j * (j + 1) // 2 + i] for j in kept]
+            damp = m[base + i] * GRIP + TINY
+            row[len(rows)] += damp
+            row.append(targets[i] + damp * old[i])
+            rows.append(row)
+        size = len(kept)
+        for i in range(size):
+            top = rows[i]
+            for k in range(i + 1, size):
+                row = rows[k]
+                if factor := row[i] / top[i]:
+                    for j in range(i, size + 1):
+                        row[j] -= factor * top[j]
+        for i in range(size - 1, -1, -1):
+            row = rows[i]
+            value = row[size]
+            for j in range(i + 1, size):
+                value -= row[j] * found[kept[j]]
+            found[kept[i]] = value / row[i]
+        negative = [i for i in kept if found[i] < 0.0]
+        if not negative:
+            break
+        for i in negative:
+            found[i] = 0.0
+            kept.remove(i)
+    found[0] = max(found[0], 1.0)
+    return found
+
+
+def first_token(fleet: Fleet, request: Request, took_us: int) -> None:
+    """A request is over whose first token came after `took_us` (-1: none did): what its worker
+    takes beyond its steps is learnt from the difference to what was predicted."""
+    worker = fleet.workers.get(request.worker)
+    if worker is None or request.predicted_us < 0 or took_us < 0:
+        return
+    most = max(worker.overhead_us, FIRST_OVERHEAD_US)
+    error = min(max(took_us - request.predicted_us, -most), most)
+    worker.overhead_us = max(worker.overhead_us + error // 16, 0)
+
+
+class Costs:
+    """What steps of one worker cost: microseconds of a step of nothing, and of each token of
+    prompt, token x context, decoding request and token of context."""
+
+    __slots__ = ("base", "context", "grounds", "prompt", "request", "work")
+
+    def __init__(self, fleet: Fleet, worker: Worker) -> None:
+        model = fleet.steptimes.get(worker.steps_like)
+        weights = model.weights if model is not None else DEFAULTS
+        by = worker.slowness
+        self.base = max(weights[0] * by, 1.0)
+        self.prompt = weights[1] * SCALES[1] * by
+        self.work = weights[2] * SCALES[2] * by
+        self.request = weights[3] * SCALES[3] * by
+        self.context = weights[4] * SCALES[4] * by
+        self.grounds = model.grounds if model is not None else "default"
+        """measured; class: as another build or hardware of the model; default."""

@@ -1,0 +1,123 @@
+"""A status is advanced to when it is asked about, by times of the replica's own clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+
+from events import vocabulary as v
+from policies.predict import Forecast, forecast, tpot_us, ttft_us
+from policies.state import Worker
+from policies.view import View
+from tests.policies.story import Story, arrived, decided, queued, ready
+
+BASE, TOKEN, REQUEST = 10_000, 20, 400
+"""Microseconds of a step, of a prompt token and of a decoding request in it."""
+
+
+class Steps:
+    """A worker whose steps follow a rule, and a replica's view of it."""
+
+    def __init__(self, budget: int = 512) -> None:
+        self.story = Story()
+        self.story.tell("w.w0", v.WorkerRegistered("w0", "host", 7), v.EngineStarted("w0", 1, 7, 1))
+        told = structs.replace(ready(), hardware="scripted", step_tokens=budget)
+        self.story.tell("w.w0", told)
+        self.story.replica()
+        self.view = View("r.r0", self.story.fleet)
+        self.number = 0
+        self.at_us = 0
+
+    @property
+    def worker(self) -> Worker:
+        return self.story.fleet.workers["w0"]
+
+    def step(self, prompt: int, batch: int, context: int, *changes: Any, waiting: int = 0) -> None:
+        """One step, received when it is over."""
+        self.number += 1
+        us = BASE + TOKEN * prompt + REQUEST * batch
+        self.at_us += us
+        told = v.EngineStep(1, self.number, us, batch, context, prompt, waiting, 8, changes)
+        self.hear(self.story.tell("w.w0", told).revision)
+
+    def say(self, *changes: Any, waiting: int = 0) -> None:
+        """Changes between steps."""
+        told = v.EngineStep(1, self.number, 0, 0, 0, 0, waiting, 8, changes)
+        self.hear(self.story.tell("w.w0", told).revision)
+
+    def hear(self, revision: int) -> None:
+        self.view.landed()
+        since = self.at_us - self.view.receipts.clock_us
+        self.view.own(self.view.position + 1, v.GroupsReceived(revision, (0, since)))
+
+    def at(self, later_us: int) -> Forecast:
+        self.view.now_us = self.at_us + later_us
+        return forecast(self.view, self.worker)
+
+    def learn(self) -> Steps:
+        """So many steps that their costs are known."""
+        for n in range(400):
+            prompt = 512 if n % 3 == 0 else n % 97 if n % 3 == 1 else 0
+            self.step(prompt, n % 23, (n % 23) * (50 + n % 41))
+        self.step(0, 0, 0)
+        return self
+
+
+def close(value: float, wanted: float) -> bool:
+    return abs(value - wanted) <= 0.05 * wanted
+
+
+def test_step_costs_are_learnt_from_steps() -> None:
+    steps = Steps().learn()
+    assert steps.at(0).grounds == "measured"
+    assert close(tpot_us(steps.view, steps.worker, 8), BASE + 8 * REQUEST)
+    assert close(ttft_us(steps.view, steps.worker, 400), BASE + 400 * TOKEN)
+    assert close(ttft_us(steps.view, steps.worker, 1000), 2 * BASE + 1000 * TOKEN)
+
+
+def test_prompts_drain_as_time_goes_on() -> None:
+    steps = Steps().learn()
+    steps.say(queued(prompt=1500), v.RequestAdmitted("q1", 1, 0))
+    one = BASE + 512 * TOKEN
+    told = [steps.at(us) for us in (0, one - 3000, one + 3000, 2 * one + 3000)]
+    assert [f.prefill_tokens for f in told] == [1500, 1500, 988, 476]
+    assert told[0].rest_us > told[1].rest_us > 0
+    later = steps.at(3 * one + 40_000)
+    assert (later.prefill_tokens, later.batch) == (0, 1)
+    assert later.context > 1500
+
+
+def test_decoding_requests_grow_by_a_token_a_step() -> None:
+    steps = Steps().learn()
+    steps.say(queued(prompt=100), v.RequestAdmitted("q1", 1, 0))
+    steps.step(100, 0, 0, v.PrefillChunkDone("q1", 1, 100, 100), v.FirstToken("q1", 1))
+    assert (steps.at(0).batch, steps.at(0).context) == (1, 100)
+    grown = steps.at(5 * (BASE + REQUEST) + 2000)
+    assert (grown.batch, grown.context) == (1, 105)
+    steps.step(0, 1, 101, v.EngineFinished("q1", 1, "stop", 2))
+    assert (steps.at(0).batch, steps.at(0).context, steps.at(10**6).context) == (0, 0, 0)
+
+
+def test_silence_beyond_all_measure_is_no_progress() -> None:
+    steps = Steps().learn()
+    steps.say(queued(prompt=3000), v.RequestAdmitted("q1", 1, 0))
+    hung = steps.at(60_000_000)
+    assert (hung.prefill_tokens, hung.silent) == (3000, True)
+
+
+def test_dispatches_count_before_the_engine_says_so() -> None:
+    steps = Steps().learn()
+    empty = ttft_us(steps.view, steps.worker, 100)
+    steps.view.own(steps.view.position + 1, arrived())
+    steps.view.own(steps.view.position + 1, decided(prompt=900))
+    told = steps.at(0)
+    assert (told.prefill_tokens, told.flight_tokens, told.waiting) == (900, 900, 1)
+    assert ttft_us(steps.view, steps.worker, 100) > empty + 900 * TOKEN
+
+
+def test_without_times_a_status_stands_as_it_was_told() -> None:
+    steps = Steps().learn()
+    steps.say(queued(prompt=1500), v.RequestAdmitted("q1", 1, 0))
+    steps.view.now_us = -1
+    assert forecast(steps.view, steps.worker).prefill_tokens == 1500
