@@ -119,16 +119,19 @@ def to_release(fleet: Fleet, tick: int) -> tuple[str, ...]:
 class Progress(NamedTuple):
     """KV tokens in whole blocks of what runs on engines that make checkpoints: all of them,
     those the best holder of their request has, and those a holder has yet to get. What has
-    no holder is not covered, and no lag."""
+    no holder is not covered, and no lag. `requests` have such blocks; of `begun` a holder has
+    some (the coverage rate of LUMEN's review, "Observability")."""
 
     tokens: int
     covered: int
     lag: int
+    requests: int
+    begun: int
 
 
 def progress(fleet: Fleet) -> Progress:
     """How far checkpoints are behind what runs."""
-    tokens = covered = lag = 0
+    tokens = covered = lag = requests = begun = 0
     for worker in fleet.workers.values():
         for attempt in worker.attempts.values() if worker.block_bytes else ():
             request = fleet.requests.get(attempt.request)
@@ -141,7 +144,9 @@ def progress(fleet: Fleet) -> Progress:
             tokens += filled
             covered += min(best, filled)
             lag += max(filled - best, 0) if holders else 0
-    return Progress(tokens, covered, lag)
+            requests += filled > 0
+            begun += min(best, filled) > 0
+    return Progress(tokens, covered, lag, requests, begun)
 
 
 def ready(fleet: Fleet, worker: Worker, event: v.EngineReady) -> None:

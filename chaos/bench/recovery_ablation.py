@@ -7,9 +7,10 @@ longer than the context), a fixed number at once, the next when one ends. When h
 been sent one worker's engine is killed, a different one in each repetition.
 
 Told of each way: how long the moved streams stood still, tokens computed again and restored,
-coverage (share of the KV tokens of running requests that a holder acknowledged, every 50 ms
-until the kill) and balance (the highest expected recovery load of a holder to the lowest,
-likewise). Without checkpoints both rules do the same, which shows the noise.
+coverage (share of the running requests with KV blocks of which a holder acknowledged some, as
+LUMEN's review counts it, and share of their tokens; every 50 ms until the kill) and balance
+(the highest expected recovery load of a holder to the lowest, likewise). Without checkpoints
+both rules do the same, which shows the noise.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Way(Struct):
     """One placement with one rule, and what was measured of it."""
 
     gaps: list[float] = field(default_factory=list)
-    coverage: list[tuple[int, int]] = field(default_factory=list)
+    requests: list[tuple[int, int]] = field(default_factory=list)
+    tokens: list[tuple[int, int]] = field(default_factory=list)
     balance: list[float] = field(default_factory=list)
     loads: dict[str, int] = field(default_factory=dict)
     recomputed: int = 0
@@ -92,10 +94,11 @@ class Way(Struct):
         weights = Weights(config.alpha, config.beta)
         sites = [s for s in checkpoints.sites(view) if s.alive]
         loads = {s.worker: placement.load(s, weights) for s in sites}
-        tokens, covered, _ = coverage.progress(log.fleet)
-        if not tokens or len(loads) < 2:
+        now = coverage.progress(log.fleet)
+        if not now.tokens or len(loads) < 2:
             return
-        self.coverage.append((covered, tokens))
+        self.requests.append((now.begun, now.requests))
+        self.tokens.append((now.covered, now.tokens))
         self.balance.append(max(loads.values()) / max(min(loads.values()), 1))
         for worker, load in loads.items():
             self.loads[worker] = self.loads.get(worker, 0) + load
@@ -206,13 +209,15 @@ def figures_of(ways: dict[str, Way]) -> dict[str, Any]:
         figures[f"{name}_recomputed"] = figure(way.recomputed, "tokens")
         figures[f"{name}_restored"] = figure(way.restored, "tokens")
         figures[f"{name}_broken"] = figure(way.broken, "streams", 0)
-        if not way.coverage:
+        if not way.tokens:
             continue
         default = name == "load_aware_completion"
-        covered, tokens = (sum(x) for x in zip(*way.coverage, strict=True))
+        begun, requests = (sum(x) for x in zip(*way.requests, strict=True))
         figures[f"{name}_coverage"] = figure(
-            covered / tokens, "ratio", COVERAGE_GOAL if default else None
+            begun / requests, "ratio", COVERAGE_GOAL if default else None
         )
+        covered, tokens = (sum(x) for x in zip(*way.tokens, strict=True))
+        figures[f"{name}_token_coverage"] = figure(covered / tokens, "ratio")
         figures[f"{name}_balance"] = figure(
             statistics.median(way.balance), "ratio", BALANCE_GOAL if default else None, 2
         )

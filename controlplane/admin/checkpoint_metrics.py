@@ -87,7 +87,7 @@ def checkpoints(view: View) -> Iterator[Any]:
 
 
 def _requests(fleet: Fleet) -> Iterator[Any]:
-    tokens, covered, lag = coverage.progress(fleet)
+    tokens, covered, lag, requests, begun = coverage.progress(fleet)
     yield GaugeMetricFamily(
         "relume_checkpoint_lag_tokens",
         "KV tokens of running requests that their holders have not acknowledged yet",
@@ -97,6 +97,11 @@ def _requests(fleet: Fleet) -> Iterator[Any]:
         "relume_checkpoint_coverage_ratio",
         "Share of the KV tokens of what runs on engines with checkpoints that a holder has",
         value=covered / tokens if tokens else 1.0,
+    )
+    yield GaugeMetricFamily(
+        "relume_checkpoint_covered_requests_ratio",
+        "Share of the requests on engines with checkpoints of whose KV blocks a holder has some",
+        value=begun / requests if requests else 1.0,
     )
     restores = CounterMetricFamily(
         "relume_checkpoint_restores", "Restores by how they ended", labels=["outcome"]

@@ -122,6 +122,7 @@ async def test_checkpoints_are_shown_as_the_log_tells_them():
         size = replica.fleet.workers[place.worker].block_size
         assert found["relume_checkpoint_lag_tokens",] == 4 * size - 48
         assert found["relume_checkpoint_coverage_ratio",] == 48 / (4 * size)
+        assert found["relume_checkpoint_covered_requests_ratio",] == 1
 
 
 async def test_resumable_streams_are_counted_where_they_are_kept_and_where_clients_return():

@@ -131,11 +131,11 @@ def test_what_has_no_holder_is_not_covered_and_no_lag() -> None:
     filled = (v.KvBlocksFilled("q", 1, 6), v.KvBlocksFilled("r", 1, 4))
     story.tell("w.w0", ready, engine_step(queued("q"), queued("r"), *filled))
     story.tell("w.w1", acknowledged("w1", 64))
-    assert coverage.progress(story.fleet) == (160, 64, 32)
+    assert coverage.progress(story.fleet) == (160, 64, 32, 2, 1)
     story.tell("w.w1", acknowledged("w1", 112))
-    assert coverage.progress(story.fleet) == (160, 96, 0), "the holder heard first"
+    assert coverage.progress(story.fleet) == (160, 96, 0, 2, 1), "the holder heard first"
     story.tell("r.r0", ended("q"), ended("r"))
-    assert coverage.progress(story.fleet) == (0, 0, 0)
+    assert coverage.progress(story.fleet) == (0, 0, 0, 0, 0)
 
 
 def test_restores_are_counted_and_snapshots_hold_everything() -> None:
