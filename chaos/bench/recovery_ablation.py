@@ -241,9 +241,9 @@ def bars(ways: dict[str, Way], width: int = 40) -> str:
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="chaos.bench recovery-ablation", description=DESCRIPTION)
-    parser.add_argument("--repetitions", type=int, default=2, help="kills of each way")
-    parser.add_argument("--requests", type=int, default=36, help="of each way and repetition")
-    parser.add_argument("--at-once", type=int, default=12, help="streams at a time")
+    parser.add_argument("--repetitions", type=int, default=3, help="kills of each way")
+    parser.add_argument("--requests", type=int, default=72, help="of each way and repetition")
+    parser.add_argument("--at-once", type=int, default=24, help="streams at a time")
     parser.add_argument("--scale", type=float, default=1.0, help="of the trace's prompts")
     parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
     args = parser.parse_args(argv)
