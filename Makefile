@@ -11,13 +11,13 @@ UNIT := not engine and not serve and not etcd and not slow and not live
 # The one etcd every process of a target uses; get-etcd.sh says why it took or refused one.
 WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
 
-.PHONY: help env models demo up test chaos check lint wheel bench lock clean
+.PHONY: help env models demo up test chaos chaos-nightly check lint wheel bench lock clean
 
 help: ## show this list
 	@echo "Relume keeps a fleet of vLLM workers answering through failures."
 	@echo "On a fresh Linux machine with Python 3.11 or later, start with: make demo"
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
 
 env: ## make or update .venv (vLLM's CPU build, our dependencies, relume itself)
 	@deploy/dev/setup-env.sh
@@ -34,8 +34,11 @@ up: models ## start a fleet of three workers and leave it running until Ctrl-C
 test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (some 20 minutes on two cores)
 	@$(WITH_ETCD); exec $(BIN)/python -m tests.lanes $(ARGS)
 
-chaos: models ## faults on real processes, a CI-sized set (ARGS="--set nightly --seeds 3": all there are)
+chaos: models ## faults on real processes, a CI-sized set
 	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live $(or $(ARGS),--set ci)
+
+chaos-nightly: models ## every applicable fault on real processes, three seeds each
+	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (a few minutes)
 	@exec $(BIN)/pytest -q -m "$(UNIT)" $(ARGS)

@@ -1,4 +1,4 @@
-"""`relume-chaos live`: scenarios on real processes, one after the other, judged.
+"""`relume-chaos live`: scenarios on real processes, one behind the other, judged.
 
 Exit status 0: every run passed; 1: one was broken or proves nothing; 2: nothing could be run.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -17,12 +18,11 @@ import msgspec
 
 from chaos.live import applicable, sets
 from chaos.live.bed import Bed
-from chaos.live.fleet import run_in
-from chaos.runner.artifacts import keep
-from chaos.runner.judge import judge
+from chaos.live.fleet import Turn, run_in
+from chaos.live.judging import Judging
 from chaos.scenario.problems import ScenarioError
 from chaos.scenario.schedule import expand
-from events.errors import RelumeError
+from events.errors import RelumeError, first_cause
 
 MOST_TOLD = 8
 
@@ -42,38 +42,49 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-async def run_all(names: Sequence[str], seeds: Sequence[int], out: Path | None) -> list[sets.Line]:
-    """Run every scenario with every seed in one bed."""
-    lines: list[sets.Line] = []
-    async with Bed(say) as bed:
-        for name in names:
-            for seed in seeds:
-                lines.append(await _one(bed, name, seed, out))
-    return lines
+async def run_all(asked: Sequence[tuple[str, int]], out: Path | None) -> list[sets.Line]:
+    """Run each scenario with its seed in one bed. A fleet comes up while the one before it
+    comes to rest; runs are judged in another process, while the next ones go on."""
+    running: list[asyncio.Task[sets.Line]] = []
+    with Judging() as judging:
+        async with Bed(say) as bed, asyncio.TaskGroup() as tasks:
+            before = None
+            for name, seed in asked:
+                turn = Turn()
+                one = _one(bed, name, seed, out, before, turn, judging)
+                running.append(tasks.create_task(one))
+                await turn.struck.wait()
+                before = turn
+    return [task.result() for task in running]
 
 
-async def _one(bed: Bed, name: str, seed: int, out: Path | None) -> sets.Line:
+async def _one(
+    bed: Bed,
+    name: str,
+    seed: int,
+    out: Path | None,
+    before: Turn | None,
+    turn: Turn,
+    judging: Judging,
+) -> sets.Line:
     began = time.monotonic()
     scenario = sets.scenario_of(name)
-    say(f"--- {name}, seed {seed}")
+    title = f"{scenario.name} {seed}"
+    say(f"{title}: begins")
     schedule = expand(scenario, seed, sets.schedule_folder(name))
     folder = out / f"{scenario.name}-{seed}" if out is not None else None
-    run = await run_in(bed, scenario, seed, schedule=schedule, folder=folder, say=say)
-    verdict = judge(run)
-    wrong = sets.wrong_of(run, verdict)
-    if folder is not None:
-        keep(folder, run, verdict, f"relume-chaos live {name} --seed {seed}")
-    took_s = round(time.monotonic() - began, 1)
+    run = await run_in(
+        bed, scenario, seed, schedule=schedule, folder=folder,
+        say=lambda text: say(f"{title}: {text}"), before=before, turn=turn,
+    )  # fmt: skip
+    took_s = round(time.monotonic() - max(began, before.gone_s if before else 0.0), 1)
+    command = f"relume-chaos live {name} --seed {seed}"
+    judged = await judging.judge(run, folder, command)
+    result, wrong = judged.result, judged.wrong
     fired = tuple(f"{one.what} {one.target} at {one.at_ns / 1e9:.1f} s" for one in run.fired)
-    line = sets.Line(
-        scenario.name, seed, verdict.result, wrong, fired, sets.outcomes_of(run), took_s
-    )
-    result = (
-        "passed"
-        if not wrong
-        else ("inconclusive" if verdict.result == "passed" else verdict.result).upper()
-    )
-    say(f"{result} in {took_s} s; {dict(line.outcomes)}")
+    line = sets.Line(scenario.name, seed, result, wrong, fired, sets.outcomes_of(run), took_s)
+    shown = result if not wrong else ("inconclusive" if result == "passed" else result).upper()
+    say(f"{title}: {shown}; {took_s} s, judged in {judged.took_s:.1f} s; {dict(line.outcomes)}")
     for text in wrong[:MOST_TOLD]:
         say(f"  {text}")
     if len(wrong) > MOST_TOLD:
@@ -83,7 +94,8 @@ async def _one(bed: Bed, name: str, seed: int, out: Path | None) -> sets.Line:
 
 def _told(lines: Sequence[sets.Line], took_s: float) -> None:
     failed = [line for line in lines if line.wrong]
-    say(f"\n{len(lines)} runs in {took_s / 60:.1f} minutes, {len(failed)} failed")
+    load = os.getloadavg()[2]
+    say(f"\n{len(lines)} runs in {took_s / 60:.1f} minutes, {len(failed)} failed; load {load:.1f}")
     for name in dict.fromkeys(line.scenario for line in lines):
         times = " ".join(f"{line.took_s:.0f}" for line in lines if line.scenario == name)
         say(f"  {name:<28} {times} s")
@@ -100,16 +112,18 @@ def main(argv: Sequence[str]) -> int:
         say("\n".join(applicable.listed()))
         return 0
     names = [*given.scenarios, *(sets.names_of(given.set) if given.set else ())]
-    if not names:
+    asked = [(name, given.seed + more) for name in names for more in range(given.seeds)]
+    if not asked:
         print("name scenarios, or a --set", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    seeds = range(given.seed, given.seed + given.seeds)
     began = time.monotonic()
     try:
-        lines = asyncio.run(run_all(names, seeds, given.out))
-    except (ScenarioError, RelumeError, OSError) as error:
-        print(f"relume-chaos live: {error}", file=sys.stderr)
+        lines = asyncio.run(run_all(asked, given.out))
+    except (ScenarioError, RelumeError, OSError, ExceptionGroup) as error:
+        if not isinstance(cause := first_cause(error), ScenarioError | RelumeError | OSError):
+            raise
+        print(f"relume-chaos live: {cause}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; everything is stopped", file=sys.stderr)

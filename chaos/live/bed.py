@@ -1,6 +1,7 @@
-"""What outlives a run: the process engines are forked from, and an etcd of each size.
+"""What outlives a run: the process engines are forked from, an etcd of each size, and what
+undisturbed answers are.
 
-Neither remembers anything of a run that another could see: a run's log stands under a key
+None of it remembers anything of a run that another could see: a run's log stands under a key
 prefix of its own, and its agents, engines, daemons and replicas are its own.
 """
 
@@ -19,6 +20,7 @@ from typing import Self
 
 from chaos.live.errors import LiveError
 from chaos.live.etcd import Etcd
+from chaos.validators.records import ClientRecord
 from controlplane.local_fleet import ENGINE_ENV, ENGINE_NICE
 from controlplane.processes import Child
 
@@ -28,7 +30,8 @@ MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny"))
 
 class Bed:
     """An async context manager; outside it nothing is left. `say` receives progress.
-    `zygote`: socket of a running one to use instead of starting one."""
+    `zygote`: socket of a running one to use instead of starting one. `known`: undisturbed
+    answers, by what was asked."""
 
     def __init__(
         self, say: Callable[[str], None] = print, model: Path = MODEL, zygote: str = ""
@@ -36,6 +39,7 @@ class Bed:
         self.model = model.absolute()
         self.directory = Path()
         self.zygote = zygote
+        self.known: dict[str, ClientRecord] = {}
         self._say = say
         self._stack = AsyncExitStack()
         self._etcds: dict[int, Etcd] = {}
@@ -77,10 +81,9 @@ class Bed:
         await self._etcds[members].healthy()
         return self._etcds[members]
 
-    async def discard(self, members: int) -> None:
-        """Give this etcd up: nobody knows what state a run has left it in."""
-        if etcd := self._etcds.pop(members, None):
-            await etcd.__aexit__()
+    def discard(self, members: int) -> None:
+        """Give this etcd to no run any more: nobody knows what state one has left it in."""
+        self._etcds.pop(members, None)
 
     def place(self, name: str) -> tuple[Path, str]:
         """A directory and a key prefix that no run had before."""

@@ -2,7 +2,8 @@
 
 Each request asks for so many random tokens behind so many, the same for the same seed; what
 the answer is in a fleet that nobody disturbs is asked before the run, once for each different
-request, under a cache salt so that the run finds nothing of it in the prefix caches.
+request of all runs of a bed, under a cache salt so that the run finds nothing of it in the
+prefix caches.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from chaos.outcome import History
 from chaos.scenario.schedule import Request, Schedule
 from chaos.traffic import Stream, ask
 from chaos.validators.clients import record_of
+from chaos.validators.records import ClientRecord
 
 TOKENS = range(300, 2800)
 """Ids of ordinary tokens of the tiny model."""
@@ -73,16 +75,23 @@ class _Sent(Struct):
 
 
 class Clients:
-    """All clients of a run. `tag` makes their x-request-ids unique in the log."""
+    """All clients of a run. `tag` makes their x-request-ids unique in the log; `known`:
+    undisturbed answers by what was asked, to which those learnt are added."""
 
     def __init__(
-        self, schedule: Schedule, gateways: Sequence[str], tag: str, model: str = "tiny"
+        self,
+        schedule: Schedule,
+        gateways: Sequence[str],
+        tag: str,
+        known: dict[str, ClientRecord],
+        model: str = "tiny",
     ) -> None:
         self.histories: list[History] = []
         self.began_s = 0.0
         self._schedule = schedule
         self._gateways = gateways
         self._tag = tag
+        self._known = known
         self._bodies = {r.name: body_of(r, schedule.seed, model) for r in schedule.requests}
         self._sent: dict[str, _Sent] = {}
         self._over = {r.name: asyncio.Event() for r in schedule.requests}
@@ -93,10 +102,16 @@ class Clients:
         return [name for name, sent in self._sent.items() if sent.task and not sent.task.done()]
 
     async def learn(self) -> None:
-        """Ask every different request once, undisturbed, and keep the answers."""
+        """Ask every different request whose answer is not known yet once, undisturbed, and
+        keep the answers."""
         different: dict[str, str] = {}
         for name, body in self._bodies.items():
             different.setdefault(_asked(body), name)
+        for asked in [asked for asked in different if asked in self._known]:
+            # Asked in another fleet: this one's log knows nothing of it.
+            record = msgspec.structs.replace(self._known[asked], status=0)
+            name = f"calm-{different.pop(asked)}"
+            self.histories.append(History(name, record, time.monotonic_ns()))
         room = asyncio.Semaphore(AT_ONCE)
         async with self._session() as session, asyncio.TaskGroup() as tasks:
             for index, (asked, name) in enumerate(different.items()):
@@ -116,6 +131,8 @@ class Clients:
             stream = Stream(f"{self._tag}-calm-{name}", "")
             await ask(session, f"{url}/v1/completions", stream, body, None, ANSWER_S)
         record = record_of(stream, asked, undisturbed=True)
+        if record.outcome == "completed":
+            self._known[asked] = record
         self.histories.append(History(f"calm-{name}", record, *self._times(stream)))
 
     async def run(self, more: Callable[[], bool] = lambda: False) -> None:

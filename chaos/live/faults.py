@@ -17,6 +17,7 @@ from chaos.live import memory, processes
 from chaos.live.clients import Clients
 from chaos.live.errors import CannotStrike
 from chaos.live.host import Host
+from chaos.live.links import Link
 from chaos.live.messages import Disturbance
 from chaos.live.watch import Watch
 from chaos.scenario.schedule import Planned
@@ -170,8 +171,7 @@ class Faults:
         one_way = planned.what == "cut-one-way"
         if planned.peer == "holder":
             return self._disturb(targets, "cut", ("to",) if one_way else ("to", "fro"))
-        named = self._host.etcd_links if planned.peer == "etcd" else self._host.gateway_links
-        links = [link for worker in targets for link in named[worker]]
+        links = self._links(planned, targets)
         ways = ("to" if planned.peer == "etcd" else "fro",) if one_way else ()
         for link in links:
             link.cut(*ways)
@@ -183,6 +183,21 @@ class Faults:
         return undo, f"to {planned.peer}"
 
     _cut_one_way = _cut
+
+    async def _link_slow(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        links = self._links(planned, targets)
+        for link in links:
+            link.delay_s = (planned.amount or 0.0) / 1000
+
+        async def undo() -> None:
+            for link in links:
+                link.delay_s = 0.0
+
+        return undo, f"to {planned.peer}, {planned.amount:g} ms each way"
+
+    def _links(self, planned: Planned, targets: Sequence[str]) -> list[Link]:
+        named = self._host.etcd_links if planned.peer == "etcd" else self._host.gateway_links
+        return [link for worker in targets for link in named[worker]]
 
     # --- control plane and etcd -----------------------------------------------------------
 

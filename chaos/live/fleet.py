@@ -2,7 +2,9 @@
 
     fleet up -> undisturbed answers -> traffic and faults -> all mended, at rest -> log read
 
-Whatever happens, every process the run started is ended.
+Whatever happens, every process the run started is ended. Runs may follow one another so
+closely that a fleet comes up while the one before it comes to rest (`Turn`); traffic and faults
+have the machine to themselves.
 """
 
 from __future__ import annotations
@@ -59,6 +61,22 @@ def run(
     return asyncio.run(alone())
 
 
+class Turn:
+    """How far a run is, for the one behind it: its traffic and faults are over (`struck`),
+    nothing of it is left (`gone`, since `gone_s`, monotonic)."""
+
+    def __init__(self) -> None:
+        self.struck = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.gone_s = 0.0
+
+    def over(self) -> None:
+        """Nothing of the run is left."""
+        self.gone_s = time.monotonic()
+        self.struck.set()
+        self.gone.set()
+
+
 async def run_in(
     bed: Bed,
     scenario: Scenario,
@@ -67,18 +85,23 @@ async def run_in(
     schedule: Schedule | None = None,
     folder: Path | None = None,
     say: Say = print,
+    before: Turn | None = None,
+    turn: Turn | None = None,
 ) -> Outcome:
     """Run a scenario in a bed that served runs before. What goes wrong with the run itself is
-    the outcome's `error`. Raises LiveError where a fault of it cannot strike real processes."""
+    the outcome's `error`. The traffic waits until the run `before` is gone; `turn` is told how
+    far this one is. Raises LiveError where a fault of it cannot strike real processes."""
     if obstacles := applicable.obstacles(scenario):
         raise LiveError(f"{scenario.name} cannot run live: {'; '.join(obstacles)}")
     scenario, schedule, notes = scaled(scenario, schedule or expand(scenario, seed))
     if notes:
         say(f"{scenario.name} is scaled to this machine: {'; '.join(notes)}")
-    one = _Run(bed, scenario, schedule, say)
+    turn = turn or Turn()
+    one = _Run(bed, scenario, schedule, say, before, turn)
     try:
         return await one.go()
     finally:
+        turn.over()
         if folder is not None:
             shutil.copytree(one.directory, folder, dirs_exist_ok=True, ignore=_NOT_FILES)
         shutil.rmtree(one.directory, ignore_errors=True)
@@ -88,13 +111,23 @@ _NOT_FILES = shutil.ignore_patterns("*.sock", "ipc*", "*.clock", "spool", "secre
 
 
 class _Run:
-    """The state of one run. `went`: what has been reached, for people."""
+    """The state of one run."""
 
-    def __init__(self, bed: Bed, scenario: Scenario, schedule: Schedule, say: Say) -> None:
+    def __init__(
+        self,
+        bed: Bed,
+        scenario: Scenario,
+        schedule: Schedule,
+        say: Say,
+        before: Turn | None,
+        turn: Turn,
+    ) -> None:
         self._bed = bed
         self._scenario = scenario
         self._schedule = schedule
         self._say = say
+        self._before = before
+        self._turn = turn
         self.directory, self._prefix = bed.place(scenario.name)
         self._watch = Watch()
         self._groups: tuple[RevisionGroup, ...] = ()
@@ -114,7 +147,7 @@ class _Run:
         except (FleetFailed, RelumeError, OSError, TimeoutError, ExceptionGroup) as caught:
             error = _told(caught)
             self._say(f"the run failed: {error}")
-            await self._bed.discard(members)
+            self._bed.discard(members)
         return Outcome(
             kind="live",
             scenario=self._scenario,
@@ -149,7 +182,9 @@ class _Run:
         for task in (self._watch.follow(log.reader()), host.supervise()):
             running = asyncio.create_task(task)
             stack.push_async_callback(_ended, running)
-        clients = self._clients = Clients(schedule, host.gateways, f"c{schedule.seed}")
+        clients = self._clients = Clients(
+            schedule, host.gateways, f"c{schedule.seed}", self._bed.known
+        )
         if host.checkpoints is not None and not await self._watch.until(
             lambda f: (
                 len(f.holders) == len(schedule.workers) and all(h.alive for h in f.holders.values())
@@ -162,28 +197,15 @@ class _Run:
         if wrong := wrong_beginnings(clients.histories):
             raise LiveError(f"undisturbed requests failed: {'; '.join(wrong[:3])}")
         learnt_s = time.monotonic() - began - up_s
+        if self._before is not None:
+            await self._before.gone.wait()
+            await etcd.healthy()
         self._watch.phases.forget_lengths()
         pids += host.pids()
         self._began_ms, start = time.time_ns() // 1_000_000, time.monotonic()
-        operator = self._operator = Operator(host)
-        operating = None
-        if any(planned.phase == "effect" for planned in schedule.faults):
-            operating = asyncio.create_task(operator.run())
-        faults = Faults(host, self._watch, clients, schedule.seed)
-        plan = self._plan = Plan(schedule, host, self._watch, clients, faults, self._say)
-        try:
-            async with asyncio.timeout(TRAFFIC_S), asyncio.TaskGroup() as tasks:
-                striking = tasks.create_task(plan.run())
-                await clients.run(plan.pending)
-                traffic_s = time.monotonic() - start
-                plan.no_more()
-                await striking
-        finally:
-            if operating is not None:
-                operating.cancel()
-                await asyncio.gather(operating, return_exceptions=True)
-            await plan.mend()
-        await operator.settle()
+        await self._strike(host, clients)
+        struck_s = time.monotonic() - start
+        self._turn.struck.set()
         pids += host.pids()
         why = await at_rest(host, self._watch, clients.histories, REST_S, self._say)
         self._drained = not why
@@ -194,9 +216,31 @@ class _Run:
         if why:
             raise LiveError(f"the fleet did not come to rest: {why}")
         self._say(
-            f"up {up_s:.1f} s, undisturbed {learnt_s:.1f} s, traffic {traffic_s:.1f} s, "
+            f"up {up_s:.1f} s, undisturbed {learnt_s:.1f} s, struck {struck_s:.1f} s, "
             f"at rest after {self._ended_ns / 1e9:.1f} s, {len(self._groups)} revisions"
         )
+
+    async def _strike(self, host: Host, clients: Clients) -> None:
+        """Traffic and faults, until both are over."""
+        schedule = self._schedule
+        operator = self._operator = Operator(host)
+        operating = None
+        if any(planned.phase == "effect" for planned in schedule.faults):
+            operating = asyncio.create_task(operator.run())
+        faults = Faults(host, self._watch, clients, schedule.seed)
+        plan = self._plan = Plan(schedule, host, self._watch, clients, faults, self._say)
+        try:
+            async with asyncio.timeout(TRAFFIC_S), asyncio.TaskGroup() as tasks:
+                striking = tasks.create_task(plan.run())
+                await clients.run(plan.pending)
+                plan.no_more()
+                await striking
+        finally:
+            if operating is not None:
+                operating.cancel()
+                await asyncio.gather(operating, return_exceptions=True)
+            await plan.mend()
+        await operator.settle()
 
     async def _nothing_left(self, pids: list[int]) -> None:
         """Called when all was stopped: of what ran, nothing may run on."""

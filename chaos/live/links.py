@@ -1,4 +1,4 @@
-"""A TCP link that a run can cut, in one direction or both.
+"""A TCP link that a run can cut, in one direction or both, or slow down.
 
 A cut link takes bytes and forwards none: no reset, no answer, as in a partition. What came
 meanwhile goes on its way when the link is mended, as TCP would send it again.
@@ -13,12 +13,14 @@ from typing import Self
 
 class Link:
     """From `host`:`port` (0: any free one) to `target`, "host:port" (`aim` may set it later).
-    `to`: towards the target; `fro`: back from it."""
+    `to`: towards the target; `fro`: back from it. `delay_s`: what comes waits so long, in
+    both directions, and what comes meanwhile goes on with it or waits as long again."""
 
     def __init__(self, target: str = "", host: str = "127.0.0.1", port: int = 0) -> None:
         self.target = target
         self.host = host
         self.port = port
+        self.delay_s = 0.0
         self._ways = {"to": asyncio.Event(), "fro": asyncio.Event()}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,6 +99,8 @@ class Link:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
                 await self._ways[way].wait()
                 writer.write(data)
                 await writer.drain()

@@ -47,7 +47,8 @@ def impossible() -> Mapping[str, tuple[str, ...]]:
 
 class Line(Struct, frozen=True):
     """One run in a report. `wrong`: what was broken, or not shown, in words; empty when it
-    passed. `took_s`: real time with everything, judging included."""
+    passed. `took_s`: real time from the end of the run before it to its own; it is judged beside
+    the next one."""
 
     scenario: str
     seed: int

@@ -32,6 +32,8 @@ from chaos.scenario.language import (
 COMPOSED = "composed"
 """The name by which commands ask for such a scenario."""
 
+SLOW = "link-slow"
+
 _AMOUNTS = {
     "worker-slow": (2.0, 20.0), "reload-fails": (1, 3), "block-corrupt": (1, 32),
     "dram-budget": (0.1, 0.8), "stream-loss": (0.01, 0.3), "stream-duplicate": (0.05, 0.5),
@@ -49,7 +51,7 @@ _FEWEST = {"leader-stop": 2, "gateway-kill": 2}
 def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     """The scenario of `seed`; faults named in `without` are left out."""
     rng = Random(f"compose:{seed}")
-    kinds = [name for name in FAULTS if applicable(name) and name not in without]
+    kinds = [name for name in FAULTS if applicable(name) and name not in (*without, SLOW)]
     chosen = [rng.choice(kinds) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))] if kinds else []
     fleet = _fleet(rng, chosen)
     traffic = _traffic(rng)
@@ -61,6 +63,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         faults=(
             *(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
             *_at_effects(seed, fleet, without),
+            *_slow_link(seed, without),
         ),
         expect=(Bound("requests", least=traffic.requests),),
     )
@@ -77,6 +80,20 @@ def _at_effects(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Faul
         return ()
     target = "leader" if what == "gateway-kill" else "subject"
     return (Fault(what, When(during="effect", nth=rng.randint(1, 6)), target),)
+
+
+def _slow_link(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of ten a link is slow. Drawn apart, as above."""
+    rng = Random(f"compose-links:{seed}")
+    if rng.random() >= 0.1 or SLOW in without:
+        return ()
+    return (
+        Fault(
+            SLOW, When(at_s=round(rng.uniform(0.5, 9), 3)), rng.choice(("any", "all")),
+            peer=rng.choice(FAULTS[SLOW].peers), for_s=round(rng.uniform(1, 20), 2),
+            amount=float(rng.randint(5, 500)),
+        ),
+    )  # fmt: skip
 
 
 def _fleet(rng: Random, faults: Collection[str]) -> Fleet:

@@ -54,7 +54,7 @@ def each(
             yield one, work(one)
         return
     left = iter(given)
-    pool = ProcessPoolExecutor(jobs, get_context("fork"), _begin, (os.getpid(),))
+    pool = ProcessPoolExecutor(jobs, get_context("fork"), begin, (os.getpid(),))
     open_: dict[Future[Result], Given] = {}
     try:
         while True:
@@ -81,8 +81,8 @@ def each(
             process.join()
 
 
-def _begin(parent: int) -> None:
-    """In a process that runs cases."""
+def begin(parent: int) -> None:
+    """In a process that works for `parent`: it ignores Ctrl-C and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":

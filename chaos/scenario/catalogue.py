@@ -73,6 +73,10 @@ FAULTS: Mapping[str, FaultKind] = {
     "cut-one-way": FaultKind(
         "a link carries nothing from the target to the peer", "worker", "must", peers=_LINKS
     ),
+    "link-slow": FaultKind(
+        "what a link carries comes later", "worker", "must", ("milliseconds", 60_000.0),
+        peers=("etcd", "gateway"),
+    ),
     "gateway-kill": FaultKind("kill -9 of a control plane replica", "control plane", roles=_ENDS),
     "leader-stop": FaultKind(
         "SIGSTOP to the leader beyond its lease, then CONT: two leaders for a while",

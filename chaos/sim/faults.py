@@ -232,6 +232,10 @@ class Faults:
     def _cut_one_way(self, planned: Planned, target: str) -> Undo:
         return self._cut(planned, target, both=False)
 
+    def _link_slow(self, planned: Planned, target: str) -> Undo:
+        delay_s = (planned.amount or 0.0) / 1000
+        return self._shaped(Rule(target, "", planned.peer or "", True, delay_s=delay_s))
+
     def _shaped(self, rule: Rule) -> Undo:
         wires = self._fleet.wires
         wires.shape(rule)

@@ -121,6 +121,11 @@ async def test_a_cut_link_holds_what_it_takes_in_the_direction_that_is_cut() -> 
         assert got[-1] == b"2"
         link.mend()
         assert await reader.read(9) == b"3"
+        link.delay_s = 0.2
+        began = time.monotonic()
+        writer.write(b"4")
+        assert await reader.read(9) == b"4"
+        assert time.monotonic() - began > 0.4, "late in both directions"
         writer.close()
     server.close()
 

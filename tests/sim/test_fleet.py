@@ -89,3 +89,15 @@ def names_in(group):
     return {
         event.command_id for at in events_of([group]) if type(event := at.event) is AdminCommanded
     }
+
+
+def test_what_comes_over_a_slow_link_comes_later():
+    def first_tokens_ms(faults):
+        traffic = Traffic(Burst(4, 2.0), Fixed(16, 8), requests=12)
+        scenario = Scenario("slow", "Links are slow.", Fleet(2), traffic, faults)
+        verdict = judge(run(scenario, 1))
+        assert verdict.broken == {}
+        return verdict.figures["ttft_ms_mean"]
+
+    slow = Fault("link-slow", When(at_s=0.0), "all", peer="gateway", for_s=60.0, amount=300.0)
+    assert first_tokens_ms((slow,)) > 600 + first_tokens_ms(())
