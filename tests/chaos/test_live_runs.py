@@ -1,0 +1,76 @@
+"""Live runs one behind the other, and judged beside each other; the runs themselves are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pytest
+
+from chaos.live import __main__ as command
+from chaos.live.fleet import Turn
+from chaos.live.judging import Judging
+from chaos.live.sets import wrong_of
+from chaos.outcome import Outcome
+from chaos.runner.artifacts import outcome_in
+from chaos.runner.judge import judge
+from tests.runner.recorded import outcome
+
+GOOD = outcome()
+
+
+class NoBed:
+    def __init__(self, say: Any) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+async def test_the_next_run_begins_when_the_one_before_has_struck(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    async def run(
+        bed: NoBed, scenario: Any, seed: int, *, before: Turn | None, turn: Turn, **_: Any
+    ) -> Outcome:
+        told.append(f"{seed} comes up")
+        if before is not None:
+            await before.gone.wait()
+        told.append(f"{seed} strikes")
+        turn.struck.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        told.append(f"{seed} is gone")
+        turn.over()
+        kept = msgspec.structs.replace(GOOD.schedule, seed=seed)
+        return msgspec.structs.replace(GOOD, schedule=kept)
+
+    monkeypatch.setattr(command, "Bed", NoBed)
+    monkeypatch.setattr(command, "run_in", run)
+    lines = await command.run_all([("calm", 4), ("calm", 5), ("calm", 6)], tmp_path)
+    assert told == [
+        "4 comes up", "4 strikes", "5 comes up", "4 is gone",
+        "5 strikes", "6 comes up", "5 is gone", "6 strikes", "6 is gone",
+    ]  # fmt: skip
+    assert [line.seed for line in lines] == [4, 5, 6]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calm-4", "calm-5", "calm-6"]
+
+
+async def test_a_run_is_judged_elsewhere_as_it_is_here(tmp_path: Path) -> None:
+    first = GOOD.histories[0]
+    late = msgspec.structs.replace(first.record, gaps_ms=[99_000.0])
+    bad = msgspec.structs.replace(
+        GOOD, histories=(msgspec.structs.replace(first, record=late), *GOOD.histories[1:])
+    )
+    with Judging() as judging:
+        for run in (GOOD, bad):
+            verdict = judge(run)
+            found = await judging.judge(run, tmp_path / "kept", "again")
+            assert (found.result, found.wrong) == (verdict.result, wrong_of(run, verdict))
+    assert found.result == "failed" and any("I10" in text for text in found.wrong)
+    assert judge(outcome_in(tmp_path / "kept")[0]).broken == verdict.broken
