@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -31,11 +31,11 @@ from chaos.outcome import Fired, Outcome
 from chaos.scenario.language import Scenario
 from chaos.scenario.schedule import Schedule, expand
 from controlplane.local_fleet import FleetFailed
-from controlplane.replay.history import from_etcd
+from controlplane.replay.history import History, from_etcd
 from events.errors import RelumeError
 from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
-from events.log import RevisionGroup
+from events.log import Landed, RevisionGroup
 
 TRAFFIC_S = 150.0
 REST_S = 60.0
@@ -131,6 +131,7 @@ class _Run:
         self.directory, self._prefix = bed.place(scenario.name)
         self._watch = Watch()
         self._groups: tuple[RevisionGroup, ...] = ()
+        self._landed: tuple[Landed, ...] = ()
         self._clients: Clients | None = None
         self._plan: Plan | None = None
         self._operator: Operator | None = None
@@ -159,7 +160,7 @@ class _Run:
             ended_ns=self._ended_ns,
             drained=self._drained,
             error=error,
-            landed=self._watch.landed(),
+            landed=self._landed,
             commands=tuple(self._operator.acknowledged) if self._operator is not None else (),
         )
 
@@ -211,8 +212,9 @@ class _Run:
         self._drained = not why
         self._ended_ns = round((time.monotonic() - start) * 1e9)
         pids += host.pids()
-        history = await from_etcd(config, self.directory / "archive")
-        self._groups = tuple(history.groups)
+        self._groups, self._landed = await read(
+            self._watch, from_etcd(config, self.directory / "archive")
+        )
         if why:
             raise LiveError(f"the fleet did not come to rest: {why}")
         self._say(
@@ -246,6 +248,14 @@ class _Run:
         """Called when all was stopped: of what ran, nothing may run on."""
         if left := await gone(pids):
             raise LiveError(f"processes are left: {left}")
+
+
+async def read(
+    watch: Watch, reading: Awaitable[History]
+) -> tuple[tuple[RevisionGroup, ...], tuple[Landed, ...]]:
+    """The log, and what of it was seen before: what lands while it is read may not be in it."""
+    landed = watch.landed()
+    return tuple((await reading).groups), landed
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

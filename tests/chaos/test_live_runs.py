@@ -10,12 +10,14 @@ import msgspec
 import pytest
 
 from chaos.live import __main__ as command
-from chaos.live.fleet import Turn
+from chaos.live.fleet import Turn, read
 from chaos.live.judging import Judging
 from chaos.live.sets import wrong_of
+from chaos.live.watch import Watch
 from chaos.outcome import Outcome
 from chaos.runner.artifacts import outcome_in
 from chaos.runner.judge import judge
+from controlplane.replay.history import History
 from tests.runner.recorded import outcome
 
 GOOD = outcome()
@@ -74,3 +76,18 @@ async def test_a_run_is_judged_elsewhere_as_it_is_here(tmp_path: Path) -> None:
             assert (found.result, found.wrong) == (verdict.result, wrong_of(run, verdict))
     assert found.result == "failed" and any("I10" in text for text in found.wrong)
     assert judge(outcome_in(tmp_path / "kept")[0]).broken == verdict.broken
+
+
+async def test_what_lands_while_the_log_is_read_is_not_missed() -> None:
+    watch = Watch()
+    watch.groups += GOOD.groups[:-1]
+    seen = watch.landed()
+
+    async def reading() -> History:
+        found = History(list(watch.groups), "here")
+        watch.groups.append(GOOD.groups[-1])
+        return found
+
+    groups, landed = await read(watch, reading())
+    assert groups == tuple(GOOD.groups[:-1])
+    assert landed == seen != watch.landed()
