@@ -35,6 +35,9 @@ def scaled(scenario: Scenario, schedule: Schedule) -> tuple[Scenario, Schedule, 
     ]
     if schedule.faults:
         notes.append(f"times of faults x {TIMES:g}, as leases of {LEASE_S} s are to 8 s")
+    fewer = _share_of_clients(scenario.traffic)
+    if fewer < 1 and any(planned.nth > 1 for planned in schedule.faults):
+        notes.append(f"events that faults wait for x {fewer:.2g}, as clients")
     if any(request.priority for request in schedule.requests):
         notes.append("no priorities, which the engines are not started for")
     traffic, requests = _fewer(scenario.traffic, schedule.requests)
@@ -50,7 +53,7 @@ def scaled(scenario: Scenario, schedule: Schedule) -> tuple[Scenario, Schedule, 
         control_planes=schedule.control_planes[: fleet.control_planes],
         etcd=schedule.etcd[: fleet.etcd],
         requests=requests,
-        faults=tuple(_fault(planned, fleet) for planned in schedule.faults),
+        faults=tuple(_fault(planned, fleet, fewer) for planned in schedule.faults),
     )
     share = len(requests) / max(len(schedule.requests), 1)
     expect = tuple(_bound(bound, share) for bound in scenario.expect)
@@ -58,6 +61,12 @@ def scaled(scenario: Scenario, schedule: Schedule) -> tuple[Scenario, Schedule, 
         scenario, fleet=fleet, traffic=traffic, expect=expect, about=about
     )
     return small, fitted, tuple(notes)
+
+
+def _share_of_clients(traffic: Traffic) -> float:
+    """How many of the clients of a closed loop there may be."""
+    arrivals = traffic.arrivals
+    return min(1.0, MOST_CLIENTS / arrivals.clients) if isinstance(arrivals, Closed) else 1.0
 
 
 def _fewer(traffic: Traffic, requests: tuple[Request, ...]) -> tuple[Traffic, tuple[Request, ...]]:
@@ -99,7 +108,7 @@ def fitting(fleet: Fleet) -> Fleet:
     )
 
 
-def _fault(planned: Planned, fleet: Fleet) -> Planned:
+def _fault(planned: Planned, fleet: Fleet, fewer: float) -> Planned:
     target = planned.target
     counts = {
         "w": fleet.workers, "d": fleet.domains, "r": fleet.control_planes, "e": fleet.etcd
@@ -109,6 +118,7 @@ def _fault(planned: Planned, fleet: Fleet) -> Planned:
     return msgspec.structs.replace(
         planned,
         target=target,
+        nth=math.ceil(planned.nth * fewer),
         at_ns=None if planned.at_ns is None else round(planned.at_ns * TIMES),
         for_ns=None if planned.for_ns is None else round(planned.for_ns * TIMES),
     )

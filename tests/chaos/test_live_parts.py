@@ -85,6 +85,16 @@ def test_a_schedule_is_cut_to_the_machine_and_says_so() -> None:
     assert notes and all(note in small.about for note in notes)
 
 
+def test_where_clients_are_fewer_fewer_events_are_waited_for() -> None:
+    """Of a dead engine fewer streams go on elsewhere: the fifth may never come."""
+    scenario = reading.load(reading.find("cascade"))
+    schedule = expand(scenario, 0)
+    _, fitted, notes = scaled(scenario, schedule)
+    assert [planned.nth for planned in schedule.faults][2] in (4, 5)
+    assert [planned.nth for planned in fitted.faults] == [1, 1, 2]
+    assert any("x 0.33" in note for note in notes)
+
+
 def test_equal_requests_get_equal_bodies_and_shared_prefixes() -> None:
     one = Request("q0", 0, 40, 9, prefix=(1, 2), prefix_block=16)
     other = Request("q1", 0, 40, 9, prefix=(1, 3), prefix_block=16)
