@@ -64,8 +64,8 @@ class Link:
                 await self._both(reader, writer, far_reader, far_writer)
             finally:
                 far_writer.transport.abort()
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # cancelled by `__aexit__` alone; the stream's own callback would complain
         finally:
             self._tasks.discard(task)
             writer.transport.abort()

@@ -200,6 +200,9 @@ class Keeper:
         try:
             await vault.fill(self._reader, until)
         except Compacted:
+            if await self._maintenance.whole():
+                await vault.fill_from_whole(self._reader, until)
+                return
             manifests = await self._maintenance.manifests()
             begin = max((covers for covers in manifests if covers <= until), default=until)
             log.error(

@@ -47,7 +47,8 @@ class History:
         self._maintenance = maintenance
 
     async def restore(self) -> Restored:
-        """The newest fold there is. Raises HistoryError, LogUnavailable."""
+        """The newest fold there is; an empty one where etcd still has the whole log. Raises
+        HistoryError, LogUnavailable."""
         log_id = await self._maintenance.identity()
         if not log_id:
             return Restored(Fleet(), 0)
@@ -58,6 +59,8 @@ class History:
         log.warning("folding_the_archive", after=restored.covers, directory=str(directory))
         restored = await asyncio.to_thread(fold_archive, restored, directory, log_id)
         if not await self._maintenance.holds(restored.covers):
+            if await self._maintenance.whole():
+                return Restored(Fleet(), 0)
             raise HistoryGap(
                 restored.covers,
                 await self._maintenance.revision(),

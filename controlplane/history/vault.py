@@ -100,6 +100,14 @@ class Vault:
             await self.flush()
             self.last = end
 
+    async def fill_from_whole(self, reader: LogReader, until: int) -> None:
+        """As `fill`, of a log of which nothing was deleted though etcd was compacted: read at
+        once, from its beginning. Raises LogUnavailable."""
+        for group in await reader.read(0, until):
+            self.add(group)
+        await self.flush()
+        self.last = until
+
     async def snapshot(self, dumped: bytes, covers: int) -> Manifest:
         """Write the fold `dumped` as the snapshot that covers `covers`. Raises OSError."""
         write = snapshots.write

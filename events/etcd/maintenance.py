@@ -23,6 +23,7 @@ from events.errors import Compacted, Fenced, LogUnavailable
 from events.etcd.client import EtcdClient
 from events.etcd.errors import CallFailed
 from events.etcd.keys import BadKey, Keys, after_prefix
+from events.etcd.scan import Scan
 
 NOSPACE = 1
 """etcd's number of the alarm."""
@@ -132,6 +133,15 @@ class Maintenance:
         except Compacted:
             return False
         return True
+
+    async def whole(self) -> bool:
+        """Whether no segment of the log was ever deleted. Then what etcd has forgotten it was
+        asked to forget by others, who use it too, and the log can be read from its beginning.
+
+        Raises LogUnavailable.
+        """
+        extents = await Scan(self._client, self._keys, 0).extents(())
+        return all(extent.first == 1 for extent in extents)
 
     async def compact(self, revision: int, physical: bool = False) -> None:
         """Drop etcd's history up to `revision`; nothing when that has happened already.

@@ -8,11 +8,12 @@ import pytest
 
 from controlplane.history.restore import History, load_history
 from events.errors import Compacted
+from events.etcd.factory import EtcdLog
 from events.etcd.maintenance import Maintenance
 from events.etcd.scan import Scan
 from policies.state import state_hash
 from tests.etcd_server import EtcdServer
-from tests.history.stage import folded, replica_on, traffic_on, until
+from tests.history.stage import config_for, folded, replica_on, traffic_on, until
 
 pytestmark = pytest.mark.etcd
 
@@ -86,3 +87,32 @@ async def test_snapshot_taken_says_hash_and_trim(etcd: EtcdServer, tmp_path: Pat
             assert state_hash(folded(before)) == event.hash
         restored = await History(tmp_path, Maintenance(log.client)).restore()
         assert restored.covers >= taken[-1][1].revision
+
+
+async def test_a_log_that_begins_in_an_etcd_others_have_compacted_is_kept_whole(
+    etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """Found by etcd-full 1 on real processes: two fleets one after the other in one etcd."""
+    async with EtcdLog(config_for(etcd)) as other:
+        for _ in range(30):
+            await other.client.put(b"/others/key", b"x")
+        await Maintenance(other.client).compact(25)
+    async with replica_on(etcd, tmp_path, every_s=1e6, every_revisions=10**6) as stage:
+        await stage.leads()
+        async with traffic_on(stage.log) as traffic:
+            await traffic.steps(8)
+            maintenance = Maintenance(stage.log.client)
+            while not await maintenance.identity():
+                await traffic.steps(8)
+            assert not await maintenance.manifests()
+            async with replica_on(etcd, tmp_path, "r1") as second:
+                await until(lambda: "w0" in second.fleet.workers)
+            await maintenance.compact(await maintenance.revision())  # by others, beside it
+            async with replica_on(etcd, tmp_path, "r2") as third:
+                await until(lambda: "w0" in third.fleet.workers)
+    async with replica_on(etcd, tmp_path) as stage, traffic_on(stage.log, "w1") as traffic:
+        while not stage.keeper.status.trimmed:
+            await traffic.steps(40)
+        assert not await Maintenance(stage.log.client).whole()
+        groups = await load_history(tmp_path, stage.log.reader())
+    assert {s.stream for g in groups for s in g.segments if s.seq == 1} >= {"r.r0", "w.w0", "w.w1"}
