@@ -59,7 +59,8 @@ def test_figures_of_an_ablation() -> None:
         for rule in ("eq6", "completion")
     }
     good = ways["load_aware_completion"]
-    good.gaps, good.coverage, good.balance = [0.1, 0.3, 0.2], [(90, 100), (280, 300)], [1.2]
+    good.gaps, good.balance = [0.1, 0.3, 0.2], [1.2]
+    good.requests, good.tokens = [(9, 10), (28, 30)], [(90, 100), (250, 300)]
     good.loads = {"w0": 10, "w1": 12}
     ways["none_eq6"].gaps = [0.4]
     figures = figures_of(ways)
@@ -69,6 +70,7 @@ def test_figures_of_an_ablation() -> None:
         "goal": recovery_ablation.COVERAGE_GOAL,
         "unit": "ratio",
     }
+    assert figures["load_aware_completion_token_coverage"]["value"] == 0.85
     assert figures["load_aware_completion_balance_over_time"]["value"] == 1.2
     assert "none_eq6_coverage" not in figures
     chart = bars(ways).splitlines()
