@@ -35,6 +35,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     etcd: str = "127.0.0.1:2379"
     host_kind: str = "serve"
     zygote: str = ""
+    backend: str = ""
+    backend_key_file: str = ""
     served_model_name: str = ""
     domain: str = ""
     lease_ttl_s: int = 8
@@ -72,8 +74,14 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """This configuration, if it is possible. Raises ConfigInvalid."""
         if not _NAME.fullmatch(self.worker):
             raise ConfigInvalid("--worker", f"{self.worker!r} is not 1-64 of A-Z a-z 0-9 _ . -")
-        if self.host_kind not in ("zygote", "serve"):
-            raise ConfigInvalid("--host-kind", f"{self.host_kind!r} is neither zygote nor serve")
+        if self.host_kind not in ("zygote", "serve", "plain"):
+            raise ConfigInvalid("--host-kind", f"{self.host_kind!r} is not zygote, serve or plain")
+        if (self.host_kind == "plain") != bool(self.backend):
+            raise ConfigInvalid("--backend", "a URL goes with --host-kind plain, and only there")
+        if self.backend and not self.backend.startswith(("http://", "https://")):
+            raise ConfigInvalid("--backend", f"{self.backend!r} is no http:// or https:// URL")
+        if self.backend and (self.checkpoint_mb or self.checkpoint_percent):
+            raise ConfigInvalid("--checkpoint-mb", "a plain server takes no part in checkpoints")
         if self.host_kind == "zygote" and not self.zygote:
             raise ConfigInvalid("--zygote", "the zygote's socket is needed with --host-kind zygote")
         if self.engine_host in ("0.0.0.0", "::") and not self.advertise_host:
@@ -124,9 +132,12 @@ _HELP: dict[str, tuple[str, str]] = {
     ),
     "host_kind": (
         "KIND",
-        "serve: run stock `vllm serve` as a child; zygote: ask a zygote to fork an engine",
+        "serve: run stock `vllm serve` as a child; zygote: ask a zygote to fork an engine; plain: "
+        "stand before an OpenAI-compatible server that runs already, without our plugin",
     ),
     "zygote": ("SOCKET", "unix socket of the zygote"),
+    "backend": ("URL", "base URL of the plain server, e.g. http://10.0.0.7:30000"),
+    "backend_key_file": ("FILE", "the plain server's API key, sent to it as a bearer token"),
     "domain": ("NAME", "failure domain of this host (default: the host's name)"),
     "lease_ttl_s": ("S", "after so long without a sign of this agent the worker counts as lost"),
     "engine_host": ("ADDR", "address the engine's HTTP listens on"),
@@ -196,6 +207,9 @@ A worker beside a zygote:
 A worker in production, on stock `vllm serve`:
   python -m engine_shim.agent --worker w0 --run-dir /run/relume/w0 --etcd etcd-0:2379,etcd-1:2379 \\
       --model /models/qwen3 -- --tensor-parallel-size 4
+A server that runs already, without our plugin (its streams cannot be moved once begun):
+  python -m engine_shim.agent --worker p0 --run-dir /run/relume/p0 --etcd etcd-0:2379 \\
+      --host-kind plain --backend http://10.0.0.7:30000 --model qwen3
 
 Signals: SIGTERM and SIGINT stop the engine, flush the log and leave (exit status 0).
 Exit status: 1 failed, 2 configuration, 3 another agent took the worker over,

@@ -325,6 +325,7 @@ class Supervisor:
                 inexact=inexact,
                 hardware=ready.hardware,
                 step_tokens=ready.step_tokens,
+                kind=ready.kind,
             )
         )
         self.phase = "ready"

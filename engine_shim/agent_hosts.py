@@ -63,10 +63,19 @@ def make_order(
             *("--model", config.model),
             *named,
             *("--host", config.engine_host, "--port", str(port)),
+            *_backend(config),
             *more,
             *config.engine_args,
         ),
     )
+
+
+def _backend(config: AgentConfig) -> tuple[str, ...]:
+    """Where the plain server is, for `engine_shim.plain`."""
+    if config.host_kind != "plain":
+        return ()
+    key = ("--api-key-file", config.backend_key_file) if config.backend_key_file else ()
+    return ("--backend", config.backend, *key)
 
 
 def prepare_engine_log(run: RunDirectory) -> Path:
@@ -217,4 +226,6 @@ def make_host(config: AgentConfig, run: RunDirectory, logger: Logger) -> EngineH
     """The host the configuration asks for."""
     if config.host_kind == "zygote":
         return ZygoteHost(config.zygote, run, logger)
+    if config.host_kind == "plain":
+        return ServeHost(run, logger, (sys.executable, "-m", "engine_shim.plain"))
     return ServeHost(run, logger)

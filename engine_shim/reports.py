@@ -28,7 +28,8 @@ class Hello(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True):
     """The HTTP server listens on `port`. `exact` maps a way to continue to its verdict:
     true, or the reason it is not exact. `hardware` it computes on; `step_tokens`: the most
-    tokens of one step."""
+    tokens of one step. `kind`: empty for an engine with our plugin, `plain` for a server
+    without it."""
 
     port: int
     max_model_len: int
@@ -39,6 +40,7 @@ class Ready(msgspec.Struct, frozen=True):
     exact: dict[str, bool | str]
     hardware: str = ""
     step_tokens: int = 0
+    kind: str = ""
 
 
 class Layout(msgspec.Struct, frozen=True):

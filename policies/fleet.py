@@ -159,6 +159,7 @@ def _on_engine_ready(fleet: Fleet, stream: str, epoch: int, event: v.EngineReady
     worker.model = event.model
     worker.build = event.build
     worker.exact = event.exact
+    worker.plain = event.kind == "plain"
     worker.max_model_len = event.max_model_len
     worker.block_size = event.block_size
     worker.kv_blocks = event.kv_blocks

@@ -50,9 +50,13 @@ class Choice(Struct, frozen=True):
 
 def exclusion(view: View, worker: Worker, query: Query) -> str:
     """Why `worker` cannot take the request; empty when it can."""
-    return _excluded(worker, query.model) or (
-        "suspected" if view.suspect(worker.name) == worker.incarnation else ""
-    )
+    distrusted = view.suspect(worker.name) == worker.incarnation
+    return _excluded(worker, query.model, distrusted) or _unable(worker, query)
+
+
+def _unable(worker: Worker, query: Query) -> str:
+    """Why the worker cannot go on with what another one began."""
+    return "tells no token ids" if worker.plain and query.delivered else ""
 
 
 def _excluded(worker: Worker, model: str, distrusted: bool = False) -> str:
@@ -84,6 +88,7 @@ def least_load(view: View, query: Query) -> Choice:
         prefill, requests = view.load(worker)
         cost = prefill + REQUEST_TOKENS * requests
         excluded = _excluded(worker, query.model, distrusted.get(name, 0) == incarnation)
+        excluded = excluded or _unable(worker, query)
         if not excluded:
             rank = (cost, (index - turn) % count, index)
             if query.avoid and f"{name}:{incarnation}" in query.avoid:

@@ -70,7 +70,7 @@ class Worker(Struct):
     and does not decode yet, with all their tokens. `absurd` counts records whose figures
     cannot be (they are not taken), `heard_tick` is of the last changes told, `step_tokens` are at
     most in a step (0: not known). `overhead_us`: of a time to first token, what steps do not
-    explain.
+    explain. `plain`: a server without our plugin, whose token ids are not known.
     """
 
     name: str
@@ -88,6 +88,7 @@ class Worker(Struct):
     model: str = ""
     build: str = ""
     exact: tuple[str, ...] = ()
+    plain: bool = False
     max_model_len: int = 0
     block_size: int = 0
     kv_blocks: int = 0

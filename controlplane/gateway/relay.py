@@ -232,7 +232,7 @@ class Exchange(Attempts):
             return
         payload = self._accepted(payload)
         if start < 0 and shown:
-            self._unresumable = "several choices are under way"
+            self._unresumable = "told no token ids"
             self._time()
         if payload:
             self._take(payload, False)

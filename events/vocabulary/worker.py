@@ -38,7 +38,9 @@ class EngineReady(Event, frozen=True, tag="engine_ready/1"):
     `family`: fingerprint family of its KV blocks, `block_bytes`: a block's size in a
     checkpoint, all ranks together; empty and 0 when it takes no part in checkpoints.
     `inexact`: what the self-test did not find exact, and why. `hardware` it computes on, and
-    the most tokens of one step (empty and 0: not told)."""
+    the most tokens of one step (empty and 0: not told). `kind`: empty for an engine with our
+    plugin, `plain` for any OpenAI-compatible server without it: its token ids and its own
+    view of its load are not known."""
 
     worker: str
     incarnation: int
@@ -55,6 +57,7 @@ class EngineReady(Event, frozen=True, tag="engine_ready/1"):
     inexact: tuple[tuple[str, str], ...] = ()
     hardware: str = ""
     step_tokens: int = 0
+    kind: str = ""
 
 
 class EngineDied(Event, frozen=True, tag="engine_died/1"):
