@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from controlplane.gateway.ports import GatewayPort
+from controlplane.gateway.ports import Activity, GatewayPort
 from controlplane.scheduler import Scheduler
 from events import vocabulary as v
 from events.errors import LogError
@@ -76,6 +76,8 @@ class StallWatch:
         self._last_step: dict[str, float] = {}
         self._probing: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._next_check: dict[tuple[str, int], float] = {}
+        self._due: dict[tuple[str, int], float] = {}
+        """Before then an engine cannot have been silent for half the least bound."""
         self._died: list[tuple[str, int]] = []
         self._session: aiohttp.ClientSession | None = None
         self._judged = 0
@@ -115,24 +117,41 @@ class StallWatch:
         now = self._now()
         workers = self._scheduler.view.fleet.workers
         config = stall.config_of(self._scheduler.view)
-        least_s, longest_s = config.floor_us / 2e6, 0.0
-        for (name, incarnation), activity in list(self._gateway.activity.items()):
-            worker = workers.get(name)
-            if worker is None or activity.open_streams == 0:
-                continue
-            if worker.incarnation != incarnation:
-                continue
-            silent_s = now - max(activity.last_byte, self._last_step.get(name, 0.0))
-            longest_s = max(longest_s, silent_s)
-            bound = stall.bound_us(worker, config)
-            if silent_s * 2e6 >= bound:
-                self._start(tasks, worker, self._examine(worker, incarnation, bound))
+        activities, due = self._gateway.activity, self._due
+        if len(due) > len(activities):
+            due = self._due = {key: at for key, at in due.items() if key in activities}
+        least_s = config.floor_us / 2e6
+        soonest = now + least_s
+        for key, activity in activities.items():
+            at = due.get(key, 0.0)
+            if at <= now:
+                at = due[key] = self._judge(tasks, key, activity, now, config)
+            soonest = min(soonest, at)
         suspects = self._scheduler.view.suspects()
         for name, incarnation in suspects:
             worker = workers[name]
             if worker.incarnation == incarnation and worker.engine == "ready":
                 self._start(tasks, worker, self._recheck(worker, incarnation))
-        return self._period_s if suspects else max(self._period_s, least_s - longest_s)
+        return self._period_s if suspects else max(self._period_s, soonest - now)
+
+    def _judge(
+        self,
+        tasks: asyncio.TaskGroup,
+        key: tuple[str, int],
+        activity: Activity,
+        now: float,
+        config: stall.StallConfig,
+    ) -> float:
+        """Ask the engine if it is due; returns before when there is no use in looking again."""
+        (name, incarnation), least_s = key, config.floor_us / 2e6
+        worker = self._scheduler.view.fleet.workers.get(name)
+        if worker is None or activity.open_streams == 0 or worker.incarnation != incarnation:
+            return now + least_s
+        last = max(activity.last_byte, self._last_step.get(name, 0.0))
+        bound = stall.bound_us(worker, config)
+        if (now - last) * 2e6 >= bound:
+            self._start(tasks, worker, self._examine(worker, incarnation, bound))
+        return max(last + least_s, now + self._period_s)
 
     def _start(self, tasks: asyncio.TaskGroup, worker: Worker, work: Any) -> None:
         key = (worker.name, worker.incarnation)

@@ -242,13 +242,11 @@ class Feed:
         self.revisions: list[int] = []
         """Of groups that concern agents, in order."""
         self.news = asyncio.Event()
-        self._read = 0
         self._key = Keys(etcd.config.prefix).stream("fleet")
         etcd.observers.append(self._changed)
 
-    def _changed(self) -> None:
-        first, self._read = self._read + 1, self.etcd.store.revision
-        for revision, events in self.etcd.store.changes_from(first):
+    def _changed(self, first: int, of_leader: bool) -> None:
+        for revision, events in self.etcd.store.changes_from(first) if of_leader else ():
             if any(e.kv.key.startswith(self._key) and concerns(e.kv.value) for e in events):
                 self.revisions.append(revision)
                 news, self.news = self.news, asyncio.Event()

@@ -167,10 +167,23 @@ class Clients:
                 timed.append(request)
             else:
                 self._after.setdefault(request.after or "", []).append(request)
-        for request in timed:
-            self.process.call_at(now + (request.at_ns or 0) / NS, self._send, request)
+        timed.sort(key=lambda request: request.at_ns or 0)
+        self._began = now
+        self._coming = iter(timed)
+        self._next()
         if not self.left:
             self._on_end()
+
+    def _next(self) -> None:
+        """Wait for the next request that has a time."""
+        request = next(self._coming, None)
+        if request is not None:
+            at_s = self._began + (request.at_ns or 0) / NS
+            self.process.call_at(at_s, self._timely, request)
+
+    def _timely(self, request: Request) -> None:
+        self._next()
+        self._send(request)
 
     def _send(self, request: Request) -> None:
         call = self.calls[request.name] = Call(self, request)

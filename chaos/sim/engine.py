@@ -339,12 +339,11 @@ class SimEngine:
 
     def _blocks_for(self, steps: int) -> int:
         """Blocks that so many decode steps from now on begin."""
-        length = self.config.block_tokens
+        begin, length = self._begin_block, self.config.block_tokens
         whole, rest = divmod(steps, length)
-        at = self._decoded
-        return whole * self._decoding + sum(
-            self._begin_block[(at + index) % length] for index in range(rest)
-        )
+        first = self._decoded % length
+        beyond = max(first + rest - length, 0)
+        return whole * self._decoding + sum(begin[first : first + rest]) + sum(begin[:beyond])
 
     def _leave(self, sequence: _Sequence) -> None:
         """A sequence that ran goes: its blocks and its share of the sums."""
@@ -440,7 +439,7 @@ class SimEngine:
 
     def _spare(self) -> int:
         """Blocks that decoding sequences do not begin in the next step."""
-        return self.kv.available - self._blocks_for(1)
+        return self.kv.available - self._begin_block[self._decoded % self.config.block_tokens]
 
     def _admit(self, left: int, now_ns: int, told: list[Told]) -> int:
         """Admit the job that waits longest if blocks for its first chunk are there; returns

@@ -39,6 +39,7 @@ from chaos.sim.network import End, Wires, host_of
 from events.etcd import scan
 from events.etcd.config import EtcdConfig
 from events.etcd.factory import EtcdLog
+from events.etcd.keys import Keys
 from events.etcd.reader import EtcdReader
 from events.etcd.writer import EtcdWriter
 from events.log import Landed, RevisionGroup
@@ -98,12 +99,14 @@ class SimEtcd:
         self.elections = 0
         self.landed: list[Landed] = []
         """What writers were told is durable (I13)."""
-        self.observers: list[Callable[[], None]] = []
-        """Called when something was agreed on."""
+        self.observers: list[Callable[[int, bool], None]] = []
+        """Called when something was agreed on, with the first of its revisions and whether
+        the leader's stream is among what changed."""
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self._spools = tempfile.TemporaryDirectory(prefix="relume-sim-", dir=memory)
         addresses = tuple(f"{name}:{PORT}" for name in names)
         self.config = replace(config or EtcdConfig(), endpoints=addresses)
+        self._leaders = Keys(self.config.prefix).stream("fleet")
         self._wires = wires
         self._random = random.Random(loop.random.random())
         self._members: dict[str, Member] = {}
@@ -311,8 +314,13 @@ class SimEtcd:
             answer = _NO_LEASE
         if store.revision > before:
             self._spread()
+            of_leader = any(
+                event.kv.key.startswith(self._leaders)
+                for changed in store.changes[before:]
+                for event in changed
+            )
             for observer in self.observers:
-                observer()
+                observer(before + 1, of_leader)
         if member.runs:
             reply(answer)
         elif member.process.alive:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc import aio
 
-from chaos.sim.etcd_store import range_of, txn_of
+from chaos.sim.etcd_store import Range, Txn, range_of, txn_of
 from chaos.sim.loop import Process
 from chaos.sim.network import End
+from events.etcd.appends import Append
 from events.etcd.client import EtcdClient
 from events.etcd.config import EtcdConfig
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from chaos.sim.etcd import SimEtcd
 
 _READ: dict[str, Callable[[Any], Any]] = {
-    "Txn": txn_of,
+    "Txn": lambda request: request if type(request) is Txn else txn_of(request),
     "Range": range_of,
     "LeaseGrant": lambda request: request.TTL,
     "LeaseRevoke": lambda request: request.ID,
@@ -48,6 +49,17 @@ def _error(code: grpc.StatusCode, detail: str) -> aio.AioRpcError:
     return aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details=detail)
 
 
+def txn_for(append: Append) -> Txn:
+    """What `append.request` asks for."""
+    owner, key = append.shape.owner, append.shape.key(append.seq)
+    owned, absent, put = (owner, append.epoch, False), (key, 0, False), (key, append.data, 0)
+    if append.seq == 1:
+        return Txn((owned, absent), (put,), (), (Range(owner), Range(key)))
+    behind = append.shape.key(append.seq - 1)
+    otherwise = Range(owner), Range(key), Range(behind, keys_only=True)
+    return Txn((owned, absent, (behind, 0, True)), (put,), (), otherwise)
+
+
 class SimClient(EtcdClient):
     """The client of one process."""
 
@@ -55,6 +67,10 @@ class SimClient(EtcdClient):
         super().__init__(config)
         self._etcd = etcd
         self._process = process
+
+    async def append(self, append: Append) -> Any:
+        """See EtcdClient; the transaction is not put into a request and taken out again."""
+        return await self.call("Txn", txn_for(append))
 
     def _connected(self, address: str) -> Any:
         endpoint = self._open.get(address)
@@ -75,6 +91,8 @@ class Endpoint:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, Stream] = {}
         self._number = 0
+        self._late: deque[tuple[float, int]] = deque()
+        """When calls are too late, in order; those that were answered are among them."""
         self.channel = self
         self.methods: dict[str, Callable[..., Any]] = {
             name: self._unary(name, read) for name, read in _READ.items()
@@ -146,16 +164,34 @@ class Endpoint:
                 read(request),
                 lambda answer: tell(self._answered, number, answer),
             )
-            late = loop.call_later(timeout, self._too_late, number)
+            self._wait_for(loop.time() + timeout, number)
             try:
                 return await future
             except Failure as failure:
                 raise _error(failure.code, failure.detail) from None
             finally:
-                late.cancel()
                 self._calls.pop(number, None)
 
         return call
+
+    def _wait_for(self, due_s: float, number: int) -> None:
+        """Let a call fail at that time. One timer stands for many: most are answered long
+        before."""
+        late = self._late
+        if late and due_s < late[-1][0]:
+            self._process.call_at(due_s, self._too_late, number)
+            return
+        if not late:
+            self._process.call_at(due_s, self._overdue)
+        late.append((due_s, number))
+
+    def _overdue(self) -> None:
+        late, calls = self._late, self._calls
+        now_s = asyncio.get_running_loop().time()
+        while late and (late[0][0] <= now_s or late[0][1] not in calls):
+            self._too_late(late.popleft()[1])
+        if late:
+            self._process.call_at(late[0][0], self._overdue)
 
     def _answered(self, number: int, answer: Any) -> None:
         future = self._calls.get(number)
@@ -187,7 +223,7 @@ class Stream:
         self._method = method
         self._number = endpoint.number()
         self._answers: deque[Any] = deque()
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._failure: Failure | None = None
 
     async def write(self, request: Any) -> None:
@@ -206,8 +242,8 @@ class Stream:
         while not self._answers:
             if self._failure is not None:
                 raise _error(self._failure.code, self._failure.detail)
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         return self._answers.popleft()
 
     def cancel(self) -> None:
@@ -220,7 +256,9 @@ class Stream:
             self._failure = answer
         else:
             self._answers.append(answer)
-        self._news.set()
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     async def code(self) -> grpc.StatusCode:
         """How it ended."""

@@ -28,6 +28,8 @@ KNOTS = (1, 64, 128, 256, 384, 512, 1024, 1536, 2048)
 FLOOR = 320
 BEND = 224_000
 CALIBRATION_S = 40.0
+ALIKE = 1e-13
+"""Of the largest, what is left of a column that says nothing new."""
 ONCE = ("embedding", "final_layernorm")
 TWICE = ("layernorm",)
 SOURCE = "LLMServingSim profiles of Qwen3-32B on two RTX PRO 6000, vLLM 0.19.0 (see LICENCES.md)"
@@ -40,7 +42,8 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def least_squares(points: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients that make the relative errors' squares least, by normal equations."""
+    """Coefficients that make the relative errors' squares least, by normal equations. A column
+    that says nothing beside the ones before it (all steps alike) gets 0."""
     size = len(points[0])
     matrix = [[0.0] * (size + 1) for _ in range(size)]
     # Columns of like size keep the equations well conditioned.
@@ -56,15 +59,24 @@ def least_squares(points: Sequence[Sequence[float]], values: Sequence[float]) ->
 
 
 def _solved(matrix: list[list[float]]) -> list[float]:
-    size = len(matrix)
+    size, rank = len(matrix), 0
+    least = ALIKE * max((matrix[i][i] for i in range(size)), default=0.0)
+    found = [0.0] * size
+    told: list[int] = []
     for i in range(size):
-        pivot = max(range(i, size), key=lambda k: abs(matrix[k][i]))
-        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
+        pivot = max(range(rank, size), key=lambda k: abs(matrix[k][i]))
+        if abs(matrix[pivot][i]) <= least:
+            continue
+        matrix[rank], matrix[pivot] = matrix[pivot], matrix[rank]
         for k in range(size):
-            if k != i:
-                factor = matrix[k][i] / matrix[i][i]
-                matrix[k] = [x - factor * y for x, y in zip(matrix[k], matrix[i], strict=True)]
-    return [matrix[i][size] / matrix[i][i] for i in range(size)]
+            if k != rank:
+                factor = matrix[k][i] / matrix[rank][i]
+                matrix[k] = [x - factor * y for x, y in zip(matrix[k], matrix[rank], strict=True)]
+        told.append(i)
+        rank += 1
+    for row, i in enumerate(told):
+        found[i] = matrix[row][size] / matrix[row][i]
+    return found
 
 
 def profiled() -> Formula:

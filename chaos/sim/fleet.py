@@ -255,6 +255,7 @@ def run(
     error = ""
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects live as long as the run
+    gc.freeze()  # when it is over, only what came of it is looked through
     try:
         with standing_in(wires):
             fleet = make(loop, wires, scenario, schedule, settings or Settings())
@@ -267,6 +268,7 @@ def run(
                 fleet.etcd.close()
                 loop.close()
     finally:
+        gc.unfreeze()
         if collecting:
             gc.enable()
     return outcome

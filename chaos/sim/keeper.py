@@ -55,10 +55,11 @@ class SimKeeper:
         loop = self._host.loop
         while True:
             began = loop.time()
-            served = await self._live()
-            await asyncio.sleep(self._backoff.after(loop.time() - began if served else 0.0))
+            await self._live()
+            await asyncio.sleep(self._backoff.after(loop.time() - began))
 
-    async def _live(self) -> bool:
+    async def _live(self) -> None:
+        """One life of the daemon."""
         daemon = self._host.daemon
         if daemon is None or not daemon.process.alive:
             daemon = self._host.start_daemon(self._journal.epoch)
@@ -96,7 +97,6 @@ class SimKeeper:
         if self._boot:
             self._journal.record(StateDaemonLost(self._host.name, self._boot, "killed signal 9"))
         self._boot, self._figures = "", {}
-        return True
 
     async def _next_look(self) -> None:
         """It is looked at five times a second."""

@@ -124,7 +124,7 @@ def _let_go(task: asyncio.Task[Any]) -> None:
     for _ in range(MOST_CLAUSES):
         if work.cr_frame is None:
             return
-        with suppress(BaseException):
+        with suppress(Exception, asyncio.CancelledError, BaseExceptionGroup):
             work.close()
 
 
@@ -155,6 +155,7 @@ class _Call(asyncio.TimerHandle):
     """A handle that costs little to make and to cancel: most are never run."""
 
     __slots__ = ()
+    _source_traceback = None
 
     def __init__(
         self, when: float, callback: Callable[..., object], args: Any, context: Context | None
@@ -164,7 +165,6 @@ class _Call(asyncio.TimerHandle):
         self._args = args
         self._context = context if context is not None else copy_context()
         self._cancelled = False
-        self._source_traceback = None
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -177,8 +177,6 @@ class VirtualLoop(BaseEventLoop):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.random = random.Random(seed)
-        self.callbacks = 0
-        """Callbacks run so far: what a run costs."""
         self.until_s = float("inf")
         self._now_s = 0.0
         self._pids = 1000
@@ -196,6 +194,8 @@ class VirtualLoop(BaseEventLoop):
         """A context of no process."""
         self.failures: list[BaseException] = []
         """Exceptions nobody took; `run` raises the first."""
+
+    get_debug = staticmethod(bool)  # every future asks: no, without running anything of ours
 
     def time(self) -> float:
         return self._now_s
@@ -362,7 +362,6 @@ class VirtualLoop(BaseEventLoop):
                     if process.alive:
                         process.park(handle)
                     continue
-                self.callbacks += 1
                 try:
                     context.run(handle._callback, *handle._args)
                 except (SystemExit, KeyboardInterrupt):

@@ -82,11 +82,10 @@ class Wires:
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
         self.served: dict[str, Served] = {}
-        self.messages = 0
-        """Messages sent so far, of connections and datagrams."""
         self.shaped = 0
         """Counts changes of the rules."""
         self._random = random.Random(loop.random.random())
+        self.draw = self._random.random
         self._rules: list[Rule] = []
         self._ways: dict[tuple[str, str, str], Way] = {}
         self._held: dict[End, None] = {}
@@ -169,7 +168,6 @@ class Wires:
         """Run `work` in process `to`: perhaps never, twice, or after what is sent later."""
         way = self.way(sender.name, to.name, kind)
         draw = self._random.random
-        self.messages += 1
         if way.cut or (way.loss and draw() < way.loss):
             return
         late = way.delay_s * (1 + draw())
@@ -325,7 +323,6 @@ class End:
 
     def _send(self, work: Callable[..., object], args: tuple[Any, ...]) -> None:
         wires, peer = self._wires, self.peer
-        wires.messages += 1
         way = self._way
         if way is None or self._shaped != wires.shaped:
             way = self._way = wires.way(self.process.name, peer.process.name, self.kind)
@@ -334,14 +331,17 @@ class End:
             self._waiting.append((work, args))
             wires._held[self] = None
             return
-        draw = wires._random.random
-        at = wires.loop.time() + way.delay_s * (1 + draw())
-        again = RETRANSMIT_S
-        while way.loss and draw() < way.loss and again < 30:
-            at, again = at + again, 2 * again
-        self._arrives = at = max(at, self._arrives)
+        loop = wires.loop
+        at = loop._now_s + way.delay_s * (1 + wires.draw())
+        if way.loss:
+            again = RETRANSMIT_S
+            while wires.draw() < way.loss and again < 30:
+                at, again = at + again, 2 * again
+        if at < self._arrives:
+            at = self._arrives
+        self._arrives = at
         peer._coming.append((work, args))
-        wires.loop.call_at(at, peer._arrive, context=peer.process.own_context)
+        loop.call_at(at, peer._arrive, context=peer.process.own_context)
 
     def _arrive(self) -> None:
         if self._skip:

@@ -7,7 +7,6 @@ sockets it reaches over the network (`transport`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from chaos.sim.gateway import SimGateway
 from chaos.sim.loop import Process, VirtualLoop
 from chaos.sim.network import Wires
 from chaos.sim.transport import standing_in
-from controlplane.gateway.config import GatewayConfig
 from controlplane.replica import Replica, ReplicaConfig
 from events.errors import LogError, first_cause
 from events.log import LogReader
@@ -42,7 +40,7 @@ class Log(Protocol):
 
 
 class Plane:
-    """Replica `name`, on a host of its own. `up` is called with each `Replica` that serves."""
+    """Replica `name`, on a host of its own."""
 
     def __init__(
         self,
@@ -51,9 +49,7 @@ class Plane:
         log: Log,
         name: str,
         config: ReplicaConfig | None = None,
-        gateway: GatewayConfig | None = None,
         takeover_s: float = 16.0,
-        up: Callable[[Replica], None] = lambda _: None,
     ) -> None:
         self.name = name
         self.address = f"{name}:{PORT}"
@@ -62,15 +58,11 @@ class Plane:
         self.replica: Replica | None = None
         """The one that serves now."""
         self.gateway: SimGateway | None = None
-        self.ends: list[tuple[float, str]] = []
-        """When and why it ended by itself."""
         self._config = replace(config or ReplicaConfig(), name=name, host=name, port=PORT)
         self._loop = loop
         self._wires = wires
         self._log = log
-        self._gateway_config = gateway
         self._takeover_s = takeover_s
-        self._up = up
         loop.stand_ins["control plane"] = lambda: standing_in(wires)
 
     @property
@@ -123,7 +115,6 @@ class Plane:
             if not isinstance(error, LogError):
                 self._loop.failures.append(error)
                 raise
-            self.ends.append((self._loop.time(), str(error)))
         process.kill()
 
     async def _serve(self, process: Process) -> None:
@@ -139,9 +130,8 @@ class Plane:
                 lambda stream: self._log.writer(stream, process),
             )
             await replica.catch_up()
-            gateway = SimGateway(replica.scheduler, self._wires, process, self._gateway_config)
+            gateway = SimGateway(replica.scheduler, self._wires, process)
             await gateway.start()
             self.replica, self.gateway = replica, gateway
             self._wires.serve(self.address, process, gateway)
-            self._up(replica)
             await replica.run(gateway)

@@ -18,7 +18,6 @@ from chaos.sim.etcd import SimEtcd
 from chaos.sim.loop import VirtualLoop
 from events import vocabulary as v
 from events.codec import decode_all
-from events.etcd.keys import Keys
 
 PHASE_S = {
     "prefill": 0.02, "decode": 0.5, "restore": 0.0002, "recovery": 0.05, "checkpoint": 0.2,
@@ -43,8 +42,6 @@ class Watch:
         self.places: dict[str, str] = {}
         self._loop = loop
         self._etcd = etcd
-        self._read = 0
-        self._leaders = Keys(etcd.config.prefix).stream("fleet")
         self._waiting: list[_Waiting] = []
         self.phases = Phases(PHASE_S, 0.5)
         etcd.observers.append(self._changed)
@@ -64,14 +61,8 @@ class Watch:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _changed(self) -> None:
-        store = self._etcd.store
-        first, self._read = self._read + 1, store.revision
-        if not self._waiting and not any(
-            event.kv.key.startswith(self._leaders)
-            for _, events in store.changes_from(first)
-            for event in events
-        ):
+    def _changed(self, first: int, of_leader: bool) -> None:
+        if not self._waiting and not of_leader:
             return
         for group in self._etcd.groups_from(first):
             for segment in group.segments:

@@ -30,9 +30,10 @@ class Outcome(enum.Enum):
 class Append:
     """Segment `tail.seq + 1` of a stream, ready to send."""
 
-    __slots__ = ("epoch", "first", "hash", "records", "request", "seq", "size", "stream")
+    __slots__ = ("data", "epoch", "first", "hash", "records", "seq", "shape", "size", "stream")
 
     def __init__(self, shape: Shape, tail: Tail, records: list[bytes], at_ms: int) -> None:
+        self.shape = shape
         self.stream = shape.stream
         self.epoch = shape.epoch
         self.seq = tail.seq + 1
@@ -40,8 +41,13 @@ class Append:
         self.records = records
         data = pack(self.stream, self.epoch, self.seq, self.first, tail.hash, records, at_ms)
         self.hash = digest(data)
+        self.data = data
         self.size = len(data)
-        self.request = shape.request(tail.seq, data)
+
+    @property
+    def request(self) -> Any:
+        """The TxnRequest, good until the shape is asked for another."""
+        return self.shape.request(self.seq - 1, self.data)
 
     def landed_as(self, revision: int) -> Tail:
         """The stream's end once this append is known to stand at `revision`."""
@@ -77,18 +83,22 @@ class Shape:
     def __init__(self, keys: Keys, stream: str, epoch: int) -> None:
         self.stream = stream
         self.epoch = epoch
-        self._owner = keys.owner(stream)
+        self.owner = keys.owner(stream)
         self._prefix = keys.stream(stream)
         self._behind: _Blank | None = None
 
     def request(self, before: int, data: bytes) -> Any:
         """The TxnRequest that puts `data` behind segment `before` (0: as the first)."""
-        key = self._prefix + b"%016x" % (before + 1)
+        key = self.key(before + 1)
         if not before:
-            return _Blank(self._owner, self.epoch, False).filled(key, b"", data)
+            return _Blank(self.owner, self.epoch, False).filled(key, b"", data)
         if self._behind is None:
-            self._behind = _Blank(self._owner, self.epoch, True)
-        return self._behind.filled(key, self._prefix + b"%016x" % before, data)
+            self._behind = _Blank(self.owner, self.epoch, True)
+        return self._behind.filled(key, self.key(before), data)
+
+    def key(self, seq: int) -> bytes:
+        """Of segment `seq`."""
+        return self._prefix + b"%016x" % seq
 
 
 class _Blank:

@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 from aetcd import rpc
@@ -32,6 +32,9 @@ from events.etcd.errors import (
     RequestRefused,
     ResponseTooLarge,
 )
+
+if TYPE_CHECKING:
+    from events.etcd.appends import Append
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -149,6 +152,10 @@ class EtcdClient:
     async def txn(self, request: Any) -> Any:
         """TxnResponse."""
         return await self.call("Txn", request)
+
+    async def append(self, append: Append) -> Any:
+        """TxnResponse of an append."""
+        return await self.call("Txn", append.request)
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> Any:
         """PutResponse."""

@@ -302,7 +302,7 @@ class EtcdWriter:
             append = Append(self._shape, self._tail, records, time.time_ns() // 1_000_000)
             self._under_way = append
         self._sent_at = self._now()
-        outcome, revision = append.judge(await self._client.txn(append.request))
+        outcome, revision = append.judge(await self._client.append(append))
         if outcome is Outcome.LANDED:
             self._landed(append, revision)
         else:
