@@ -32,7 +32,9 @@ class Leadership:
 
     `open_writer` gives a fresh writer for the stream; `fleet` is the replica's fold. It acts
     from the fold of its own `LeaderElected` on: by then it has all that its predecessor
-    wrote, and what it owes follows from the log alone. Every `hash_every` ticks it writes
+    wrote, and what it owes follows from the log alone. It ticks once the tick before is folded,
+    so that ticks prove a log that took them: kept ones that land together after an outage
+    would say that owners were missing while all was well. Every `hash_every` ticks it writes
     the state hash, without which replay could not find what no decision depended on.
     """
 
@@ -132,7 +134,7 @@ class Leadership:
         deposed = asyncio.ensure_future(self._deposed.wait())
         try:
             while self._writer is writer:
-                if self._acting and writer.healthy:
+                if self._acting and writer.healthy and self._fleet.tick >= number:
                     number = max(number, self._fleet.tick) + 1
                     self.append(v.Tick(number, time.time_ns() // 1_000_000))
                     if number % self._hash_every == 0:

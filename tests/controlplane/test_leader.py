@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -41,3 +42,27 @@ async def test_what_found_no_room_is_owed_by_the_next_leader(
     (decided,) = [e for e in of_fleet(scene.log, v.EffectsDecided) if e.again < 0]
     assert decided.effects == (v.Effect("drain", "w0", 0, ""),)
     assert len(of_fleet(scene.log, v.LeaderElected)) == 2
+
+
+async def test_a_tick_waits_for_the_one_before_to_be_folded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ticks kept while etcd stalls would land at once, and prove a health there was not."""
+    taken: list[int] = []
+    append = MemoryWriter.append
+
+    def noted(self: MemoryWriter, *events: Any) -> int:
+        taken.extend(e.number for e in events if type(e) is v.Tick)
+        return append(self, *events)
+
+    monkeypatch.setattr(MemoryWriter, "append", noted)
+    monkeypatch.setattr(MemoryWriter, "healthy", True)  # as long as no call has failed
+    async with Scene(82, workers=1, replicas=1, tick_s=0.01) as scene:
+        await scene.until(lambda: scene.replicas["r0"].fleet.tick > 2)
+        scene.log.pause()
+        landed = scene.replicas["r0"].fleet.tick
+        await asyncio.sleep(0.3)
+        assert len([n for n in taken if n > landed]) <= 2
+        scene.log.resume()
+        await scene.settled()
+    assert taken == sorted(set(taken)), "no number twice"
