@@ -23,6 +23,7 @@ from policies import (
     returns,
     steptime,
     touched,
+    unheard,
 )
 from policies.account import CHANGES, SANE, key_of
 from policies.state import Fleet, Head, Receipts, Replica, Request, Worker
@@ -248,6 +249,7 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
                 handler(worker, key, change)
             if kind is v.RequestQueued:
                 counted.queued(fleet, change)
+                unheard.queued(fleet, change)
             elif kind is v.FirstToken or kind is v.EngineFinished:
                 cached.settled(fleet, worker, key)
 
@@ -266,6 +268,7 @@ def _on_replica_started(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaS
     if replica is None:
         replica = fleet.replicas[event.replica] = Replica(event.replica)
     _orphan(fleet, lambda r: r.owner == stream and r.boot != event.boot)
+    unheard.began(fleet, stream, replica, event.boot)
     replica.epoch = epoch
     replica.boot = event.boot
     replica.host = event.host
@@ -307,6 +310,9 @@ def _orphan(fleet: Fleet, left: Callable[[Request], bool]) -> None:
 def _on_arrived(fleet: Fleet, stream: str, epoch: int, event: v.RequestArrived) -> None:
     replica = fleet.replicas.get(stream[2:])
     fleet.arrived += 1
+    if not unheard.arrived(fleet, event.request):
+        fleet.ended += 1
+        return
     fleet.requests[event.request] = Request(
         event.request,
         stream,
@@ -329,6 +335,7 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
     replica = fleet.replicas.get(stream[2:])
     if replica is not None:
         replica.decisions += 1
+        replica.decided = event.basis.position
     request = fleet.requests.get(event.request)
     if request is not None and not returns.foreign(request, stream):
         request.attempt = event.attempt
@@ -395,6 +402,7 @@ def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnd
     if request is not None:
         fleet.ended += 1
         steptime.first_token(fleet, request, event.ttft_us)
+    unheard.ended(fleet, event.request)
     coverage.forget(fleet, event.request)
 
 
@@ -455,6 +463,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     coverage.settle(fleet, event.number)
     cached.trim(fleet)
     returns.expire(fleet, event.number)
+    unheard.expire(fleet, event.number)
 
 
 def _on_worker_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None:

@@ -197,7 +197,8 @@ class Replica(Struct):
     """A control plane replica, by its stream's name without the `r.`.
 
     `suspects`: worker -> incarnation it distrusts. `settings` it was started with, as far
-    as decisions depend on them. `decisions` counts its `RouteDecided`.
+    as decisions depend on them. `decisions` counts its `RouteDecided`. `decided`: position of
+    the last one's basis; `began`: an arrival of an earlier life is at this position or ahead.
     `receipts`: when it received what.
     """
 
@@ -214,6 +215,22 @@ class Replica(Struct):
     suspects: dict[str, int] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     receipts: Receipts = field(default_factory=Receipts)
+    decided: int = 0
+    began: int = 0
+
+
+class Unheard(Struct):
+    """A request that only its engine told of, at `tick`: its gateway's word is on its way, or
+    never comes. `replica` and `boot` of that gateway. It was `due` at that tick (0: not), and
+    the leader `ended` it.
+    """
+
+    replica: str
+    boot: str
+    attempt: int
+    tick: int
+    due: int = 0
+    ended: bool = False
 
 
 class Coverage(Struct):
@@ -324,6 +341,7 @@ class Fleet(Struct, dict=True):
     be held. `planned`: decided moves of requests by the request. `restores`: how restores
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     `steptimes`: by class of worker.
+    `unheard`: see `policies.unheard`.
     What is no field (`policies.touched`) is no part of the state.
     """
 
@@ -354,6 +372,7 @@ class Fleet(Struct, dict=True):
     restores: dict[str, int] = field(default_factory=dict)
     planned: dict[str, Planned] = field(default_factory=dict)
     steptimes: dict[str, StepTime] = field(default_factory=dict)
+    unheard: dict[str, Unheard] = field(default_factory=dict)
 
 
 _KEPT = (
@@ -373,6 +392,7 @@ _KEPT = (
     Placed,
     Planned,
     Rate,
+    Unheard,
 )
 
 SHAPE = blake2b(

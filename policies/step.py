@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from events import vocabulary as v
-from policies import checkpoint_settings, coverage, migration_settings, returns
+from policies import checkpoint_settings, coverage, migration_settings, returns, unheard
 from policies.stall import StallConfig, settings_of
-from policies.state import Fleet, OpenCommand, Request
+from policies.state import Fleet, OpenCommand, Request, Unheard
 
 GONE_TICKS = 2
 """An owner key must be missing this many ticks before its worker counts as lost."""
@@ -53,6 +53,7 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
     out += [_ended(r) for r in returns.expired(fleet, event.number)]
+    out += [_ended_unheard(*found) for found in unheard.expired(fleet, event.number)]
     if event.number - fleet.healthy_since_tick < HEALTHY_TICKS:
         return out
     for worker in fleet.workers.values():
@@ -103,6 +104,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
     """
     orphans = [r for r in fleet.requests.values() if r.orphaned]
     out: list[Any] = [_ended(r) for r in orphans if r.expired or returns.ended_at_once(r)]
+    out += [_ended_unheard(*found) for found in unheard.expired(fleet)]
     for command_id, command in fleet.open_commands.items():
         if command.command == RESIGN:  # asked of an earlier leader, which is gone
             out.append(_decided(fleet, command_id, command, ()))
@@ -164,6 +166,11 @@ def _ended(request: Request) -> v.RequestEnded:
         detail="its gateway is gone"
         + (" and its client did not come back" if request.expired else ""),
     )
+
+
+def _ended_unheard(request: str, told: Unheard) -> v.RequestEnded:
+    detail = "its gateway was gone before it wrote of it; its engine did"
+    return v.RequestEnded(request, "failed", 0, -1, "error", told.attempt, "", detail=detail)
 
 
 _HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {

@@ -7,7 +7,8 @@ word, and that is what its client saw, so clients are compared with it. So a lea
 may be followed by the owner's, never by another of the leader's, and the owner never
 says it twice. A gateway that was killed may have served a client to the end without having
 written so; of a short answer nothing at all, and then the dispatch that its engine told of
-stands for it (`unheard`). A request that arrived and is not ended is a violation: ask when drained.
+stands for it (`unheard`), and the leader ends it. A request that arrived, or of which the log
+shows that nobody else will end it, and that is not ended is a violation: ask when drained.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Course, Violation, courses, events_of, of_clients
+from chaos.validators.records import (
+    ClientRecord,
+    Course,
+    Violation,
+    courses,
+    events_of,
+    log_of,
+    of_clients,
+)
 from chaos.validators.unheard import Unheard
 from events import vocabulary as v
 from events.log import RevisionGroup
@@ -23,6 +32,8 @@ from events.log import RevisionGroup
 PROMISE = "I1"
 _UNTOLD = ("", "-", "multi")
 """Finish reasons that say nothing."""
+SLACK_TICKS = 5
+"""What the leader owes it has written by then."""
 _SHOWN_AS = {"tool_calls": "stop"}
 """What the engine ended with where its parser tells the client something else."""
 
@@ -30,8 +41,11 @@ _SHOWN_AS = {"tool_calls": "stop"}
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
     """Violations in the log itself, then between log and clients."""
     found = courses(groups)
-    out = [Violation(PROMISE, c.request, text) for c in found.values() for text in _ends(c)]
     broken, lost = _broken(groups)
+    unheard = Unheard(groups, lost) if broken else None
+    told = set(unheard.tokens) if unheard is not None else set()
+    out = [Violation(PROMISE, c.request, text) for c in found.values() for text in _ends(c, told)]
+    out += [Violation(PROMISE, name, "has no terminal event") for name in _left(groups)]
     unknown = []
     for client, course in of_clients(found, clients):
         if course is None:
@@ -39,7 +53,6 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
             continue
         for text in _agreement(client, course, broken):
             out.append(Violation(PROMISE, client.request, text))
-    unheard = Unheard(groups, lost) if unknown and broken else None
     for client in unknown:
         if unheard is None or not unheard.take(client):
             text = f"was answered {client.status}, the log does not know it"
@@ -54,13 +67,20 @@ def _answered(client: ClientRecord, broken: set[str]) -> bool:
     return not refused and not unheard
 
 
-def _ends(course: Course) -> list[str]:
+def _left(groups: Sequence[RevisionGroup]) -> list[str]:
+    """Requests that only their engines told of, which no leader ended in time."""
+    end = log_of(groups).end
+    due = [(name, told.due) for name, told in end.unheard.items() if told.due and not told.ended]
+    return [name for name, tick in due if end.tick - tick >= SLACK_TICKS]
+
+
+def _ends(course: Course, unheard: set[str]) -> list[str]:
     by_leader = [at for at in course.ends if at.stream == "fleet"]
     by_owner = [at for at in course.ends if at.stream != "fleet"]
     texts = []
     if course.arrived is not None and not course.ends:
         texts.append("has no terminal event")
-    if course.arrived is None and course.ends:
+    if course.arrived is None and (by_owner or course.request not in unheard):
         texts.append("ended without having arrived")
     if len(by_owner) > 1:
         texts.append(f"has {len(by_owner)} terminal events of its gateway")

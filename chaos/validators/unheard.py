@@ -1,8 +1,8 @@
-"""Requests that the log knows from their engines alone.
+"""Requests that the log knows from their engines and the leader alone.
 
 A decision is acted on first and appended with the next segment, so a gateway that is killed
 leaves requests without a word of its own; a short one may have been answered whole by then.
-Their dispatches carried the decisions to the engines, which told of them.
+Their dispatches carried the decisions to the engines, which told of them; the leader ends them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unheard:
         self._over: set[_Life] = set()
         self._lives(groups, lost)
         self.tokens: dict[str, int | None] = {}
-        known = courses(groups)
+        known = {name for name, course in courses(groups).items() if course.arrived is not None}
         for at in events_of(groups, "w."):
             if type(at.event) is v.EngineStep:
                 for change in at.event.changes:

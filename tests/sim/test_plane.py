@@ -193,6 +193,30 @@ def test_a_killed_replica_cuts_its_clients_and_comes_back_under_its_name(world):
     replayed(w)
 
 
+def test_what_a_killed_replica_did_not_write_of_the_leader_ends(world):
+    """It is killed before its arrivals and decisions are sent; engines told of its requests."""
+    w = world(planes=2)
+
+    async def work():
+        before = w.ask(3, door=0, name="before")
+        await asyncio.sleep(0.2)
+        cut = w.ask(5, door=0)
+        await asyncio.sleep(0.02)
+        w.planes[0].kill()
+        await w.answered(cut + before)
+        await w.until(lambda: w.planes[0].running)
+        await asyncio.sleep(8)
+
+    w.run(work)
+    steps = [c for e in w.events(v.EngineStep) for c in e.changes]
+    queued = {c.request for c in steps if type(c) is v.RequestQueued}
+    arrived = {e.request for e in w.events(v.RequestArrived)}
+    assert len(queued) == 8 and len(arrived) == 3, "the rest is known from engines alone"
+    ends = [e.request for e in w.events(v.RequestEnded)]
+    assert sorted(ends) == sorted(queued)
+    replayed(w)
+
+
 def test_another_replica_leads_when_the_leader_is_stopped_beyond_its_lease(world):
     w = world(planes=2)
 

@@ -794,3 +794,30 @@ def test_i1_knows_answers_of_a_gateway_that_died_unheard_from_their_engines() ->
     assert "does not know" in says(story(number=1), client), "it wrote of later decisions"
     assert "does not know" in says(story(again=False), client), "it lives"
     assert "does not know" in says(short(), client)
+
+
+def test_i1_has_the_leader_end_what_only_an_engine_told_of() -> None:
+    def story(behind: int = 6) -> Story:
+        told = short()
+        event = decided("q2", basis=v.Basis(0, behind))
+        dispatch = encode(msgspec.structs.replace(event, decision="r0.b1.9"))
+        told.tell("w.w0", engine_step(queued("q2", dispatch=dispatch), finished("q2"), finished()))
+        told.tell("r.r0", ended())
+        told.replica("r0", "b2")
+        told.leader("r0", "b2")
+        told.healthy_ticks(i1_one_terminal_event.SLACK_TICKS + 2)
+        return told
+
+    def says(told: Story) -> str:
+        return " ".join(map(str, i1_one_terminal_event.check(told.groups, [])))
+
+    assert says(story()) == "I1 q2: has no terminal event"
+    good = story()
+    end = v.RequestEnded("q2", "failed", 0, -1, "error", 1, "")
+    good.tell("fleet", end)
+    assert says(good) == ""
+    good.tell("fleet", end)
+    assert "2 terminal events of the leader" in says(good)
+    never = story()
+    never.tell("fleet", end, msgspec.structs.replace(end, request="q3"))
+    assert says(never) == "I1 q3: ended without having arrived"
