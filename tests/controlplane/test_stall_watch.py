@@ -74,7 +74,7 @@ async def engine(**state: Any) -> AsyncIterator[int]:
 
 
 async def watched(port: int, full: bool = False) -> tuple[OneStream, list[Any]]:
-    """What the watch does about w0, whose engine listens at `port`, within half a second."""
+    """What the watch does about w0, whose engine listens at `port`, by its first judgement."""
     log, fleet = MemoryLog(), Fleet()
     async with log.writer("w.w0") as worker:
         worker.append(
@@ -94,8 +94,10 @@ async def watched(port: int, full: bool = False) -> tuple[OneStream, list[Any]]:
     gateway = OneStream(loop.time())
     watch = StallWatch(scheduler, gateway, loop.time, 0.01)  # type: ignore[arg-type]
     task = asyncio.create_task(watch.run())
-    await asyncio.sleep(0.7)
-    assert not task.done(), task
+    async with asyncio.timeout(60):
+        while not gateway.broken and not any(type(e) is v.StallJudged for e in told):
+            assert not task.done(), task
+            await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return gateway, told
@@ -108,7 +110,8 @@ async def test_engine_that_works_is_left_alone() -> None:
     judged = [e for e in told if type(e) is v.StallJudged]
     assert {(e.probe, e.hung) for e in judged} == {("answered", False)}
     fired = [e for e in told if type(e) is v.TimerFired]
-    assert set(fired) == {v.TimerFired("stall", "w0:3")} and len(fired) == len(judged)
+    assert set(fired) == {v.TimerFired("stall", "w0:3")}
+    assert len(judged) <= len(fired) <= len(judged) + 1
 
 
 @pytest.mark.parametrize(("worker", "incarnation"), [("w0", 4), ("w0", 2), ("w1", 3)])
