@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 BENCHES = (
-    "startup", "failover-gap", "relay", "log", "replay", "shim-overhead", "checkpoint-overhead",
-    "restore", "recovery-ablation", "sim-speed", "validators",
+    "startup", "failover-gap", "relay", "log", "log-scale", "replay", "shim-overhead",
+    "checkpoint-overhead", "restore", "recovery-ablation", "sim-speed", "validators",
 )  # fmt: skip
 
 
