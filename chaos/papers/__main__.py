@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(listed()))
         return 0
     names: list[str] = []
-    quick = [name for name in registry.NAMES if registry.load(name).sampled is None]
+    quick = [name for name in registry.NAMES if not registry.load(name).sample]
     sampling = Sampling(given.seed, given.seeds, given.workers, given.jobs, given.kept, _progress)
     for word in given.name or quick:
         matching = registry.matching(word)
@@ -155,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
     for i, name in enumerate(names):
         result = registry.load(name)
         began = time.perf_counter()
-        found = result.run(given.seed) if result.sampled is None else result.sampled(sampling)
+        found = result.run(sampling)
         took_s = time.perf_counter() - began
         compared = compare(result, found)
         open_ = open_ or any(line.verdict == OPEN for line in compared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 from policies.reshard import Plan, after_failure, continuous, keep_in_place
 
 ROWS = 1024
@@ -15,7 +16,7 @@ def plans() -> tuple[Plan, Plan]:
     return continuous(held, sorted(held), ROWS), keep_in_place(held, sorted(held), ROWS)
 
 
-def run(_seed: int) -> Found:
+def run(_: Sampling) -> Found:
     plan, ours = plans()
     figures: dict[str, float] = {kind: plan.units(kind) for kind in ("reload", "peer", "keep")}
     for rank, gpu in ((0, 1), (2, 3), (3, 4)):

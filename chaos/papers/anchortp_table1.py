@@ -11,6 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 from policies.reshard import after_failure, continuous
 
 
@@ -75,7 +76,7 @@ def overhead(row: Row) -> float:
     return sum(row.tfs) + sum(row.ttp) / 2
 
 
-def run(_seed: int) -> Found:
+def run(_: Sampling) -> Found:
     figures: dict[str, float] = {}
     lines: list[str] = []
     for name, model in (("qwen", QWEN), ("mixtral", MIXTRAL)):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 from policies.reshard import (
     Held,
     Plan,
@@ -67,7 +68,7 @@ def own_links_s(planner: str) -> tuple[float, float]:
     return _ends(times)
 
 
-def run(_seed: int) -> Found:
+def run(_: Sampling) -> Found:
     reloads = {name: shares(name, 8, 7) for name in PLANNERS}
     seconds = {name: MODEL_BYTES * row[0] / BYTES_PER_S for name, row in reloads.items()}
     lines = ["change  planner        reload  copied  busiest rank's reload"]

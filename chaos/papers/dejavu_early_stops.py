@@ -8,6 +8,7 @@ from itertools import pairwise
 from chaos.papers.dejavu_inputs import BLOOM_176B, a100, fits, lengths
 from chaos.papers.dejavu_study import one_pipeline
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 
 BATCH = 16
 MACHINES = tuple(range(2, 17, 2))
@@ -20,8 +21,8 @@ def level(given: list[int]) -> list[int]:
     return [round(sum(given) / len(given))] * len(given)
 
 
-def run(seed: int) -> Found:
-    given = lengths(BATCH, seed)
+def run(sampling: Sampling) -> Found:
+    given = lengths(BATCH, sampling.seed)
     stops = [one_pipeline(BLOOM_176B, MACHINE, d, BATCH, given) for d in MACHINES]
     steady = [one_pipeline(BLOOM_176B, MACHINE, d, BATCH, level(given)) for d in MACHINES]
     falls = sum(b < a for a, b in pairwise(steady))
@@ -32,7 +33,7 @@ def run(seed: int) -> Found:
     ]
     by_size: dict[int, float] = {}
     for b in (b for b in SIZES if fits(BLOOM_176B, MACHINE, 8, b)):
-        asked = lengths(b, seed)
+        asked = lengths(b, sampling.seed)
         by_size[b] = one_pipeline(BLOOM_176B, MACHINE, 8, b, asked)
         without = one_pipeline(BLOOM_176B, MACHINE, 8, b, level(asked))
         lines.append(f"8 machines, {b:2} a microbatch: {by_size[b]:.0f} s, {without:.0f} s without")

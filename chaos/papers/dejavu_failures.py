@@ -11,6 +11,7 @@ from __future__ import annotations
 from chaos.papers.dejavu_inputs import OPT_66B, a100, prompt_ns, token_ns
 from chaos.papers.pipeline import Job, ends
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 
 STAGES, BATCH, PROMPT, TOKENS = 4, 8, 500, 1000
 FAILURE_STEP = 1200
@@ -63,7 +64,7 @@ def filled(pipeline: Pipeline) -> int:
     return STAGES * groups
 
 
-def run(_seed: int) -> Found:
+def run(_: Sampling) -> Found:
     pipeline = Pipeline()
     whole = pipeline.latency_s()
     before = pipeline.latency_s(FAILURE_STEP - PROMPT)

@@ -15,6 +15,7 @@ from chaos.papers.dejavu_study import (
 )
 from chaos.papers.dejavu_tables import SETTINGS, Best
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 
 ROWS = [(setting, row) for setting in SETTINGS for row in setting.rows if row.apart]
 
@@ -30,13 +31,13 @@ def _near(row: Best, best: Run) -> tuple[bool, bool]:
     return off == 0, off <= 1
 
 
-def run(seed: int) -> Found:
+def run(sampling: Sampling) -> Found:
     over: dict[str, list[float]] = {"baseline": [], "parallel": [], "parallel_gain": []}
     exact = near = batches = parallel = 0
     per_machine: dict[tuple[int, int], float] = {}
     lines = ["figure  machines  one pipeline  several         apart              x one  x several"]
     for setting, row in ROWS:
-        asked = (setting.model, setting.machine, row.machines, seed)
+        asked = (setting.model, setting.machine, row.machines, sampling.seed)
         one, several, divided = baseline(*asked), data_parallel(*asked), disaggregated(*asked)
         assert one and several and divided
         over["baseline"].append(one.makespan_s / divided.makespan_s)
@@ -62,8 +63,8 @@ def run(seed: int) -> Found:
     named["parallel_gain"] = "one / several"
     for name, said in named.items():
         lines.append(f"{said}: geometric mean {_mean(over[name]):.2f}, most {max(over[name]):.2f}")
-    lines += _fitted(seed)
-    odd = [two_pipelines(OPT_66B, a100(2), 2, 2, b, lengths(b, seed)) for b in (4, 16)]
+    lines += _fitted(sampling.seed)
+    odd = [two_pipelines(OPT_66B, a100(2), 2, 2, b, lengths(b, sampling.seed)) for b in (4, 16)]
     lines.append(
         f"Table 2 names microbatches of 2 for 4 machines; 4 take {odd[0]:.0f} s here, 16 (which "
         f"fit) {odd[1]:.0f} s, so 2 is likely a misprint"

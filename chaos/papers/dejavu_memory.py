@@ -5,6 +5,7 @@ from __future__ import annotations
 from chaos.papers.dejavu_inputs import BATCHES, CONTEXT_TOKENS, PROMPT_TOKENS, Machine, Model, fits
 from chaos.papers.dejavu_tables import SETTINGS, Best, Setting
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 from policies.disaggregation import Footprint, prompt_machines_at_least, token_machines_at_least
 
 
@@ -44,7 +45,7 @@ def largest(setting: Setting, machines: int) -> int:
     return max(fitting, default=0)
 
 
-def run(_seed: int) -> Found:
+def run(_: Sampling) -> Found:
     figures: dict[str, float] = {}
     lines = ["figure  machines: largest microbatch that fits (chosen in the paper)"]
     fitting = 0

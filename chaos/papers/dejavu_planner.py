@@ -15,6 +15,7 @@ from chaos.papers.dejavu_inputs import (
 from chaos.papers.dejavu_memory import footprint
 from chaos.papers.dejavu_tables import SETTINGS
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 from policies.disaggregation import (
     Work,
     choose,
@@ -44,7 +45,7 @@ def overhead_limit(machines: int) -> Fraction:
     return Fraction(0)
 
 
-def run(_seed: int) -> Found:
+def run(_: Sampling) -> Found:
     exact = near = 0
     gains: list[float] = []
     lines = ["figure  machines  published  planned  Eq. 1"]

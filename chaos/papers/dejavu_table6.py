@@ -16,6 +16,7 @@ from chaos.papers.dejavu_inputs import (
 )
 from chaos.papers.pipeline import apart
 from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
 
 BATCH, PROMPT_MACHINES, TOKEN_MACHINES = 8, 3, 4
 KV_BYTES = BATCH * PROMPT_TOKENS * BLOOM_176B.kv_bytes / PROMPT_MACHINES
@@ -71,16 +72,16 @@ def calibrated_gap_s(goal_s: float, seed: int) -> float:
     return high
 
 
-def run(seed: int) -> Found:
-    gap_s = calibrated_gap_s(TABLE[0][3], seed)
+def run(sampling: Sampling) -> Found:
+    gap_s = calibrated_gap_s(TABLE[0][3], sampling.seed)
     figures: dict[str, float] = {"kv": KV_BYTES / 1e9}
     for gbit_s, *_ in TABLE:
         figures[f"transfer_{gbit_s}"] = transfer_s(gbit_s)
         figures[f"extra_{gbit_s}"] = extra_s(gbit_s)
-        figures[f"latency_{gbit_s}"] = latency_s(gap_s, extra_s(gbit_s), seed)
-    alone = latency_s(1000.0, 0.0, seed)
+        figures[f"latency_{gbit_s}"] = latency_s(gap_s, extra_s(gbit_s), sampling.seed)
+    alone = latency_s(1000.0, 0.0, sampling.seed)
     step_s = token_ns(BLOOM_176B, a100(2), BATCH) / 1e9
-    served_s = sum(sampled(seed)) / len(sampled(seed)) * step_s / TOKEN_MACHINES
+    served_s = sum(sampled(sampling.seed)) / len(sampled(sampling.seed)) * step_s / TOKEN_MACHINES
     lines = (
         f"arrivals fitted to {gap_s:.2f} s apart, the token pipeline ends one in {served_s:.2f} s;",
         f"1.29 s is mostly waiting (nearly alone {alone:.2f} s), growing over {REQUESTS} arrivals",

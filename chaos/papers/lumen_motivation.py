@@ -9,7 +9,7 @@ from chaos.papers.sampling import Sampling
 TTFT, TPOT = (1.16, 4.69), (138.9, 224.6)
 
 
-def sampled(sampling: Sampling) -> Found:
+def run(sampling: Sampling) -> Found:
     """No failure, and stop-and-restart."""
     compared = Compared(sampling, 4, ("restart",), 1)
     ttft = compared.ratio("ttft", "restart", "none")
@@ -59,7 +59,7 @@ RESULT = Result(
         Published("lost", "interrupted / uninterrupted TTFT", 7.15, "x", 0.18, REPLAY),
         Published("share", "interrupted requests", 0.027, "", 0.1, SHARE),
     ),
-    run=lambda seed: sampled(Sampling(seed)),
-    sampled=sampled,
+    run=run,
+    sample=True,
     inputs=INPUTS,
 )

@@ -9,7 +9,7 @@ from chaos.papers.sampling import Sampling
 SIZES = (4, 8, 16, 32, 64)
 
 
-def sampled(sampling: Sampling) -> Found:
+def run(sampling: Sampling) -> Found:
     """Means of the sizes that are asked for."""
     over: dict[str, list[float]] = {rule: [] for rule in COMPARED}
     lines = []
@@ -39,7 +39,7 @@ RESULT = Result(
         Published("neighbour", "fixed neighbour", 3.0, "x", 0.15, SHAPE),
         Published("lumen", "LUMEN", 1.75, "x", 0.15, SHAPE),
     ),
-    run=lambda seed: sampled(Sampling(seed)),
-    sampled=sampled,
+    run=run,
+    sample=True,
     inputs=INPUTS,
 )

@@ -37,17 +37,17 @@ class Found(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """A published result. `source`: paper and equation, table or figure; `inputs`: which inputs
-    the paper leaves out, and what stands in for them; `run`: computes it from a seed;
-    `sampled`: from many, where it is a sample that takes minutes."""
+    """A published result. `source`: paper and equation, table or figure; `run`: computes it;
+    `inputs`: which inputs the paper leaves out, and what stands in for them; `sample`: it is made
+    of many seeded runs and takes minutes, else of one seed."""
 
     name: str
     about: str
     source: str
     published: tuple[Published, ...]
-    run: Callable[[int], Found]
+    run: Callable[[Sampling], Found]
     inputs: tuple[str, ...] = ()
-    sampled: Callable[[Sampling], Found] | None = None
+    sample: bool = False
 
 
 class Compared(Struct, frozen=True):

@@ -75,7 +75,7 @@ def invented(case: Case) -> Measured:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in registry.NAMES if registry.load(name).sampled is not None]
+    "name", [name for name in registry.NAMES if registry.load(name).sample]
 )
 def test_each_sample_stands_beside_its_published_figure(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -83,14 +83,14 @@ def test_each_sample_stands_beside_its_published_figure(
     seen: list[Case] = []
     monkeypatch.setattr(sampling, "measure", lambda case: seen.append(case) or invented(case))
     result = registry.load(name)
-    assert result.sampled is not None and result.published and result.inputs
+    assert result.published and result.inputs
     some = Sampling(0, 2, 16, kept=tmp_path / "kept.jsonl")
-    found = result.sampled(some)
+    found = result.run(some)
     assert not [line for line in compare(result, found) if line.verdict == OPEN]
     assert found.lines
     assert {case.seed for case in seen} == {0, 1} and max(case.workers for case in seen) <= 16
     once = len(seen)
-    assert result.sampled(some) == found
+    assert result.run(some) == found
     assert len(seen) == once  # what was kept is not run again
 
 

@@ -28,8 +28,9 @@ from chaos.papers.dejavu_inputs import (
 )
 from chaos.papers.dejavu_table6 import KV_BYTES, extra_s, transfer_s
 from chaos.papers.result import EXPLAINED, OPEN, REPRODUCED, Found, Published, Result, compare
+from chaos.papers.sampling import Sampling
 
-QUICK = [name for name in registry.NAMES if registry.load(name).sampled is None]
+QUICK = [name for name in registry.NAMES if not registry.load(name).sample]
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -40,7 +41,7 @@ def test_each_result_stands_beside_its_published_figure_and_nothing_is_unexplain
     assert result.name == name
     assert result.source.startswith(("DéjàVu", "AnchorTP", "LUMEN"))
     assert result.published
-    compared = compare(result, result.run(0))
+    compared = compare(result, result.run(Sampling()))
     assert len(compared) == len(result.published)
     open_ = [line for line in compared if line.verdict == OPEN]
     assert not open_
@@ -50,7 +51,7 @@ def test_each_result_stands_beside_its_published_figure_and_nothing_is_unexplain
 @pytest.mark.parametrize("name", ["anchortp-figure3", "dejavu-early-stops", "dejavu-table6"])
 def test_a_seed_gives_the_same_figures_again(name: str) -> None:
     result = registry.load(name)
-    assert result.run(7) == result.run(7)
+    assert result.run(Sampling(7)) == result.run(Sampling(7))
 
 
 def test_every_module_with_a_result_is_registered() -> None:
@@ -77,7 +78,7 @@ def test_a_figure_that_is_off_is_open_until_it_is_explained() -> None:
 def test_a_run_that_leaves_a_figure_out_is_an_error() -> None:
     result = Result("r", "a", "s", (Published("x", "x", 1.0),), lambda _: Found({}))
     with pytest.raises(KeyError):
-        compare(result, result.run(0))
+        compare(result, result.run(Sampling()))
 
 
 def test_the_command_lists_prints_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
