@@ -8,7 +8,8 @@ gateways are the real code; `RULES` are settings of it. What is measured of a ru
   death to the next token. *Uninterrupted* ones are sent within `WINDOW_S` of it; theirs is from
   sending. `ttft` is over both. Of each, `queue` is the share until an engine gives it blocks.
 - `tpot`: time between tokens, over all decoding sequences within the window.
-- `resumed`: until the last interrupted request goes on.
+- `resumed`: until the last interrupted request goes on. `restored`: share of the tokens that
+  they had to have in a cache again which came from checkpoints; `moving_s`: how long they took.
 - `series`: sums by the second, from which `returns_s` tells when TTFT and time between tokens
   are back.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from chaos.papers import lumen_models
 from chaos.runner.figures import mean, quantile, real
 from chaos.scenario.language import (
     Fault,
@@ -35,6 +37,8 @@ from chaos.scenario.language import (
 )
 from chaos.sim import fleet as simulated
 from chaos.sim import hosts
+from chaos.sim.assist import Assist
+from chaos.sim.speed import Drafts
 from chaos.sim.worker import WorkerSettings
 from controlplane.replica import ReplicaConfig
 from events import vocabulary as v
@@ -55,6 +59,11 @@ LASTS_S = 75.0
 RELOAD_S = 20.0
 BUDGET_MB = 65536
 OUTPUTS = (50, 400)
+LONGEST = 131072
+"""Tokens a request may have, where lengths are of another trace: Qwen3-32B's with YaRN."""
+DRAFT_SHARE, EXCHANGE_US, DRAFTS_AFTER_S = 0.05, 200, 2.0
+"""A draft model of a twentieth of the weights on the loading host, half a round trip each way,
+and Figure 4's time until it is there."""
 SMOOTH_S = 5
 NEAR = 1.1
 
@@ -78,6 +87,7 @@ RULES: Mapping[str, CheckpointConfig | None] = {
         link_network=2_000_000,
     ),
     "spread": replace(LOAD_AWARE, recovery="eq6", theta_percent=_ALWAYS),
+    "neighbour-eq6": replace(LOAD_AWARE, placement="neighbour", recovery="eq6"),
     "untold": replace(LOAD_AWARE, recovery="least_delay"),
 }  # fmt: skip
 """Stop and restart: no checkpoints. DéjàVu: a fixed neighbour, which always restores. LUMEN:
@@ -90,6 +100,7 @@ TITLES = {
     "lumen": "LUMEN",
     "ours": "ours",
     "spread": "load-aware, holder restores",
+    "neighbour-eq6": "fixed neighbour, Eq. 6",
     "completion": "earliest completion, as set",
     "untold": "least delay, links not told",
 }
@@ -97,8 +108,10 @@ TITLES = {
 
 class Case(Struct, frozen=True, omit_defaults=True):
     """One run. `fails`: engines that die, -1: a quarter. `whom`: any of them, or `neighbours`
-    in the ring. `daemons`: state daemons die with their engines. `prompts`: bounds of other lengths
-    than the trace's. 0 or empty: as usual."""
+    in the ring, or `rack`: those of one domain, of which there are `racks`. `daemons`: state
+    daemons die with their engines. `lengths`: of another trace, `prompts`, `outputs`: bounds of
+    them instead. `assist`: acceptance and drafts of hosts whose engines load, `sparing` or not.
+    `size`: of `lumen_models`; `storage`: see simulated.Settings. 0 or empty: as usual."""
 
     rules: str
     workers: int
@@ -114,15 +127,37 @@ class Case(Struct, frozen=True, omit_defaults=True):
     theta_percent: int = 0
     tau: int = -1
     prompts: tuple[int, int] | None = None
-    speculative: tuple[float, int] | None = None
+    outputs: tuple[int, int] = OUTPUTS
+    lengths: str = ""
+    racks: int = 0
+    assist: tuple[float, int] | None = None
+    sparing: bool = False
+    size: str = ""
+    storage: tuple[float, float] | None = None
 
     @property
     def whole(self) -> Case:
         """The same traffic without a failure: no rule matters."""
         return Case(
             "restart", self.workers, self.seed, 0, per_s=self.per_s, prompts=self.prompts,
-            speculative=self.speculative,
+            outputs=self.outputs, lengths=self.lengths, size=self.size,
         )  # fmt: skip
+
+
+ASSUMED_DRAFTS = (0.6, 4)
+"""Acceptance and drafts of rules with `+drafts`; what others do is in `lumen-drafts`."""
+
+
+def case_of(rule: str, workers: int, seed: int = 0, fails: int = -1) -> Case:
+    """The case of a rule, `RULE+drafts` being one with mechanism 3."""
+    rules, _, drafts = rule.partition("+")
+    return Case(rules, workers, seed, fails, assist=ASSUMED_DRAFTS if drafts else None)
+
+
+def title(rule: str) -> str:
+    """What a rule is called in tables."""
+    rules, _, drafts = rule.partition("+")
+    return TITLES[rules] + (" + drafts" if drafts else "")
 
 
 class Measured(Struct):
@@ -139,11 +174,15 @@ class Measured(Struct):
 def scenario_of(case: Case) -> Scenario:
     """The case in the scenario language."""
     names = [f"w{n}" for n in range(case.workers)]
+    racks = case.racks or case.workers
     count = case.workers // 4 if case.fails < 0 else case.fails
     random = Random(f"lumen:{case.workers}:{case.seed}")
     if case.whom == "neighbours":
         ring, first = sorted(names), random.randrange(case.workers)
         struck = [ring[(first + n) % len(ring)] for n in range(count)]
+    elif case.whom == "rack":
+        first = random.randrange(racks)
+        struck = [name for n, name in enumerate(names) if n % racks == first][:count]
     else:
         struck = random.sample(names, count)
     what = ["engine-kill", "holder-kill"] if case.daemons and _budget(case) else ["engine-kill"]
@@ -151,12 +190,13 @@ def scenario_of(case: Case) -> Scenario:
         name="lumen",
         about="A part of the fleet is lost under load.",
         fleet=Fleet(
-            workers=case.workers, model=MODEL, hardware=HARDWARE, domains=case.workers,
+            workers=case.workers, model=MODEL, hardware=HARDWARE, domains=racks,
             checkpoint_mb=_budget(case),
         ),
         traffic=Traffic(
             Poisson(case.per_s * case.workers),
-            FromTrace("azure-conv") if case.prompts is None else Uniform(case.prompts, OUTPUTS),
+            FromTrace(case.lengths or "azure-conv") if case.prompts is None
+            else Uniform(case.prompts, case.outputs),
             for_s=LASTS_S,
         ),
         faults=tuple(
@@ -171,9 +211,12 @@ def _budget(case: Case) -> int:
 
 def settings_of(case: Case, meter: Meter) -> simulated.Settings:
     """What the scenario does not say of the case."""
-    spec = hosts.spec(MODEL, HARDWARE)
+    model = lumen_models.of(case.size)
+    spec = model.spec if model is not None else hosts.spec(MODEL, HARDWARE)
     blocks = spec.kv_blocks * spec.block_tokens // BLOCK_TOKENS
     spec = replace(spec, block_tokens=BLOCK_TOKENS, kv_blocks=blocks)
+    if case.lengths:
+        spec = replace(spec, max_model_len=LONGEST)
     if case.link_bytes_s:
         spec = replace(spec, link_bytes_s=case.link_bytes_s)
     config = RULES[case.rules] or CheckpointConfig()
@@ -182,12 +225,18 @@ def settings_of(case: Case, meter: Meter) -> simulated.Settings:
         config = replace(config, theta_percent=case.theta_percent)
     if case.tau >= 0:
         config = replace(config, tau=case.tau)
+    drafts = None
+    if case.assist is not None:
+        share = DRAFT_SHARE if model is None else model.draft_share
+        drafts = Assist(Drafts(*case.assist, share, EXCHANGE_US, case.sparing), DRAFTS_AFTER_S)
     return simulated.Settings(
         WorkerSettings(reload_s=case.reload_s, exact_links=True),
-        case.speculative,
-        ReplicaConfig(checkpoints=config),
-        spec,
-        meter.attach,
+        assist=drafts,
+        storage=case.storage,
+        replica=ReplicaConfig(checkpoints=config),
+        spec=spec,
+        steps=model.cost if model is not None else None,
+        watching=meter.attach,
     )
 
 
@@ -201,6 +250,8 @@ class Meter:
         self.first: dict[tuple[str, int], int] = {}
         self.attempts: dict[str, int] = {}
         self.moved_us: dict[tuple[str, int], int] = {}
+        self.tokens: dict[tuple[str, int], tuple[int, int]] = {}
+        """What an attempt had to have in a cache, and what of it was restored."""
         self.samples: list[tuple[int, float, int]] = []
         """When, sequence-seconds and tokens of the second before."""
         self._made: dict[int, int] = {}
@@ -216,11 +267,14 @@ class Meter:
     def _seen(self, _worker: str, event: Any) -> None:
         now = self._fleet.loop.now_ns
         if type(event) is v.RestoreDone:
-            self.moved_us[event.request, event.attempt] = event.duration_us
+            key = event.request, event.attempt
+            self.moved_us[key] = event.duration_us
+            self.tokens[key] = self.tokens.get(key, (0, 0))[0], event.tokens
         for change in getattr(event, "changes", ()):
             key = change.request, change.attempt
             if type(change) is v.RequestQueued:
                 self.attempts[change.request] = change.attempt
+                self.tokens[key] = change.prompt_tokens, 0
             elif type(change) is v.RequestAdmitted:
                 self.admitted.setdefault(key, now)
             elif type(change) is v.FirstToken:
@@ -253,6 +307,7 @@ def measure(case: Case) -> Measured:
     ids = {asked: request for request, asked in meter.asked.items()}
     plain: list[tuple[float, float]] = []
     lost: list[tuple[float, float, float]] = []
+    anew: list[tuple[int, int]] = []
     length = round(LASTS_S - FAILS_S)
     ttft_series = [(0.0, 0)] * length
     for history in real(run):
@@ -264,6 +319,7 @@ def measure(case: Case) -> Measured:
             took = (meter.first[key] - fail_ns) / 1e9
             waited = (meter.admitted[key] - fail_ns) / 1e9
             lost.append((took, waited, meter.moved_us.get(key, 0) / 1e6))
+            anew.append(meter.tokens[key])
         elif history.first_ns is not None and sent >= fail_ns:
             took = (history.first_ns - history.sent_ns) / 1e9
             second = min((sent - fail_ns) // 1_000_000_000, length - 1)
@@ -280,6 +336,11 @@ def measure(case: Case) -> Measured:
     broken = sum(history.record.outcome != "completed" for history in real(run))
     figures = _figures(plain, lost)
     figures["tpot"] = _ratio(itl_series[: round(WINDOW_S)])
+    if anew:
+        figures["restored"] = sum(one[1] for one in anew) / sum(one[0] for one in anew)
+    moving = [one[2] for one in lost if one[2]]
+    if moving:
+        figures["moving_s"] = sum(moving) / len(moving)
     error = run.error or (f"{broken} streams broke" if broken else "")
     return Measured(figures, ttft_series, itl_series, error)
 

@@ -16,11 +16,18 @@ NAMES = (
     "dejavu-memory",
     "dejavu-planner",
     "dejavu-table6",
+    "lumen-ablation",
+    "lumen-context",
+    "lumen-drafts",
+    "lumen-holders",
     "lumen-motivation",
+    "lumen-overhead",
     "lumen-prototype",
-    "lumen-questions",
     "lumen-scale",
+    "lumen-sizes",
+    "lumen-storage",
     "lumen-table1",
+    "lumen-thresholds",
 )
 
 

@@ -202,7 +202,7 @@ class EngineCheckpoints:
         holder = self.holders.get(endpoint)
         if holder is None or not self.host.settings.exact_links:
             return False
-        return max(self.host.links.out, holder.links.back) > now + STREAM_S
+        return max(self.host.links.out, holder.shelf.back) > now + STREAM_S
 
     def _send(self, endpoint: str, blocks: list[tuple[Track, int, int]], now: float) -> None:
         holder = self.holders.get(endpoint)
@@ -224,7 +224,8 @@ class EngineCheckpoints:
             self.host.name, self.host.directory.state.epoch, self.engine.incarnation,
             self.fingerprint, tuple(pieces), tuple(data),
         )  # fmt: skip
-        there = carried(self.host.links, holder.links, len(pieces) * self.size, now)
+        there = carried(self.host.links, holder.shelf, len(pieces) * self.size, now)
+        there += holder.shelf_s
         mine, theirs = self.engine.process, holder.daemon
 
         def answer(put: Put) -> None:
@@ -329,10 +330,11 @@ class Reading:
         count = min(self._wanted - first, max(CHUNK_BYTES // parts.size, 1))
 
         def answer(blocks: int, corrupt: bool) -> None:
-            local = holder is parts.host
-            sender = holder.local if local else holder.links
+            local = holder is parts.host and holder.shelf is holder.links
+            sender = holder.local if local else holder.shelf
             receiver = sender if local else parts.host.links
             there = carried(sender, receiver, blocks * parts.size, parts.loop.time())
+            there += 0 if first else holder.shelf_s
             daemon.process.call_at(
                 there, parts.host.wires.post, daemon.process, engine, "holder", self._came, first,
                 blocks, corrupt,

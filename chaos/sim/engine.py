@@ -9,7 +9,8 @@ they are one *run*, whose steps take a, a+b, a+2b, ... ns. A job that comes mean
 run behind the step on its way. What each sequence has is told by the number of decode steps
 alone (`_decoded`), so that a run costs the same however long it is and however many decode.
 Which blocks a run needs is told by counts of sequences that begin a block, by step modulo
-block length.
+block length. A step with prompts that gives several tokens of each (drafts, `StepCost.gain`) is a
+run as well, which cannot be cut short.
 
 No I/O and no clock: `submit`, `abort`, `kill` and `advance` are given the time, `next_ns` says
 when to come back.
@@ -132,6 +133,8 @@ class SimEngine:
         # The run on its way: its begin, steps, and what the first and each further step take.
         self._began = self._count = self._first = self._more = 0
         self._due: int | None = None
+        self._owed = 0.0
+        self._whole = False
 
     @property
     def next_ns(self) -> int | None:
@@ -262,7 +265,7 @@ class SimEngine:
 
     def _cut(self, now_ns: int) -> None:
         """End the run behind the step that is on its way at `now_ns`."""
-        if self._due is None or self._count == 1:
+        if self._due is None or self._count == 1 or self._whole:
             return
         steps = self._steps_by(now_ns)
         if steps == self._count:
@@ -283,7 +286,8 @@ class SimEngine:
         self._decoded += count
         self._context += decoding * count
         prompt = sum(sequence.chunk for sequence in self._prefilling.values())
-        self.last = Step(run.took_ns(self._decoded), decoding, self._context, prompt)
+        took_ns = now_ns - self._began if prompt else run.took_ns(self._decoded)
+        self.last = Step(took_ns, decoding, self._context, prompt)
         while self._ending and self._ending[0][0] <= self._decoded:
             stands = self._stands(self._ending[0])
             _, _, sequence = heapq.heappop(self._ending)
@@ -371,7 +375,7 @@ class SimEngine:
         before = self.preemptions
         while self._spare() < 0:
             self._preempt(now_ns, told)
-        left = self.config.max_tokens - self._decoding
+        left = max(self.config.max_tokens - self._decoding * self.cost.width, 0)
         for name, sequence in list(self._prefilling.items()):
             wanted = min(sequence.target - sequence.computed, left)
             while name in self._prefilling and self._spare() < self._chunk_blocks(sequence, wanted):
@@ -386,11 +390,11 @@ class SimEngine:
                     break
                 left -= taken
         chunks = [(s.chunk, s.computed) for s in self._prefilling.values() if s.chunk]
-        self._began = now_ns
+        self._began, self._whole = now_ns, bool(chunks)
         if chunks:
-            self._count, self._more = 1, 0
+            self._count, self._more = self._given(), 0
             context = self._context + self._decoding
-            self._first = self.cost.step(chunks, self._decoding, context)
+            self._first = self.cost.step(chunks, self._decoding, context) // self._count
         elif self._decoding:
             context = self._context + self._decoding
             self._first, self._more = self.cost.decode(self._decoding, context)
@@ -399,6 +403,17 @@ class SimEngine:
             self._due = None
             return
         self._due = now_ns + self._took(self._count)
+
+    def _given(self) -> int:
+        """Tokens that the next step, which has prompts, gives each decoding sequence."""
+        if self.cost.gain == 1 or not self._decoding:
+            return 1
+        self._owed += self.cost.gain
+        tokens = int(self._owed)
+        self._owed -= tokens
+        while tokens > 1 and self._blocks_for(tokens) > self.kv.available:
+            tokens -= 1
+        return tokens
 
     def _run_length(self) -> int:
         """Decode steps until a sequence ends, or blocks run out."""

@@ -26,6 +26,8 @@ from chaos.scenario.language import Scenario
 from chaos.scenario.schedule import Schedule, expand
 from chaos.sim import cost, hosts
 from chaos.sim.agent import Feed
+from chaos.sim.assist import Assist, Assisting
+from chaos.sim.checkpoints import Links
 from chaos.sim.clients import Clients, fault_free
 from chaos.sim.cost import StepCost
 from chaos.sim.etcd import SimEtcd
@@ -34,7 +36,6 @@ from chaos.sim.loop import EPOCH_S, Late, Stuck, VirtualLoop
 from chaos.sim.network import Wires
 from chaos.sim.operator import Operator
 from chaos.sim.plane import Plane
-from chaos.sim.speed import Speculative
 from chaos.sim.transport import standing_in
 from chaos.sim.watch import Watch
 from chaos.sim.worker import Host, WorkerSettings
@@ -55,12 +56,15 @@ SETTLED_S = 3.0
 
 class Settings(Struct, frozen=True):
     """What a scenario does not say. `replica`: settings of control plane replicas.
-    `speculative`: (acceptance, drafts) of draft-assisted decoding; None: off. `spec`, `steps`:
+    `assist`: hosts whose engines load draft for others; None: they do not. `storage`: blocks lie
+    in storage that all hosts share, bytes/s each way and s before the first of them, not
+    in hosts' memory. `spec`, `steps`:
     hosts, and what steps cost, other than the hardware class has them. `watching` is called
     with the fleet before it runs."""
 
     workers: WorkerSettings = WorkerSettings()
-    speculative: tuple[float, int] | None = None
+    assist: Assist | None = None
+    storage: tuple[float, float] | None = None
     replica: ReplicaConfig | None = None
     spec: hosts.HostSpec | None = None
     watching: Callable[[SimFleet], None] | None = None
@@ -91,8 +95,6 @@ class SimFleet:
             for name in schedule.control_planes
         }  # fmt: skip
         steps = settings.steps or cost.load(f"{fleet.model}_{fleet.hardware}")
-        if settings.speculative is not None:
-            steps = Speculative(steps, *settings.speculative)
         spec = settings.spec or hosts.spec(fleet.model, fleet.hardware)
         holders: dict[str, Host] = {}
         feed = Feed(self.etcd)
@@ -103,6 +105,13 @@ class SimFleet:
             )
             for name, domain in schedule.workers.items()
         }  # fmt: skip
+        if settings.storage is not None:
+            rate, wait_s = settings.storage
+            shelf = Links(rate, True)
+            for host in self.hosts.values():
+                host.shelf, host.shelf_s = shelf, wait_s
+        if settings.assist is not None:
+            Assisting(self, settings.assist)
         self._answered = asyncio.Event()
         doors = [plane.address for plane in self.planes.values()]
         self.clients = Clients(loop, self.wires, schedule, doors, self._answered.set)

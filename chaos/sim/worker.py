@@ -24,6 +24,7 @@ from chaos.sim.hosts import HostSpec
 from chaos.sim.keeper import SimKeeper
 from chaos.sim.loop import Process, VirtualLoop
 from chaos.sim.network import Wires
+from chaos.sim.speed import Drafts, Slowed, Speculative
 from chaos.sim.worker_engine import EXACT, EngineProcess
 from engine_shim.agent_hosts import EngineOrder
 from engine_shim.reports import Layout, Ready
@@ -85,6 +86,8 @@ class Host:
             holders[self.holder_address] = self
         self.links = Links(spec.link_bytes_s, settings.exact_links)
         self.local = Links(spec.local_bytes_s) if settings.exact_links else self.links
+        self.shelf, self.shelf_s = self.links, 0.0
+        """What carries what its daemon holds to other hosts, and s before it begins to."""
         self.daemon: SimDaemon | None = None
         self.etcd = etcd
         self.feed = feed
@@ -102,6 +105,8 @@ class Host:
         """Tokens that need no computing in the first attempt at what a client asked."""
         self.factor = 1.0
         """Steps take so many times as long."""
+        self.drafts: Drafts | None = None
+        """Another host drafts for this one's engine."""
         self.off = False
         self.seen: Callable[[str, Any], None] | None = None
         """Called with each event an engine tells."""
@@ -172,7 +177,7 @@ class Host:
         def loaded() -> None:
             engine.serve()
             if self.factor != 1:
-                engine.pace(self.factor)
+                engine.pace()
             family, size = self.layout()
             exact: dict[str, bool | str] = dict.fromkeys(EXACT, True)
             ready = Ready(
@@ -190,8 +195,22 @@ class Host:
     def slow(self, factor: float) -> None:
         """Steps take `factor` times as long from now on, also of engines to come."""
         self.factor = factor
+        self._paced()
+
+    def draft(self, drafts: Drafts | None) -> None:
+        """Another host drafts for the engine from its next step on; None: no longer."""
+        self.drafts = drafts
+        self._paced()
+
+    def _paced(self) -> None:
         if self.engine is not None and self.engine.serving:
-            self.engine.pace(factor)
+            self.engine.pace()
+
+    @property
+    def steps(self) -> StepCost:
+        """What steps take now."""
+        cost = self.cost if self.drafts is None else Speculative(self.cost, self.drafts)
+        return cost if self.factor == 1 else Slowed(cost, self.factor)
 
     def jump(self, seconds: float) -> None:
         """The wall clock jumps forward."""

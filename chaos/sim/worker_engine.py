@@ -16,7 +16,6 @@ from msgspec import structs
 from chaos.sim.engine import Job, SimEngine, Told
 from chaos.sim.loop import NS
 from chaos.sim.ports import Answer, Dispatch, Stretch
-from chaos.sim.speed import Slowed
 from events import vocabulary as v
 from events.codec import encode
 
@@ -117,15 +116,14 @@ class EngineProcess:
             self.process.go_on()
             self.process.call_soon(self.step)
 
-    def pace(self, factor: float) -> None:
-        """Steps take `factor` times as long from the next one on."""
+    def pace(self) -> None:
+        """Steps take what the host says from the next one on."""
         if self.process.alive and not self.process.stopped:
-            self.process.context.run(self._pace, factor)
+            self.process.context.run(self._pace)
 
-    def _pace(self, factor: float) -> None:
+    def _pace(self) -> None:
         self.step()
-        cost = self.host.cost
-        self.engine.paced(Slowed(cost, factor) if factor != 1 else cost, self._loop.now_ns)
+        self.engine.paced(self.host.steps, self._loop.now_ns)
         self._arm()
 
     # --- ports.Endpoint --------------------------------------------------------------------
@@ -412,6 +410,8 @@ class EngineProcess:
         if not runs or runs[-1 - behind].count < 3:
             return
         run, last = runs[-1 - behind], self.engine.last
+        if not run.more_ns and self.engine.cost.gain > 1:
+            return  # a step with prompts that gave several tokens
         self._sampled_ns = now
         for before in (2, 1):
             took = run.took_ns(run.before + run.count + behind - before)

@@ -80,7 +80,7 @@ class Continued(SimFleet):
             host.loads = list(start.loads.get(name, ()))
             if name in self._paces and host.engine is not None:
                 host.cost = self._paces[name]
-                host.engine.pace(1.0)
+                host.engine.pace()
             if name in start.down and host.engine is not None:
                 host.engine.kill()
         if start.down:

@@ -1,0 +1,79 @@
+"""Long contexts against the memory hosts give to checkpoints: Mooncake's prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+from chaos.papers.lumen_runs import HARDWARE, MODEL, Case
+from chaos.papers.lumen_study import LOST, P99, RESTORED, TTFT, TTFT_OVER, Study
+from chaos.papers.lumen_tables import RELOAD
+from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
+from chaos.sim import hosts
+
+BUDGETS = (1, 2, 4, 8, 16, 64)
+PER_S = 0.15
+"""Of a worker: about half of what one serves of these prompts."""
+GIB = 1 << 30
+SUGGESTED = 20
+"""GiB, of 512: the paper's example."""
+
+
+def case(rule: str, budget_gib: int = 64) -> Case:
+    """One of four lost."""
+    return Case(
+        rule, 4, 0, 1, per_s=PER_S, lengths="mooncake-conv", budget_mb=budget_gib << 10
+    )  # fmt: skip
+
+
+def cases() -> Mapping[str, Case]:
+    """Budgets of a host, and no checkpoints."""
+    found = {"stop and restart": case("restart")}
+    for rule, budget in product(("lumen", "ours"), BUDGETS):
+        found[f"{rule}, {budget} GiB a host"] = case(rule, budget)
+    return found
+
+
+def run(sampling: Sampling) -> Found:
+    """Every budget."""
+    study = Study(sampling, cases())
+    lines = study.table((TTFT, P99, LOST, RESTORED, TTFT_OVER))
+    spec = hosts.spec(MODEL, HARDWARE)
+    figures = {
+        "kv": spec.kv_bytes_per_token * 32768 / GIB,
+        "ample": study.value("restored", "ours, 64 GiB a host"),
+        "scarce": study.value("restored", "ours, 1 GiB a host"),
+    }
+    return Found(figures, tuple(lines))
+
+
+TWICE = "Table A is twice what Eq. 1 gives, in every row."
+LATE = (
+    "blocks of prompts that were being computed when the engine died, and those behind the last "
+    "full block, are with nobody; they are more of long prompts."
+)
+
+RESULT = Result(
+    name="lumen-context",
+    about="Mooncake's prompts against the memory of holders, 4 workers, one lost",
+    source="LUMEN Eq. 5, Table A; question of the review",
+    published=(
+        Published("kv", "KV cache of 32K tokens (Table A)", 16.0, "GiB", 0.05, TWICE),
+        Published("ample", "restored with 64 GiB a host", 1.0, "", 0.1, LATE),
+        Published(
+            "scarce", "restored with 1 GiB a host", 0.0, "", 0.0, "part of the requests is short."
+        ),
+    ),
+    run=run,
+    sample=True,
+    inputs=(
+        "Lengths: 512 of Mooncake's 12,031 conversation requests (every 23rd), prompts of 11,800 "
+        "tokens on average and up to 113,000, uncut; arrivals are Poisson, 0.15 a second and "
+        "worker (the trace's 3.4 would take some 24 such workers). Its shared prefixes are left "
+        "out: every prompt is computed and held whole. Qwen3-32B on two RTX PRO 6000, 131,072 "
+        "tokens at most.",
+        RELOAD,
+        "The review names no figures of coverage: 'published' is all of it, and none.",
+    ),
+)

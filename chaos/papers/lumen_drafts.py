@@ -1,0 +1,93 @@
+"""Draft assistance by acceptance, drafts and what the survivors lack: tokens or prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+from msgspec.structs import replace
+
+from chaos.papers.lumen_runs import DRAFT_SHARE, EXCHANGE_US, HARDWARE, MODEL, Case
+from chaos.papers.lumen_study import INPUTS, Study
+from chaos.papers.lumen_tables import WITHOUT_DRAFTS
+from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
+from chaos.sim import cost
+from chaos.sim.speed import Drafts, Speculative
+
+ACCEPTED, DRAFTED, BATCHES = (0.3, 0.6, 0.9), (2, 4, 8), (1, 16, 64, 128)
+CONTEXT = 1200
+BOTTLENECKS = {
+    "decoding": Case("lumen", 4, 0, 1, per_s=3.5, prompts=(50, 200), outputs=(300, 500)),
+    "both (the trace)": Case("lumen", 4, 0, 1),
+    "prompts": Case("lumen", 4, 0, 1, per_s=1.4, prompts=(2000, 4000), outputs=(20, 60)),
+}
+"""Each at about three quarters of what four workers serve."""
+PLAIN = "no drafts"
+SPARING = "0.6, 4 drafts, where they pay"
+
+
+def cases(bottleneck: str) -> Mapping[str, Case]:
+    """All of one bottleneck."""
+    plain = BOTTLENECKS[bottleneck]
+    found = {f"{bottleneck}: {PLAIN}": plain}
+    for accepted, drafts in product(ACCEPTED, DRAFTED):
+        case = replace(plain, assist=(accepted, drafts))
+        found[f"{bottleneck}: {accepted}, {drafts} drafts"] = case
+    found[f"{bottleneck}: {SPARING}"] = replace(plain, assist=(0.6, 4), sparing=True)
+    return found
+
+
+def decoding() -> list[str]:
+    """How much sooner a token comes of an engine that is drafted for and only decodes."""
+    plain = cost.load(f"{MODEL}_{HARDWARE}")
+    lines = ["a token with drafts, times as fast: by acceptance, drafts, sequences"]
+    lines.append(f"{'':18}" + "".join(f"{batch:>8}" for batch in BATCHES))
+    for accepted, count in product(ACCEPTED, DRAFTED):
+        drafted = Speculative(plain, Drafts(accepted, count, DRAFT_SHARE, EXCHANGE_US))
+        ratios = [
+            plain.decode(batch, batch * CONTEXT)[0] / drafted.decode(batch, batch * CONTEXT)[0]
+            for batch in BATCHES
+        ]
+        lines.append(f"  {accepted:.1f}, {count} drafts   " + "".join(f"{r:8.2f}" for r in ratios))
+    return lines
+
+
+def run(sampling: Sampling) -> Found:
+    """Every bottleneck, each over the same runs without drafts."""
+    lines = [f"over no drafts, {sampling.count} seeds: TTFT, TPOT, interrupted, uninterrupted TTFT"]
+    changes = []
+    for bottleneck in BOTTLENECKS:
+        study = Study(sampling, cases(bottleneck))
+        base = f"{bottleneck}: {PLAIN}"
+        shown = [f"{f} {study.mean(f, base)}" for f in ("ttft", "tpot", "lost", "plain_queue")]
+        lines.append(f"  {base:44} " + "; ".join(shown))
+        for name in study.runs:
+            if name != base:
+                over = [study.ratio(f, name, base) for f in ("ttft", "tpot", "lost", "plain")]
+                lines.append(f"  {name:44} " + "  ".join(map(str, over)))
+                if SPARING not in name:
+                    changes.append(study.value("ttft", name, base) - 1)
+    gain = Speculative(cost.load(f"{MODEL}_{HARDWARE}"), Drafts(0.8, 4)).tokens
+    figures = {"gain": gain, "worst": max(changes), "best": min(changes)}
+    return Found(figures, (*lines, "", *decoding()))
+
+
+LOAD = (
+    "how much a token or a prompt that comes sooner shortens the queue hangs on how near to their "
+    "limit survivors are."
+)
+
+RESULT = Result(
+    name="lumen-drafts",
+    about="draft assistance by acceptance, drafts and bottleneck, 4 workers, one lost",
+    source="LUMEN Eq. 3, mechanism 3; question of the review; DESIGN, our first simulation",
+    published=(
+        Published("gain", "tokens a step, acceptance 0.8, 4 drafts (Eq. 3)", 3.4, "", 0.02),
+        Published("worst", "most by which drafts change mean TTFT", 0.16, "", 0.2, LOAD),
+        Published("best", "least", -0.04, "", 0.2, LOAD),
+    ),
+    run=run,
+    sample=True,
+    inputs=(*INPUTS, WITHOUT_DRAFTS),
+)

@@ -1,0 +1,81 @@
+"""Checkpoints in storage that all hosts share, against those in other hosts' memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from chaos.papers.lumen_context import case as long_case
+from chaos.papers.lumen_runs import Case
+from chaos.papers.lumen_study import INPUTS, LOST, P99, RESTORED, TTFT, TTFT_OVER, Column, Study
+from chaos.papers.result import Found, Published, Result
+from chaos.papers.sampling import Sampling
+
+MOVING = Column("moving_s", "moving, s")
+LINKS = {"100 Gbit/s a host": 0.0, "25 Gbit/s a host": 3.125e9}
+STORES = {
+    "400 Gbit/s, 0.1 ms": (50e9, 1e-4),
+    "100 Gbit/s, 1 ms": (12.5e9, 1e-3),
+    "25 Gbit/s, 10 ms": (3.125e9, 1e-2),
+    "10 Gbit/s, 10 ms": (1.25e9, 1e-2),
+}
+"""What all hosts have of it together, each way."""
+SPACIOUS_MB = 1 << 20
+
+
+def cases() -> Mapping[str, Case]:
+    """Memory and storage, of the trace and of long prompts."""
+    found = {}
+    for rule in ("lumen", "ours"):
+        for name, rate in LINKS.items():
+            found[f"{rule}, memory, {name}"] = Case(rule, 4, 0, 1, link_bytes_s=rate)
+        for name, storage in STORES.items():
+            case = Case(rule, 4, 0, 1, storage=storage, budget_mb=SPACIOUS_MB)
+            found[f"{rule}, storage, {name}"] = case
+    return found
+
+
+def run(sampling: Sampling) -> Found:
+    """Both."""
+    study = Study(sampling, cases())
+    columns = (TTFT, P99, LOST, MOVING, RESTORED, TTFT_OVER)
+    lines = study.table(columns)
+    long = {f"long prompts, memory, {gib} GiB a host": long_case("ours", gib) for gib in (8, 64)}
+    for name in ("400 Gbit/s, 0.1 ms", "25 Gbit/s, 10 ms"):
+        case = long_case("ours", SPACIOUS_MB >> 10)
+        long[f"long prompts, storage, {name}"] = replace(case, storage=STORES[name])
+    of_long = Study(sampling, long)
+    figures = {
+        "memory": study.value("moving_s", "lumen, memory, 100 Gbit/s a host"),
+        "storage": study.value("moving_s", "lumen, storage, 10 Gbit/s, 10 ms"),
+    }
+    return Found(figures, (*lines, "", *of_long.table(columns)))
+
+
+MEMORY = (
+    "a request of 2,000 tokens is half a GB: 40 ms of a link of 100 Gbit/s that nobody else uses."
+)
+STORED = (
+    "storage that all share carries what a failure needs at once, one request behind the other, "
+    "while blocks of others go on coming."
+)
+
+RESULT = Result(
+    name="lumen-storage",
+    about="checkpoints in shared storage against other hosts' memory, 4 workers, one lost",
+    source="LUMEN, its judgement of QinServe; question of the review",
+    published=(
+        Published("memory", "moving a request's blocks out of memory", 0.3, "s", 0.5, MEMORY),
+        Published("storage", "out of storage ('seconds')", 1.0, "s", 0.5, STORED),
+    ),
+    run=run,
+    sample=True,
+    inputs=(
+        *INPUTS,
+        "Storage: one queue each way for all hosts, at the rate named, and a wait before the first "
+        "byte of a request; as much of it as is needed; it does not fail. Which requests' blocks "
+        "exist is asked as with memory. Long prompts: as in lumen-context.",
+        "'Published': the review's 'a few hundred ms' for 2,000 tokens, and 'seconds'.",
+    ),
+)

@@ -1,0 +1,77 @@
+"""Studies of LUMEN's open questions: cases by name over the same seeds, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from chaos.papers.lumen_runs import Case
+from chaos.papers.lumen_tables import RELOAD, TRAFFIC
+from chaos.papers.sampling import Estimate, Sampling, average, ratio
+
+INPUTS = (TRAFFIC, RELOAD)
+
+
+class Column(NamedTuple):
+    """A figure of `lumen_runs.Measured` in a table. `over` the first row's of the same seeds."""
+
+    figure: str
+    what: str
+    over: bool = False
+
+
+TTFT = Column("ttft", "mean TTFT, s")
+P99 = Column("p99", "p99, s")
+TPOT = Column("tpot", "TPOT, s")
+LOST = Column("lost", "interrupted, s")
+RESTORED = Column("restored", "restored, part")
+TTFT_OVER = Column("ttft", "TTFT / first row", True)
+
+
+class Study:
+    """Cases run for every seed."""
+
+    def __init__(self, sampling: Sampling, cases: Mapping[str, Case]) -> None:
+        asked = {name: [replace(c, seed=s) for s in sampling.seeds] for name, c in cases.items()}
+        found = sampling.run(case for of in asked.values() for case in of)
+        self.runs = {name: [found[case] for case in of] for name, of in asked.items()}
+        self.count = sampling.count
+
+    def values(self, figure: str, *names: str) -> list[list[float]]:
+        """The figure of each of `names`, of those seeds that have it of all."""
+        rows = list(zip(*(self.runs[name] for name in names), strict=True))
+        kept = [row for row in rows if all(figure in run.figures for run in row)]
+        return [[row[at].figures[figure] for row in kept] for at in range(len(names))]
+
+    def mean(self, figure: str, name: str) -> Estimate | None:
+        """Its mean over the seeds; None where no seed has it."""
+        values = self.values(figure, name)[0]
+        return average(values) if values else None
+
+    def ratio(self, figure: str, name: str, to: str) -> Estimate | None:
+        """The figure of one case over that of another."""
+        above, below = self.values(figure, name, to)
+        return ratio(above, below) if above else None
+
+    def value(self, figure: str, name: str, to: str = "") -> float:
+        """The same as a number; 0 where no seed has it."""
+        found = self.ratio(figure, name, to) if to else self.mean(figure, name)
+        return found.value if found is not None else 0.0
+
+    def table(self, columns: Iterable[Column], names: Iterable[str] = ()) -> list[str]:
+        """Rows `names`, or all, with 95 % intervals."""
+        rows, columns = list(names) or list(self.runs), list(columns)
+        shown = [(f"{self.count} seeds", *(column.what for column in columns))]
+        for name in rows:
+            cells = []
+            for figure, _, over in columns:
+                found = self.ratio(figure, name, rows[0]) if over else self.mean(figure, name)
+                cells.append("" if found is None else str(found))
+            shown.append((name, *cells))
+        widths = [max(len(row[at]) for row in shown) for at in range(len(shown[0]))]
+        return [
+            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in shown
+        ]
