@@ -19,7 +19,7 @@ from chaos.sim import fleet as simulated
 from policies import checkpoints, routing
 
 SIZES = (4, 8, 16, 64)
-FAILS_S, LASTS_S = 8.0, 12.0
+FAILS_S, LASTS_S = 5.0, 8.0
 BOUND_US = 1000.0
 TIMED = {
     "a route": (routing, "decide"),
