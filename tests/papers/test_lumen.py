@@ -74,9 +74,7 @@ def invented(case: Case) -> Measured:
     return Measured(figures, flat(much, SECONDS), flat(much, SECONDS))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in registry.NAMES if registry.load(name).sample]
-)
+@pytest.mark.parametrize("name", [name for name in registry.NAMES if registry.load(name).sample])
 def test_each_sample_stands_beside_its_published_figure(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
