@@ -18,7 +18,6 @@ STEPS = {
     "drafts alone": ("neighbour+drafts", "neighbour"),
     "drafts behind both": ("lumen+drafts", "lumen"),
     "least delay in place of Eq. 6": ("ours", "lumen"),
-    "drafts behind ours": ("ours+drafts", "ours"),
     "all three": ("lumen+drafts", "neighbour"),
 }
 FIGURES = {"ttft": "TTFT", "p99": "p99", "tpot": "TPOT", "lost": "interrupted"}
@@ -26,7 +25,7 @@ FIGURES = {"ttft": "TTFT", "p99": "p99", "tpot": "TPOT", "lost": "interrupted"}
 
 def run(sampling: Sampling) -> Found:
     """All eight, ours with and without drafts, and stop and restart."""
-    compared = Compared(sampling, 4, ("restart", *MECHANISMS, "ours", "ours+drafts"), 1)
+    compared = Compared(sampling, 4, ("restart", *MECHANISMS, "ours"), 1)
     lines = [f"4 workers, one lost, {sampling.count} seeds", *compared.table(), ""]
     for what, (with_it, without) in STEPS.items():
         shown = [f"{said} {compared.ratio(f, with_it, without)}" for f, said in FIGURES.items()]

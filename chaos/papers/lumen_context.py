@@ -12,7 +12,7 @@ from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
 from chaos.sim import hosts
 
-BUDGETS = (1, 2, 4, 8, 16, 64)
+BUDGETS = (1, 4, 16, 64)
 PER_S = 0.15
 """Of a worker: about half of what one serves of these prompts."""
 GIB = 1 << 30

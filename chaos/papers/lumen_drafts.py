@@ -16,25 +16,31 @@ from chaos.sim import cost
 from chaos.sim.speed import Drafts, Speculative
 
 ACCEPTED, DRAFTED, BATCHES = (0.3, 0.6, 0.9), (2, 4, 8), (1, 16, 64, 128)
+RUN = (2, 6)
+"""Drafts in whole fleets."""
 CONTEXT = 1200
 BOTTLENECKS = {
-    "decoding": Case("lumen", 4, 0, 1, per_s=3.5, prompts=(50, 200), outputs=(300, 500)),
-    "both (the trace)": Case("lumen", 4, 0, 1),
-    "prompts": Case("lumen", 4, 0, 1, per_s=1.4, prompts=(2000, 4000), outputs=(20, 60)),
+    "decoding": Case(
+        "lumen", 4, 0, 1, per_s=3.5, prompts=(50, 200), outputs=(300, 500), short=True
+    ),
+    "both (the trace)": Case("lumen", 4, 0, 1, short=True),
+    "prompts": Case(
+        "lumen", 4, 0, 1, per_s=1.4, prompts=(2000, 4000), outputs=(20, 60), short=True
+    ),
 }
 """Each at about three quarters of what four workers serve."""
 PLAIN = "no drafts"
-SPARING = "0.6, 4 drafts, where they pay"
+SPARING = "0.6, 6 drafts, where they pay"
 
 
 def cases(bottleneck: str) -> Mapping[str, Case]:
     """All of one bottleneck."""
     plain = BOTTLENECKS[bottleneck]
     found = {f"{bottleneck}: {PLAIN}": plain}
-    for accepted, drafts in product(ACCEPTED, DRAFTED):
+    for accepted, drafts in product(ACCEPTED, RUN):
         case = replace(plain, assist=(accepted, drafts))
         found[f"{bottleneck}: {accepted}, {drafts} drafts"] = case
-    found[f"{bottleneck}: {SPARING}"] = replace(plain, assist=(0.6, 4), sparing=True)
+    found[f"{bottleneck}: {SPARING}"] = replace(plain, assist=(0.6, RUN[-1]), sparing=True)
     return found
 
 

@@ -5,7 +5,7 @@ as many as a case says) dies at once and loads anew, while traffic goes on. Cont
 gateways are the real code; `RULES` are settings of it. What is measured of a run:
 
 - *interrupted* requests were on an engine that died; their time to first token is from its
-  death to the next token. *Uninterrupted* ones are sent within `WINDOW_S` of it; theirs is from
+  death to the next token. *Uninterrupted* ones are sent within `window_s` of it; theirs is from
   sending. `ttft` is over both. Of each, `queue` is the share until an engine gives it blocks.
 - `tpot`: time between tokens, over all decoding sequences within the window.
 - `resumed`: until the last interrupted request goes on. `restored`: share of the tokens that
@@ -56,6 +56,8 @@ PER_S = 2.75
 FAILS_S = 25.0
 WINDOW_S = 40.0
 LASTS_S = 75.0
+SHORT_FAILS_S, SHORT_WINDOW_S, SHORT_LASTS_S = 15.0, 20.0, 36.0
+"""Of short runs: no further than until an engine is back."""
 RELOAD_S = 20.0
 BUDGET_MB = 65536
 OUTPUTS = (50, 400)
@@ -107,11 +109,12 @@ TITLES = {
 
 
 class Case(Struct, frozen=True, omit_defaults=True):
-    """One run. `fails`: engines that die, -1: a quarter. `whom`: any of them, or `neighbours`
-    in the ring, or `rack`: those of one domain, of which there are `racks`. `daemons`: state
-    daemons die with their engines. `lengths`: of another trace, `prompts`, `outputs`: bounds of
-    them instead. `assist`: acceptance and drafts of hosts whose engines load, `sparing` or not.
-    `size`: of `lumen_models`; `storage`: see simulated.Settings. 0 or empty: as usual."""
+    """One run. `fails`: engines that die, -1: a quarter. `whom`: any of them, or `neighbours` in
+    the ring, or `rack`: those of one domain, of which there are `racks`. `daemons`: state daemons
+    die with their engines. `lengths`: of another trace, `prompts`, `outputs`: bounds of them
+    instead. `assist`: acceptance and drafts of hosts whose engines load, `sparing` or not. `short`
+    runs are looked at for 20 s, not 40. `size`: of `lumen_models`; `storage`: see
+    simulated.Settings. 0 or empty: as usual."""
 
     rules: str
     workers: int
@@ -134,13 +137,29 @@ class Case(Struct, frozen=True, omit_defaults=True):
     sparing: bool = False
     size: str = ""
     storage: tuple[float, float] | None = None
+    short: bool = False
+
+    @property
+    def fails_s(self) -> float:
+        """When engines die."""
+        return SHORT_FAILS_S if self.short else FAILS_S
+
+    @property
+    def lasts_s(self) -> float:
+        """How long requests come."""
+        return SHORT_LASTS_S if self.short else LASTS_S
+
+    @property
+    def window_s(self) -> float:
+        """How long after it is looked at."""
+        return SHORT_WINDOW_S if self.short else WINDOW_S
 
     @property
     def whole(self) -> Case:
         """The same traffic without a failure: no rule matters."""
         return Case(
             "restart", self.workers, self.seed, 0, per_s=self.per_s, prompts=self.prompts,
-            outputs=self.outputs, lengths=self.lengths, size=self.size,
+            outputs=self.outputs, lengths=self.lengths, size=self.size, short=self.short,
         )  # fmt: skip
 
 
@@ -197,10 +216,10 @@ def scenario_of(case: Case) -> Scenario:
             Poisson(case.per_s * case.workers),
             FromTrace(case.lengths or "azure-conv") if case.prompts is None
             else Uniform(case.prompts, case.outputs),
-            for_s=LASTS_S,
+            for_s=case.lasts_s,
         ),
         faults=tuple(
-            Fault(kind, When(at_s=FAILS_S), target=name) for name in struck for kind in what
+            Fault(kind, When(at_s=case.fails_s), target=name) for name in struck for kind in what
         ),
     )  # fmt: skip
 
@@ -302,13 +321,13 @@ def measure(case: Case) -> Measured:
     """Run a case."""
     meter = Meter()
     run = simulated.run(scenario_of(case), case.seed, settings=settings_of(case, meter))
-    fail_ns = meter._fleet.began_ns + round(FAILS_S * 1e9)
-    until_ns = fail_ns + round(WINDOW_S * 1e9)
+    fail_ns = meter._fleet.began_ns + round(case.fails_s * 1e9)
+    until_ns = fail_ns + round(case.window_s * 1e9)
     ids = {asked: request for request, asked in meter.asked.items()}
     plain: list[tuple[float, float]] = []
     lost: list[tuple[float, float, float]] = []
     anew: list[tuple[int, int]] = []
-    length = round(LASTS_S - FAILS_S)
+    length = round(case.lasts_s - case.fails_s)
     ttft_series = [(0.0, 0)] * length
     for history in real(run):
         request = ids.get(history.request, "")
@@ -335,7 +354,7 @@ def measure(case: Case) -> Measured:
             itl_series[second] = total + lived, count + tokens
     broken = sum(history.record.outcome != "completed" for history in real(run))
     figures = _figures(plain, lost)
-    figures["tpot"] = _ratio(itl_series[: round(WINDOW_S)])
+    figures["tpot"] = _ratio(itl_series[: round(case.window_s)])
     if anew:
         figures["restored"] = sum(one[1] for one in anew) / sum(one[0] for one in anew)
     moving = [one[2] for one in lost if one[2]]

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from chaos.papers import lumen_models
 from chaos.papers.lumen_models import SIZES
 from chaos.papers.lumen_runs import PER_S, Case, case_of, title
-from chaos.papers.lumen_study import LOST, P99, RESTORED, TPOT, TTFT, TTFT_OVER, Study
+from chaos.papers.lumen_study import LOST, P99, RESTORED, SHORT, TPOT, TTFT, TTFT_OVER, Study
 from chaos.papers.lumen_tables import WITHOUT_DRAFTS
 from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
 
-RULES = ("restart", "neighbour", "lumen", "lumen+drafts", "ours")
+RULES = ("restart", "lumen", "lumen+drafts", "ours")
 
 
 def cases(name: str) -> Mapping[str, Case]:
@@ -24,7 +24,9 @@ def cases(name: str) -> Mapping[str, Case]:
     found = {}
     for rule in RULES:
         plain = case_of(rule, 4, fails=1)
-        case = replace(plain, size=name, per_s=PER_S * model.per_s, reload_s=model.reload_s)
+        case = replace(
+            plain, size=name, per_s=PER_S * model.per_s, reload_s=model.reload_s, short=True
+        )
         found[f"{name}, {title(rule)}"] = case
     return {f"{name}, no failure": found[f"{name}, {title('restart')}"].whole, **found}
 
@@ -79,6 +81,7 @@ RESULT = Result(
         "profiles of CodeLlama-34B and Llama-2-70B (Vidur, H100). Loading: 3.3 GB/s a host.",
         "Lengths and load: as elsewhere; arrivals scaled so that each size is as busy as "
         "Qwen3-32B at 2.75 a second and worker. Host memory for checkpoints: 64 GiB.",
+        SHORT,
         WITHOUT_DRAFTS,
     ),
 )

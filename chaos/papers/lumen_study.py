@@ -11,7 +11,8 @@ from chaos.papers.lumen_runs import Case
 from chaos.papers.lumen_tables import RELOAD, TRAFFIC
 from chaos.papers.sampling import Estimate, Sampling, average, ratio
 
-INPUTS = (TRAFFIC, RELOAD)
+SHORT = "Looked at are the 20 s behind the failure, that is until the engine is back."
+INPUTS = (TRAFFIC, RELOAD, SHORT)
 
 
 class Column(NamedTuple):
@@ -35,7 +36,7 @@ class Study:
 
     def __init__(self, sampling: Sampling, cases: Mapping[str, Case]) -> None:
         asked = {name: [replace(c, seed=s) for s in sampling.seeds] for name, c in cases.items()}
-        found = sampling.run(case for of in asked.values() for case in of)
+        found = sampling.run(case for of in zip(*asked.values(), strict=True) for case in of)
         self.runs = {name: [found[case] for case in of] for name, of in asked.items()}
         self.count = sampling.count
 

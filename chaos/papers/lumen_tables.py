@@ -42,7 +42,7 @@ class Compared:
             rule: [case_of(rule, workers, seed, fails) for seed in sampling.seeds] for rule in rules
         }
         whole = [case.whole for case in cases[rules[0]]]
-        found = sampling.run([*whole, *(case for of in cases.values() for case in of)])
+        found = sampling.run(case for of in zip(whole, *cases.values(), strict=True) for case in of)
         self.runs: dict[str, list[Measured]] = {
             rule: [found[case] for case in of] for rule, of in cases.items()
         }
