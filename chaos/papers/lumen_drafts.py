@@ -13,7 +13,7 @@ from chaos.papers.lumen_tables import WITHOUT_DRAFTS
 from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
 from chaos.sim import cost
-from chaos.sim.speed import Drafts, Speculative
+from chaos.sim.speed import Assisted, Drafts
 
 ACCEPTED, DRAFTED, BATCHES = (0.3, 0.6, 0.9), (2, 4, 8), (1, 16, 64, 128)
 RUN = (2, 6)
@@ -50,7 +50,7 @@ def decoding() -> list[str]:
     lines = ["a token with drafts, times as fast: by acceptance, drafts, sequences"]
     lines.append(f"{'':18}" + "".join(f"{batch:>8}" for batch in BATCHES))
     for accepted, count in product(ACCEPTED, DRAFTED):
-        drafted = Speculative(plain, Drafts(accepted, count, DRAFT_SHARE, EXCHANGE_US))
+        drafted = Assisted(plain, Drafts(accepted, count, DRAFT_SHARE, EXCHANGE_US))
         ratios = [
             plain.decode(batch, batch * CONTEXT)[0] / drafted.decode(batch, batch * CONTEXT)[0]
             for batch in BATCHES
@@ -74,7 +74,7 @@ def run(sampling: Sampling) -> Found:
                 lines.append(f"  {name:44} " + "  ".join(map(str, over)))
                 if SPARING not in name:
                     changes.append(study.value("ttft", name, base) - 1)
-    gain = Speculative(cost.load(f"{MODEL}_{HARDWARE}"), Drafts(0.8, 4)).tokens
+    gain = Assisted(cost.load(f"{MODEL}_{HARDWARE}"), Drafts(0.8, 4)).gain
     figures = {"gain": gain, "worst": max(changes), "best": min(changes)}
     return Found(figures, (*lines, "", *decoding()))
 

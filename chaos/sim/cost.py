@@ -61,10 +61,10 @@ def between(knots: Sequence[tuple[int, float]], tokens: int) -> float:
 
 class StepCost:
     """The formula in whole nanoseconds. A decoding sequence takes `width` tokens of a step's
-    budget, and gets `gain` of a step with prompts, on average; more than one with drafts."""
+    budget, and gets `given` of a step with prompts, on average; more than one with drafts."""
 
     width = 1
-    gain = 1.0
+    given = 1.0
 
     def __init__(self, formula: Formula) -> None:
         self.formula = formula

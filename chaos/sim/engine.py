@@ -9,7 +9,7 @@ they are one *run*, whose steps take a, a+b, a+2b, ... ns. A job that comes mean
 run behind the step on its way. What each sequence has is told by the number of decode steps
 alone (`_decoded`), so that a run costs the same however long it is and however many decode.
 Which blocks a run needs is told by counts of sequences that begin a block, by step modulo
-block length. A step with prompts that gives several tokens of each (drafts, `StepCost.gain`) is a
+block length. A step with prompts that gives several tokens of each (drafts, `StepCost.given`) is a
 run as well, which cannot be cut short.
 
 No I/O and no clock: `submit`, `abort`, `kill` and `advance` are given the time, `next_ns` says
@@ -406,9 +406,9 @@ class SimEngine:
 
     def _given(self) -> int:
         """Tokens that the next step, which has prompts, gives each decoding sequence."""
-        if self.cost.gain == 1 or not self._decoding:
+        if self.cost.given == 1 or not self._decoding:
             return 1
-        self._owed += self.cost.gain
+        self._owed += self.cost.given
         tokens = int(self._owed)
         self._owed -= tokens
         while tokens > 1 and self._blocks_for(tokens) > self.kv.available:

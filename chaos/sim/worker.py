@@ -24,7 +24,7 @@ from chaos.sim.hosts import HostSpec
 from chaos.sim.keeper import SimKeeper
 from chaos.sim.loop import Process, VirtualLoop
 from chaos.sim.network import Wires
-from chaos.sim.speed import Drafts, Slowed, Speculative
+from chaos.sim.speed import Assisted, Drafts, Slowed
 from chaos.sim.worker_engine import EXACT, EngineProcess
 from engine_shim.agent_hosts import EngineOrder
 from engine_shim.reports import Layout, Ready
@@ -209,7 +209,7 @@ class Host:
     @property
     def steps(self) -> StepCost:
         """What steps take now."""
-        cost = self.cost if self.drafts is None else Speculative(self.cost, self.drafts)
+        cost = self.cost if self.drafts is None else Assisted(self.cost, self.drafts)
         return cost if self.factor == 1 else Slowed(cost, self.factor)
 
     def jump(self, seconds: float) -> None:

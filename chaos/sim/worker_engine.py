@@ -410,7 +410,7 @@ class EngineProcess:
         if not runs or runs[-1 - behind].count < 3:
             return
         run, last = runs[-1 - behind], self.engine.last
-        if not run.more_ns and self.engine.cost.gain > 1:
+        if not run.more_ns and self.engine.cost.given > 1:
             return  # a step with prompts that gave several tokens
         self._sampled_ns = now
         for before in (2, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from random import Random
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from chaos.sim.clock import Clock
 from chaos.sim.cost import StepCost, load
 from chaos.sim.engine import EngineConfig, Job, SimEngine, Told
-from chaos.sim.speed import Drafts, Speculative
 
 COST = load("qwen3-32b_rtxpro6000x2")
 
@@ -73,24 +71,6 @@ def test_runs_are_the_steps_they_stand_for(seed: int) -> None:
     assert len(times(fast, "finished")) == len(arrivals)
     assert_empty(runs)
     assert_empty(steps)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_drafts_give_the_same_tokens_sooner_and_steps_with_prompts_give_several(seed: int) -> None:
-    config = EngineConfig(kv_blocks=(4000, 80)[seed % 2], max_seqs=16, max_tokens=256)
-    arrivals, drafts = jobs(seed, 80), Speculative(COST, Drafts(0.9, 4))
-    plain, drafted = SimEngine(config, COST), SimEngine(config, drafts)
-    slow, fast = serve(plain, arrivals), serve(drafted, arrivals)
-    ends = {t.name: t.tokens for t in fast if t.what == "finished"}
-    assert ends == {job.name: job.output_tokens for _, job in arrivals}
-    assert_empty(drafted)
-    # Of runs with prompts some gave several tokens; all tokens of a run are there at its end.
-    assert any(run.count > 1 and not run.more_ns for run in drafted.runs)
-    assert all(run.count == 1 for run in plain.runs if not run.more_ns)
-    for one, other in itertools.pairwise(drafted.runs):
-        assert one.before + one.count <= other.before
-        assert one.end_ns(one.before + one.count) <= other.began_ns
-    assert drafted.busy_ns < plain.busy_ns and fast[-1].at_ns < slow[-1].at_ns
 
 
 def test_the_same_jobs_give_the_same_history() -> None:
