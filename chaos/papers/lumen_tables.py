@@ -98,7 +98,8 @@ class Compared:
         for rule in ("none", *self.rules):
 
             def of(figure: str, rule: str = rule) -> float:
-                return self.mean(figure, rule).value
+                values = self.values(rule, figure)
+                return sum(values) / len(values)
 
             line = f"{title(rule):34}{of('ttft'):7.3f}{of('p99'):7.2f}{of('tpot') * 1e3:6.0f} | "
             if rule == "none":
