@@ -104,9 +104,11 @@ class Plan:
                     await asyncio.sleep(AGAIN_S)
                     continue
                 again = msgspec.structs.replace(planned, nth=1)
+                # Those that came meanwhile count, unless their phase is over.
+                behind = None if planned.phase else seen
                 try:
                     async with asyncio.timeout(RARE_S if misses else None):
-                        due, seen = await self._due(again)
+                        due, seen = await self._due(again, behind)
                 except TimeoutError:
                     misses = MOST_MISSES  # there are too few to be choosy
                     continue
@@ -137,15 +139,16 @@ class Plan:
                 return
             await asyncio.sleep(min(left, 0.5) if planned.what == "etcd-quota" else left)
 
-    async def _due(self, planned: Planned) -> tuple[bool, Seen | None]:
-        """When it is due: whether it ever was, and the event it waited for, if it did."""
+    async def _due(self, planned: Planned, behind: Seen | None = None) -> tuple[bool, Seen | None]:
+        """When it is due: whether it ever was, and the event it waited for, if it did (from now
+        on, or `behind` another)."""
         over = asyncio.create_task(self._over.wait())
         try:
             if planned.at_ns is not None:
                 wait = self._began_s + planned.at_ns / 1e9 - time.monotonic()
                 await asyncio.wait({over}, timeout=max(wait, 0))
                 return not over.done(), None
-            future = self._watch.due(planned)
+            future = self._watch.due(planned, behind)
             await asyncio.wait({over, future}, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 return False, None

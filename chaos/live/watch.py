@@ -37,6 +37,13 @@ class _Waiting(Struct):
     future: asyncio.Future[Seen]
     count: int = 0
 
+    def take(self, seen: Seen) -> None:
+        """An event of its type was seen."""
+        if not self.future.done() and fits(seen.event, self.planned.where):
+            self.count += 1
+            if self.count >= self.planned.nth:
+                self.future.set_result(seen)
+
 
 class Watch:
     """`fleet` is the fold of the log so far, `groups` the log itself, `clients` the request
@@ -48,6 +55,7 @@ class Watch:
         self.clients: dict[str, str] = {}
         self.error = ""
         self._waiting: dict[str, list[_Waiting]] = defaultdict(list)
+        self._past: dict[str, list[Seen]] = {}
         self.phases = Phases(PHASE_S, OF_LENGTHS)
         self._counts: dict[str, int] = defaultdict(int)
 
@@ -60,10 +68,18 @@ class Watch:
         except LogError as error:
             self.error = f"the log cannot be followed: {error}"
 
-    def due(self, planned: Planned) -> asyncio.Future[Seen]:
-        """Done when the event that `planned` waits for has been seen `nth` times from now on."""
+    def due(self, planned: Planned, behind: Seen | None = None) -> asyncio.Future[Seen]:
+        """Done when the event that `planned` waits for has been seen `nth` times, from now on
+        or behind an event that was waited for before."""
         waiting = _Waiting(planned, asyncio.get_running_loop().create_future())
-        self._waiting[planned.event or ""].append(waiting)
+        name = planned.event or ""
+        past = self._past.setdefault(name, [])
+        if behind is not None:
+            at = next(index for index, seen in enumerate(past) if seen is behind)
+            for seen in past[at + 1 :]:
+                waiting.take(seen)
+        if not waiting.future.done():
+            self._waiting[name].append(waiting)
         return waiting.future
 
     def subject(self, kind: str, seen: Seen) -> str:
@@ -110,11 +126,10 @@ class Watch:
         name, now = type(event).__name__, time.monotonic()
         self._counts[name] += 1
         self.phases.take(name, event, now)
-        for waiting in list(self._waiting.get(name, ())):
-            if not fits(event, waiting.planned.where):
-                continue
-            waiting.count += 1
-            if waiting.count >= waiting.planned.nth:
-                self._waiting[name].remove(waiting)
-                if not waiting.future.done():
-                    waiting.future.set_result(Seen(stream, event, now))
+        if name not in self._past:
+            return  # nobody waits for such
+        seen = Seen(stream, event, now)
+        self._past[name].append(seen)
+        for waiting in self._waiting[name]:
+            waiting.take(seen)
+        self._waiting[name] = [w for w in self._waiting[name] if not w.future.done()]

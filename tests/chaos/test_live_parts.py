@@ -266,6 +266,31 @@ async def test_a_fault_is_due_at_the_nth_matching_event_and_knows_its_subject() 
     assert not watch.phases.is_in("engine-start", seen.event)
 
 
+async def test_what_came_while_a_fault_found_nothing_to_strike_is_not_missed() -> None:
+    """Found by cascade 0 on real processes: whom it waited for was dead by then, and those whose
+    requests moved on had been told of meanwhile."""
+    log = MemoryLog()
+    watch = Watch()
+    following = asyncio.create_task(watch.follow(log))
+    planned = Planned("f0", "engine-kill", "subject", event="EngineReady", where={"port": 7})
+    due = watch.due(planned)
+    async with log.writer("w.w3") as writer:
+        for incarnation, port in ((1, 7), (2, 8), (3, 7)):
+            writer.append(v.EngineReady("w3", incarnation, "h", port, "m", 9, 16, 4))
+        await writer.flush(5)
+        await until(lambda: watch.count("EngineReady") == 3)
+        assert (await due).event.incarnation == 1
+        again = watch.due(planned, behind=due.result())
+        assert again.result().event.incarnation == 3
+        third = watch.due(planned, behind=again.result())
+        assert not third.done()
+        writer.append(v.EngineReady("w3", 4, "h", 7, "m", 9, 16, 4))
+        await writer.flush(5)
+        async with asyncio.timeout(20):
+            assert (await third).event.incarnation == 4
+    following.cancel()
+
+
 def test_the_subject_of_a_plan_is_who_takes_over() -> None:
     options = tuple(v.RecoveryOption(w, "recompute", "", 0, 0, 0, 0, 0) for w in ("w1", "w2"))
     choice = v.RecoveryChoice("q", 1, 10, 1, options)
