@@ -73,13 +73,17 @@ def fits(event: Any, where: Mapping[str, str | int | bool]) -> bool:
 
 def subject(kind: str, seen: Seen, leader: str, worker_of: Callable[[str], str]) -> str:
     """Which replica ("control plane") or worker an event tells of; empty when of none. Of a
-    plan to recover, that is who takes the first of the requests over. `worker_of` a request:
-    where it runs."""
+    plan to recover, that is who takes the first of the requests over; of what a holder has, who
+    runs the request of which it has least. `worker_of` a request: where it runs."""
     event = seen.event
     if kind == "control plane":
         return getattr(event, "replica", "") or _of(seen.stream, "r.") or leader
     if type(event) is v.RecoveryPlanned:
         return next((c.options[c.chosen].worker for c in event.choices if c.chosen >= 0), "")
+    if type(event) is v.CheckpointsAcknowledged:
+        running = [held for held in event.held if worker_of(held.request)]
+        least = min(running, key=lambda held: held.tokens, default=None)
+        return worker_of(least.request) if least is not None else ""
     if effects := getattr(event, "effects", ()):
         return effects[0].worker
     for name in ("worker", "primary"):

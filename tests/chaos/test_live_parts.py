@@ -35,6 +35,7 @@ from chaos.scenario.schedule import Planned, Request, expand
 from engine_shim.kv_stream.stream import gather, scatter
 from events import vocabulary as v
 from events.memory import MemoryLog
+from policies.state import Request as Live
 from tests.kv_stream.test_links import SECRET, ins, outs, served
 from tests.state_daemon.daemon import Cache, daemon_in, local, peer_of, remote, stats
 
@@ -297,3 +298,17 @@ def test_the_subject_of_a_plan_is_who_takes_over() -> None:
     plan = v.RecoveryPlanned("d", v.Basis(1, 0), "w0", 1, "completion", (choice,))
     assert Watch().subject("worker", Seen("r.r0", plan, 0.0)) == "w2"
     assert set(PHASE_S) == set(PHASES)
+
+
+def test_the_subject_of_what_is_held_is_who_runs_it_and_not_the_holder() -> None:
+    watch = Watch()
+    for name, worker in (("long", "w1"), ("short", "w2")):
+        watch.fleet.requests[name] = Live(name, "r0", "", "m", True, 9, "exact", worker=worker)
+    held = tuple(
+        v.HeldPrefix(name, 0, 1, tokens // 32, tokens, 9)
+        for name, tokens in (("gone", 32), ("long", 640), ("short", 64))
+    )
+    told = v.CheckpointsAcknowledged("w3", "boot", held)
+    assert watch.subject("worker", Seen("w.w3", told, 0.0)) == "w2"
+    nobody = v.CheckpointsAcknowledged("w3", "boot", held[:1])
+    assert watch.subject("worker", Seen("w.w3", nobody, 0.0)) == ""
