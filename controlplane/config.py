@@ -25,9 +25,10 @@ from msgspec import Meta, Struct
 from events.errors import RelumeError
 from events.etcd.config import EtcdConfig, parse_url
 from events.etcd.errors import BadUrl
+from policies import routing_settings
 from policies.checkpoint_settings import PLACEMENTS, RECOVERIES, CheckpointConfig
 from policies.migration_settings import LIMITS, MOVES, MigrationConfig
-from policies.routing import POLICIES
+from policies.routing_settings import RoutingConfig
 from policies.step import HEALTHY_TICKS
 
 ROLES = ("viewer", "operator", "admin")
@@ -60,6 +61,8 @@ class ConfigError(RelumeError):
 _CHECKPOINTS = CheckpointConfig()
 _MIGRATION = MigrationConfig()
 _MIGRATION_LIMITS = ", ".join(f"{name} ({getattr(_MIGRATION, name)})" for name in LIMITS)
+_ROUTING = RoutingConfig()
+_ROUTING_LIMITS = ", ".join(f"{n} ({getattr(_ROUTING, n)})" for n in routing_settings.LIMITS)
 
 
 class ServeConfig(Struct, frozen=True):
@@ -85,9 +88,17 @@ class ServeConfig(Struct, frozen=True):
     prefix: Annotated[
         str, Meta(description="key prefix of the log in etcd", pattern="^/.*[^/]$")
     ] = "/relume/v1"
-    policy: Annotated[str, Meta(description=f"routing policy: {', '.join(POLICIES)}")] = (
-        "least_load"
-    )
+    policy: Annotated[
+        str, Meta(description=f"routing policy: {', '.join(routing_settings.POLICIES)}")
+    ] = _ROUTING.policy
+    routing_shed: Annotated[
+        str,
+        Meta(description="on: requests that no worker would begin in time for their tier get 429"),
+    ] = _ROUTING.shed
+    routing_limits: Annotated[
+        dict[str, int],
+        Meta(description=f"what routing keeps to, NAME=N: {_ROUTING_LIMITS}"),
+    ] = {}
     lease_ttl_s: Annotated[
         int, Meta(ge=2, le=600, description="a stream's ownership lapses so long after its owner")
     ] = 8
@@ -209,7 +220,8 @@ _CREDENTIALS = re.compile(r"//[^/@]*@")
 _HINTS = get_type_hints(ServeConfig, include_extras=True)
 _VARIABLES = {"etcd": "RELUME_ETCD_ENDPOINTS"}  # RELUME_ETCD names the etcd program
 _CHOICES = {
-    "policy": tuple(POLICIES),
+    "policy": routing_settings.POLICIES,
+    "routing_shed": routing_settings.CHOICES[f"{routing_settings.PREFIX}shed"],
     "checkpoint_placement": PLACEMENTS,
     "checkpoint_recovery": RECOVERIES,
     "migration_moves": MOVES,
@@ -275,12 +287,8 @@ def check(config: ServeConfig) -> None:
             told = f"{tier}={rate}"
             tiers = ", ".join(LINK_TIERS)
             raise ConfigError("checkpoint_links", told, "is no rate of a tier", f"tiers: {tiers}")
-    for name, value in config.migration_limits.items():
-        least, most, _ = LIMITS.get(name, (0, -1, ""))
-        if not least <= value <= most:
-            known = ", ".join(f"{n} {low} to {high}" for n, (low, high, _) in LIMITS.items())
-            told = f"{name}={value}"
-            raise ConfigError("migration_limits", told, "is no limit of migration", f"use {known}")
+    _check_limits("migration", config.migration_limits, LIMITS)
+    _check_limits("routing", config.routing_limits, routing_settings.LIMITS)
     if config.admin_port and (config.host, config.port) == (config.admin_host, config.admin_port):
         raise ConfigError("admin_port", config.admin_port, "is the port too", "choose another")
     for role in config.admin_tokens.values():
@@ -300,6 +308,17 @@ def check(config: ServeConfig) -> None:
             "listens beyond loopback without credentials",
             "set admin_tokens (RELUME_ADMIN_TOKENS=@file) or use 127.0.0.1",
         )
+
+
+def _check_limits(
+    what: str, told: Mapping[str, int], limits: Mapping[str, tuple[int, int, str]]
+) -> None:
+    known = ", ".join(f"{name} {low} to {high}" for name, (low, high, _) in limits.items())
+    for name, value in told.items():
+        least, most, _ = limits.get(name, (0, -1, ""))
+        if not least <= value <= most:
+            why = f"is no limit of {what}"
+            raise ConfigError(f"{what}_limits", f"{name}={value}", why, f"use {known}")
 
 
 def etcd_config(config: ServeConfig) -> EtcdConfig:

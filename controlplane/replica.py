@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from controlplane.holder_watch import HolderWatch
 from controlplane.leader import Leadership
@@ -28,10 +28,18 @@ from events import vocabulary as v
 from events.errors import BrokenChain, Compacted, Fenced, LogUnavailable
 from events.log import LogReader, RevisionGroup, StreamWriter
 from events.segment import GENESIS
-from policies import cached, checkpoint_settings, migration_settings, stall, touched
+from policies import (
+    cached,
+    checkpoint_settings,
+    migration_settings,
+    routing_settings,
+    stall,
+    touched,
+)
 from policies.checkpoint_settings import CheckpointConfig
 from policies.fleet import apply_group
 from policies.migration_settings import MigrationConfig
+from policies.routing_settings import RoutingConfig
 from policies.state import Fleet
 from policies.view import View
 
@@ -53,6 +61,8 @@ class ReplicaConfig(Struct, frozen=True):
     stall: stall.StallConfig = stall.StallConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     migration: MigrationConfig = MigrationConfig()
+    routing: RoutingConfig = RoutingConfig()
+    """Its limits; the policy is `policy`."""
 
 
 class KeptFold(Protocol):
@@ -142,7 +152,10 @@ class Replica:
                 policy=self.config.policy,
                 settings=stall.settings_of(self.config.stall)
                 + checkpoint_settings.settings_of(self.config.checkpoints)
-                + migration_settings.settings_of(self.config.migration),
+                + migration_settings.settings_of(self.config.migration)
+                + routing_settings.settings_of(
+                    structs.replace(self.config.routing, policy=self.config.policy)
+                ),
             )
         )
         log.info("caught_up", revision=self.fleet.revision, workers=len(self.fleet.workers))

@@ -11,6 +11,7 @@ import asyncio
 import base64
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,9 +21,12 @@ from controlplane.gateway.ports import Arrival, Assignment, Hopeless
 from controlplane.returns import Returns
 from events import codec
 from events import vocabulary as v
+from events.errors import LogError
 from events.log import StreamWriter
 from policies import recovery, routing
+from policies.board import is_behind, keep_up
 from policies.counted import prompt_tokens
+from policies.routing_settings import POLICY
 from policies.state import Worker
 from policies.view import View
 
@@ -85,6 +89,8 @@ class Scheduler:
         self.writer = writer
         self.boot = boot
         self.policy = policy
+        self.pinned = ""
+        """A policy for the next decisions whatever the settings say; empty: none."""
         self.live: dict[str, LiveRequest] = {}
         self.decisions = 0
         self.checkpoints = Checkpoints(self, microseconds)
@@ -150,6 +156,10 @@ class Scheduler:
         """The canonical fold advanced: settle the overlay, wake those who wait. `engines`:
         one of them may have said for the first time what it serves."""
         self.view.landed()
+        if is_behind(self.view):
+            with suppress(LogError):  # then the next decision looks at all of it
+                self._emit_receipts()
+                keep_up(self.view)
         for worker in self.view.fleet.workers.values() if engines else ():
             if worker.model and worker.model not in self._models:
                 self._models[worker.model] = True
@@ -235,9 +245,11 @@ class Scheduler:
             live.avoid,
             live.attempt,
             arrival.prefix,
+            session=arrival.session,
+            tier=arrival.tier,
         )
         planned = cause != "wait_over" and self.checkpoints.planned(live)
-        policy = "planned" if planned else self.policy
+        policy = "planned" if planned else self.pinned or self._policy()
         basis = self.basis()
         at_us = self.view.now_us = self.now_us()
         choice = routing.decide(self.view, query, policy)
@@ -261,10 +273,16 @@ class Scheduler:
             arrival.prefix,
             at_us,
             routing.first_token_us(self.view, query, choice.worker),
+            session=query.session,
+            tier=query.tier,
+            cached_tokens=choice.cached_tokens,
+            refused=choice.refused,
         )
         self.emit(event)
         if arrival.resumable:
             self.writer.hurry()  # other replicas must know of it before its client may go
+        if choice.refused:
+            return Hopeless(429, f"no worker would begin it in time: {choice.refused}")
         if not choice.worker:
             return None
         lost = live.attempt
@@ -283,6 +301,11 @@ class Scheduler:
             *self.checkpoints.of_dispatch(live, lost),
             arrival.priority,
         )
+
+    def _policy(self) -> str:
+        """The routing policy in force; one that another version knows is not."""
+        told = self.view.setting(POLICY, self.policy)
+        return told if told in routing.POLICIES else self.policy
 
     def timer_fired(self, timer: str, key: str) -> None:
         """See SchedulerPort.timer_fired."""

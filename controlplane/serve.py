@@ -22,6 +22,7 @@ from events.etcd.factory import EtcdLog
 from events.etcd.maintenance import Maintenance
 from policies.checkpoint_settings import CheckpointConfig
 from policies.migration_settings import MigrationConfig
+from policies.routing_settings import RoutingConfig
 from policies.stall import StallConfig
 
 DRAIN_S = 10.0
@@ -133,6 +134,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         stall,
         _checkpoint_config(config),
         MigrationConfig(config.migration_moves, **config.migration_limits),
+        RoutingConfig(config.policy, shed=config.routing_shed, **config.routing_limits),
     )
 
 

@@ -63,7 +63,7 @@ def dispatch(worker: Worker, key: str, event: v.RouteDecided, tick: int) -> bool
         return False
     attempt = worker.attempts.get(key)
     if attempt is None:
-        left = _tokens(event.prompt_tokens + event.delivered)
+        left = _tokens(event.prompt_tokens + event.delivered - event.cached_tokens)
         attempt = worker.attempts[key] = Attempt(event.request, event.attempt, left, tick=tick)
         worker.prefill_left += left
         worker.flights += 1

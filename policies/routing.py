@@ -1,7 +1,8 @@
-"""Which worker takes a request: least load over the view.
+"""Which worker takes a request. Policies that weigh time, prefixes and sessions are put together
+in `policies.selectors`; here are the two plain ones that every log tells, and planned moves.
 
-Cost of a worker = prompt tokens it has not computed yet + REQUEST_TOKENS for each request
-it holds: a decode costs a step's share, not its prompt (Llumnix Ial, "Metrics for
+Least load: cost of a worker = prompt tokens it has not computed yet + REQUEST_TOKENS for each
+request it holds: a decode costs a step's share, not its prompt (Llumnix Ial, "Metrics for
 prefill and decode": uncomputed prefill tokens, and batch size, not raw prompt lengths).
 Integers throughout. Ties go round by the replica's count of decisions, from a beginning
 of its own, so an idle fleet is used evenly and two replicas do not herd.
@@ -10,12 +11,13 @@ of its own, so an idle fleet is used evenly and two replicas do not herd.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 from msgspec import Struct
 
 from events.vocabulary import Candidate
-from policies import predict, prefixes
+from policies import hits, predict, prefixes, selectors
 from policies.ranking import of as ranked
 from policies.state import Worker
 from policies.view import View
@@ -27,7 +29,8 @@ REQUEST_TOKENS = 32
 class Query(Struct, frozen=True):
     """What is to be placed. `avoid` holds `worker:incarnation` that failed it before; `lost`
     is the attempt that was (0: none yet). `prefix`: marks of the prompt, packed (`events.prefix`);
-    what workers hold of it is `policies.prefixes.hits`."""
+    what workers hold of it is `policies.prefixes.hits`. `session` it belongs to, `tier` of its
+    answer."""
 
     request: str
     model: str
@@ -36,6 +39,8 @@ class Query(Struct, frozen=True):
     avoid: tuple[str, ...] = ()
     lost: int = 0
     prefix: bytes = b""
+    session: str = ""
+    tier: str = ""
 
 
 class Choice(Struct, frozen=True):
@@ -46,6 +51,12 @@ class Choice(Struct, frozen=True):
     candidates: tuple[Candidate, ...]
     others: tuple[tuple[str, int], ...] = ()
     """Of those not named among the candidates: how many, by why they could not be chosen."""
+    cached_tokens: int = 0
+    """Of the prompt, expected to be held there."""
+    ttft_us: int = -1
+    """Expected there; -1: not asked."""
+    refused: str = ""
+    """Why nobody is to take it though somebody could."""
 
 
 def exclusion(view: View, worker: Worker, query: Query) -> str:
@@ -56,7 +67,7 @@ def exclusion(view: View, worker: Worker, query: Query) -> str:
 
 def _unable(worker: Worker, query: Query) -> str:
     """Why the worker cannot go on with what another one began."""
-    return "tells no token ids" if worker.plain and query.delivered else ""
+    return selectors.UNABLE if worker.plain and query.delivered else ""
 
 
 def _excluded(worker: Worker, model: str, distrusted: bool = False) -> str:
@@ -141,9 +152,42 @@ def _may_return(view: View, source: Candidate, query: Query) -> bool:
     return source.excluded == "draining" and trusted
 
 
+def selected(view: View, query: Query, policy: str) -> Choice:
+    """What a policy of `policies.selectors` chooses."""
+    model = query.model
+    board = selectors.board_of(view, model, policy, lambda w, d: _excluded(w, model, d))
+    config, count = board.config, len(board.workers)
+    asked = selectors.Asked(
+        query.prompt_tokens + query.delivered,
+        max(view.now_us, 0),
+        query.session,
+        query.avoid,
+        hits.of(view, model, query.prefix),
+        config.slo_us(query.tier),
+        config.shed == "on",
+        query.delivered > 0,
+    )
+    whole = count <= WHOLE
+    best, looked, late = selectors.select(view, board, policy, asked, WHOLE if whole else NAMED)
+    named = [selectors.candidate(board, x) for x in looked]
+    others: tuple[tuple[str, int], ...] = ()
+    if whole:
+        named += selectors.unasked(board, {x.at for x in looked})
+    else:
+        left = dict(board.reasons)
+        if board.open > len(named):
+            left[""] = board.open - len(named)
+        others = tuple(sorted(left.items()))
+    if best is None:
+        return Choice("", 0, tuple(named), others, refused=selectors.TOO_LATE if late else "")
+    worker = board.workers[best.at]
+    return Choice(worker.name, worker.incarnation, tuple(named), others, best.hit, best.ttft_us)
+
+
 POLICIES: dict[str, Callable[[View, Query], Choice]] = {
     "least_load": least_load,
     "round_robin": round_robin,
+    **{name: partial(selected, policy=name) for name in selectors.POLICIES},
 }
 """What a replica may be told to route by."""
 
@@ -171,7 +215,7 @@ def first_token_us(view: View, query: Query, worker: str) -> int:
 def decide(view: View, query: Query, policy: str) -> Choice:
     """What `policy` chooses, with what the record of the decision is to hold of it."""
     count = len(view.fleet.workers)
-    if count <= WHOLE:
+    if count <= WHOLE or policy in selectors.POLICIES:
         return RECORDED[policy](view, query)
     if policy == "least_load" and not query.avoid:
         return _ranked(view, query, count)

@@ -40,7 +40,8 @@ class Attempt(Struct):
 class StepTime(Struct):
     """What a step costs on workers of one class (policies.steptime). `weights` of its features,
     in microseconds; `products` and `targets` are the normal equations they solve, older steps
-    fading; `spread`: mean relative error; `samples` taken. `grounds`: measured,
+    fading; `spread`: mean relative error; `samples` taken. `told` are the weights that orders of
+    workers go by: they follow when it makes a difference (steptime.NEWS). `grounds`: measured,
     class (weights are still of another build or hardware of `model`), default."""
 
     model: str
@@ -50,6 +51,7 @@ class StepTime(Struct):
     grounds: str
     spread: float = 0.5
     samples: int = 0
+    told: list[float] = field(default_factory=list)
 
 
 class Cached(Struct):

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from events import vocabulary as v
-from policies import checkpoint_settings, coverage, migration_settings, returns, unheard
+from policies import (
+    checkpoint_settings,
+    coverage,
+    migration_settings,
+    returns,
+    routing_settings,
+    unheard,
+)
 from policies.stall import StallConfig, settings_of
 from policies.state import Fleet, OpenCommand, Request, Unheard
 
@@ -36,8 +43,13 @@ _INTEGERS = (
     *(name for name, _ in settings_of(StallConfig())),
     *checkpoint_settings.INTEGERS,
     *migration_settings.INTEGERS,
+    *routing_settings.INTEGERS,
 )
-_CHOICES = {**checkpoint_settings.CHOICES, **migration_settings.CHOICES}
+_CHOICES = {
+    **checkpoint_settings.CHOICES,
+    **migration_settings.CHOICES,
+    **routing_settings.CHOICES,
+}
 
 
 def step(fleet: Fleet, event: Any) -> list[Any]:

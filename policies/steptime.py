@@ -24,6 +24,9 @@ SCALES = (1.0, 1 / 256, 1 / (1 << 20), 1 / 16, 1 / 4096)
 DEFAULTS = (6000.0, 40.0 * 256, 180.0, 15.0 * 16, 0.05 * 4096)
 """Microseconds a scaled feature while no step of the model was seen."""
 
+NEWS = 1 / 8
+"""Weights are made known when they would tell a step's length by so much otherwise."""
+
 EAGER = 192
 """So many steps of an engine are all taken; then one in PROMPT_EACH of those that compute prompts
 and one in DECODE_EACH of the others."""
@@ -71,7 +74,7 @@ def _fresh(model: str, weights: list[float], grounds: str) -> StepTime:
         sure = FIRST / max(weight * weight, 1.0)
         products[_DIAGONAL[i]] = sure
         targets[i] = sure * weight
-    return StepTime(model, weights, products, targets, grounds)
+    return StepTime(model, weights, products, targets, grounds, told=weights)
 
 
 def learn(fleet: Fleet, worker: Worker, event: v.EngineStep) -> None:
@@ -136,6 +139,7 @@ def _take(
     t4 = t4 * FADE + b4 * took
     model.targets = [t0, t1, t2, t3, t4]
     model.weights = _solved(m, model.targets, model.weights)
+    _tell(model, x)
     if model.samples == ENOUGH:
         model.grounds = "measured"
     elif model.samples > ENOUGH:
@@ -180,6 +184,16 @@ def _solved(m: list[float], targets: list[float], old: list[float]) -> list[floa
             kept.remove(i)
     found[0] = max(found[0], 1.0)
     return found
+
+
+def _tell(model: StepTime, x: tuple[float, float, float, float]) -> None:
+    """Make the weights known, if they would tell this step's length differently by much."""
+    told = new = 0.0
+    for before, now, value in zip(model.told, model.weights, (1.0, *x), strict=True):
+        told += before * value
+        new += now * value
+    if abs(new - told) > told * NEWS:
+        model.told = model.weights
 
 
 def first_token(fleet: Fleet, request: Request, took_us: int) -> None:

@@ -63,6 +63,14 @@ def of(fleet: Fleet) -> Touched:
     return found
 
 
+def steps_of(fleet: Fleet) -> Touched:
+    """Workers by when their engines last made a step in which only figures changed."""
+    found = fleet.__dict__.get("steps")
+    if found is None:
+        found = fleet.__dict__["steps"] = Touched()
+    return found
+
+
 def note(fleet: Fleet, touched: Touched, stream: str, event: Any) -> None:
     """To be called before `event` of `stream` is folded: an end no longer shows afterwards
     what it ended."""
@@ -80,7 +88,10 @@ def _nobody(fleet: Fleet, stream: str, event: Any) -> Iterable[str]:
 
 def _stepped(fleet: Fleet, stream: str, event: v.EngineStep) -> Iterable[str]:
     """Most steps only go on: what runs there stays the same."""
-    return (stream[2:],) if event.changes or event.lost else ()
+    if event.changes or event.lost:
+        return (stream[2:],)
+    steps_of(fleet).note(stream[2:])
+    return ()
 
 
 def _target(fleet: Fleet, stream: str, event: Any) -> Iterable[str]:

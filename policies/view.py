@@ -27,6 +27,7 @@ from policies.own_checkpoints import OwnCheckpoints
 from policies.own_prefixes import OwnPrefixes
 from policies.state import Fleet, Receipts, Worker
 from policies.touched import Touched
+from policies.touched import of as touched_of
 
 
 class _Own(Struct, gc=False):
@@ -159,7 +160,8 @@ class View:
         self._decided += 1
         if event.worker:
             key = key_of(event.request, event.attempt)
-            own = _Own(event.incarnation, event.prompt_tokens + event.delivered, position)
+            tokens = event.prompt_tokens + event.delivered - event.cached_tokens
+            own = _Own(event.incarnation, tokens, position)
             self._own.setdefault(event.worker, {})[key] = own
             self.moved.note(event.worker)
             self._places.setdefault(event.request, []).append((event.worker, key))
@@ -230,6 +232,12 @@ class View:
             return self._started[1].get(name, default)
         replica = self.fleet.replicas.get(self.replica)
         return replica.settings.get(name, default) if replica is not None else default
+
+    @property
+    def settings_mark(self) -> tuple[int, int]:
+        """While it stays as it is, so do all settings."""
+        started = self._started[0] if self._started is not None else 0
+        return touched_of(self.fleet).whole, started
 
     def suspect(self, worker: str) -> int:
         """The incarnation of `worker` this replica distrusts; 0 for none."""

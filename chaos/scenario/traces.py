@@ -1,9 +1,9 @@
 """Trace files: arrivals and lengths of real requests.
 
-Read are CSV with the columns prompt_tokens, output_tokens and, if it tells them, arrival_s
-(lines beginning with # are comments); and JSON lines as Mooncake's: timestamp (ms),
-input_length, output_length, hash_ids (ids of the prompt's blocks of 512 tokens, equal leading
-ids being a shared prefix). Either may be gzipped.
+Read are CSV with the columns prompt_tokens, output_tokens and, if it tells them, arrival_s; and
+JSON lines as Mooncake's: timestamp (ms), input_length, output_length, hash_ids (ids of the
+prompt's blocks of 512 tokens, equal leading ids being a shared prefix). Either may be gzipped;
+lines beginning with # are comments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class TraceError(Exception):
 
 def packaged() -> dict[str, Path]:
     """The traces that come with us, by name."""
-    return {path.stem.replace("_", "-"): path for path in sorted(FOLDER.glob("*.csv"))}
+    found = (path for path in sorted(FOLDER.iterdir()) if path.suffix in (".csv", ".jsonl"))
+    return {path.stem.replace("_", "-"): path for path in found}
 
 
 def read(name: str, folder: Path) -> tuple[Row, ...]:
@@ -82,6 +83,8 @@ def _csv(lines: Iterator[str]) -> Iterator[Row]:
 
 def _jsonl(lines: Iterator[str]) -> Iterator[Row]:
     for line in lines:
+        if line.startswith("#"):
+            continue
         row = json.loads(line)
         at_ns = round(float(row["timestamp"]) * 1e6)
         prefix = tuple(int(block) for block in row.get("hash_ids", ()))

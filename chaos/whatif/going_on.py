@@ -20,7 +20,7 @@ from controlplane.replay.debugger_whatif import POLICY, WEIGHT, OtherView, weigh
 from controlplane.replica import ReplicaConfig
 from events import vocabulary as v
 from events.errors import LogError
-from policies import checkpoint_settings, migration_settings, routing, stall
+from policies import checkpoint_settings, migration_settings, routing, routing_settings, stall
 from policies.routing import Choice, Query
 from policies.state import Fleet
 from policies.view import View
@@ -49,6 +49,7 @@ def rules_of(stream: str, fold: Fleet, changed: dict[str, str]) -> Rules:
         stall=stall.config_of(view),
         checkpoints=checkpoint_settings.config_of(view),
         migration=migration_settings.config_of(view),
+        routing=routing_settings.config_of(view),
     )
     return Rules(config, changed.get(WEIGHT), frozenset(changed))
 
@@ -121,12 +122,12 @@ class Continued(SimFleet):
             worker = pins.pop(live.arrival.client_id, "") if live is not None else ""
             if not worker:
                 return assign(request, cause, delivered)
-            usual, scheduler.policy = scheduler.policy, PINNED
+            scheduler.pinned = PINNED
             routing.RECORDED[PINNED] = partial(_to, worker)
             try:
                 return assign(request, cause, delivered)
             finally:
-                scheduler.policy = usual
+                scheduler.pinned = ""
                 del routing.RECORDED[PINNED]
 
         scheduler.assign = pinned  # type: ignore[method-assign]

@@ -23,6 +23,7 @@ from controlplane.admin.settings import settings_of
 from controlplane.config import ServeConfig, masked
 from controlplane.replica import Replica
 from events import vocabulary as v
+from policies.routing_settings import POLICY
 from policies.state import state_hash
 
 SEARCH_BUDGET_S = 5.0
@@ -63,7 +64,7 @@ class FleetApi:
                     r.host,
                     r.port,
                     r.pid,
-                    r.policy,
+                    fleet.config.get(POLICY, r.policy),
                     dict(r.suspects),
                 )
                 for r in fleet.replicas.values()
@@ -171,7 +172,7 @@ class FleetApi:
     async def decisions(self, request: web.Request) -> m.DecisionList:
         """GET requests/{id}/decisions."""
         name, course = await self._course(request.match_info["id"])
-        return m.DecisionList(name, decisions_of(course))
+        return m.DecisionList(name, decisions_of(course, self._replica.view.stream))
 
     async def _course(self, asked: str) -> tuple[str, Course]:
         """The request called `asked`, and its course. Raises NotFound."""

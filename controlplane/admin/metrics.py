@@ -20,6 +20,7 @@ from controlplane.admin.checkpoint_metrics import checkpoints
 from controlplane.admin.fleet_api import spool_bytes
 from controlplane.admin.history import Entry
 from controlplane.admin.migration_metrics import Migrations
+from controlplane.admin.routing_metrics import Routes
 from controlplane.admin.stream_metrics import Streams, kept
 from controlplane.config import ServeConfig
 from controlplane.history.keeper import KeeperStatus
@@ -71,6 +72,7 @@ class Metrics:
             "relume_stall_judgements", "Silent engines judged", ["hung"], registry=registry
         )
         self._migrations = Migrations(registry)
+        self._routes = Routes(registry)
         self._streams = Streams(registry)
         self._tokens = Counter("relume_output_tokens", "Tokens delivered", registry=registry)
         self._ttft = Histogram(
@@ -100,6 +102,7 @@ class Metrics:
         event = entry.event
         kind = type(event)
         self._migrations.note(event)
+        self._routes.note(event)
         self._streams.note(event)
         if kind is v.RequestArrived:
             self._arrived.inc()

@@ -178,7 +178,9 @@ class RequestDetail(Struct, frozen=True):
 
 class DecisionInfo(Struct, frozen=True):
     """One decision, its basis (revision, position) in `decision`. `source`: `log`, or
-    `admission` when only the worker's journal still holds it (the gateway died first)."""
+    `admission` when only the worker's journal still holds it (the gateway died first).
+    `predicted_ttft_us` where it went, and `actual_ttft_us` on the clock of the replica that
+    decided, or of the client's answer (-1: not known)."""
 
     id: str
     revision: int
@@ -186,6 +188,8 @@ class DecisionInfo(Struct, frozen=True):
     position: int
     source: str
     decision: dict[str, Any]
+    predicted_ttft_us: int = -1
+    actual_ttft_us: int = -1
 
 
 class DecisionList(Struct, frozen=True):

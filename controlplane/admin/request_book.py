@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from msgspec.structs import replace
 
 from controlplane.admin.history import Entry
 from controlplane.admin.models import DecisionInfo, RequestInfo, event_info
@@ -28,13 +31,15 @@ class Course:
     """One request's events, in order; `journalled` holds dispatches that came with an
     admission and whose `RouteDecided` has not been seen."""
 
-    __slots__ = ("arrived", "ended", "entries", "journalled")
+    __slots__ = ("arrived", "ended", "entries", "first", "journalled")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.arrived: v.RequestArrived | None = None
         self.ended: v.RequestEnded | None = None
         self.journalled: dict[int, tuple[Entry, bytes]] = {}
+        self.first: dict[int, int] = {}
+        """Of attempts, when their first token was heard of, on this replica's clock."""
 
     def add(self, entry: Entry) -> None:
         """Note the next event of this request."""
@@ -57,7 +62,8 @@ class Course:
 class RequestBook:
     """Courses by request id, oldest first; at most `kept` ended ones, twice that in all."""
 
-    def __init__(self, kept: int = ENDED_KEPT) -> None:
+    def __init__(self, kept: int = ENDED_KEPT, clock: Callable[[], int] | None = None) -> None:
+        self._clock = clock
         self.courses: dict[str, Course] = {}
         self._of_client: dict[str, str] = {}
         self._ended: dict[str, bool] = {}
@@ -71,6 +77,10 @@ class RequestBook:
             for change in event.changes:
                 if type(change) is v.RequestQueued and change.dispatch:
                     self._journal(entry, change)
+                elif type(change) is v.FirstToken and self._clock is not None:
+                    course = self.courses.get(change.request)
+                    if course is not None:
+                        course.first.setdefault(change.attempt, self._clock())
         elif kind in COURSE:
             course = self._course(event.request)
             course.add(entry)
@@ -167,8 +177,9 @@ def requests_of(book: RequestBook, fleet: Fleet) -> list[RequestInfo]:
     ]
 
 
-def decisions_of(course: Course) -> list[DecisionInfo]:
-    """The decisions of a course, with those that only a worker's journal holds."""
+def decisions_of(course: Course, stream: str = "") -> list[DecisionInfo]:
+    """The decisions of a course, with those that only a worker's journal holds; `stream` is
+    ours, whose clock the course knows."""
     found = [
         _decision(e, e.event, "log") for e in course.entries if type(e.event) is v.RouteDecided
     ]
@@ -179,11 +190,27 @@ def decisions_of(course: Course) -> list[DecisionInfo]:
             continue  # a worker may be handed any bytes; they are no fact of the log
         if type(event) is v.RouteDecided:
             found.append(_decision(entry, event, "admission"))
+    found = [replace(d, actual_ttft_us=_actual_us(course, d, stream)) for d in found]
     return sorted(found, key=lambda d: (d.decision["attempt"], d.revision))
+
+
+def _actual_us(course: Course, found: DecisionInfo, stream: str) -> int:
+    """When the first token of a dispatch was there; of a first attempt its client's answer
+    tells it too."""
+    decision = found.decision
+    attempt, asked_us = decision["attempt"], decision["at_us"]
+    if not decision["worker"]:
+        return -1
+    if found.stream == stream and asked_us >= 0 and attempt in course.first:
+        return course.first[attempt] - asked_us
+    ended = course.ended
+    return ended.ttft_us if ended is not None and attempt == 1 else -1
 
 
 def _decision(entry: Entry, event: Any, source: str) -> DecisionInfo:
     shown = event_info(
         entry.revision, entry.index, entry.stream, entry.position, entry.at_ms, event
     )
-    return DecisionInfo(shown.id, entry.revision, entry.stream, entry.position, source, shown.event)
+    return DecisionInfo(
+        shown.id, entry.revision, entry.stream, entry.position, source, shown.event, event.ttft_us
+    )

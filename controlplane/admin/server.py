@@ -51,7 +51,7 @@ class AdminServer:
         self._replica = replica
         older = OlderLog(log_reader, config.archive_dir, log_id)
         self.history = History(older, replica.fleet.revision)
-        self.book = RequestBook()
+        self.book = RequestBook(clock=replica.scheduler.now_us)
         self.commands = CommandBook(replica, self.history)
         self.metrics = Metrics(replica, config)
         self._auth = auth.Authenticator(config.admin_tokens)

@@ -6,9 +6,10 @@ from msgspec import Struct
 
 from controlplane.admin.errors import BadRequest
 from controlplane.admin.models import Setting
-from policies import checkpoint_settings, migration_settings
+from policies import checkpoint_settings, migration_settings, routing_settings
 from policies.checkpoint_settings import CheckpointConfig
 from policies.migration_settings import MigrationConfig
+from policies.routing_settings import RoutingConfig
 from policies.stall import StallConfig
 from policies.view import View
 
@@ -33,6 +34,12 @@ def _migration(name: str, least: int, most: int, description: str) -> tuple[str,
     key = migration_settings.PREFIX + name
     choices = migration_settings.CHOICES.get(key, ())
     return key, Known(getattr(MigrationConfig(), name), least, most, description, choices)
+
+
+def _routing(name: str, least: int, most: int, description: str) -> tuple[str, Known]:
+    key = routing_settings.PREFIX + name
+    choices = routing_settings.CHOICES.get(key, ())
+    return key, Known(getattr(RoutingConfig(), name), least, most, description, choices)
 
 
 _STALL = StallConfig()
@@ -61,6 +68,9 @@ KNOWN: dict[str, Known] = {
             _checkpoint("output_tokens", 0, 1 << 20, "a request is expected to make at most"),
             _migration("moves", 0, 0, "running requests leave nobody, draining or also crowded"),
             *(_migration(name, *limits) for name, limits in migration_settings.LIMITS.items()),
+            _routing("policy", 0, 0, "which worker takes a request"),
+            _routing("shed", 0, 0, "requests that would begin too late are refused"),
+            *(_routing(name, *limits) for name, limits in routing_settings.LIMITS.items()),
         )
     ),
 }

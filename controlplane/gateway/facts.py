@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 
 import msgspec
 
 from controlplane.gateway.errors import ClientError
 from controlplane.gateway.reading import Request
+from policies.routing_settings import TIERS
 
 _TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
 _JSON_TYPE = re.compile(rb"application/json\s*(;.*)?", re.IGNORECASE).fullmatch
@@ -34,6 +36,22 @@ def wants_resumable(request: Request) -> bool:
     headers = request.headers
     named = b"text/event-stream" in headers.get(b"accept", b"").lower()
     return named or b"last-event-id" in headers or headers.get(b"x-relume-resumable") == b"1"
+
+
+def session_of(request: Request, tenant: str) -> str:
+    """Digest of `x-session-id`, a tenant's own; empty without one."""
+    given = request.headers.get(b"x-session-id", b"").strip()
+    if not given:
+        return ""
+    return blake2b(tenant.encode() + b"\n" + given, digest_size=8).hexdigest()
+
+
+def tier_of(request: Request) -> str:
+    """`x-relume-tier`, empty without one. Raises ClientError for one that is not known."""
+    given = request.headers.get(b"x-relume-tier", b"").strip().lower().decode("latin-1")
+    if given and given not in TIERS:
+        raise ClientError(400, f"x-relume-tier must be one of {', '.join(TIERS)}", "x-relume-tier")
+    return given
 
 
 def may_be_json(request: Request) -> bool:

@@ -27,6 +27,8 @@ from controlplane.gateway.facts import (
     may_be_json,
     model_of,
     require_json,
+    session_of,
+    tier_of,
     trace_of,
     wants_resumable,
 )
@@ -314,8 +316,10 @@ class Gateway:
             parsed = parse(request.body, chat=routes.PROTECTED[request.path])
             model = parsed.model or self._only_model()
             weight = checkpoint_weight(request.headers.get(b"x-relume-priority"), parsed.priority)
+            tier = tier_of(request)
         except ClientError as error:
             return self._refused(client_error_reply(error))
+        tenant = self._keys.tenant_of(request) or ""
         arrival = Arrival(
             self._new_id(),
             model,
@@ -326,12 +330,14 @@ class Gateway:
             parsed.verdict,
             parsed.reason,
             parsed.estimated,
-            self._keys.tenant_of(request) or "",
+            tenant,
             request.request_id,
             trace_of(request),
             needs=parsed.needs,
             fallback=parsed.fallback,
             priority=weight,
+            session=session_of(request, tenant),
+            tier=tier,
         )
         at = self._context, connection, arrival, request.path, request.request_id, parsed.body
         if parsed.stream and wants_resumable(request) and "choices" not in parsed.needs:

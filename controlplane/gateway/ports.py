@@ -24,7 +24,8 @@ class Arrival(Struct, frozen=True):
     `priority`: the weight of its checkpoint when a holder must evict.
     `resumable`: digest of the claim with which its client may go on after a lost connection,
     `grace_ticks` after its gateway's death; empty: it may not. `prefix`: marks of its prompt
-    (`events.prefix`), empty where it was not tokenised.
+    (`events.prefix`), empty where it was not tokenised. `session`: digest of what its
+    client calls the session it belongs to. `tier`: how soon it wants its first token.
     """
 
     request: str
@@ -46,6 +47,8 @@ class Arrival(Struct, frozen=True):
     resumable: str = ""
     grace_ticks: int = 0
     prefix: bytes = b""
+    session: str = ""
+    tier: str = ""
 
 
 class Assignment(Struct, frozen=True):

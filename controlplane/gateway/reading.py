@@ -23,7 +23,8 @@ IDLE, HEAD, BODY = "idle", "head", "body"  # what is being read
 
 _KEPT_HEADERS = frozenset(
     b"authorization content-type content-encoding x-request-id expect accept content-length "
-    b"transfer-encoding traceparent x-relume-priority last-event-id x-relume-resumable".split()
+    b"transfer-encoding traceparent x-relume-priority last-event-id x-relume-resumable "
+    b"x-session-id x-relume-tier".split()
 )
 
 

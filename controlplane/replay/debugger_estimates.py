@@ -21,9 +21,10 @@ def judged(hung: bool) -> str:
 def candidate(c: v.Candidate) -> str:
     """A worker that routing weighed."""
     refused = f", not taken: {c.excluded}" if c.excluded else ""
+    expected = f", first token after {c.ttft_us} us, {c.hit_tokens} held" if c.ttft_us >= 0 else ""
     return (
         f"{c.worker}:{c.incarnation} costs {c.cost} ({c.prefill_tokens} prompt tokens, "
-        f"{c.requests} requests){refused}"
+        f"{c.requests} requests{expected}){refused}"
     )
 
 

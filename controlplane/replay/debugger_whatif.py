@@ -34,20 +34,22 @@ from policies import (
     migration,
     migration_settings,
     routing,
+    routing_settings,
     stall,
 )
 from policies.checkpoint_settings import CheckpointConfig
 from policies.fleet import SUSPICIOUS
 from policies.migration_settings import MigrationConfig
+from policies.routing_settings import RoutingConfig
 from policies.stall import StallConfig
 from policies.state import Fleet, dump, load
 from policies.view import View
 
-POLICY = "routing.policy"
+POLICY = routing_settings.POLICY
 WEIGHT = "routing.request_tokens"
 
 DEFAULTS: dict[str, str] = {
-    POLICY: "least_load",
+    **dict(routing_settings.settings_of(RoutingConfig())),
     WEIGHT: str(routing.REQUEST_TOKENS),
     **dict(stall.settings_of(StallConfig())),
     **dict(checkpoint_settings.settings_of(CheckpointConfig())),
@@ -56,7 +58,7 @@ DEFAULTS: dict[str, str] = {
 """What may be set otherwise, with the defaults."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    POLICY: tuple(routing.POLICIES),
+    **routing_settings.CHOICES,
     **{key: tuple(values) for key, values in checkpoint_settings.CHOICES.items()},
     **{key: tuple(values) for key, values in migration_settings.CHOICES.items()},
 }

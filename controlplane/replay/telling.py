@@ -21,8 +21,15 @@ def told(found: Why) -> Iterator[str]:
         first, *rest = words(step)
         place = f"{step.stream}:{step.position}"
         yield f"{_clock(step.at_ms, begun_ms):>10}  {place:<12} {first}"
-        for line in rest:
+        for line in (*rest, *_came(found, step)):
             yield f"{'':10}  {'':12}   {line}"
+
+
+def _came(found: Why, step: Step) -> Iterator[str]:
+    """When the first token of a dispatch was there."""
+    event = step.event
+    if type(event) is v.RouteDecided and event.worker and event.attempt in found.first_tokens_us:
+        yield f"it came after {found.first_tokens_us[event.attempt] / 1000:.1f} ms"
 
 
 def headline(found: Why) -> str:
@@ -93,6 +100,7 @@ def to_json(found: Why) -> dict[str, Any]:
     return {
         "request": found.request,
         "outcome": found.ended.outcome if found.ended else "",
+        "first_tokens_us": {str(n): us for n, us in found.first_tokens_us.items()},
         "steps": [
             {
                 "revision": s.revision,
@@ -148,7 +156,7 @@ def _decided(event: v.RouteDecided) -> list[str]:
         lines.append(
             f"{'->' if chosen else '  '} {candidate.worker}:{candidate.incarnation} "
             f"costs {candidate.cost} ({candidate.prefill_tokens} prompt tokens to compute, "
-            f"{_count(candidate.requests, 'request')})"
+            f"{_count(candidate.requests, 'request')}{_expected(candidate)})"
             + (f", not taken: {candidate.excluded}" if candidate.excluded else "")
         )
     for why, count in event.others:
@@ -156,9 +164,23 @@ def _decided(event: v.RouteDecided) -> list[str]:
         lines.append(f"   and {_count(count, 'other')}, {told}")
     if event.ttft_us >= 0:
         lines.append(f"its first token was expected after {event.ttft_us / 1000:.1f} ms")
+    if event.refused:
+        lines.append(f"it was refused: {event.refused}")
     if event.avoid:
         lines.append(f"it failed before on {', '.join(event.avoid)}")
     return lines
+
+
+def _expected(candidate: v.Candidate) -> str:
+    """What policies that predict time add of a worker."""
+    if candidate.ttft_us < 0:
+        return ""
+    held = f", {candidate.hit_tokens} of this prompt held" if candidate.hit_tokens else ""
+    return (
+        f", {candidate.batch} of them decode {candidate.context_tokens} tokens{held}, "
+        f"{candidate.kv_free} blocks left; first token expected after "
+        f"{candidate.ttft_us / 1000:.1f} ms, then one each {candidate.tpot_us / 1000:.1f} ms"
+    )
 
 
 def _observed(event: v.TransportObserved) -> list[str]:

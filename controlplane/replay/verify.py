@@ -314,6 +314,8 @@ def query_of(event: v.RouteDecided) -> routing.Query:
         event.avoid,
         event.attempt - 1 if event.worker else event.attempt,
         event.prefix,
+        session=event.session,
+        tier=event.tier,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from controlplane.replay.first_tokens import FirstTokens
 from events import codec
 from events import vocabulary as v
 from events.errors import LogError
@@ -37,12 +38,14 @@ class Step(Struct, frozen=True):
 
 
 class Why(Struct):
-    """The chain of one request. `ended` is its terminal event, None while it lives."""
+    """The chain of one request. `ended` is its terminal event, None while it lives.
+    `first_tokens_us`: of each attempt, from its decision to its first token, where known."""
 
     request: str
     arrived: v.RequestArrived | None = None
     ended: v.RequestEnded | None = None
     steps: list[Step] = field(default_factory=list)
+    first_tokens_us: dict[int, int] = field(default_factory=dict)
 
     @property
     def decisions(self) -> list[v.RouteDecided]:
@@ -107,13 +110,18 @@ class _Collector:
         self._cut: set[tuple[str, int]] = set()
         self._owner = ""
         self._journal: dict[int, Step] = {}
+        self._first = FirstTokens(self._why.first_tokens_us)
 
     def take(self, step: Step, event: Any) -> None:
         kind = type(event)
+        if kind is v.ReplicaStarted:
+            self._first.received(step.stream, event)
         if kind is v.EngineStep:
             for change in event.changes:
                 if change.request == self._why.request:
                     self._changed(step, event, change)
+        elif kind is v.GroupsReceived:
+            self._first.received(step.stream, event)
         elif kind in _OF_REQUEST:
             if event.request == self._why.request:
                 self._of_request(step, event)
@@ -135,6 +143,7 @@ class _Collector:
             self._owner = step.stream[2:]
         elif type(event) is v.RouteDecided:
             self._owner = self._owner or step.stream[2:]
+            self._first.decided(step.stream, event)
             self._journal.pop(event.attempt, None)
             if event.worker:
                 self._holders[event.worker, event.incarnation] = event.attempt
@@ -148,6 +157,8 @@ class _Collector:
 
     def _changed(self, step: Step, event: v.EngineStep, change: Any) -> None:
         self._holders.setdefault((step.stream[2:], event.incarnation), change.attempt)
+        if type(change) is v.FirstToken:
+            self._first.told(step.revision, change)
         if type(change) is v.EngineFinished:
             self._holders.pop((step.stream[2:], event.incarnation), None)
         if type(change) is v.RequestQueued and change.dispatch:

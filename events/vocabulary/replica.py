@@ -67,7 +67,10 @@ class ClientReturned(Event, frozen=True, tag="client_returned/1"):
 
 class Candidate(Struct, frozen=True, array_like=True, gc=False):
     """One worker a decision looked at: its cost (integer, lower is better) and parts.
-    `excluded` says why it could not be chosen; empty when it could."""
+    `excluded` says why it could not be chosen; empty when it could. Of its metrics then:
+    prompt tokens of this request that it holds (`hit_tokens`), requests it decodes and their
+    tokens in all, blocks it would have left, expected microseconds to this request's first
+    token and from token to token (-1: not asked)."""
 
     worker: str
     incarnation: int
@@ -75,6 +78,12 @@ class Candidate(Struct, frozen=True, array_like=True, gc=False):
     prefill_tokens: int
     requests: int
     excluded: str = ""
+    hit_tokens: int = 0
+    batch: int = 0
+    context_tokens: int = 0
+    kv_free: int = 0
+    ttft_us: int = -1
+    tpot_us: int = -1
 
 
 class RouteDecided(Event, frozen=True, tag="route_decided/1"):
@@ -91,6 +100,8 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     `prefix`: packed hashes of the prompt's prefixes (`events.prefix`), empty where unknown.
     `at_us`: when it was asked, on the clock of `GroupsReceived` (-1: not told, statuses then
     count as they were told). `ttft_us`: time to first token predicted where it goes, -1 unknown.
+    `session` and `tier` are the request's; `cached_tokens` of its prompt are expected to be held
+    by the worker. `refused`: why nobody was to take it though somebody could.
     """
 
     decision: str
@@ -111,6 +122,10 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1"):
     prefix: bytes = b""
     at_us: int = -1
     ttft_us: int = -1
+    session: str = ""
+    tier: str = ""
+    cached_tokens: int = 0
+    refused: str = ""
 
 
 class TransportObserved(Event, frozen=True, tag="transport_observed/1"):

@@ -315,8 +315,10 @@ class Scene:
         checkpoints: CheckpointConfig | None = None,
         migration: MigrationConfig | None = None,
         tokens: tuple[int, int] = (2, 12),
+        policy: str = "least_load",
     ) -> None:
         self.rng = random.Random(seed)
+        self._policy = policy
         self.log = log if log is not None else MemoryLog()
         self._tick_s = tick_s
         self._checkpoints = checkpoints or CheckpointConfig()
@@ -384,7 +386,11 @@ class Scene:
         writer = self.log.writer(f"r.{name}", **waiting)
         await writer.__aenter__()
         config = ReplicaConfig(
-            name, tick_s=self._tick_s, checkpoints=self._checkpoints, migration=self._migration
+            name,
+            policy=self._policy,
+            tick_s=self._tick_s,
+            checkpoints=self._checkpoints,
+            migration=self._migration,
         )
         reader = self.log if isinstance(self.log, MemoryLog) else self.log.reader()
         replica = Replica(config, reader, writer, self.log.writer)

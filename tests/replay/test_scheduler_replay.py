@@ -15,9 +15,11 @@ from policies.state import Fleet, dump
 from tests.replay.scene import Scene
 
 
-async def eventful_log(seed: int, requests: int = 120, workers: int = 3) -> list[RevisionGroup]:
+async def eventful_log(
+    seed: int, requests: int = 120, workers: int = 3, policy: str = "least_load"
+) -> list[RevisionGroup]:
     """Deaths, restarts, suspicion, outages, a vanished host, a killed leader."""
-    async with Scene(seed, workers=workers) as scene:
+    async with Scene(seed, workers=workers, policy=policy) as scene:
         rng = scene.rng
         traffic = asyncio.create_task(scene.traffic(requests))
         await asyncio.sleep(0.02)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from controlplane.replay.telling import headline, to_json, told
 from controlplane.replay.why import Why, why
 from events import vocabulary as v
@@ -42,6 +44,25 @@ def moved_story() -> Story:
     story.tell("r.r0", ended(attempts=2))
     story.tell("w.w1", died("w1"))
     return story
+
+
+def test_first_token_is_told_beside_what_was_expected() -> None:
+    """On the clock of the replica that sent it, whichever record landed first."""
+    story = Story()
+    story.worker("w0")
+    story.replica()
+    sent = replace(decided(), at_us=4_000, ttft_us=9_000)
+    story.tell("r.r0", v.GroupsReceived(story.revision, (0, 3_500)), arrived(), sent)
+    story.tell("w.w0", engine_step(queued()))
+    story.tell("w.w0", engine_step(v.FirstToken("q1", 1)))
+    first = story.revision
+    assert why(story.groups, "q1").first_tokens_us == {}, "not heard of yet"
+    story.tell("r.r0", v.GroupsReceived(first - 1, (0, 500, 1, 10_000)), ended())
+    found = why(story.groups, "q1")
+    assert found is not None and found.first_tokens_us == {1: 10_000}
+    text = "\n".join(told(found))
+    assert "its first token was expected after 9.0 ms" in text
+    assert "it came after 10.0 ms" in text
 
 
 def test_chain_names_every_cause_and_nothing_else() -> None:

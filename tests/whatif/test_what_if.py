@@ -158,7 +158,7 @@ def test_an_engine_that_was_down_comes_back_when_it_did(
 def test_the_same_question_has_the_same_answer(struck: History) -> None:
     words = parse(["checkpoints.recovery=recompute"])
     assert ask(struck, words) == ask(struck, words)
-    assert routing.RECORDED.keys() == {"least_load", "round_robin", "planned"}
+    assert routing.RECORDED.keys() == {*routing.POLICIES, "planned"}
 
 
 def test_a_log_behind_a_snapshot(struck: History, simulations: list[tuple[Any, Start]]) -> None:

@@ -1,0 +1,253 @@
+"""What a routing decision costs: microseconds, decisions a second on one core, bytes.
+
+A fleet of scripted engines (chaos.bench.replay_log) steps, admits, computes and finishes; a
+replica places what comes by the real policy on the real view, and its own events land some
+milliseconds later. Timed is what lies between a request and the record of its decision: the
+setting in force, the basis, the policy, the struct, in CPU time of the thread, so that what else
+the machine does is left out as far as it can be. Engine steps are folded between decisions
+at `--steps` a second and worker; what boards are brought up with then is told beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import time
+import tracemalloc
+from collections import deque
+from typing import Any
+
+from chaos.bench.replay_log import MODEL, Engine, Running
+from events import vocabulary as v
+from events.codec import encode
+from policies import board, routing, selectors
+from policies.fleet import fold
+from policies.routing_settings import POLICY
+from policies.state import Fleet, Head
+from policies.view import View
+
+DESCRIPTION = "microseconds, decisions a second and bytes of routing decisions"
+GOALS_US = {64: 50.0, 1000: 300.0}
+GOAL_RATE = 10_000
+GROUP_US = 100
+"""Groups come so long after one another."""
+LANDING = 8
+"""Own events land when so many more have been written."""
+HELD = 24
+"""Requests a worker has, in the mean."""
+
+
+class Plane:
+    """A fleet, and the replica that decides."""
+
+    def __init__(self, workers: int, policy: str, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.fleet = Fleet()
+        self.heard: list[int] = []
+        self.now_us = self.said_us = 0
+        self.policy = policy
+        self.engines = {f"w{n}": Engine(f"w{n}", running={}) for n in range(workers)}
+        for name in self.engines:
+            self.tell(f"w.{name}", v.WorkerRegistered(name, f"host-{name}", 7))
+            self.tell(f"w.{name}", v.EngineStarted(name, 1, 100, 1))
+            ready = v.EngineReady(
+                name, 1, "127.0.0.1", 9000, MODEL, 65_536, 16, 20_000,
+                hardware="scripted", step_tokens=512,
+            )  # fmt: skip
+            self.tell(f"w.{name}", ready)
+        self.tell("r.r0", v.ReplicaStarted("r0", "b", "127.0.0.1", 8000, 1, policy=policy))
+        self.view = View("r.r0", self.fleet)
+        self.written = 0
+        self.landing: deque[Any] = deque()
+        self.bodies: dict[str, tuple[int, int]] = {}
+        self.number = 0
+        self.ready = 0.0
+
+    def tell(self, stream: str, event: Any) -> None:
+        """Fold an event of another stream."""
+        self.fleet.revision += 1
+        fold(self.fleet, stream, 1, event)
+        self.heard.append(self.fleet.revision)
+        self.now_us += GROUP_US
+
+    def receive(self) -> None:
+        """The replica says what it received since it last did."""
+        if self.heard:
+            since = self.now_us - self.said_us
+            said = v.GroupsReceived(self.heard[-1], (0, since))
+            self.heard, self.said_us = [], self.now_us
+            self.own(said)
+
+    def own(self, event: Any) -> None:
+        """The replica writes."""
+        self.written += 1
+        self.view.own(self.written, event)
+        self.landing.append(event)
+        if len(self.landing) > LANDING:
+            self.tell("r.r0", self.landing.popleft())
+            head = self.written - len(self.landing)
+            self.fleet.streams["r.r0"] = Head(1, self.written, b"", head)
+            self.view.landed()
+
+    def step(self, name: str) -> None:
+        """One step of an engine, with what it finished ended by its gateway."""
+        event = self.engines[name].record(self.rng)
+        self.tell(f"w.{name}", event)
+        for change in event.changes:
+            if type(change) is v.EngineFinished and change.request in self.bodies:
+                del self.bodies[change.request]
+                self.own(v.RequestEnded(change.request, "completed", 200, 9, "stop", 1, "exact"))
+        begun = time.thread_time()
+        if board.is_behind(self.view):
+            self.receive()
+            board.keep_up(self.view)
+        self.ready += time.thread_time() - begun
+
+    def arrive(self) -> tuple[str, int]:
+        """A request comes."""
+        self.number += 1
+        name = f"q{self.number}"
+        prompt = self.rng.choice((80, 300, 700, 1500, 3000))
+        self.bodies[name] = prompt, self.rng.randint(20, 200)
+        arrived = v.RequestArrived(name, MODEL, "/v1/completions", True, prompt, 200, "exact")
+        self.own(arrived)
+        return name, prompt
+
+    def decide(self, name: str, prompt: int) -> v.RouteDecided:
+        """The decision, as `controlplane.scheduler` takes it."""
+        view = self.view
+        policy = view.setting(POLICY, self.policy)
+        self.receive()
+        basis = view.basis
+        view.now_us = self.now_us
+        query = routing.Query(name, MODEL, prompt, 0)
+        choice = routing.decide(view, query, policy)
+        return v.RouteDecided(
+            f"r0.b.{name}", basis, name, 1, "arrival", "new", 0, prompt, choice.worker,
+            choice.incarnation, policy, MODEL, (), choice.candidates, choice.others,
+            b"", view.now_us, routing.first_token_us(view, query, choice.worker),
+        )  # fmt: skip
+
+    def dispatch(self, event: v.RouteDecided) -> None:
+        """The decision is written, and its engine has the request at once."""
+        self.own(event)
+        prompt, output = self.bodies[event.request]
+        running = Running(event.request, 1, prompt, prompt, output)
+        self.engines[event.worker].running[f"{event.request}/1"] = running
+        queued = v.RequestQueued(event.request, 1, prompt, encode(event))
+        self.tell(f"w.{event.worker}", v.EngineStep(1, 0, 0, 0, 0, 0, 1, 0, (queued,)))
+
+    def warm(self) -> None:
+        """Until every worker has its share."""
+        for number in range(HELD * len(self.engines)):
+            self.dispatch(self.decide(*self.arrive()))
+            if number % 4 == 0:
+                self.step(self.rng.choice(list(self.engines)))
+
+
+def measured(plane: Plane, decisions: int, steps: float) -> tuple[list[float], float]:
+    """Microseconds of each decision, and of bringing up boards in the mean of one; `steps` of
+    engines are folded before each."""
+    names, took, owed = list(plane.engines), [], 0.0
+    plane.ready = 0.0
+    gc.collect()
+    gc.freeze()
+    for _ in range(decisions):
+        owed += steps
+        while owed >= 1:
+            owed -= 1
+            plane.step(plane.rng.choice(names))
+        name, prompt = plane.arrive()
+        begun = time.thread_time_ns()
+        event = plane.decide(name, prompt)
+        took.append((time.thread_time_ns() - begun) / 1000)
+        plane.dispatch(event)
+    gc.unfreeze()
+    return took, plane.ready / decisions * 1e6
+
+
+def rate(plane: Plane, decisions: int) -> float:
+    """Decisions a second of one core, with their bytes and the view's share of them."""
+    view = plane.view
+    spent = 0.0
+    for _ in range(decisions):
+        name, prompt = plane.arrive()
+        begun = time.thread_time()
+        event = plane.decide(name, prompt)
+        encode(event)
+        view.own(plane.written + 1, event)
+        spent += time.thread_time() - begun
+        plane.written += 1
+        plane.landing.append(event)
+        del plane.bodies[name]
+        plane.own(v.RequestEnded(name, "completed", 200, 9, "stop", 1, "exact"))
+    return decisions / spent
+
+
+def memory(workers: int, requests: int, policy: str) -> tuple[float, float]:
+    """Bytes that a worker takes, and one request more on its worker: fold, view and board."""
+    gc.collect()
+    tracemalloc.start()
+    empty = tracemalloc.get_traced_memory()[0]
+    plane = Plane(workers, policy, 1)
+    selectors_of(plane)
+    idle = tracemalloc.get_traced_memory()[0]
+    for _ in range(requests):
+        event = plane.decide(*plane.arrive())
+        plane.own(event)
+    selectors_of(plane)
+    gc.collect()
+    full = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return (idle - empty) / workers, (full - idle) / requests
+
+
+def selectors_of(plane: Plane) -> None:
+    """Bring up what the policy reads."""
+    if plane.policy in selectors.POLICIES:
+        plane.decide("q0", 1)
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Entry of the bench runner."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.bench routing-cost", description=DESCRIPTION
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[64, 1000])
+    parser.add_argument("--policies", nargs="+", default=["predicted_ttft"])
+    parser.add_argument("--decisions", type=int, default=4000)
+    parser.add_argument("--steps", type=float, default=30.0, help="of each engine, a second")
+    parser.add_argument(
+        "--per-worker", type=float, default=4.0, help="decisions a second for each worker"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args(argv)
+    figures: dict[str, dict[str, Any]] = {}
+    met = True
+
+    def note(name: str, value: float, unit: str, goal: float | None, good: bool = True) -> None:
+        nonlocal met
+        met = met and good
+        figures[name] = {"value": round(value, 1), "goal": goal, "unit": unit}
+
+    for policy in args.policies:
+        for workers in args.workers:
+            plane = Plane(workers, policy, args.seed)
+            plane.warm()
+            took, bringing = measured(plane, args.decisions, args.steps / args.per_worker)
+            took.sort()
+            p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
+            goal = GOALS_US.get(workers)
+            what = f"{policy}_{workers}"
+            note(f"{what}_p50", p50, "us", None)
+            note(f"{what}_p99", p99, "us", goal, goal is None or p99 < goal)
+            note(f"{what}_bringing_up", bringing, "us a decision", None)
+            if workers == min(args.workers):
+                each = rate(plane, args.decisions)
+                wanted = GOAL_RATE if workers == 64 else None
+                note(f"{what}_rate", each, "decisions/s", wanted, not wanted or each >= wanted)
+        by_worker, by_request = memory(64, 2000, policy)
+        note(f"{policy}_bytes_a_worker", by_worker, "B", None)
+        note(f"{policy}_bytes_a_request", by_request, "B", None)
+    return {"bench": "routing-cost", "met": met, "figures": figures}

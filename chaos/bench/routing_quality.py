@@ -1,0 +1,176 @@
+"""Time to first token of each routing policy, on the same arrivals and prompts, real workers.
+
+Arrivals are those of the Azure conversation trace, brought to `--rate`; prompts have the
+lengths and common prefixes of Mooncake's conversations, scaled so that one of its blocks of 512
+tokens becomes `--block` tokens, which is one KV block; answers are scaled alike. One fleet
+serves all: before each run the policy is changed through the admin API, and prompts of a run
+share nothing with those of another. Runs of all policies take turns, in another order each
+round, so that what else the machine does meets all of them.
+
+The clock of a request starts when it was due, not when the client got round to sending it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from msgspec import Struct
+
+from chaos.bench.failover_gap import percentile
+from chaos.bench.failures import Timed, wide_model
+from chaos.scenario import traces
+from chaos.traffic import Stream
+from controlplane.local_fleet import FleetOptions, LocalFleet
+from policies.routing_settings import POLICY
+
+DESCRIPTION = "time to first token of each routing policy on the same arrivals, real workers"
+POLICIES = ("predicted_ttft", "least_load", "jsq", "round_robin")
+BEATEN = ("jsq", "round_robin")
+LONGEST_BLOCKS = 56
+"""Of a prompt; what is longer is cut."""
+VOCABULARY = range(300, 3000)
+PATIENCE_S = 120.0
+CALM_S = 1.0
+
+
+class Due(Struct, frozen=True):
+    """One request: seconds after the beginning, the blocks of its prompt, tokens behind the last
+    whole block, tokens to make."""
+
+    at_s: float
+    blocks: tuple[int, ...]
+    rest: int
+    output: int
+
+
+def planned(seconds: float, rate: float, block: int, first: int) -> list[Due]:
+    """What comes: arrivals of the one trace, prompts of the other from its request number
+    `first` on."""
+    arrivals = [row.at_ns for row in traces.read("azure-conv", Path())]
+    prompts = traces.read("mooncake-conversation", Path())
+    count = min(int(seconds * rate), len(arrivals) - 1)
+    scale = seconds / max(arrivals[count] or 1, 1)
+    shrunk = traces.PREFIX_BLOCK_TOKENS // block
+    found = []
+    for number in range(count):
+        row = prompts[(first + number) % len(prompts)]
+        tokens = min(row.prompt // shrunk, LONGEST_BLOCKS * block)
+        whole, rest = divmod(max(tokens, 1), block)
+        output = max(row.output // shrunk, 1)
+        found.append(Due((arrivals[number] or 0) * scale, row.prefix[:whole], rest, output))
+    return found
+
+
+def prompt_of(due: Due, block: int, run: str) -> list[int]:
+    """Token ids; equal blocks of a run are equal, those of two runs are not."""
+    tokens: list[int] = []
+    for name in due.blocks:
+        tokens += random.Random(f"{run}:{name}").choices(VOCABULARY, k=block)
+    own = random.Random(f"{run}:{due.at_s}")
+    return tokens + own.choices(VOCABULARY, k=due.rest)
+
+
+async def one_run(
+    fleet: LocalFleet, policy: str, run: str, due: list[Due], block: int
+) -> list[float]:
+    """Milliseconds to the first token of each request. Raises when one is not answered."""
+    change = {"key": POLICY, "value": policy}
+    answer = await fleet.admin("config", "PUT", body=change)
+    if answer.get("state") != "decided":
+        raise RuntimeError(f"the policy was not changed: {answer}")
+    sent = [
+        Timed(Stream(f"{run}-{n}", ""), prompt_of(one, block, run), one.output)
+        for n, one in enumerate(due)
+    ]
+    connector = aiohttp.TCPConnector(limit=0)
+    took: list[float] = []
+    async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
+        began = time.monotonic() + 0.2
+
+        async def ask(one: Timed, at_s: float) -> None:
+            await asyncio.sleep(began + at_s - time.monotonic())
+            await one.run(session, fleet.gateways[0])
+            if not one.stream.done or not one.at:
+                raise RuntimeError(f"{one.name}: {one.stream.status} {one.stream.error}")
+            took.append((one.at[0] - began - at_s) * 1000)
+
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(ask(o, d.at_s) for o, d in zip(sent, due, strict=True)))
+    await asyncio.sleep(CALM_S)
+    return took
+
+
+async def measure(args: argparse.Namespace, model: str) -> dict[str, list[float]]:
+    """TTFT of all requests by policy."""
+    took: dict[str, list[float]] = {policy: [] for policy in args.policies}
+    engine_args = (
+        "--dtype", "float32", "--max-model-len", "2048", "--block-size", str(args.block),
+        "--kv-cache-memory-bytes", str(args.kv_mb << 20), "--max-num-seqs", "64",
+        "--max-num-batched-tokens", "512", "--enforce-eager",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="relume-bench-") as folder:
+        options = FleetOptions(
+            workers=args.workers, replicas=args.replicas, state_dir=folder, port=0,
+            admin_port=0, model=model, engine_args=engine_args,
+        )  # fmt: skip
+        async with LocalFleet(options, lambda text: None) as fleet:
+            warm = planned(args.seconds / 2, args.rate, args.block, args.first)
+            await one_run(fleet, "round_robin", "warm", warm, args.block)
+            for number in range(args.rounds):
+                first = args.first + number * 100
+                due = planned(args.seconds, args.rate, args.block, first)
+                order = [*args.policies[number % len(args.policies) :], *args.policies]
+                for policy in order[: len(args.policies)]:
+                    found = await one_run(fleet, policy, f"{number}-{policy}", due, args.block)
+                    print(
+                        f"round {number + 1}: {policy:16} {len(found)} requests, mean "
+                        f"{statistics.mean(found):.0f} ms, p99 {percentile(found, 0.99):.0f} ms",
+                        flush=True,
+                    )
+                    took[policy] += found
+    return took
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Entry of the bench runner."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.bench routing-quality", description=DESCRIPTION
+    )
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each run")
+    parser.add_argument("--rate", type=float, default=8.0, help="requests a second, in the mean")
+    parser.add_argument("--block", type=int, default=32, help="tokens of a block of the trace")
+    parser.add_argument("--first", type=int, default=0, help="request of the trace to begin with")
+    parser.add_argument("--kv-mb", type=int, default=64, help="KV cache of each worker")
+    parser.add_argument("--model", default="", help="default: the wide one")
+    args = parser.parse_args(argv)
+    model = args.model and str(Path(args.model).absolute())
+    took = asyncio.run(measure(args, model or wide_model(Path(".relume/models/wide"))))
+    figures = {}
+    for policy, found in took.items():
+        for name, value in (
+            ("mean", statistics.mean(found)),
+            ("p50", statistics.median(found)),
+            ("p99", percentile(found, 0.99)),
+        ):
+            figures[f"{policy}_ttft_{name}"] = {
+                "value": round(value, 1),
+                "goal": None,
+                "unit": "ms",
+            }
+    figures["requests"] = {"value": len(next(iter(took.values()))), "goal": None, "unit": ""}
+    ours = percentile(took["predicted_ttft"], 0.99) if "predicted_ttft" in took else 0.0
+    beaten = [policy for policy in BEATEN if policy in took]
+    met = all(ours < percentile(took[policy], 0.99) for policy in beaten)
+    return {"bench": "routing-quality", "met": met, "figures": figures}

@@ -1,0 +1,49 @@
+"""When first tokens were there, beside what was expected, on the clock of the replica that sent
+the request: its decision says when it was asked, its receipts when it heard of the token."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from events import vocabulary as v
+from policies import receipts
+from policies.state import Receipts
+
+
+class FirstTokens(Struct):
+    """Of one request. `after_us`: of each attempt, from its decision to its first token."""
+
+    after_us: dict[int, int] = field(default_factory=dict)
+    _asked: dict[int, tuple[str, int]] = field(default_factory=dict)
+    _told: dict[int, int] = field(default_factory=dict)
+    _received: dict[str, Receipts] = field(default_factory=dict)
+
+    def decided(self, stream: str, event: v.RouteDecided) -> None:
+        """An attempt was sent by the replica of `stream`."""
+        if event.worker and event.at_us >= 0:
+            self._asked[event.attempt] = stream, event.at_us
+            self._settle(event.attempt)
+
+    def told(self, revision: int, change: v.FirstToken) -> None:
+        """Its engine told the first token in this revision."""
+        if change.attempt not in self._told:
+            self._told[change.attempt] = revision
+            self._settle(change.attempt)
+
+    def received(self, stream: str, event: v.GroupsReceived | v.ReplicaStarted) -> None:
+        """What a replica received, and when; another life of it has another clock."""
+        if type(event) is v.ReplicaStarted:
+            self._received[stream] = Receipts()
+            return
+        receipts.take(self._received.setdefault(stream, Receipts()), event)
+        for attempt in self._told:
+            self._settle(attempt)
+
+    def _settle(self, attempt: int) -> None:
+        if attempt in self.after_us or attempt not in self._told or attempt not in self._asked:
+            return
+        stream, asked_us = self._asked[attempt]
+        known, revision = self._received.get(stream), self._told[attempt]
+        if known is not None and known.revisions and known.revisions[-1] >= revision:
+            if known.revisions[0] <= revision:
+                self.after_us[attempt] = receipts.received_us(known, revision) - asked_us

@@ -1,0 +1,223 @@
+"""The open workers of a fleet in the order of their outlook, kept from one decision to the next.
+
+What a request would wait for on a worker changes with every microsecond; the order of workers
+alike in pace does not. So those of one token price and one step time form a group, ordered by
+the time at which their prompts are through, and the best of all groups are merged when asked:
+a decision looks at the heads of a few groups, not at all workers. Ties go to the worker whose
+prompts were through first, then round, so an idle fleet is used evenly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from operator import is_not
+
+from policies import outlook
+from policies.affinity import Ring
+from policies.kept import Kept, Why
+from policies.outlook import Outlook
+from policies.routing_settings import RoutingConfig, config_of
+from policies.view import View
+
+BOARDS = 16
+"""So many are kept, by model and order."""
+LATE = 1 << 52
+"""Behind all points of a clock, microseconds."""
+
+Group = tuple[int, int]
+Order = Callable[[Outlook], tuple[Group, int]]
+"""The group of a worker, and its place there."""
+
+
+def by_time(of: Outlook) -> tuple[Group, int]:
+    """Token price and what it costs at least; the end of its prompts."""
+    return (of.token_ns, of.fixed_us), of.free_at_us
+
+
+def by_requests(of: Outlook) -> tuple[Group, int]:
+    """All together; requests, then the end of its prompts."""
+    return (0, 0), of.requests * LATE + of.free_at_us
+
+
+class Board(Kept):
+    """Of one model. `at` is a worker's number in the fleet."""
+
+    steps = True
+
+    def __init__(self, why: Why, order: Order) -> None:
+        super().__init__(why)
+        self.config = RoutingConfig()
+        self.outlooks: list[Outlook] = []
+        self.there: list[int] = []
+        """Open workers."""
+        self.requests = 0
+        """Of all of them."""
+        self._order = order
+        self._places: list[tuple[Group, int] | None] = []
+        self._groups: dict[Group, list[tuple[int, int]]] = {}
+        self._ring: Ring | None = None
+        self._settings: object = None
+        self._prices: list[list[float]] = []
+        self._heard: list[tuple[int, int]] = []
+        """(revision, at) of what busy workers said: it is forgotten at some time when that came."""
+        self.idle = 0
+
+    def bring_up(self, view: View) -> None:
+        prices = [model.told for model in view.fleet.steptimes.values()]
+        if len(prices) != len(self._prices) or any(map(is_not, prices, self._prices)):
+            self._prices, self._marks = prices, None  # all are to be looked at
+        super().bring_up(view)
+        heard = view.receipts.revisions
+        while self._heard and heard and self._heard[0][0] < heard[0]:
+            revision, at = heappop(self._heard)
+            if self.workers[at].step_revision == revision:
+                self._look(view, at)
+        told = view.settings_mark
+        if told != self._settings:
+            self._settings, self.config = told, config_of(view)
+
+    def quickest(self, at_us: int, tokens: int, turn: int) -> Iterator[tuple[int, int, int, int]]:
+        """(microseconds to its first token, end of its prompts, its turn, at) of open workers in
+        that order, for a request with `tokens` to compute. For boards `by_time`."""
+        heads, count = [], len(self.workers)
+        for (token_ns, fixed_us), here in self._groups.items():
+            own = tokens * token_ns // 1000 + fixed_us
+            free_at, at = here[0]
+            rest = None
+            if len(here) > 1 and here[1][0] == free_at:
+                rest = _in_turn(here, turn)
+                at = next(rest)[1]
+            wait = free_at - at_us
+            cost = wait + own if wait > 0 else own
+            heads.append((cost, free_at, (at - turn) % count, at, own, rest, here))
+        heapify(heads)
+        while heads:
+            cost, free_at, turns, at, own, rest, here = heads[0]
+            yield cost, free_at, turns, at
+            if rest is None:
+                rest = _in_turn(here, turn)
+                next(rest)
+            following = next(rest, None)
+            if following is None:
+                heappop(heads)
+                continue
+            free_at, at = following
+            wait = free_at - at_us
+            cost = wait + own if wait > 0 else own
+            heapreplace(heads, (cost, free_at, (at - turn) % count, at, own, rest, here))
+
+    def shortest(self, turn: int) -> Iterator[tuple[int, int]]:
+        """(requests, at) of open workers in that order. For boards `by_requests`."""
+        for here in self._groups.values():
+            for place, at in _in_turn(here, turn):
+                yield place // LATE, at
+
+    @property
+    def dearest(self) -> int:
+        """The highest price of a prompt token there is, nanoseconds."""
+        return max((token_ns for token_ns, _ in self._groups), default=0)
+
+    @property
+    def ring(self) -> Ring:
+        """Where sessions belong."""
+        if self._ring is None:
+            self._ring = Ring(self.index)
+        return self._ring
+
+    def excluded(self, at: int) -> str:
+        """Why worker number `at` cannot take a request."""
+        return self._excluded[at]
+
+    def _begin(self, view: View) -> None:
+        count = len(self.workers)
+        self.outlooks = [None] * count  # type: ignore[list-item]
+        self._places = [None] * count
+        self._groups, self.there, self.requests = {}, [], 0
+        self._ring = None
+        self._heard = []
+
+    def _look(self, view: View, at: int) -> None:
+        before, was = self._places[at], self.outlooks[at]
+        why = self._excluding(at)
+        of = self.outlooks[at] = outlook.outlook(view, self.workers[at])
+        now = None if why else self._order(of)
+        if of.silent_at_us > 1:
+            heappush(self._heard, (self.workers[at].step_revision, at))
+        if before is not None:
+            self.requests -= was.requests
+        if now is not None:
+            self.requests += of.requests
+        if before == now:
+            return
+        self._places[at] = now
+        if before is not None:
+            group, place = before
+            here = self._groups[group]
+            del here[bisect_left(here, (place, at))]
+            if not here:
+                del self._groups[group]
+            if now is None:
+                del self.there[bisect_left(self.there, at)]
+        if now is not None:
+            group, place = now
+            here = self._groups.get(group)
+            if here is None:
+                self._groups[group] = [(place, at)]
+            else:
+                insort(here, (place, at))
+            if before is None:
+                insort(self.there, at)
+
+
+def _in_turn(here: list[tuple[int, int]], turn: int) -> Iterator[tuple[int, int]]:
+    """The entries in order; those of equal place from worker number `turn` on, and round."""
+    begin, count = 0, len(here)
+    while begin < count:
+        end = begin + 1
+        place = here[begin][0]
+        if end < count and here[end][0] == place:
+            end = bisect_right(here, (place, LATE), end)
+            first = bisect_left(here, (place, turn), begin, end)
+            yield from here[first:end]
+            yield from here[begin:first]
+        else:
+            yield here[begin]
+        begin = end
+
+
+def of(view: View, model: str, why: Why, order: Order) -> Board:
+    """The view's board of workers for `model`, as it is now."""
+    name = f"{model}\n{order.__name__}"
+    found: Board | None = view.rankings.get(name)
+    if found is None:
+        if len(view.rankings) >= BOARDS:
+            view.rankings.clear()
+        found = view.rankings[name] = Board(why, order)
+    found.bring_up(view)
+    found.idle = 0
+    return found
+
+
+KEEP_UP = 4
+"""Boards are brought up when more workers than this are to be looked at again: a decision is
+not to wait for all of them."""
+FORGET = 256
+"""A board nobody asked while it was brought up so often is forgotten."""
+
+
+def is_behind(view: View) -> bool:
+    """Whether much changed since the last decision."""
+    return any(type(b) is Board and b.behind(view, KEEP_UP) for b in view.rankings.values())
+
+
+def keep_up(view: View) -> None:
+    """Look again at what changed since the last decision. The view must know when it came."""
+    for name, kept in list(view.rankings.items()):
+        if type(kept) is Board:
+            kept.idle += 1
+            if kept.idle > FORGET:
+                del view.rankings[name]
+            else:
+                kept.bring_up(view)

@@ -1,0 +1,331 @@
+"""Policies over kept boards: they choose what a look at every worker would choose."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from events import vocabulary as v
+from policies import board, receipts, routing, selectors
+from policies.hits import Hits
+from policies.outlook import Outlook, coarse, outlook
+from policies.routing import Query, decide
+from policies.selectors import Asked, Looked
+from policies.state import Worker
+from policies.view import View
+from tests.policies.story import MODEL, decided, engine_step, queued
+from tests.policies.test_ranking import Life, fleet_of, view_of
+
+
+class Held(Hits):
+    """Told outright."""
+
+    def __init__(self, tokens: dict[str, int]) -> None:
+        self.tokens = tokens
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens)
+
+    def of(self, worker: str) -> int:
+        return self.tokens.get(worker, 0)
+
+    def longest(self) -> Iterator[tuple[str, int]]:
+        return iter(sorted(self.tokens.items(), key=lambda item: -item[1]))
+
+
+def why(worker: Worker, distrusted: bool) -> str:
+    return routing._excluded(worker, MODEL, distrusted)
+
+
+def stepped(draw: random.Random, incarnation: int, number: int) -> v.EngineStep:
+    """A step that computed prompts, decoded, or both; at a pace of its own."""
+    tokens, batch = draw.choice(((0, 3), (200, 0), (400, 7), (0, 40))), draw.randint(1, 9)
+    took = 500 * draw.randint(1, 40)
+    return v.EngineStep(
+        incarnation, number, took, tokens[1], 300 * batch, tokens[0], 0, draw.randint(0, 500)
+    )
+
+
+class Busy(Life):
+    """A life in which engines step, so that workers differ in pace."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.told_us = 0
+
+    def one(self) -> None:
+        super().one()
+        if self.draw.random() < 0.5:
+            name = self.draw.choice(self.names)
+            worker = self.story.fleet.workers[name]
+            event = stepped(self.draw, worker.incarnation, worker.step + 1)
+            self.story.tell(f"w.{name}", event)
+        if self.draw.random() < 0.1:
+            self.receive()
+            board.keep_up(self.view)
+
+    def receive(self) -> None:
+        """As before a decision: the replica says when the latest revisions came."""
+        since = self.draw.randint(0, 30_000)
+        self.own(v.GroupsReceived(self.story.revision, (0, since)))
+        self.told_us += since
+        self.view.now_us = self.told_us + self.draw.choice((0, 900, 4_000_000))
+
+    def asked(self) -> Asked:
+        draw = self.draw
+        held = {}
+        if draw.random() < 0.7:
+            holding = draw.sample(self.names, draw.randint(0, len(self.names)))
+            held = {name: 16 * draw.randint(1, 60) for name in [*holding, "gone"]}
+        return Asked(
+            draw.randint(1, 900), self.view.now_us,
+            draw.choice(("", "s1", "s2")), draw.choice(((), ("w3:1", "w4:1"))), Held(held),
+            draw.choice((0, 0, 20_000)), draw.random() < 0.5,
+        )  # fmt: skip
+
+    def board(self, policy: str, view: View) -> board.Board:
+        return selectors.board_of(view, MODEL, policy, why)
+
+
+def expected_us(of: Outlook, asked: Asked, name: str) -> int:
+    """The cost in the words of the policy: what waits there, and what is not held there."""
+    left = asked.tokens - min(asked.hits.of(name), asked.tokens)
+    return max(of.free_at_us - asked.at_us, 0) + left * of.token_ns // 1000 + of.fixed_us
+
+
+def all_by_ttft(view: View, asked: Asked) -> list[tuple[str, int]]:
+    """(worker, expected TTFT) of all open workers, by a look at each."""
+    count = len(view.fleet.workers)
+    turn = view.turn % count
+    ranked = []
+    for at, worker in enumerate(view.fleet.workers.values()):
+        if not why(worker, view.suspect(worker.name) == worker.incarnation):
+            of = outlook(view, worker)
+            cost = expected_us(of, asked, worker.name)
+            ranked.append((cost, of.free_at_us, (at - turn) % count, worker.name))
+    return [(name, cost) for cost, _, _, name in sorted(ranked)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_order_of_predicted_ttft_is_that_of_a_pass_over_all(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happened since the last decision, whoever holds whatever of the prompt."""
+    monkeypatch.setattr(selectors, "HITS", 3)
+    monkeypatch.setattr(receipts, "KEPT", 40)
+    life = Busy(seed)
+    for _ in range(200):
+        life.one()
+        if life.draw.random() < 0.5:
+            life.receive()
+            asked = life.asked()
+            kept = life.board("predicted_ttft", life.view)
+            found = selectors.predicted_ttft(life.view, kept, asked)
+            names = [(kept.workers[at].name, cost) for cost, at in found]
+            assert names == all_by_ttft(life.view, asked), f"seed {seed}"
+
+
+@pytest.mark.parametrize("policy", selectors.POLICIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_kept_boards_choose_as_new_ones(
+    policy: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What replay finds on a view of its own is what life recorded."""
+    monkeypatch.setattr(receipts, "KEPT", 40)
+    life = Busy(seed)
+    for _ in range(150):
+        life.one()
+        if life.draw.random() < 0.5:
+            life.receive()
+            query = Query("q9", MODEL, life.draw.randint(1, 900), 0, session="s1")
+            choice = decide(life.view, query, policy)
+            fresh = View("r.r0", life.story.fleet)
+            fresh.landed()
+            for number, event in enumerate(life.pending):
+                fresh.own(life.head + number + 1, event)
+            fresh.now_us = life.view.now_us
+            assert decide(fresh, query, policy) == choice, f"seed {seed}"
+            assert len(choice.candidates) + sum(n for _, n in choice.others) == len(life.names)
+
+
+def chosen(view: View, policy: str, asked: Asked) -> tuple[str, dict[str, Looked], bool]:
+    """Name of the chosen, whom was looked at, and whether it is refused."""
+    kept = selectors.board_of(view, MODEL, policy, why)
+    best, looked, late = selectors.select(view, kept, policy, asked, 8)
+    shown = {kept.workers[x.at].name: x for x in looked}
+    return kept.workers[best.at].name if best is not None else "", shown, late
+
+
+def loaded(*prompts: int, count: int = 0) -> View:
+    """Workers with so many prompt tokens to compute each."""
+    story = fleet_of(count or len(prompts))
+    for index, tokens in enumerate(prompts):
+        if tokens:
+            story.tell(f"w.w{index}", engine_step(queued(f"a{index}", prompt=tokens)))
+    return view_of(story)
+
+
+def test_a_hit_is_weighed_against_the_queue_before_it() -> None:
+    view = loaded(600, 0)
+    near, far = Held({"w0": 500}), Held({"w0": 700})
+    assert chosen(view, "predicted_ttft", Asked(900, hits=near))[0] == "w1"
+    assert chosen(view, "predicted_ttft", Asked(900, hits=far))[0] == "w0"
+    assert chosen(view, "prefix_first", Asked(900, hits=near))[0] == "w0", "however long"
+
+
+def test_fewest_requests_though_they_are_long() -> None:
+    story = fleet_of(2)
+    story.tell("w.w0", engine_step(queued("a", prompt=4000)))
+    story.tell("w.w1", engine_step(queued("b", prompt=9), queued("c", prompt=9)))
+    assert chosen(view_of(story), "jsq", Asked(50))[0] == "w0"
+    assert chosen(view_of(story), "predicted_ttft", Asked(50))[0] == "w1"
+
+
+def test_two_are_drawn_and_the_better_taken() -> None:
+    view = loaded(0, 300, 600, 900)
+    used: Counter[str] = Counter()
+    for number in range(300):
+        name, looked, _ = chosen(view, "power_of_two", Asked(50))
+        assert len(looked) == 2
+        assert looked[name].cost == min(x.cost for x in looked.values())
+        used[name] += 1
+        view.own(view.position + 1, decided(f"q{number}", worker="elsewhere"))
+    assert used["w0"] > used["w1"] > used["w2"] > used["w3"] == 0
+
+
+def test_sessions_stay_and_move_only_with_their_worker() -> None:
+    story = fleet_of(12)
+    view = view_of(story)
+    names = [f"s{n}" for n in range(60)]
+    homes = {s: chosen(view, "session_affinity", Asked(50, session=s))[0] for s in names}
+    assert len(set(homes.values())) > 6
+    story.tell("r.r0", v.WorkerSuspected("w5", 1, "silent"))
+    view.landed()
+    for session, home in homes.items():
+        now = chosen(view, "session_affinity", Asked(50, session=session))[0]
+        assert now != "w5" and (now == home or home == "w5")
+
+
+def test_a_session_leaves_a_crowded_worker() -> None:
+    story = fleet_of(4)
+    home = chosen(view_of(story), "session_affinity", Asked(9, session="s"))[0]
+    story.tell(f"w.{home}", engine_step(*(queued(f"a{n}", prompt=9) for n in range(9))))
+    assert chosen(view_of(story), "session_affinity", Asked(9, session="s"))[0] != home
+
+
+def test_what_comes_too_late_is_shed_only_if_it_may_be() -> None:
+    view = loaded(2000, 3000)
+    late = Asked(100, slo_us=50_000)
+    name, looked, refused = chosen(view, "predicted_ttft", late)
+    assert (name, refused) == ("w0", False)
+    assert {x.objection for x in looked.values()} == {"too late"}
+    assert chosen(view, "predicted_ttft", Asked(100, slo_us=50_000, shed=True))[2]
+    assert chosen(view, "predicted_ttft", Asked(100, slo_us=900_000, shed=True))[0] == "w0"
+
+
+def test_a_worker_without_room_is_passed_over_and_is_better_than_none() -> None:
+    story = fleet_of(2)  # of 512 blocks of 16 tokens
+    story.tell("w.w0", v.EngineStep(1, 1, 900, 1, 100, 0, 0, 505, (queued("a", prompt=16),)))
+    story.tell("w.w1", engine_step(queued("b", prompt=3000)))
+    assert chosen(view_of(story), "predicted_ttft", Asked(200))[0] == "w1"
+    story.tell("w.w1", v.EngineStep(1, 2, 900, 1, 100, 0, 0, 505))
+    name, looked, _ = chosen(view_of(story), "predicted_ttft", Asked(200))
+    assert name == "w0" and {x.objection for x in looked.values()} == {"no KV room"}
+
+
+def test_an_engine_that_is_silent_with_work_is_passed_over() -> None:
+    """It would seem to have worked off all it has."""
+    story = fleet_of(2)
+    story.tell("w.w0", engine_step(queued("a", prompt=400)))
+    story.tell("w.w1", engine_step(queued("b", prompt=2000)))
+    view = view_of(story)
+    view.own(view.position + 1, v.GroupsReceived(1, (0, 0, story.revision - 1, 1000)))
+    view.now_us = 900_000
+    assert chosen(view, "predicted_ttft", Asked(50, view.now_us))[0] == "w0"
+    view.now_us = 3_000_000
+    story.tell("w.w1", engine_step())
+    later = v.GroupsReceived(story.revision, (0, 2_990_000))
+    view.own(view.position + 1, later)
+    name, looked, _ = chosen(view, "predicted_ttft", Asked(50, view.now_us))
+    assert name == "w1" and looked["w0"].objection == "silent"
+
+
+def test_a_plain_server_is_never_asked_to_go_on() -> None:
+    story = fleet_of(3)
+    story.tell("w.w2", engine_step(queued("b", prompt=3000)))
+    for name in ("w0", "w1"):
+        story.fleet.workers[name].plain = True
+    view = view_of(story)
+    assert chosen(view, "predicted_ttft", Asked(50, begun=True))[0] == "w2"
+    assert chosen(view, "predicted_ttft", Asked(50))[0] in ("w0", "w1")
+    again = Asked(50, avoid=("w2:1",), begun=True)
+    assert chosen(view, "predicted_ttft", again)[0] == "w2"
+    story.fleet.workers["w2"].plain = True
+    assert chosen(view, "predicted_ttft", Asked(50, begun=True))[0] == ""
+
+
+def test_health_is_never_traded_for_limits() -> None:
+    story = fleet_of(2)
+    story.tell("w.w1", engine_step(queued("b", prompt=3000)))
+    story.tell("r.r0", v.WorkerSuspected("w0", 1, "silent"))
+    assert chosen(view_of(story), "predicted_ttft", Asked(200, slo_us=1))[0] == "w1"
+
+
+def test_drawn_numbers_depend_on_replica_seed_and_state() -> None:
+    story = fleet_of(2)
+    story.replica("r1")
+    one, other = view_of(story), View("r.r1", story.fleet)
+    assert selectors.draw(one, "a") == selectors.draw(view_of(story), "a")
+    numbers = {selectors.draw(one, "a"), selectors.draw(other, "a"), selectors.draw(one, "b")}
+    story.tell("w.w0", engine_step())
+    numbers.add(selectors.draw(one, "a"))
+    assert len(numbers) == 4
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("policy", ["predicted_ttft", "jsq"])
+def test_replicas_that_decide_at_once_do_not_herd(policy: str, replicas: int) -> None:
+    """Each sends requests that no other sees yet. Where all took the best they know of, each
+    of the best workers would get one from every replica."""
+    herd = 0
+    for round_ in range(30):
+        story = fleet_of(24)
+        for number in range(1, replicas):
+            story.replica(f"r{number}")
+        for index in range(24):
+            prompt = 10 + (7 * index + 11 * round_) % 40
+            story.tell(f"w.w{index}", engine_step(queued(f"a{index}", prompt=prompt)))
+        views = [View(f"r.r{number}", story.fleet) for number in range(replicas)]
+        sent: Counter[str] = Counter()
+        for view in views:
+            view.landed()
+            choice = decide(view, Query("q", MODEL, 400, 0), policy)
+            sent[choice.worker] += 1
+        herd += max(sent.values())
+    assert herd / 30 < 1 + 0.2 * replicas, "of one worker, in the mean"
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, 12))
+@settings(max_examples=200, deadline=None)
+def test_rounding_keeps_order_and_loses_little(number: int, digits: int) -> None:
+    rounded = coarse(number, digits)
+    assert rounded <= number <= rounded + (number >> (digits - 1))
+    assert coarse(number + 1, digits) >= rounded
+
+
+def test_old_records_read_as_they_were_written() -> None:
+    """A candidate and a decision without the fields that came later."""
+    import msgspec
+
+    from events.codec import decode, encode
+
+    whole = msgspec.msgpack.decode(encode(decided()))
+    again: Any = decode(msgspec.msgpack.encode(whole[:16]))
+    assert again == decided()
+    assert msgspec.convert(["w0", 1, 5, 5, 0, ""], v.Candidate).ttft_us == -1
