@@ -28,8 +28,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-LINGER_S = 5.0
-"""A stream that was written out is kept so long: its last bytes may not have arrived."""
 BACKLOG_BYTES = 256 << 10
 """A connection that is slower than the engine holds the handler up beyond this."""
 IDS_A_FRAME = 4096

@@ -34,7 +34,7 @@ from engine_shim.generation import (
 )
 from engine_shim.kept_report import KeptReport
 from engine_shim.reports import Ready
-from engine_shim.shelf import Gone, Shelf
+from engine_shim.shelf import RELEASED, Gone, Shelf
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +67,14 @@ class Retarget(msgspec.Struct, frozen=True):
 
 class Attach(msgspec.Struct, frozen=True):
     """Body of `POST /relume/attach` and `/relume/release`: a kept stream, and the first token
-    that is wanted of it."""
+    that is wanted of it. `also`: request, attempt and claim of others to be released."""
 
     request: str
     attempt: int
     incarnation: int
     claim: str
     tokens: int = 0
+    also: tuple[tuple[str, int, str], ...] = ()
 
 
 class RelumeMiddleware:
@@ -185,6 +186,7 @@ class RelumeMiddleware:
             if asked.incarnation != self._identity.incarnation:
                 await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
                 return
+            self._shelf.release(asked.also)
             kept = self._shelf.find(asked.request, asked.attempt, asked.claim)
         except (MalformedDispatch, msgspec.MsgspecError) as malformed:
             await _send_error(send, 400, str(malformed))
@@ -193,7 +195,7 @@ class RelumeMiddleware:
             await _send_error(send, gone.status, str(gone))
             return
         if path == RELEASE_PATH:
-            self._shelf.forget(kept, "released")
+            self._shelf.forget(kept, RELEASED)
             await _send_json(send, 200, {"released": True})
             return
         carrying, sink = kept.attach(send, asked.tokens)

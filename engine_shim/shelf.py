@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
-from engine_shim.detached import GRACE_OVER, LINGER_S, Bounds, Kept
+from engine_shim.detached import GRACE_OVER, Bounds, Kept
 from engine_shim.generation import Generation
 
 TOMBSTONES = 256
 NO_ROOM = "no room for detached streams"
 TOO_MANY = "too many detached streams"
+RELEASED = "released"
 COUNTED = {GRACE_OVER: "expired", NO_ROOM: "refused_bytes", TOO_MANY: "refused_streams"}
 """Ends of streams whose clients were away, by what they are called in the figures."""
 
@@ -63,15 +66,29 @@ class Shelf:
         loop = asyncio.get_running_loop()
         kept.detached_at = loop.time()
         kept.expire_in(kept.bounds.grace_s)
-        waiting = [k for k in self._kept.values() if k.detached_at]
-        for old in sorted(waiting, key=lambda k: k.detached_at)[: -kept.bounds.streams or None]:
-            self.forget(old, TOO_MANY)
+        self._bound(kept.bounds.streams)
 
     def rest(self, kept: Kept) -> None:
-        """It is complete: keep it a while for who missed its end."""
+        """It is complete: until its gateway releases it, its client may have missed its end."""
         if kept.detached_at:
             return  # it was never written out: its grace runs
-        kept.expire_in(min(LINGER_S, kept.bounds.grace_s))
+        kept.expire_in(kept.bounds.grace_s)
+        self._bound(kept.bounds.streams)
+
+    def _bound(self, streams: int) -> None:
+        """Erase what is too many: complete ones first, then the one detached longest."""
+        if len(self._kept) <= streams:
+            return
+        away = [k for k in self._kept.values() if k.detached_at or (k.finished and not k.attached)]
+        away.sort(key=lambda k: (not k.finished, k.detached_at))
+        for old in away[: -streams or None]:
+            self.forget(old, TOO_MANY)
+
+    def release(self, streams: Iterable[tuple[str, int, str]]) -> None:
+        """Erase those of (request, attempt, claim) that are here."""
+        for request, attempt, claim in streams:
+            with suppress(Gone):
+                self.forget(self.find(request, attempt, claim), RELEASED)
 
     def make_room(self, writing: Kept) -> None:
         """Stay within the bytes for all: complete streams go first, then what `writing` has

@@ -49,9 +49,16 @@ class Context(Struct, frozen=True):
 
 class ClientPort(Protocol):
     """The client's side of one exchange, offered by `server.ClientConnection`. `chunked`:
-    whether the body begun is sent in HTTP chunks."""
+    whether the body begun is sent in HTTP chunks. `lost`: the connection is gone.
+    `undelivered`: bytes of the answer that the client's end has not acknowledged, or had not
+    when the connection was lost."""
 
     chunked: bool
+
+    @property
+    def lost(self) -> bool: ...
+    @property
+    def undelivered(self) -> int: ...
 
     def reply(self, reply: Reply) -> None:
         """Send a whole response; the exchange is over."""

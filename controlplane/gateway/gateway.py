@@ -150,6 +150,8 @@ class Gateway:
         self.draining = True
         if self._server is not None:
             self._server.close()
+        self._streams.deliveries.look()
+        self._streams.releases.flush(self._context)
         self._streams.let_go(lambda exchange: exchange.resumable)
         for attempts in [a for group in list(self._attempts.values()) for a in list(group)]:
             attempts.fail(503, "the control plane is stopping; try again")
@@ -215,6 +217,7 @@ class Gateway:
         for client in [c for c in self.clients if now > c.deadline]:
             client.expire(now)
         self._streams.expire(now)
+        self._streams.releases.flush(self._context)
         self._pool.sweep(now)
 
     def _set_date(self) -> None:

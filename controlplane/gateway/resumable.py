@@ -4,13 +4,16 @@ When the client is gone the exchange lets go of its engine, which goes on into a
 buffer (`engine_shim.detached`); whoever shows the last id attaches to that buffer, here or at
 any other replica (`stamped`). While nobody is there the stream may still be handed over to
 another worker: it is taken up there behind what the client has, and let go of again.
+
+A stream that has come to its end ends when its client has it (`deliveries`); one that is lost
+on its last way waits for its client like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -20,6 +23,9 @@ from controlplane.gateway.ports import Assignment
 from controlplane.gateway.relay import Exchange
 from controlplane.gateway.replies import Reply, error_reply
 from controlplane.gateway.stamped import Stamped
+
+if TYPE_CHECKING:
+    from controlplane.gateway.streams import Streams
 
 log = structlog.get_logger("relume.gateway")
 
@@ -32,6 +38,8 @@ class _Nobody:
     """The client's side while there is none."""
 
     chunked = False
+    lost = True
+    undelivered = 0
 
     def reply(self, reply: Reply) -> None: ...
     def begin(self, head: bytes, first: bytes, last: bool = False) -> None: ...
@@ -53,20 +61,22 @@ class Resumable(Stamped):
     """One request whose stream may go on on another connection of its client.
 
     `detached_until`: when it ends unless the client comes back; never while one is there.
-    `others`: all such exchanges of the gateway, by request."""
+    `delivering`: the connection on which its last bytes are. `streams`: all such exchanges of
+    the gateway."""
 
-    __slots__ = ("_left", "_others", "_owned", "detached_until")
+    __slots__ = ("_left", "_owned", "_streams", "delivering", "detached_until")
 
-    def __init__(self, *at: Any, others: dict[str, Resumable], **stamped: str) -> None:
+    def __init__(self, *at: Any, streams: Streams, **stamped: str) -> None:
         """`at` and `stamped`: as of `Stamped`."""
         super().__init__(*at, **stamped)
-        self._others = others
+        self._streams = streams
+        self.delivering: ClientPort | None = None
         self._left: Assignment | None = None  # the attempt that goes on without us
         self._owned = True  # the log has the request at this replica
         self.detached_until = NEVER
 
     def start(self) -> None:
-        self._others[self.arrival.request] = self
+        self._streams.open[self.arrival.request] = self
         super().start()
 
     # --- the client goes and comes
@@ -79,7 +89,7 @@ class Resumable(Stamped):
     @property
     def detached(self) -> bool:
         """Whether nobody is there."""
-        return self.client is NOBODY
+        return self.client is NOBODY and self.delivering is None
 
     def client_gone(self) -> None:
         if self.over:
@@ -91,7 +101,7 @@ class Resumable(Stamped):
 
     def _detach(self) -> None:
         """Nobody is there: let go of the engine and wait."""
-        self.client = NOBODY
+        self.client, self.delivering = NOBODY, None
         self.paused = False
         self._out.clear()
         self.detached_until = self.ctx.clock() + self.ctx.config.resume.grace_s
@@ -124,7 +134,7 @@ class Resumable(Stamped):
         self._left = self.ctx.scheduler.returns.adopt(self.arrival, *have)
         self._owned = False
         self._rewind(have)
-        self._others[self.arrival.request] = self
+        self._streams.open[self.arrival.request] = self
         self.ctx.counters.in_flight += 1
         self.ctx.spawn(self._until_owned())
 
@@ -150,6 +160,7 @@ class Resumable(Stamped):
         self._restore(have)
         self._begun = self._plain = self._done = False
         self._finish = ""
+        self.delivering = None
         self.detached_until = NEVER
 
     def _go_on(self) -> None:
@@ -226,6 +237,32 @@ class Resumable(Stamped):
 
     # --- ends
 
+    def _complete(self) -> None:
+        """The end frame is here: what is left is on its way to the client."""
+        to, client = self.assignment, self.client
+        shown = self._whole is None and (self._begun or self._out)
+        if to is None or client is NOBODY or not shown or not self.resumable:
+            super()._complete()
+            return
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.release()
+        self._left, self.assignment = to, None
+        self._leave(to)
+        self.client, self.delivering = NOBODY, client
+        if self._begun:
+            client.finish(self._pending())
+        else:
+            self._begun = True
+            client.begin(self._head(), self._pending(), last=True)
+        self._streams.deliveries.add(self, client)
+
+    def arrived_whole(self) -> None:
+        """The client has all of it."""
+        to, self._left, self.delivering = self._left, None, None
+        if self._end("completed", 200, finish=self._finish) and to is not None:
+            self._streams.releases.add(to, self._claim)
+
     def on_broken(self, kind: str, message: str) -> None:
         if kind == "taken":  # the log will say by whom
             self.client.break_off()
@@ -241,5 +278,6 @@ class Resumable(Stamped):
         return super()._end(outcome, status, detail, finish)
 
     def _forget(self) -> None:
-        if self._others.get(self.arrival.request) is self:
-            del self._others[self.arrival.request]
+        others = self._streams.open
+        if others.get(self.arrival.request) is self:
+            del others[self.arrival.request]

@@ -17,6 +17,7 @@ from typing import Protocol, cast
 import structlog
 
 from controlplane.gateway.context import Counters
+from controlplane.gateway.deliveries import unacknowledged
 from controlplane.gateway.reading import BODY, HEAD, IDLE, Door, Request, RequestReader, broke
 from controlplane.gateway.replies import CONTINUE, Reply, error_reply, status_line
 
@@ -66,6 +67,7 @@ class ClientConnection(asyncio.Protocol):
         self._writing_paused = False
         self._flush_until = NEVER
         self._lingered = 0
+        self._undelivered = 0  # of a lost connection
 
     # --- asyncio.Protocol
 
@@ -109,6 +111,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._service.clients.discard(self)
+        self._undelivered = self.undelivered
         self._transport = None
         self._reader.drop()
         self._drop_bodies()
@@ -272,6 +275,20 @@ class ClientConnection(asyncio.Protocol):
         """Cut the response where it is."""
         self._done(close=False)
         self.abort()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._transport is None
+
+    @property
+    def undelivered(self) -> int:
+        """Bytes of the last answer that the client's end has not acknowledged."""
+        if self._transport is None:
+            return self._undelivered
+        if self._current is not None:
+            return 0  # who asks anew has read it
+        return unacknowledged(self._transport)
 
     # --- closing
 

@@ -17,12 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from controlplane.gateway.delivered import Delivered
-from controlplane.gateway.errors import FrameError, UpstreamError
+from controlplane.gateway.errors import FrameError
 from controlplane.gateway.event_ids import Position, Stamp
 from controlplane.gateway.frames import FrameParser
 from controlplane.gateway.ports import Assignment
 from controlplane.gateway.relay import DONE_CHUNK, ONE_FRAME, Exchange
-from controlplane.gateway.replies import JSON, Reply, error_reply
+from controlplane.gateway.releases import asking, post
+from controlplane.gateway.replies import Reply, error_reply
 from controlplane.gateway.upstream import Upstream
 
 NEWLINE = b"\n"[0]
@@ -99,22 +100,16 @@ class Stamped(Exchange):
         self._error.clear()
         self._held = Delivered()
         self._stamp.restart((0, 0), self._stamp.have)
-        upstream.send(self, *self._asking("attach", to))
+        upstream.send(self, *asking(to, "attach", self._named(to)))
 
-    def _asking(self, what: str, to: Assignment) -> tuple[bytes, bytes]:
-        asked = {
+    def _named(self, to: Assignment) -> dict[str, Any]:
+        return {
             "request": to.request,
             "attempt": to.attempt,
             "incarnation": to.incarnation,
             "claim": self._claim,
             "tokens": self._stamp.have[0],
         }
-        body = msgspec.json.encode(asked)
-        head = (
-            f"POST /relume/{what} HTTP/1.1\r\nhost: {to.host}:{to.port}\r\n"
-            f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        return head.encode(), body
 
     def dispatch_headers(self, to: Assignment) -> str:
         if not self.resumable:
@@ -135,14 +130,7 @@ class Stamped(Exchange):
     def _release(self, to: Assignment | None) -> None:
         """Tell the engine that nobody will come for the attempt: it ends, with its buffer."""
         if to is not None and self.resumable:
-            self.ctx.spawn(self._released(to))
-
-    async def _released(self, to: Assignment) -> None:
-        try:
-            upstream = self.ctx.pool.take(to) or await self.ctx.pool.open(to)
-        except UpstreamError:
-            return  # it ends by itself
-        upstream.send(_Unheard(upstream), *self._asking("release", to), generates=False)
+            self.ctx.spawn(post(self.ctx, to, "release", self._named(to)))
 
     def _parser(self) -> FrameParser:
         """An id tells at which frame of the engine's it stands, so none are merged."""
@@ -309,21 +297,3 @@ class Stamped(Exchange):
         if self.resumable:
             headers += (("x-relume-resumable", str(self.ctx.config.resume.grace_s)),)
         return headers
-
-
-class _Unheard:
-    """Takes an answer nobody needs."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
-    def take_chunk(self, data: bytes, now: float) -> bool:
-        return False
-
-    def on_data(self, data: bytes) -> None: ...
-    def on_complete(self) -> None:
-        self._upstream.release()
-
-    def on_lost(self, kind: str, detail: str) -> None: ...
-    def on_fault(self, error: Exception) -> Any: ...

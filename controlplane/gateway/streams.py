@@ -10,17 +10,22 @@ import msgspec
 from controlplane.gateway import event_ids
 from controlplane.gateway.config import ResumeConfig
 from controlplane.gateway.context import ClientPort, Context
+from controlplane.gateway.deliveries import Deliveries
 from controlplane.gateway.ports import Arrival
 from controlplane.gateway.reading import Request
+from controlplane.gateway.releases import Releases
 from controlplane.gateway.replies import Reply
 from controlplane.gateway.resumable import Resumable, gone
 
 
 class Streams:
-    """`open`: by request. `wall_clock` gives unix seconds."""
+    """`open`: by request. `deliveries`: those of them that are on their last way. `wall_clock`
+    gives unix seconds."""
 
     def __init__(self, config: ResumeConfig, wall_clock: Callable[[], float]) -> None:
         self.open: dict[str, Resumable] = {}
+        self.deliveries = Deliveries()
+        self.releases = Releases()
         self._config = config
         self._wall_clock = wall_clock
 
@@ -34,7 +39,7 @@ class Streams:
         )
         return Resumable(
             context, connection, arrival, *at,
-            claim=claim, created=str(int(self._wall_clock())), others=self.open,
+            claim=claim, created=str(int(self._wall_clock())), streams=self,
         )  # fmt: skip
 
     def returned(
@@ -62,7 +67,7 @@ class Streams:
             return gone("no such stream, or it has ended")
         exchange = Resumable(
             context, connection, known[0], request.path, request.request_id, b"",
-            claim=shown.claim, created="", others=self.open,
+            claim=shown.claim, created="", streams=self,
         )  # fmt: skip
         exchange.take_over(shown.position)
         return exchange

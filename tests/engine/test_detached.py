@@ -177,6 +177,57 @@ async def test_the_one_detached_longest_makes_room() -> None:
         shelf.find("b", 1, "claim")
 
 
+async def _finished(shelf: Shelf, name: str, **bounds: int) -> Kept:
+    """A stream of 10 tokens that was written out to its end."""
+    wire = Wire()
+    kept = _kept(shelf, wire, name, **bounds)
+    await kept.send(START)
+    await _write(kept, 0, 10)
+    await _finish(kept)
+    await wire.ended.wait()
+    while kept.attached:
+        await asyncio.sleep(0)
+    return kept
+
+
+async def test_a_finished_stream_is_kept_until_it_is_released() -> None:
+    shelf, again = Shelf(), Wire()
+    for name in ("q", "other"):
+        await _finished(shelf, name)
+    shelf.release([("q", 1, "another claim"), ("q", 2, "claim"), ("nobody", 1, "claim")])
+    shelf.find("q", 1, "claim").attach(again.send, 7)
+    await again.ended.wait()
+    assert _ids(again) == [1000 + n for n in range(10)]
+    shown = [f.start for f in again.frames if isinstance(f, frames.Tokens) and f.payload]
+    assert shown == [7, 8, 9] and again.frames[-1] == frames.End("stop")
+    shelf.release([("q", 1, "claim"), ("other", 1, "claim")])
+    assert shelf.bytes == 0 and shelf.figures()["streams"] == 0
+    with pytest.raises(Gone, match="released"):
+        shelf.find("q", 1, "claim")
+
+
+async def test_a_finished_stream_that_nobody_releases_expires() -> None:
+    shelf = Shelf()
+    await _finished(shelf, "q", grace_s=0)
+    async with asyncio.timeout(20):
+        while shelf.figures()["streams"]:
+            await asyncio.sleep(0)
+    assert shelf.bytes == 0
+
+
+async def test_finished_streams_make_room_for_those_that_run() -> None:
+    shelf, wire = Shelf(), Wire()
+    kept = _kept(shelf, wire, "runs", streams=2)
+    await kept.send(START)
+    await _lose(kept, wire)
+    for name in ("a", "b", "c"):
+        await _finished(shelf, name, streams=2)
+    assert shelf.find("runs", 1, "claim") and shelf.find("c", 1, "claim")
+    for name in ("a", "b"):
+        with pytest.raises(Gone, match="too many"):
+            shelf.find(name, 1, "claim")
+
+
 async def test_another_claim_gets_nothing() -> None:
     shelf, wire = Shelf(), Wire()
     _kept(shelf, wire)

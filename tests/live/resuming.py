@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from msgspec import Struct, field
@@ -75,6 +78,29 @@ class Reader(Struct):
                 await self._events(answer, until)
         except (aiohttp.ClientError, OSError):
             return
+
+    async def read_a_part(self, url: str, body: dict[str, Any], count: int) -> socket.socket:
+        """Post `body`, take `count` events or more and read no further. The connection."""
+        loop, place = asyncio.get_running_loop(), urlsplit(url)
+        content = json.dumps(body).encode()
+        lines = [f"POST {place.path} HTTP/1.1", f"host: {place.netloc}"]
+        headers = {**ASKING, "x-request-id": self.name, "content-length": len(content)}
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # what is unread stays there
+        sock.setblocking(False)
+        async with asyncio.timeout(60):
+            await loop.sock_connect(sock, (place.hostname, place.port))
+            await loop.sock_sendall(sock, ("\r\n".join(lines) + "\r\n\r\n").encode() + content)
+            answer = b""
+            while len(found := re.findall(r"id: (\S+)\ndata: (.*)\n\n", answer.decode())) < count:
+                more = await loop.sock_recv(sock, 1024)
+                assert more, answer
+                answer += more
+        self.ids = [event_id for event_id, _ in found]
+        self.events = [data for _, data in found]
+        self.request = re.findall(r"x-relume-request: (\S+)", answer.decode())[0]
+        return sock
 
     async def _events(
         self, answer: aiohttp.ClientResponse, until: Callable[[Reader], bool]

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import aiohttp
@@ -62,6 +62,7 @@ async def test_client_comes_back_to_the_same_and_to_another_replica(options: Fle
         await scene.died(worker)
         await away.read(session, first, None)
         _same(scene, calm, away, 400)
+        await _kept(scene, session, 0)  # long before their grace is over
         await scene.sound()
 
 
@@ -71,6 +72,10 @@ async def test_gateway_is_killed_and_its_clients_go_on_at_another(options: Fleet
         first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
         calm = Reader("calm")
         await calm.read(session, first, asking(600))
+        lazy = Reader("lazy")  # all of it is written, its client does not read on
+        unread = await lazy.read_a_part(first, asking(600), 20)
+        assert (await _finished(scene, {lazy.request}))[lazy.request] == "length"
+        await _kept(scene, session, 1)
         helped = Helped(scene)
         await helped.begin()
         torn = [Reader(f"torn-{i}") for i in range(4)]
@@ -79,19 +84,22 @@ async def test_gateway_is_killed_and_its_clients_go_on_at_another(options: Fleet
         while any(len(r.events) < 20 for r in torn):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
+        assert "lazy" not in await scene.ended()
         scene.fleet.children["r0"].kill()
         await asyncio.gather(*reading)
-        cut = [r for r in torn if not r.done]
-        assert cut and not helped.done
+        unread.close()
+        cut = [lazy, *(r for r in torn if not r.done)]
+        assert len(cut) > 1 and not helped.done
         await asyncio.gather(*(r.read(session, second) for r in cut))
         await helped.check()
-        for reader in torn:
+        for reader in [lazy, *torn]:
             _same(scene, calm, reader, 600)
         returned = [e for e in await scene.events() if type(e) is v.ClientReturned]
         assert {e.request for e in returned} > {r.request for r in cut}
         scene.fleet.children["r0"].process.wait()
         scene.fleet.restart("r0")
         await scene.sound()
+        assert (await scene.ended())["lazy"].outcome == "completed"
 
 
 async def test_gateway_and_workers_are_killed_together(options: FleetOptions) -> None:
@@ -236,6 +244,22 @@ async def _finished(scene: Scene, requests: set[str]) -> dict[str, str]:
             return found
         assert time.monotonic() < deadline, sorted(requests - set(found))
         await asyncio.sleep(0.5)
+
+
+async def _kept(scene: Scene, session: aiohttp.ClientSession, count: int) -> None:
+    """Wait until the engines keep so many streams."""
+    kept: list[int] = []
+    deadline = time.monotonic() + 25
+    workers: list[dict[str, Any]] = []
+    while not workers or len(kept) != len(workers) or sum(kept) != count:
+        assert time.monotonic() < deadline, kept
+        await asyncio.sleep(0.2)
+        workers, kept = await scene.fleet.workers(1), []
+        for worker in workers:
+            url = f"http://127.0.0.1:{worker['port']}/relume/state"
+            with suppress(aiohttp.ClientError):  # it may be starting
+                async with session.get(url) as answer:
+                    kept.append((await answer.json())["kept"]["streams"])
 
 
 def _same(scene: Scene, calm: Reader, torn: Reader, tokens: int) -> None:
