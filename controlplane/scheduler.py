@@ -33,6 +33,9 @@ from policies.view import View
 GATHERED = (v.RequestArrived, v.RouteDecided, v.HolderChosen, v.RequestEnded)
 """What may wait in the writer for more of its kind: nobody else acts on it at once, and a
 decision travels with its request besides. Everything else is sent without delay."""
+FINDABLE_S = 0.02
+"""The decision about a request whose client may come back to another replica is sent so soon: at
+once, each such request would cost a transaction of its own."""
 RECEIPT_GROUPS = 256
 """At most so many receive times go into one `GroupsReceived`; older ones are dropped."""
 RECEIPT_US = 1000
@@ -280,7 +283,7 @@ class Scheduler:
         )
         self.emit(event)
         if arrival.resumable:
-            self.writer.hurry()  # other replicas must know of it before its client may go
+            self.writer.hurry(FINDABLE_S)  # other replicas must know of it before its client may go
         if choice.refused:
             return Hopeless(429, f"no worker would begin it in time: {choice.refused}")
         if not choice.worker:

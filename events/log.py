@@ -68,8 +68,8 @@ class StreamWriter(Protocol):
         of the last. Never waits. Raises Fenced, LogFull."""
         ...
 
-    def hurry(self) -> None:
-        """Send what was taken at once, where a writer gathers events before it sends."""
+    def hurry(self, within_s: float = 0.0) -> None:
+        """Send what was taken within that time, where a writer gathers events before it sends."""
         ...
 
     async def flush(self, timeout_s: float) -> None:

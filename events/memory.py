@@ -157,7 +157,7 @@ class MemoryWriter:
         for callback in self._callbacks:
             callback(landed)
 
-    def hurry(self) -> None:
+    def hurry(self, within_s: float = 0.0) -> None:
         pass
 
     async def flush(self, timeout_s: float) -> None:

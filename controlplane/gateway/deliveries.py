@@ -38,33 +38,40 @@ class Deliveries:
     """The streams of one gateway that have come to their end."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Resumable, ClientPort]] = []
+        self._waiting: dict[ClientPort, Resumable] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, exchange: Resumable, client: ClientPort) -> None:
         """All of the stream is written to `client`."""
-        self._waiting.append((exchange, client))
+        self._waiting[client] = exchange
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look)
+
+    def asked(self, client: ClientPort) -> None:
+        """The client asks for something else: it has its last answer. So both are written of
+        in one transaction."""
+        exchange = self._waiting.pop(client, None)
+        if exchange is not None:
+            self._judge(exchange, client)
 
     def look(self) -> None:
         """End what has arrived, and let wait for its client what is lost."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-        waiting, self._waiting = self._waiting, []
-        for exchange, client in waiting:
-            if exchange.delivering is client:
-                try:
-                    self._judge(exchange, client)
-                except Exception as error:  # the edge of one request
-                    exchange.on_fault(error)
+        waiting, self._waiting = self._waiting, {}
+        for client, exchange in waiting.items():
+            self._judge(exchange, client)
 
     def _judge(self, exchange: Resumable, client: ClientPort) -> None:
-        left = client.undelivered
-        if not left:
-            exchange.arrived_whole()
-        elif client.lost:
-            exchange.client_gone()
-        else:
-            self.add(exchange, client)
+        if exchange.delivering is not client:
+            return
+        try:
+            if not client.undelivered:
+                exchange.arrived_whole()
+            elif client.lost:
+                exchange.client_gone()
+            else:
+                self.add(exchange, client)
+        except Exception as error:  # the edge of one request
+            exchange.on_fault(error)

@@ -33,6 +33,7 @@ class Streams:
         self, context: Context, connection: ClientPort, arrival: Arrival, *at: Any
     ) -> Resumable:
         """An exchange for a stream that may be resumed; `at` as of `Exchange`."""
+        self.deliveries.asked(connection)
         claim = event_ids.new_claim()
         arrival = msgspec.structs.replace(
             arrival, resumable=event_ids.digest(claim), grace_ticks=self._config.grace_ticks

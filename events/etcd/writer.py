@@ -19,6 +19,7 @@ the resumption begins.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Self
@@ -87,7 +88,7 @@ class EtcdWriter:
         self._fence: Fenced | None = None
         self._fenced = asyncio.Event()
         self._closing = False
-        self._hurry = False
+        self._hurry_at = math.inf
         self._wake = asyncio.Event()
         self._wake_at = _NEVER
         self._sent_at = self._since = float("-inf")
@@ -209,10 +210,12 @@ class EtcdWriter:
             self._wake.set()
         return self._position
 
-    def hurry(self) -> None:
-        """Send what was taken without gathering more."""
-        self._hurry = True
-        self._wake.set()
+    def hurry(self, within_s: float = 0.0) -> None:
+        """Send what was taken within that time, however long more would be gathered for."""
+        at = self._now() + within_s
+        if at < self._hurry_at:
+            self._hurry_at = at
+            self._wake.set()
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until all taken events are durable. Raises TimeoutError, Fenced."""
@@ -277,11 +280,11 @@ class EtcdWriter:
                 self._wake_at = 1
                 await self._wake.wait()
                 continue
-            full = self._hurry or self._backlog.bytes >= self._config.linger_bytes
+            full = self._backlog.bytes >= self._config.linger_bytes
             due = max(self._sent_at + self._linger_s, self._since + self._gather_s)
-            left = 0.0 if full else due - self._now()
+            left = 0.0 if full else min(due, self._hurry_at) - self._now()
             if left <= 0:
-                self._hurry = False
+                self._hurry_at = math.inf
                 self._wake_at = _NEVER
                 return
             self._wake_at = self._config.linger_bytes

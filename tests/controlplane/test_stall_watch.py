@@ -36,7 +36,7 @@ class FullWriter:
         self.position += 1
         return self.position
 
-    def hurry(self) -> None:
+    def hurry(self, within_s: float = 0.0) -> None:
         pass
 
 

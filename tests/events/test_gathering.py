@@ -39,6 +39,21 @@ async def test_events_wait_for_one_another_until_somebody_hurries(log: EtcdLog) 
     assert numbers(await log.reader().read(), "r.r0") == [0, 1, 2, 3, 4]
 
 
+async def test_who_hurries_a_little_sends_what_came_until_then(log: EtcdLog) -> None:
+    async with log.writer("r.r0", gather_s=60) as writer:
+        writer.append(tick(0))
+        writer.hurry(0.2)
+        writer.append(tick(1))
+        writer.hurry(30)  # no later than it was to be
+        assert writer.durable == 0
+        await until(lambda: writer.durable == 2)
+        writer.append(tick(2))
+        writer.hurry(30)
+        writer.hurry()
+        await until(lambda: writer.durable == 3)
+    assert await segments(log) == [2, 1]
+
+
 async def test_gathering_ends_by_itself_and_by_size(log: EtcdLog) -> None:
     async with log.writer("r.r0", gather_s=0.2) as writer:
         writer.append(tick(0))
