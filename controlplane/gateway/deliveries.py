@@ -43,7 +43,10 @@ class Deliveries:
 
     def add(self, exchange: Resumable, client: ClientPort) -> None:
         """All of the stream is written to `client`."""
+        older = self._waiting.get(client)
         self._waiting[client] = exchange
+        if older is not None and older is not exchange and older.delivering is client:
+            older.arrived_whole()  # its client went on to this one
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look)
 

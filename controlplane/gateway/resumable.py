@@ -188,6 +188,7 @@ class Resumable(Stamped):
         if self.over:
             return
         self.over = True
+        self.delivering = None
         self.ctx.counters.in_flight -= 1
         self._forget()
         self._let_engine_go()
@@ -259,6 +260,8 @@ class Resumable(Stamped):
 
     def arrived_whole(self) -> None:
         """The client has all of it."""
+        if self.delivering is None:
+            return
         to, self._left, self.delivering = self._left, None, None
         if self._end("completed", 200, finish=self._finish) and to is not None:
             self._streams.releases.add(to, self._claim)

@@ -46,6 +46,17 @@ async def test_streams_that_were_delivered_are_over_and_released(rig):
         await until(lambda: released(r.engines[0]) == asked)
 
 
+async def test_who_asks_anew_has_the_last_answer(rig):
+    """Its end is written of ahead of what comes next, whatever TCP has said by then."""
+    async with rig(engines=1) as r:
+        async with r.client() as client:
+            for _ in range(3):
+                await client.ask(CHAT, chat_body(), headers=ACCEPT)
+        await until(lambda: len(r.scheduler.endings()) == 3)
+        assert [entry[0] for entry in r.scheduler.log] == ["assign", "ended"] * 3
+        assert not r.gateway._streams.open
+
+
 async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(rig):
     """The client has stopped reading; all is written, and its connection breaks."""
     async with rig(engines=1) as r:
