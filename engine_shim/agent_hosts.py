@@ -86,6 +86,13 @@ def prepare_engine_log(run: RunDirectory) -> Path:
     return path
 
 
+def _new_page(run: RunDirectory) -> str:
+    """Where the next engine counts its steps and load; what the one before wrote is gone."""
+    page = run.path / "progress"
+    page.unlink(missing_ok=True)
+    return str(page)
+
+
 class EngineHost(Protocol):
     """Starts engines."""
 
@@ -139,7 +146,7 @@ class ZygoteHost:
         """See EngineHost.start."""
         request = {
             "cmd": "fork",
-            "env": order.environment,
+            "env": {**order.environment, "RELUME_PROGRESS": _new_page(self._run)},
             "argv": order.arguments,
             "log": str(prepare_engine_log(self._run)),
         }
@@ -193,12 +200,10 @@ class ServeHost:
 
     async def start(self, order: EngineOrder) -> EngineProcesses:
         """See EngineHost.start."""
-        progress = self._run.path / "progress"
-        progress.unlink(missing_ok=True)
         environment = {
             **self._environment,
             **order.environment,
-            "RELUME_PROGRESS": str(progress),
+            "RELUME_PROGRESS": _new_page(self._run),
         }
         try:
             child = self._spawn(order, environment)

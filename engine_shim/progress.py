@@ -13,12 +13,13 @@ import struct
 import threading
 import time
 
-SIZE = 64
-_FIELDS = struct.Struct("<qqqqqqq")
+SIZE = 128
+_FIELDS = struct.Struct("<qqqqqqqqqq")
 
 
 class Progress:
-    """`steps` finished, when the running one began (0 when idle), and queue lengths."""
+    """`steps` finished, when the running one began (0 when idle), queue lengths, and the load:
+    prompt tokens not computed yet, requests that decode and their tokens."""
 
     def __init__(self, path: str = "") -> None:
         """Maps `path` (created when missing); an anonymous page without a path."""
@@ -32,17 +33,28 @@ class Progress:
         finally:
             os.close(fd)
 
-    def write(self, steps: int, began_ns: int, running: int, waiting: int, kv_used: int) -> None:
+    def write(
+        self,
+        steps: int,
+        began_ns: int,
+        running: int,
+        waiting: int,
+        kv_used: int,
+        uncomputed: int = 0,
+        decoding: int = 0,
+        context: int = 0,
+    ) -> None:
         """`began_ns` is CLOCK_MONOTONIC at the start of the step in progress, 0 for none."""
         me = threading.get_native_id()
         _FIELDS.pack_into(
-            self._page, 0, steps, began_ns, running, waiting, kv_used, os.getpid(), me
-        )
+            self._page, 0, steps, began_ns, running, waiting, kv_used, os.getpid(), me,
+            uncomputed, decoding, context,
+        )  # fmt: skip
 
     def read(self) -> dict[str, int]:
         """Fields by name; `step_age_us` is 0 when no step is in progress."""
         fields = _FIELDS.unpack_from(self._page, 0)
-        steps, began_ns, running, waiting, kv_used, pid, thread = fields
+        steps, began_ns, running, waiting, kv_used, pid, thread, *load = fields
         age_us = max(0, time.monotonic_ns() - began_ns) // 1000 if began_ns else 0
         return {
             "steps": steps,
@@ -51,7 +63,12 @@ class Progress:
             "waiting": waiting,
             "kv_used": kv_used,
             "cpu_us": cpu_us(pid, thread) if pid else -1,
+            **dict(zip(("uncomputed", "decoding", "context"), load, strict=True)),
         }
+
+    def load(self) -> tuple[int, int, int]:
+        """Prompt tokens not computed yet, requests that decode, their tokens in all."""
+        return _FIELDS.unpack_from(self._page, 0)[7:10]
 
 
 def cpu_us(pid: int, thread: int) -> int:

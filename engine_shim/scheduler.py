@@ -43,26 +43,31 @@ def relume_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:
 
 
 class _Track:
-    """What has been reported of one request the scheduler holds."""
+    """What has been reported of one request the scheduler holds; `left` prompt tokens of it are
+    in no step yet."""
 
-    __slots__ = ("attempt", "blocks", "delivered", "first_token", "name", "target")
+    __slots__ = ("attempt", "blocks", "delivered", "first_token", "left", "name", "target")
 
-    def __init__(self, name: str, attempt: int, delivered: int) -> None:
+    def __init__(self, name: str, attempt: int, delivered: int, left: int) -> None:
         self.name = name
         self.attempt = attempt
         self.delivered = delivered
+        self.left = left
         self.target = 0
         self.blocks = 0
         self.first_token = False
 
 
 class _StepInFlight:
-    """Figures of a scheduled step until its outputs are there."""
+    """Figures of a scheduled step until its outputs are there; `joining` requests decode when it
+    is over, with so much context."""
 
     __slots__ = (
         "batch",
         "began_ns",
         "changes",
+        "joining",
+        "joining_context",
         "number",
         "prefill_tokens",
         "reported",
@@ -75,6 +80,8 @@ class _StepInFlight:
         self.batch = 0
         self.sum_context = 0
         self.prefill_tokens = 0
+        self.joining = 0
+        self.joining_context = 0
         self.reported = False
         self.changes: list[AnyChange] = []
 
@@ -90,6 +97,7 @@ class _Reports:
         self._names: dict[tuple[str, int], int] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._ended_ns = 0
+        self._uncomputed = self._decoding = self._context = 0
         self.changes: list[AnyChange] = []
         self.steps = 0
 
@@ -107,8 +115,10 @@ class _Reports:
             self._names[name, attempt] = count + 1
             if count:
                 name = f"{name}#{count}"
-        self._tracks[request.request_id] = _Track(name, attempt, request.num_output_tokens)
-        self.changes.append(RequestQueued(name, attempt, request.num_tokens, dispatch))
+        tokens = request.num_tokens
+        self._tracks[request.request_id] = _Track(name, attempt, request.num_output_tokens, tokens)
+        self._uncomputed += tokens
+        self.changes.append(RequestQueued(name, attempt, tokens, dispatch))
 
     def admitted(self, request: Request, cached_tokens: int, blocks: int) -> None:
         track = self._tracks.get(request.request_id)
@@ -116,10 +126,19 @@ class _Reports:
             return
         track.target = request.num_tokens
         track.blocks = 0
+        left = track.target - cached_tokens
+        if left <= 1 and track.first_token:  # nothing of what it lost is computed again
+            left = 0
+            self._decoding += 1
+            self._context += track.target - 1
+        self._owe(track, left)
         self.changes.append(RequestAdmitted(track.name, track.attempt, cached_tokens, blocks))
 
     def preempted(self, request: Request) -> None:
         if track := self._tracks.get(request.request_id):
+            if track.first_token and not track.left:
+                self._leaves_batch(request.num_tokens - 1)
+            self._owe(track, request.num_tokens)
             self.changes.append(RequestPreempted(track.name, track.attempt, request.num_tokens))
 
     def finished(self, request: Request) -> None:
@@ -131,9 +150,20 @@ class _Reports:
             self._names[root] = left
         else:
             self._names.pop(root, None)
+        if track.first_token and not track.left:
+            self._leaves_batch(request.num_tokens - 1)
+        self._owe(track, 0)
         reason = request.get_finished_reason()
         tokens = request.num_output_tokens - track.delivered
         self.changes.append(EngineFinished(track.name, track.attempt, str(reason), tokens))
+
+    def _owe(self, track: _Track, left: int) -> None:
+        self._uncomputed += left - track.left
+        track.left = left
+
+    def _leaves_batch(self, context: int) -> None:
+        self._decoding -= 1
+        self._context -= context
 
     def begin(self, began_ns: int) -> _StepInFlight:
         self.steps += 1
@@ -151,9 +181,13 @@ class _Reports:
         if after - tokens < track.target - 1 or not track.first_token:
             step.prefill_tokens += tokens
             step.changes.append(PrefillChunkDone(track.name, track.attempt, tokens, after))
-            if after >= track.target and not track.first_token:
-                track.first_token = True
-                step.changes.append(FirstToken(track.name, track.attempt))
+            track.left = max(track.target - after, 0)
+            if not track.left:
+                step.joining += 1
+                step.joining_context += after
+                if not track.first_token:
+                    track.first_token = True
+                    step.changes.append(FirstToken(track.name, track.attempt))
         else:
             step.batch += 1
             step.sum_context += after
@@ -169,6 +203,9 @@ class _Reports:
         # With async scheduling a step is scheduled while the one before it runs.
         began_ns = max(step.began_ns, self._ended_ns)
         self._ended_ns = time.monotonic_ns()
+        self._uncomputed -= step.prefill_tokens
+        self._decoding += step.joining
+        self._context += step.joining_context + step.batch
         if step.reported or step.changes:
             self._send(
                 EngineStep(
@@ -208,7 +245,10 @@ class _Reports:
         """Updates the page `/relume/state` reads."""
         began_ns = self._in_flight[0].began_ns if self._in_flight else 0
         done = self.steps - len(self._in_flight)
-        self._progress.write(done, began_ns, running, waiting, kv_used)
+        self._progress.write(
+            done, began_ns, running, waiting, kv_used,
+            self._uncomputed, self._decoding, self._context,
+        )  # fmt: skip
 
     @property
     def stepping(self) -> bool:

@@ -210,7 +210,7 @@ def _on_preempted(worker: Worker, key: str, change: v.RequestPreempted) -> None:
         return
     attempt.tick = worker.heard_tick
     if attempt.decoding:
-        _stops_decoding(worker, change.tokens)
+        _stops_decoding(worker, change.tokens - 1)
         worker.prefilling += 1
     else:
         worker.prefilling_tokens -= attempt.tokens
@@ -230,7 +230,8 @@ def _on_finished(worker: Worker, key: str, change: v.EngineFinished) -> None:
     if key in worker.attempts:
         attempt = _remove(worker, key)
         if attempt.decoding:
-            _stops_decoding(worker, attempt.tokens + _tokens(change.output_tokens))
+            # its last token was never fed back
+            _stops_decoding(worker, attempt.tokens + _tokens(change.output_tokens) - 1)
         if attempt.dispatched:
             return
     if change.attempt == 0 or "#" in change.request:

@@ -27,7 +27,7 @@ from policies import (
 )
 from policies.account import CHANGES, SANE, key_of
 from policies.state import Fleet, Head, Receipts, Replica, Request, Worker
-from policies.steptime import EAGER, PROMPT_EACH
+from policies.steptime import PROMPT_EACH
 
 
 def apply_group(
@@ -214,7 +214,7 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
         worker.absurd += 1
     elif duration > 0:
         number = event.step
-        if number == worker.step + 1 and (number <= EAGER or not number % PROMPT_EACH):
+        if number == worker.step + 1 and (worker.eager or not number % PROMPT_EACH):
             steptime.learn(fleet, worker, event)
         if number > worker.step or not worker.step:
             worker.decoding = event.batch

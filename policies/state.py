@@ -120,9 +120,11 @@ class Worker(Struct):
     decode_us: int = 0
     prefill_us: int = 0
     prefill_tokens: int = 0
-    # its class of policies.steptime, and what steps take here over what they take there
+    # its class of policies.steptime, what steps take here over what they take there, and how
+    # many are still all looked at
     steps_like: str = ""
     slowness: float = 1.0
+    eager: int = 0
     step_tokens: int = 0
     # where its engine stood (policies.predict): the step under way began with the records of
     # revision `step_revision`; requests that decode, and their tokens in all

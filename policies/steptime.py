@@ -55,6 +55,7 @@ _DIAGONAL = (0, 2, 5, 9, 14)
 
 def ready(fleet: Fleet, worker: Worker, hardware: str) -> None:
     """An engine of this class serves."""
+    worker.eager = EAGER
     kind = f"{worker.model}/{worker.build}/{hardware}"
     if kind != worker.steps_like:
         worker.steps_like = kind
@@ -81,7 +82,9 @@ def learn(fleet: Fleet, worker: Worker, event: v.EngineStep) -> None:
     """Take a step into account, if it is one of those taken. Merged records and absurd ones are
     not to come here."""
     prompt = event.prefill_tokens
-    if event.step > EAGER and event.step % (PROMPT_EACH if prompt else DECODE_EACH):
+    if worker.eager:
+        worker.eager -= 1
+    elif event.step % (PROMPT_EACH if prompt else DECODE_EACH):
         return
     model = fleet.steptimes.get(worker.steps_like)
     if model is None:

@@ -20,8 +20,10 @@ from events.vocabulary import (
     RequestPreempted,
     RequestQueued,
 )
+from policies.state import Worker
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
+from tests.policies.story import Story
 from tests.signals import stop
 
 pytestmark = pytest.mark.engine
@@ -151,7 +153,38 @@ def test_preemption_is_reported_and_output_stays_the_same(zygote: Zygote) -> Non
         assert preempted
         assert len(admitted) == 6 + len(preempted)
         assert sum(isinstance(c, FirstToken) for c in changes) == 6
+        assert all(c.tokens > 0 for c in preempted)
         assert together == alone
+        state = engine.state()
+        assert [state[what] for what in ("uncomputed", "decoding", "context")] == [0, 0, 0]
+        account = folded(engine)
+        assert (account.preemptions, account.prefill_left) == (len(preempted), 0)
+        assert (account.prefilling, account.decoding, account.context) == (0, 0, 0)
+
+
+def test_state_tells_the_load(primary: Engine) -> None:
+    """What the page shows while a request runs, and what the reports come to, agree."""
+    body = {"model": "tiny", "prompt": "Load", "max_tokens": 1500, "ignore_eos": True}
+    connection, response = client.open_stream(
+        primary.port, COMPLETIONS, body | {"stream": True}, client.headers_for(request="load")
+    )
+    assert response.read(64)
+    state = primary.state()
+    assert (state["uncomputed"], state["decoding"]) == (0, 1)
+    queued = next(c for c in primary.agent.changes("load") if isinstance(c, RequestQueued))
+    assert state["context"] >= queued.prompt_tokens
+    connection.close()
+    primary.wait_idle()
+    state = primary.state()
+    assert [state[what] for what in ("uncomputed", "decoding", "context")] == [0, 0, 0]
+
+
+def folded(engine: Engine) -> Worker:
+    """The account that the engine's reports come to."""
+    story = Story()
+    worker = story.worker("w0", engine.incarnation)
+    story.tell("w.w0", *engine.agent.steps)
+    return worker
 
 
 def test_records_not_read_are_counted(zygote: Zygote) -> None:

@@ -1,0 +1,310 @@
+"""How true a scheduler's view of load is, by where it comes from.
+
+One run of real engines under bursts is recorded (`chaos.bench.load_run`); then each way to know
+the load is worked out from the same record, at the arbitrary times at which the engines' own
+state was read: prompt tokens not computed yet, and the decode load (requests, and their tokens).
+
+(a) `polled_1s`, `polled_100ms`   the engine's own state, as last polled
+(b) `step_bound`                  statuses at the ends of steps
+(c) `event`                       statuses when anything changes
+(d) `reconciled`                  and dispatches that the engine has not confirmed
+(e) `predicted`                   and brought to the time of the question
+(f) `gateway`                     what a plain backend shows: dispatches, streamed tokens, ends
+
+Errors are told at any time, and at decisions: there the truth counts what was just dispatched
+too, which is what blinds whoever only looks at engines. Loaded times only: a worker without
+work is known to all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field, structs
+
+from chaos.bench.checkpoint_parts import figure
+from chaos.bench.failures import wide_model
+from chaos.bench.load_run import Load, Run, Sample, Seen, record
+from events import vocabulary as v
+from events.codec import decode_all
+from events.log import RevisionGroup
+from policies.fleet import apply_group, fold
+from policies.predict import forecast
+from policies.receipts import take
+from policies.state import Fleet, Worker
+from policies.view import View
+
+DESCRIPTION = "error of a worker's load as known by polling, events, accounts, prediction, gateways"
+POLLS = {"polled_1s": 1_000_000, "polled_100ms": 100_000}
+WAYS = (*POLLS, "step_bound", "event", "reconciled", "predicted", "gateway")
+QUANTITIES = ("prefill", "batch", "context")
+HALVED = 0.5
+
+Known = tuple[int, int, int]
+"""Prompt tokens not computed, requests that decode, their tokens."""
+
+
+class Errors(Struct):
+    """Absolute errors of one way, by quantity."""
+
+    of: dict[str, list[int]] = field(default_factory=lambda: {q: [] for q in QUANTITIES})
+
+    def note(self, known: Known, true: Known) -> None:
+        """One comparison."""
+        for quantity, a, b in zip(QUANTITIES, known, true, strict=True):
+            self.of[quantity].append(abs(a - b))
+
+    def mean(self, quantity: str) -> float:
+        """Of all comparisons."""
+        found = self.of[quantity]
+        return sum(found) / max(len(found), 1)
+
+    def p99(self, quantity: str) -> int:
+        """Of all comparisons."""
+        found = sorted(self.of[quantity])
+        return found[min(len(found) - 1, int(0.99 * len(found)))] if found else 0
+
+
+class Views:
+    """The folds of each way, brought forward together."""
+
+    def __init__(self) -> None:
+        self.step_bound, self.event, self.whole = Fleet(), Fleet(), Fleet()
+        self.views = {
+            "step_bound": View("r.r0", self.step_bound),
+            "event": View("r.r0", self.event),
+            "whole": View("r.r0", self.whole),
+        }
+        self._held: dict[str, tuple[Any, ...]] = {}
+
+    def receive(self, at_us: int, group: RevisionGroup) -> None:
+        """A group arrived."""
+        apply_group(self.whole, group)
+        view = self.views["whole"]
+        view.landed()
+        times = view.receipts
+        take(times, v.GroupsReceived(group.revision, (0, max(at_us - times.clock_us, 0))))
+        for fleet in (self.step_bound, self.event):
+            fleet.revision = group.revision
+        for segment in group.segments:
+            if segment.stream[0] == "w":
+                for event in decode_all(segment.records):
+                    fold(self.event, segment.stream, segment.epoch, event)
+                    self._at_steps(segment.stream, segment.epoch, event)
+
+    def _at_steps(self, stream: str, epoch: int, event: Any) -> None:
+        if type(event) is v.EngineStep:
+            held = self._held.pop(stream, ()) + event.changes
+            if not event.duration_us:
+                self._held[stream] = held
+                return
+            event = structs.replace(event, changes=held)
+        fold(self.step_bound, stream, epoch, event)
+
+    def own(self, position: int, event: Any) -> None:
+        """The replica wrote this now."""
+        if type(event) is v.GroupsReceived:
+            self.views["whole"].reach(position)
+        else:
+            self.views["whole"].own(position, event)
+
+    def known(self, way: str, worker: str, at_us: int) -> Known:
+        """What this way says of a worker now."""
+        view = self.views.get(way) or self.views["whole"]
+        found: Worker | None = view.fleet.workers.get(worker)
+        if found is None:
+            return 0, 0, 0
+        view.now_us = at_us if way == "predicted" else -1
+        told = forecast(view, found)
+        return told.prefill_tokens, told.batch, told.context
+
+
+class Gateway:
+    """What a gateway counts by itself of the requests it sent to a worker."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, dict[str, Seen]] = {}
+        self._sent: dict[str, str] = {}
+
+    def sent(self, request: Seen, worker: str) -> None:
+        """A dispatch."""
+        self.open.setdefault(worker, {})[request.request] = request
+        self._sent[request.request] = worker
+
+    def known(self, worker: str, at_us: int) -> Known:
+        """Now; prompts count whole until their first token."""
+        prefill = batch = context = 0
+        here = self.open.get(worker, {})
+        for name, request in list(here.items()):
+            if request.ended_us and request.ended_us <= at_us:
+                del here[name]
+                continue
+            tokens = bisect_right(request.token_us, at_us)
+            if tokens:
+                batch += 1
+                context += request.prompt + tokens
+            else:
+                prefill += request.prompt
+        return prefill, batch, context
+
+
+def offset_us(run: Run, boot: list[Any]) -> int:
+    """The replica's clock began at this time, by when both received the same revisions."""
+    received = {group.revision: at for at, group in run.groups}
+    clock, found = 0, []
+    for event in boot:
+        if type(event) is v.GroupsReceived:
+            for at in range(0, len(event.deltas), 2):
+                clock += event.deltas[at + 1]
+                here = received.get(event.revision + event.deltas[at])
+                if here is not None and here > run.began_us:
+                    found.append(here - clock)
+    found.sort()
+    return found[len(found) // 2]
+
+
+def own_events(run: Run) -> Iterator[tuple[int, int, Any]]:
+    """(when, position, event) of the replica's own stream."""
+    told: list[tuple[int, int, Any]] = []
+    for at, group in run.groups:
+        for segment in group.segments:
+            if segment.stream == "r.r0":
+                for position, event in enumerate(decode_all(segment.records), segment.first):
+                    told.append((at, position, event))
+    began = offset_us(run, [event for _, _, event in told])
+    last = 0
+    for at, position, event in told:
+        if type(event) is v.RouteDecided and event.at_us >= 0:
+            at = began + event.at_us
+        last = max(last, at if type(event) is v.RouteDecided else last)
+        yield last, position, event
+
+
+def compare(run: Run) -> tuple[dict[str, Errors], dict[str, Errors], int]:
+    """Errors at any time and at decisions, by way, and the number of loaded samples."""
+    anytime = {way: Errors() for way in WAYS}
+    deciding = {way: Errors() for way in WAYS}
+    views, gateway = Views(), Gateway()
+    names: dict[str, str] = {}
+    timeline = heapq.merge(
+        ((at, 0, group) for at, group in run.groups),
+        ((at, 1, (position, event)) for at, position, event in own_events(run)),
+        *(
+            ((sample.at_us, 2, (worker, sample)) for sample in samples)
+            for worker, samples in run.samples.items()
+        ),
+        key=lambda entry: entry[:2],
+    )
+    latest: dict[str, Sample] = {}
+    polled: dict[str, dict[str, tuple[int, Sample]]] = {way: {} for way in POLLS}
+    loaded = 0
+    for at, kind, what in timeline:
+        if kind == 0:
+            views.receive(at, what)
+        elif kind == 1:
+            position, event = what
+            if type(event) is v.RequestArrived:
+                names[event.request] = event.client_id
+            views.own(position, event)
+            if type(event) is v.RouteDecided and event.worker:
+                request = run.seen.get(names.get(event.request, ""))
+                if request is not None:
+                    gateway.sent(request, event.worker)
+                if run.began_us <= at <= run.ended_us and event.worker in latest:
+                    sample = latest[event.worker]
+                    under_way = _under_way(views, event.worker)
+                    true = sample.uncomputed + under_way, sample.decoding, sample.context
+                    for way in WAYS:
+                        known = _known(way, views, gateway, polled, event.worker, at)
+                        deciding[way].note(known, true)
+        else:
+            worker, sample = what
+            latest[worker] = sample
+            for way, period in POLLS.items():
+                number = (at - run.began_us) // period
+                if worker not in polled[way] or polled[way][worker][0] != number:
+                    polled[way][worker] = (number, sample)
+            true = sample.uncomputed, sample.decoding, sample.context
+            every = [_known(way, views, gateway, polled, worker, at) for way in WAYS]
+            if any(true) or any(map(any, every)):
+                loaded += 1
+                for way, known in zip(WAYS, every, strict=True):
+                    anytime[way].note(known, true)
+    return anytime, deciding, loaded
+
+
+def _known(
+    way: str,
+    views: Views,
+    gateway: Gateway,
+    polled: dict[str, dict[str, tuple[int, Sample]]],
+    worker: str,
+    at_us: int,
+) -> Known:
+    if way in POLLS:
+        found = polled[way].get(worker)
+        return (found[1].uncomputed, found[1].decoding, found[1].context) if found else (0, 0, 0)
+    if way == "gateway":
+        return gateway.known(worker, at_us)
+    return views.known(way, worker, at_us)
+
+
+def _under_way(views: Views, worker: str) -> int:
+    """Prompt tokens dispatched that no engine has confirmed to whoever folds the log."""
+    view = views.views["whole"]
+    view.now_us = -1
+    found = view.fleet.workers.get(worker)
+    return forecast(view, found).flight_tokens if found is not None else 0
+
+
+def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
+    """Figures by way, and whether the goals are met."""
+    anytime, deciding, loaded = compare(run)
+    figures: dict[str, Any] = {
+        "samples": figure(loaded, "loaded"),
+        "requests": figure(sum(s.sent_us >= run.began_us for s in run.seen.values()), "requests"),
+        "failed": figure(run.failed, "requests", 0),
+    }
+    for way in WAYS:
+        for quantity, unit in zip(QUANTITIES, ("tokens", "requests", "tokens"), strict=True):
+            errors = anytime[way]
+            figures[f"{way}_{quantity}_mean"] = figure(errors.mean(quantity), unit, digits=2)
+            figures[f"{way}_{quantity}_p99"] = figure(errors.p99(quantity), unit)
+    for way in WAYS:
+        errors = deciding[way]
+        figures[f"{way}_at_decisions_mean"] = figure(errors.mean("prefill"), "tokens", digits=1)
+        figures[f"{way}_at_decisions_p99"] = figure(errors.p99("prefill"), "tokens")
+    met = not run.failed
+    for quantity in QUANTITIES:
+        bound = anytime["step_bound"].mean(quantity)
+        ratio = anytime["predicted"].mean(quantity) / max(bound, 1e-9)
+        figures[f"predicted_to_step_bound_{quantity}"] = figure(ratio, "ratio", HALVED)
+        met = met and ratio <= HALVED
+    return figures, met
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Entry of the bench runner."""
+    parser = argparse.ArgumentParser(prog="chaos.bench load-accuracy", description=DESCRIPTION)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--every-s", type=float, default=2.5, help="between two bursts")
+    parser.add_argument("--each", type=float, default=5.0, help="requests of a burst")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
+    parser.add_argument("--keep", type=Path, help="write what was recorded here (pickle)")
+    args = parser.parse_args(argv)
+    load = Load(seconds=args.seconds, every_s=args.every_s, each=args.each)
+    recorded = asyncio.run(record(wide_model(args.model), args.workers, load, args.seed))
+    if args.keep:
+        import pickle
+
+        args.keep.write_bytes(pickle.dumps(recorded))
+    figures, met = figures_of(recorded)
+    return {"bench": "load-accuracy", "met": met, "figures": figures}

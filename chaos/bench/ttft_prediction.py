@@ -1,0 +1,96 @@
+"""How well the time to first token is predicted when a request is dispatched.
+
+Real workers at moderate load, requests at random times. Predicted is what the dispatch recorded
+(`RouteDecided.ttft_us`), actual what the gateway saw (`RequestEnded.ttft_us`); requests before
+the load, by which step times are learnt, do not count. The median of |predicted - actual| /
+actual is the goal; the bias tells in which direction errors lie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from chaos.bench.checkpoint_parts import figure
+from chaos.bench.failures import wide_model
+from chaos.bench.load_run import Load, Run, folded, record
+from events import vocabulary as v
+from events.codec import decode_all
+
+DESCRIPTION = "predicted against actual time to first token, request by request"
+GOAL = 0.15
+
+
+class Pair(Struct, frozen=True):
+    """One request: microseconds, tokens of its prompt."""
+
+    predicted: int
+    actual: int
+    prompt: int
+
+    @property
+    def error(self) -> float:
+        """Relative, below 0 where it came later than predicted."""
+        return (self.predicted - self.actual) / self.actual
+
+
+def pairs_of(run: Run) -> list[Pair]:
+    """Requests of the load that were sent once and answered."""
+    told: dict[str, v.RouteDecided] = {}
+    found = []
+    for at, group in run.groups:
+        for segment in group.segments:
+            if segment.stream != "r.r0":
+                continue
+            for event in decode_all(segment.records):
+                if type(event) is v.RouteDecided and event.attempt == 1 and at >= run.began_us:
+                    told[event.request] = event
+                elif type(event) is v.RequestEnded and event.attempts == 1 and event.ttft_us > 0:
+                    sent = told.pop(event.request, None)
+                    if sent is not None and sent.ttft_us >= 0:
+                        found.append(Pair(sent.ttft_us, event.ttft_us, sent.prompt_tokens))
+    return found
+
+
+def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
+    """Figures, and whether the goal is met."""
+    pairs = pairs_of(run)
+    errors = sorted(abs(p.error) for p in pairs)
+    median = statistics.median(errors)
+    actual = sorted(p.actual for p in pairs)
+    fleet = folded(run)
+    figures = {
+        "requests": figure(len(pairs), "requests"),
+        "failed": figure(run.failed, "requests", 0),
+        "error_p50": figure(median, "ratio", GOAL),
+        "error_p90": figure(errors[int(0.9 * len(errors))], "ratio"),
+        "error_p99": figure(errors[min(len(errors) - 1, int(0.99 * len(errors)))], "ratio"),
+        "bias_p50": figure(statistics.median(p.error for p in pairs), "ratio"),
+        "ttft_p50": figure(actual[len(actual) // 2] / 1000, "ms", digits=1),
+        "ttft_p99": figure(actual[min(len(actual) - 1, int(0.99 * len(actual)))] / 1000, "ms"),
+    }
+    for name, worker in fleet.workers.items():
+        figures[f"{name}_overhead"] = figure(worker.overhead_us / 1000, "ms", digits=2)
+    for number, steps in enumerate(fleet.steptimes.values()):
+        figures[f"class_{number}_step_error"] = figure(steps.spread, "ratio")
+    return figures, median < GOAL and not run.failed
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Entry of the bench runner."""
+    parser = argparse.ArgumentParser(prog="chaos.bench ttft-prediction", description=DESCRIPTION)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--every-s", type=float, default=0.6, help="between two requests")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
+    args = parser.parse_args(argv)
+    load = Load(seconds=args.seconds, every_s=args.every_s, each=0.3)
+    recorded = asyncio.run(record(wide_model(args.model), args.workers, load, args.seed))
+    figures, met = figures_of(recorded)
+    return {"bench": "ttft-prediction", "met": met, "figures": figures}
