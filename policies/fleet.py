@@ -220,6 +220,8 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
             worker.decoding = event.batch
             worker.context = event.sum_context
         pace.learn(worker, event)
+        if fleet.revision != worker.report_revision:
+            account.next_report(worker, fleet.revision)
         worker.step = number
         faded = worker.step_us_high - (worker.step_us_high >> 5)
         worker.step_us_high = duration if duration > faded else faded

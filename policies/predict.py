@@ -4,8 +4,13 @@ A status tells how an engine stood when a step ended; questions come at any time
 replica records when it received each revision and when it was asked, a status is advanced by the
 time it has been here, in whole steps of predicted length: prompt tokens drain by a step's
 budget, prompts done join the decode batch, and each request that decodes grows by a token a
-step. Finishes are not predicted. An engine that has said nothing for much longer than its
-step should take is given no credit for that time: a hung one does not seem to become idle.
+step. Finishes are not predicted.
+
+No news is news too. Where each step is reported by itself, one that was not reported has not
+ended, or within the time a report takes; it counts as ended about when it should, if its length
+is known better than that time. Where reports bring several steps at once (merged, or gathered
+for a large fleet), as many may have ended as the last report brought. An engine that has said
+nothing for much longer than that is given no credit: a hung one does not seem to become idle.
 
 Closed form, from sums that the fold keeps; integers and scalar float64 in fixed order.
 Llumnix Ial: uncomputed prefill tokens, N_batch and the sum of context, "Status forward-prediction".
@@ -25,6 +30,9 @@ STEP_TOKENS = 2048
 
 SILENT_US = 1_500_000
 """An engine with work may be silent so long, or for three of its steps."""
+
+REPORT_US = 8000
+"""A report of a step takes about so long by way of the log."""
 
 
 class Forecast(Struct, frozen=True, gc=False):
@@ -76,12 +84,16 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
         credit = 0.0
     elif credit > SILENT_US and credit > 3 * step:
         credit, silent = 0.0, True
+    elif age:
+        credit += REPORT_US
+    most_steps = _unreported(worker, costs, step, credit)
     grown = 0
-    if chunk and credit >= step:
+    if chunk and credit >= step and most_steps:
         room = min(left, free)
-        steps = min(int(credit / step), (room + chunk - 1) // chunk)
+        steps = min(int(credit / step), (room + chunk - 1) // chunk, most_steps)
         done = min(steps * chunk, room)
         credit -= steps * step - (steps * chunk - done) * per_token
+        most_steps -= steps
         joined = coming * done // left
         context += batch * steps + joined * each
         grown = done
@@ -89,8 +101,8 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
         left -= done
         chunk = max(min(most - batch, left, free - done), 0)
         step = costs.base + chunk * per_token + batch * costs.request + context * costs.context
-    if not chunk and batch and credit >= step:
-        steps = int(credit / step)
+    if not chunk and batch and credit >= step and most_steps:
+        steps = min(int(credit / step), most_steps)
         credit -= steps * step
         context += batch * steps
         grown += batch * steps
@@ -111,6 +123,15 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
         costs.grounds,
         silent,
     )
+
+
+def _unreported(worker: Worker, costs: Costs, step: float, credit: float) -> int:
+    """How many steps may have ended without a report so far, `credit` after they began."""
+    if worker.report_steps > 1:
+        return worker.report_steps
+    unsure = costs.spread * step
+    overdue = credit - step
+    return int(0.6 * unsure < REPORT_US and 0 <= overdue <= REPORT_US + 2 * unsure)
 
 
 def age_us(view: View, worker: Worker) -> int:

@@ -214,7 +214,7 @@ class Costs:
     """What steps of one worker cost: microseconds of a step of nothing, and of each token of
     prompt, token x context, decoding request and token of context."""
 
-    __slots__ = ("base", "context", "grounds", "prompt", "request", "work")
+    __slots__ = ("base", "context", "grounds", "prompt", "request", "spread", "work")
 
     def __init__(self, fleet: Fleet, worker: Worker) -> None:
         model = fleet.steptimes.get(worker.steps_like)
@@ -225,5 +225,7 @@ class Costs:
         self.work = weights[2] * SCALES[2] * by
         self.request = weights[3] * SCALES[3] * by
         self.context = weights[4] * SCALES[4] * by
+        self.spread = model.spread if model is not None else 1.0
+        """Mean relative error."""
         self.grounds = model.grounds if model is not None else "default"
         """measured; class: as another build or hardware of the model; default."""

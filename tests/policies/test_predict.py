@@ -19,7 +19,10 @@ BASE, TOKEN, REQUEST = 10_000, 20, 400
 class Steps:
     """A worker whose steps follow a rule, and a replica's view of it."""
 
-    def __init__(self, budget: int = 512) -> None:
+    def __init__(self, budget: int = 512, report: int = 8) -> None:
+        """`report` steps come at once."""
+        self.report = report
+        self.held: list[v.EngineStep] = []
         self.story = Story()
         self.story.tell("w.w0", v.WorkerRegistered("w0", "host", 7), v.EngineStarted("w0", 1, 7, 1))
         told = structs.replace(ready(), hardware="scripted", step_tokens=budget)
@@ -39,7 +42,15 @@ class Steps:
         us = BASE + TOKEN * prompt + REQUEST * batch
         self.at_us += us
         told = v.EngineStep(1, self.number, us, batch, context, prompt, waiting, 8, changes)
-        self.hear(self.story.tell("w.w0", told).revision)
+        self.held.append(told)
+        if changes or len(self.held) >= self.report:
+            self.flush()
+
+    def flush(self) -> None:
+        """What was held back comes."""
+        held, self.held = self.held, []
+        if held:
+            self.hear(self.story.tell("w.w0", *held).revision)
 
     def say(self, *changes: Any, waiting: int = 0) -> None:
         """Changes between steps."""
@@ -60,7 +71,9 @@ class Steps:
         for n in range(400):
             prompt = 512 if n % 3 == 0 else n % 97 if n % 3 == 1 else 0
             self.step(prompt, n % 23, (n % 23) * (50 + n % 41))
-        self.step(0, 0, 0)
+        for _ in range(self.report):
+            self.step(0, 0, 0)
+        self.flush()
         return self
 
 
@@ -80,7 +93,7 @@ def test_prompts_drain_as_time_goes_on() -> None:
     steps = Steps().learn()
     steps.say(queued(prompt=1500), v.RequestAdmitted("q1", 1, 0))
     one = BASE + 512 * TOKEN
-    told = [steps.at(us) for us in (0, one - 3000, one + 3000, 2 * one + 3000)]
+    told = [steps.at(us) for us in (0, one - 10_000, one, 2 * one)]
     assert [f.prefill_tokens for f in told] == [1500, 1500, 988, 476]
     assert told[0].rest_us > told[1].rest_us > 0
     later = steps.at(3 * one + 40_000)
@@ -88,12 +101,21 @@ def test_prompts_drain_as_time_goes_on() -> None:
     assert later.context > 1500
 
 
+def test_a_step_that_was_not_reported_has_not_ended() -> None:
+    """Each is reported by itself: only within the time of a report may one have ended."""
+    steps = Steps(report=1).learn()
+    steps.say(queued(prompt=1500), v.RequestAdmitted("q1", 1, 0))
+    one = BASE + 512 * TOKEN
+    told = [steps.at(us) for us in (0, one // 2, one - 1000, one + 200, one + 30_000, 3 * one)]
+    assert [f.prefill_tokens for f in told] == [1500, 1500, 988, 988, 1500, 1500]
+
+
 def test_decoding_requests_grow_by_a_token_a_step() -> None:
     steps = Steps().learn()
     steps.say(queued(prompt=100), v.RequestAdmitted("q1", 1, 0))
     steps.step(100, 0, 0, v.PrefillChunkDone("q1", 1, 100, 100), v.FirstToken("q1", 1))
     assert (steps.at(0).batch, steps.at(0).context) == (1, 100)
-    grown = steps.at(5 * (BASE + REQUEST) + 2000)
+    grown = steps.at(5 * (BASE + REQUEST))
     assert (grown.batch, grown.context) == (1, 105)
     steps.step(0, 1, 101, v.EngineFinished("q1", 1, "stop", 2))
     assert (steps.at(0).batch, steps.at(0).context, steps.at(10**6).context) == (0, 0, 0)
