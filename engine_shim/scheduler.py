@@ -151,7 +151,7 @@ class _Reports:
         else:
             self._names.pop(root, None)
         if track.first_token and not track.left:
-            self._leaves_batch(request.num_tokens - 1)
+            self._leaves_batch(request.num_computed_tokens)
         self._owe(track, 0)
         reason = request.get_finished_reason()
         tokens = request.num_output_tokens - track.delivered
