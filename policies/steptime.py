@@ -46,6 +46,7 @@ FIRST = 1e-4
 CLIP = 3.0
 """Errors beyond so many usual ones count in proportion only."""
 SLOWEST = 16.0
+DRIFT = 0.02
 
 FIRST_OVERHEAD_US = 5000
 """Errors of a predicted time to first token count as so much, or the known overhead, at most."""
@@ -145,10 +146,9 @@ def _take(
     _tell(model, x)
     if model.samples == ENOUGH:
         model.grounds = "measured"
-    elif model.samples > ENOUGH:
-        ratio = min(max(took / max(expected, 1.0), 0.25), 4.0)
-        slowness = worker.slowness + (ratio - worker.slowness) / 32
-        worker.slowness = min(max(slowness, 1 / SLOWEST), SLOWEST)
+    elif model.samples > ENOUGH:  # towards the median
+        by = DRIFT if took > expected * worker.slowness else -DRIFT
+        worker.slowness = min(max(worker.slowness * (1 + by), 1 / SLOWEST), SLOWEST)
 
 
 def _solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
