@@ -146,9 +146,11 @@ def _take(
     _tell(model, x)
     if model.samples == ENOUGH:
         model.grounds = "measured"
-    elif model.samples > ENOUGH:  # towards the median
-        by = DRIFT if took > expected * worker.slowness else -DRIFT
-        worker.slowness = min(max(worker.slowness * (1 + by), 1 / SLOWEST), SLOWEST)
+    elif model.samples > ENOUGH:  # towards the median: what lies far off counts as little off
+        slow = expected * worker.slowness
+        off = (took - slow) / (took if took > slow else slow)
+        off = DRIFT if off > DRIFT else -DRIFT if off < -DRIFT else off
+        worker.slowness = min(max(worker.slowness * (1 + off), 1 / SLOWEST), SLOWEST)
 
 
 def _solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
