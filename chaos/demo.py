@@ -261,7 +261,12 @@ def main() -> int:
     parser.add_argument("--state-dir", default=".relume/demo")
     args = parser.parse_args()
     options = FleetOptions(
-        workers=args.workers, model=args.model, state_dir=args.state_dir, port=0, admin_port=0
+        workers=args.workers,
+        model=args.model,
+        state_dir=args.state_dir,
+        port=0,
+        admin_port=0,
+        tokenizer=True,
     )
     if not Path(options.model).exists():
         print(f"no model at {options.model}: run `make env`", file=sys.stderr)

@@ -196,6 +196,23 @@ class ServeConfig(Struct, frozen=True):
         dict[str, int],
         Meta(description=f"when and how many, NAME=N: {_MIGRATION_LIMITS}"),
     ] = {}
+    tokenizer: Annotated[
+        str,
+        Meta(
+            description="prompts are counted by this tokenizer and chat template: a folder with a "
+            "tokenizer.json, or the name of a repository in the local Hugging Face cache; of "
+            "several models MODEL=FOLDER,MODEL=FOLDER. Without it tokens are estimated from "
+            "bytes, and what workers have cached is not known beforehand"
+        ),
+    ] = ""
+    tokenize_wait_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="so long a request waits for its count; then it is estimated",
+        ),
+    ] = 250
     gather_ms: Annotated[
         int,
         Meta(

@@ -60,7 +60,8 @@ class FleetOptions(Struct, frozen=True):
     `checkpoint_mb`: host memory of each worker's state daemon, 0: no checkpoints;
     `checkpoint_file_mb`: disk for what is cold there; `checkpoint_link`: how engines reach
     daemons (`local_checkpoints.LINKS`), by way of `checkpoint_advertise` if given;
-    `checkpoint_holders`: how many a request has."""
+    `checkpoint_holders`: how many a request has. `tokenizer`: replicas count prompts by the
+    models' tokenizers."""
 
     workers: int = 3
     replicas: int = 1
@@ -82,6 +83,7 @@ class FleetOptions(Struct, frozen=True):
     checkpoint_link: str = "shared"
     checkpoint_holders: int = 1
     checkpoint_advertise: tuple[str, ...] = ()
+    tokenizer: bool = False
     replica_args: tuple[str, ...] = ()
     engine_args: tuple[str, ...] = (
         "--dtype", "float32", "--max-model-len", "2048", "--block-size", "32",
@@ -220,8 +222,17 @@ class LocalFleet:
             "--checkpoint-holders", str(self.options.checkpoint_holders),
             *self.options.replica_args,
         ]  # fmt: skip
+        if self.options.tokenizer:
+            argv += ["--tokenizer", self._tokenizers()]
         tokens = json.dumps({self.admin_token: "admin"})
         self._child(f"r{index}", argv, {"RELUME_ADMIN_TOKENS": tokens})
+
+    def _tokenizers(self) -> str:
+        """What `--tokenizer` takes for the models there are."""
+        if not self.options.models:
+            return str(Path(self.options.model).absolute())
+        pairs = (model.rpartition("=") for model in self.options.models)
+        return ",".join(f"{name}={Path(path).absolute()}" for path, _, name in pairs)
 
     def start_agent(self, index: int) -> None:
         """Start the agent of worker `w<index>`, which starts its engine."""

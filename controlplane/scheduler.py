@@ -23,7 +23,7 @@ from events import codec
 from events import vocabulary as v
 from events.errors import LogError
 from events.log import StreamWriter
-from policies import recovery, routing
+from policies import prefixes, recovery, routing
 from policies.board import is_behind, keep_up
 from policies.counted import prompt_tokens
 from policies.routing_settings import POLICY
@@ -182,6 +182,10 @@ class Scheduler:
     def ready(self) -> bool:
         """Whether any worker could take a request of some model now."""
         return any(self._open_for(model) for model in self._models)
+
+    def block_tokens(self, model: str) -> int:
+        """See SchedulerPort.block_tokens."""
+        return prefixes.block_tokens(self.view, model)
 
     def arrived(self, arrival: Arrival) -> Arrival:
         """See SchedulerPort.arrived."""

@@ -92,10 +92,13 @@ async def _serve(config: ServeConfig) -> None:
         await stack.enter_async_context(gateway)
         if config.admin_port:
             from controlplane.admin.server import AdminServer
+            from controlplane.admin.token_metrics import TokenCollector
 
             log_id = Maintenance(etcd.client).identity
             admin = await stack.enter_async_context(AdminServer(replica, config, reader, log_id))
             gateway.metrics = admin.metrics_page
+            if gateway.tokens is not None:
+                admin.metrics.registry.register(TokenCollector(gateway.tokens))
         starting = None
         log.info("serving", url=f"http://{config.host}:{config.port}", name=config.name)
         running = asyncio.create_task(_run(replica, gateway, keeper))
@@ -155,6 +158,8 @@ def _gateway_config(config: ServeConfig) -> GatewayConfig:
         api_keys=frozenset(config.api_keys),
         max_body_bytes=config.max_body_bytes,
         wait_timeout_s=config.wait_for_worker_s,
+        tokenizer=config.tokenizer,
+        tokenize_wait_s=config.tokenize_wait_ms / 1000,
         resume=ResumeConfig(
             grace_s=config.resume_grace_s,
             grace_ticks=-(-config.resume_grace_s * 1000 // config.tick_ms),

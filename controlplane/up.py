@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     moves = ("--migration-moves", args.migration_moves)
     if args.migration_limits:
         moves += ("--migration-limits", args.migration_limits)
-    options = msgspec.structs.replace(options, replica_args=moves)
+    options = msgspec.structs.replace(options, replica_args=moves, tokenizer=True)
     if not args.checkpoints:
         options = msgspec.structs.replace(options, checkpoint_mb=0)
     if not Path(options.model).exists():

@@ -15,8 +15,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import structlog
 
+from controlplane.gateway import routes
 from controlplane.gateway.context import ClientPort, Context
 from controlplane.gateway.errors import UpstreamError
 from controlplane.gateway.gaps import Failover
@@ -40,6 +42,7 @@ class Attempts:
 
     __slots__ = (
         "_arrived_at",
+        "_counting",
         "_failover",
         "_rejoin",
         "_sent_at",
@@ -76,6 +79,7 @@ class Attempts:
         self.upstream: Upstream | None = None
         self.over = False
         self.paused = False
+        self._counting = False  # not accepted yet
         self._task: asyncio.Task[None] | None = None
         self._arrived_at = self._sent_at = ctx.clock()
         self._trials = Trials()
@@ -85,14 +89,49 @@ class Attempts:
     # --- towards the scheduler
 
     def start(self) -> None:
-        """The request is accepted: tell the scheduler and make the first attempt."""
-        self.arrival = self.ctx.scheduler.arrived(self.arrival)
+        """Accept the request, at once or when its prompt was counted. Raises LogError."""
+        self._counting = self.ctx.tokens is not None and self.may_count()
+        if not self._counting:
+            self._accept()
         self.ctx.counters.requests += 1
         self.ctx.counters.in_flight += 1
+        if self._counting:
+            self._spawn(self._count)
+        else:
+            self._begin_attempts()
+
+    def _accept(self) -> None:
+        """The request is accepted: tell the scheduler. Raises LogError."""
+        self.arrival = self.ctx.scheduler.arrived(self.arrival)
+        self._counting = False
+
+    def _begin_attempts(self) -> None:
         try:
             self._assign("arrival")
         except Exception as error:  # it was accepted, so it must end
             self.on_fault(error)
+
+    async def _count(self) -> None:
+        """Count the prompt within the bound, then accept the request."""
+        tokens, arrival = self.ctx.tokens, self.arrival
+        assert tokens is not None
+        block_tokens = self.ctx.scheduler.block_tokens(arrival.model)
+        told = await tokens.count(
+            arrival.model, routes.PROTECTED[self.path], block_tokens, self.body
+        )
+        if self.over:
+            return
+        if told is not None:
+            self.arrival = msgspec.structs.replace(
+                arrival, prompt_tokens=told.tokens, estimated=False, prefix=told.prefix
+            )
+        try:
+            self._accept()
+        except LogError as error:
+            log.error("arrival_not_written", reason=str(error), **self.about())
+            self.fail(503, "the control plane cannot take requests at present")
+            return
+        self._begin_attempts()
 
     def _assign(self, cause: str) -> None:
         declined = cause == "declined"
@@ -360,6 +399,8 @@ class Attempts:
         if task is not None and task is not asyncio.current_task():
             task.cancel()
         try:
+            if self._counting:
+                self._accept()
             self.tell_scheduler(outcome, status, finish, detail)
         except LogError as error:
             log.error("end_not_written", reason=str(error), **self.about())
@@ -393,6 +434,10 @@ class Attempts:
     def send(self, to: Assignment, upstream: Upstream) -> None:
         """Send the request of this attempt."""
         raise NotImplementedError
+
+    def may_count(self) -> bool:
+        """Whether the body has a prompt that can be tokenised."""
+        return False
 
     def may_retry(self) -> str:
         """Why another attempt cannot help the client; empty when it can."""

@@ -46,7 +46,7 @@ class Parsed(Struct, frozen=True):
     """What the gateway read. `body` is the client's bytes unless something was stripped.
     `prompt_tokens` is an estimate where `estimated`; `max_tokens` 0: not given. `verdict`
     and what follows it: see `classify.Judged`. `priority` as vLLM has it: lower is more
-    urgent."""
+    urgent. `countable`: its prompt is text or token ids."""
 
     model: str
     stream: bool
@@ -59,6 +59,7 @@ class Parsed(Struct, frozen=True):
     fallback: str
     body: bytes
     priority: int = 0
+    countable: bool = False
 
 
 def _number(low: float, high: float, low_open: bool = False) -> Callable[[str, Any], None]:
@@ -149,6 +150,7 @@ def parse(body: bytes, *, chat: bool) -> Parsed:
         *judged,
         body,
         fields.get("priority") or 0,
+        not fields.get("multimodal") and "prompt_embeds" not in fields,
     )
 
 

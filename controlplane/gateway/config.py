@@ -61,6 +61,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     max_idle_per_engine: int = 256
     max_error_body_bytes: int = 1 << 20
 
+    tokenizer: str = ""
+    """Where prompts are tokenised by (`controlplane.gateway.tokenizing`); empty: estimated."""
+    tokenize_wait_s: float = 0.25
+
     sweep_interval_s: float = 1.0
     resume: ResumeConfig = ResumeConfig()
 

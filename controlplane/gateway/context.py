@@ -11,6 +11,7 @@ from msgspec import Struct
 from controlplane.gateway.config import GatewayConfig
 from controlplane.gateway.ports import SchedulerPort
 from controlplane.gateway.replies import Reply
+from controlplane.gateway.tokens import Tokens
 from controlplane.gateway.upstream import UpstreamPool
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Context(Struct, frozen=True):
     counters: Counters
     attempts: dict[tuple[str, int], dict[Attempts, None]]
     """Under way on each engine incarnation, in the order in which they were sent there."""
+    tokens: Tokens | None = None
+    """Counts prompts; None: they are estimated."""
 
 
 class ClientPort(Protocol):

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from email.utils import formatdate
 from itertools import count
 from typing import Any
@@ -40,6 +41,7 @@ from controlplane.gateway.relay import Exchange
 from controlplane.gateway.replies import Reply, client_error_reply, error_reply
 from controlplane.gateway.server import ClientConnection
 from controlplane.gateway.streams import Streams
+from controlplane.gateway.tokens import Tokens
 from controlplane.gateway.upstream import UpstreamPool
 from controlplane.gateway.weight import checkpoint_weight
 from events.errors import LogError
@@ -98,8 +100,18 @@ class Gateway:
         self.activity: dict[tuple[str, int], Activity] = self._pool.activity
         self._attempts: dict[tuple[str, int], dict[Attempts, None]] = {}
         self._streams = Streams(config.resume, wall_clock)
+        wait_s = config.tokenize_wait_s
+        self.tokens = Tokens(config.tokenizer, wait_s, clock) if config.tokenizer else None
+        """Counts prompts; None: they are estimated."""
         self._context = Context(
-            scheduler, self._pool, config, clock, self._spawn, self.counters, self._attempts
+            scheduler,
+            self._pool,
+            config,
+            clock,
+            self._spawn,
+            self.counters,
+            self._attempts,
+            self.tokens,
         )
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -195,7 +207,7 @@ class Gateway:
         return self._port
 
     async def _run(self, ready: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with self.tokens or nullcontext(), asyncio.TaskGroup() as group:
             self._group = group
             ready.set()
             while not self._stopping.is_set():
@@ -341,6 +353,7 @@ class Gateway:
             priority=weight,
             session=session_of(request, tenant),
             tier=tier,
+            countable=parsed.countable,
         )
         at = self._context, connection, arrival, request.path, request.request_id, parsed.body
         if parsed.stream and wants_resumable(request) and "choices" not in parsed.needs:

@@ -26,6 +26,7 @@ class Arrival(Struct, frozen=True):
     `grace_ticks` after its gateway's death; empty: it may not. `prefix`: marks of its prompt
     (`events.prefix`), empty where it was not tokenised. `session`: digest of what its
     client calls the session it belongs to. `tier`: how soon it wants its first token.
+    `countable`: its prompt is text or token ids.
     """
 
     request: str
@@ -49,6 +50,7 @@ class Arrival(Struct, frozen=True):
     prefix: bytes = b""
     session: str = ""
     tier: str = ""
+    countable: bool = False
 
 
 class Assignment(Struct, frozen=True):
@@ -121,6 +123,10 @@ class SchedulerPort(Protocol):
 
     def ready(self) -> bool:
         """Whether some worker could take a request now (what `/health` says)."""
+        ...
+
+    def block_tokens(self, model: str) -> int:
+        """Tokens of a block in which workers of `model` tell their prefixes; 0: none does."""
         ...
 
     def arrived(self, arrival: Arrival) -> Arrival:

@@ -97,6 +97,9 @@ class Exchange(Attempts):
 
     # --- towards the engine
 
+    def may_count(self) -> bool:
+        return self.arrival.countable
+
     @property
     def delivered(self) -> int:
         return self._held.count
