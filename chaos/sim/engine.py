@@ -491,7 +491,7 @@ class SimEngine:
         full = min(len(job.prefix), min(sequence.computed, job.prompt_tokens) // job.prefix_block)
         while size and sequence.published == len(sequence.shared) and sequence.published < full:
             segment = job.prefix[sequence.published]
-            if not self.kv.publish(segment, size):
+            if not self.kv.publish(segment, size, sequence.published * size):
                 return  # another one computed it meanwhile; this copy stays private
             sequence.shared = (*sequence.shared, segment)
             sequence.published += 1

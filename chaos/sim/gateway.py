@@ -16,6 +16,7 @@ from chaos.sim.doors import AnswerSender
 from chaos.sim.loop import NS, Process
 from chaos.sim.network import End, Refused, Wires
 from chaos.sim.ports import Ask, Caller, Dispatch, Endpoint, Stretch
+from chaos.sim.prefixes import of_prompt
 from controlplane.gateway.attempts import Attempts
 from controlplane.gateway.config import GatewayConfig
 from controlplane.gateway.context import Context
@@ -66,9 +67,14 @@ class SimGateway(Gateway):
             caller.refused(429, "too many requests are under way; try again")
             return
         models = self._scheduler.models()
+        model, marks = models[0] if models else "", b""
+        if what.prefix:
+            size = self._scheduler.block_tokens(model)
+            marks = of_prompt(what.prefix, what.prefix_block, what.prompt_tokens, size)
         arrival = Arrival(
-            self._new_id(), models[0] if models else "", PATH, True, what.prompt_tokens,
+            self._new_id(), model, PATH, True, what.prompt_tokens,
             what.output_tokens, what.verdict, client_id=what.client_id, priority=what.priority,
+            prefix=marks,
         )  # fmt: skip
         exchange = SimExchange(self._context, arrival, what, caller, self._asked)
         self._asked[what.client_id] = exchange

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from chaos.sim.prefixes import Moved
+
 
 class KvBlocks:
     """`total` blocks of `block_tokens` tokens each."""
@@ -23,6 +25,9 @@ class KvBlocks:
         self._users: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._before: dict[int, int] = {}
+        self.moves: list[Moved] | None = None
+        """What was published and evicted, if somebody reads and empties it."""
 
     @property
     def available(self) -> int:
@@ -42,6 +47,9 @@ class KvBlocks:
             segment, _ = self._idle.popitem(last=False)
             size = self._sizes.pop(segment)
             del self._users[segment]
+            before = self._before.pop(segment)
+            if self.moves is not None:
+                self.moves.append(Moved(segment, before, size, False))
             self._idle_blocks -= size
             self._free += size
         self._free -= blocks
@@ -70,12 +78,20 @@ class KvBlocks:
             self._users[segment] += 1
         return sum(self._sizes[segment] for segment in prefix)
 
-    def publish(self, segment: int, blocks: int) -> bool:
-        """Make a segment of blocks already taken; False if there is such a one already."""
+    def publish(self, segment: int, blocks: int, before: int = 0) -> bool:
+        """Make a segment of blocks already taken, behind `before` others of its prompt; False if
+        there is such a one already."""
         if segment in self._users:
             return False
         self._users[segment], self._sizes[segment] = 1, blocks
+        self._before[segment] = before
+        if self.moves is not None:
+            self.moves.append(Moved(segment, before, blocks, True))
         return True
+
+    def cached(self) -> list[Moved]:
+        """All segments that are here."""
+        return [Moved(one, self._before[one], size, True) for one, size in self._sizes.items()]
 
     def leave(self, prefix: Sequence[int]) -> None:
         """Stop using segments; the last ones are evicted first."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from chaos.sim import prefixes
 from chaos.sim.engine import Job, SimEngine, Told
 from chaos.sim.loop import NS
 from chaos.sim.ports import Answer, Dispatch, Stretch
@@ -79,12 +80,16 @@ class EngineProcess:
         self._armed: int | None = None
         self._lost = 0
         self._sent_ns = 0
+        self._anew = True  # what is cached has to be told from the beginning
+        if host.settings.prefix_cache:
+            self.engine.kv.moves = []
 
     # --- its life --------------------------------------------------------------------------
 
     def serve(self) -> None:
         """It has loaded and answers."""
         self.serving = True
+        self._tell_prefixes()
         self.host.net.serve(self.address, self.process, self)
 
     died_of, died_how = "killed", "signal 9"
@@ -380,6 +385,7 @@ class EngineProcess:
         """What is due: progress alone waits for the next change of a request's course."""
         if not self._urgent:
             return
+        self._tell_prefixes()
         engine = self.engine
         changes, self._changes, self._urgent = tuple(self._changes), [], False
         waiting, used = len(engine.waiting), engine.kv_used
@@ -421,6 +427,20 @@ class EngineProcess:
                     last.context, 0, waiting, used,
                 )
             )  # fmt: skip
+
+    def _tell_prefixes(self) -> None:
+        """What the prefix cache gained and lost."""
+        kv = self.engine.kv
+        if kv.moves is None or not (kv.moves or self._anew):
+            return
+        anew, size = self._anew, self.engine.config.block_tokens
+        moves, kv.moves = kv.cached() if anew else kv.moves, []
+        told = v.PrefixBlocksChanged(
+            self.incarnation, *prefixes.changed(moves), anew, size if anew else 0
+        )
+        if self.host.seen is not None:
+            self.host.seen(self.host.name, told)
+        self._anew = not self._report(encode(told))
 
     def tell(self, event: v.Event) -> None:
         """An event for the log, by way of the agent."""
