@@ -69,6 +69,9 @@ and Figure 4's time until it is there."""
 SMOOTH_S = 5
 NEAR = 1.1
 
+ROUTING = "least_load"
+"""Of fresh requests, under every rule. The review draws LUMEN's router as join-shortest-queue,
+which does far worse: an engine that comes back gets all that arrives."""
 _ALWAYS = 1_000_000
 LOAD_AWARE = CheckpointConfig(placement="load_aware", alpha=BLOCK_TOKENS // 16, beta=64)
 """Eq. 4's alpha is for blocks of 16 tokens. Beta is about what a request's prompt has of them:
@@ -252,7 +255,7 @@ def settings_of(case: Case, meter: Meter) -> simulated.Settings:
         WorkerSettings(reload_s=case.reload_s, exact_links=True),
         assist=drafts,
         storage=case.storage,
-        replica=ReplicaConfig(checkpoints=config),
+        replica=ReplicaConfig(policy=ROUTING, checkpoints=config),
         spec=spec,
         steps=model.cost if model is not None else None,
         watching=meter.attach,

@@ -9,6 +9,7 @@ the other. What a holder did not confirm is sent again.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from engine_shim.checkpoint_plan import BLOCKS_A_STEP
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.fingerprint import Fingerprint
 from engine_shim.kv_stream.image import digest_of
+from engine_shim.kv_stream.stream import ASKED_BYTES
 from events import vocabulary as v
 
 if TYPE_CHECKING:
@@ -36,17 +38,22 @@ Submit = Callable[["Track", int], None]
 
 class Links:
     """A host's network card: what it carries each way, one thing after the other. Times in s.
-    `buffered`: what waits for its receiver does not hold up the sender's other traffic."""
+    `buffered`: what waits for its receiver does not hold up the sender's other traffic; and what
+    is `fetched` goes by connections of its own, which get half of a card that blocks leave or
+    reach meanwhile."""
 
     def __init__(self, bytes_s: float, buffered: bool = False) -> None:
         self.bytes_s = bytes_s
         self.buffered = buffered
         self.out = self.back = 0.0
+        self.fetched_out = self.fetched_back = 0.0
 
 
-def carried(sender: Links, receiver: Links, size: int, now: float) -> float:
+def carried(sender: Links, receiver: Links, size: int, now: float, fetched: bool = False) -> float:
     """When `size` bytes sent now have left one host and reached the other, s."""
     if sender.buffered and sender is not receiver:
+        if fetched:
+            return _fetched(sender, receiver, size, now)
         begin = max(now, sender.out)
         sender.out = begin + size / sender.bytes_s
         receiver.back = max(begin, receiver.back) + size / receiver.bytes_s
@@ -55,6 +62,17 @@ def carried(sender: Links, receiver: Links, size: int, now: float) -> float:
     end = begin + size / min(sender.bytes_s, receiver.bytes_s)
     sender.out = receiver.back = end
     return end
+
+
+def _fetched(sender: Links, receiver: Links, size: int, now: float) -> float:
+    begin = max(now, sender.fetched_out)
+    share = size / sender.bytes_s
+    sender.fetched_out = begin + share * (2 if sender.out > begin else 1)
+    sender.out += share if sender.out > begin else 0.0
+    begin, share = max(begin, receiver.fetched_back), size / receiver.bytes_s
+    receiver.fetched_back = begin + share * (2 if receiver.back > begin else 1)
+    receiver.back += share if receiver.back > begin else 0.0
+    return max(sender.fetched_out, receiver.fetched_back)
 
 
 class Flow:
@@ -95,6 +113,8 @@ class EngineCheckpoints:
         self.size = spec.block_bytes
         self.block = spec.block_tokens
         self.fingerprint = fingerprint_of(self.host)
+        self.loads: deque[Reading] = deque()
+        """Restores under way, in the order they began; with exact links the first one moves."""
         self._ticking = False
 
     # --- requests come and go ------------------------------------------------------------------
@@ -312,7 +332,16 @@ class Reading:
         if not blocks or self._track.leaving:
             self._end()
             return
-        self._holder, self._wanted, self._began = best, blocks, parts.loop.time()
+        self._holder, self._wanted = best, blocks
+        parts.loads.append(self)
+        if not parts.host.settings.exact_links or len(parts.loads) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Its blocks move from now on."""
+        parts, what = self._parts, self._track.what
+        best, blocks = self._holder, self._wanted
+        self._began = parts.loop.time()
         parts.engine.tell(
             v.RestoreStarted(
                 parts.engine.incarnation, what.request, 0, what.attempt, best, blocks * parts.block
@@ -327,13 +356,14 @@ class Reading:
         if holder.daemon is None:
             return
         daemon, engine, first = holder.daemon, parts.engine.process, self._good
-        count = min(self._wanted - first, max(CHUNK_BYTES // parts.size, 1))
+        at_once = ASKED_BYTES if parts.host.settings.exact_links else CHUNK_BYTES
+        count = min(self._wanted - first, max(at_once // parts.size, 1))
 
         def answer(blocks: int, corrupt: bool) -> None:
             local = holder is parts.host and holder.shelf is holder.links
             sender = holder.local if local else holder.shelf
             receiver = sender if local else parts.host.links
-            there = carried(sender, receiver, blocks * parts.size, parts.loop.time())
+            there = carried(sender, receiver, blocks * parts.size, parts.loop.time(), True)
             there += 0 if first else holder.shelf_s
             daemon.process.call_at(
                 there, parts.host.wires.post, daemon.process, engine, "holder", self._came, first,
@@ -381,6 +411,12 @@ class Reading:
 
     def _end(self) -> None:
         self._over = True
+        loads = self._parts.loads
+        if self in loads:
+            first = loads[0] is self
+            loads.remove(self)
+            if first and loads and self._parts.host.settings.exact_links:
+                loads[0]._begin()
         self._track.pump.reading = None
         self._submit(self._track, self._good * self._parts.block)
 

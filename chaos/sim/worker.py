@@ -42,8 +42,9 @@ class WorkerSettings(Struct, frozen=True):
     """What the scenario does not say of workers. `reload_s` None: as the hardware class has it;
     `jitter`: share by which loading takes longer or shorter. `exact_links`: an engine reads
     its own host's daemon at `local_bytes_s`, else as if over the network; and blocks that find
-    a link full wait in the engine, else in the link, before what is to be restored; and a busy
-    receiver holds up nobody else's traffic."""
+    a link full wait in the engine, else in the link, before what is to be restored; a busy
+    receiver holds up nobody else's traffic; and an engine restores one request after the other,
+    as the real one's loading thread does, over connections that share the link fairly."""
 
     lease_ttl_s: int = 8
     prefix_cache: bool = True
