@@ -32,6 +32,7 @@ from engine_shim.kv_stream.stream import (
     reason_of,
     scatter,
 )
+from engine_shim.link_probe import LinkProbe, Saved
 from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 
 logger = logging.getLogger(__name__)
@@ -89,12 +90,14 @@ class CheckpointRank:
         self._loaded: set[str] = set()
         self._failed: set[int] = set()
         self._layered: list[_Layered] = []
+        self._block_bytes = 0
         self.saved_blocks = 0
         self.shed_blocks = 0
         self._writers = Links(
             config, worker, incarnation, "writer", fingerprint, self._refused, self._reset
         )
         self._readers = Links(config, worker, incarnation, "reader", fingerprint)
+        self._probe = LinkProbe(self._readers, rank, incarnation, config.load_timeout_s, report)
         self._loads: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         threading.Thread(target=self._load_all, name="relume-kv-load", daemon=True).start()
 
@@ -125,9 +128,13 @@ class CheckpointRank:
         count = len(job.block_ids)
         self.saved_blocks += taken
         self.shed_blocks += count - taken
+        key, have = job.key, job.first + taken
         if taken < count:
-            key = job.key
-            self._tell(key.request, key.attempt, key.child, job.endpoint, job.first + taken)
+            self._tell(key.request, key.attempt, key.child, job.endpoint, have)
+        if not self._block_bytes:
+            self._block_bytes = sum(map(len, self._view.pieces(job.block_ids[0])))
+        size = self._block_bytes
+        self._probe.saved(Saved(job.endpoint, key.request, key.child, have, size))
 
     def save_layer(self, jobs: list[SaveJob], layer: int) -> None:
         """`layer` of the jobs' blocks is computed; layers come in order. Jobs of one block
@@ -243,6 +250,7 @@ class CheckpointRank:
         return failed
 
     def close(self) -> None:
+        self._probe.close()
         self._loads.put(None)
         self._writers.close()
         self._readers.close()

@@ -322,6 +322,12 @@ def _on_restore_started(fleet: Fleet, stream: str, epoch: int, event: v.RestoreS
 def _on_restore_done(fleet: Fleet, stream: str, epoch: int, event: v.RestoreDone) -> None:
     _count(fleet, "done", 1)
     _count(fleet, "tokens", event.tokens)
+    _on_link_measured(fleet, stream, epoch, event)
+
+
+def _on_link_measured(
+    fleet: Fleet, stream: str, epoch: int, event: v.RestoreDone | v.LinkMeasured
+) -> None:
     for site in fleet.holders.values():
         if event.holder in (site.local, site.address, site.name):
             rate = site.rates.setdefault(stream[2:], Rate())
@@ -359,6 +365,7 @@ HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.MigrationPlanned: _on_planned,
     v.RestoreStarted: _on_restore_started,
     v.RestoreDone: _on_restore_done,
+    v.LinkMeasured: _on_link_measured,
     v.RestoreFailed: _on_restore_failed,
     v.CheckpointsReleased: _on_released,
 }

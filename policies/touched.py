@@ -140,6 +140,7 @@ _MARKS: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.PrefixBlocksChanged: _nobody,
     v.RestoreStarted: _nobody,
     v.RestoreDone: _nobody,
+    v.LinkMeasured: _nobody,
     v.RestoreFailed: _nobody,
     v.CheckpointsReleased: _nobody,
     v.Tick: _nobody,

@@ -21,6 +21,7 @@ from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream.fingerprint import Fingerprint
 from engine_shim.kv_stream.image import digest_of
 from engine_shim.kv_stream.stream import ASKED_BYTES
+from engine_shim.link_probe import LEAST_PROBED, MOST_PROBED, PROBE_BYTES
 from events import vocabulary as v
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class EngineCheckpoints:
         self.loads: deque[Reading] = deque()
         """Restores under way, in the order they began; with exact links the first one moves."""
         self._ticking = False
+        self._measured: set[str] = set()
 
     # --- requests come and go ------------------------------------------------------------------
 
@@ -278,6 +280,37 @@ class EngineCheckpoints:
             if blocks > flow.had:
                 flow.had, flow.since = blocks, self.loop.time()
                 flow.next = max(flow.next, blocks)
+            self._measure(endpoint, request, blocks)
+
+    def _measure(self, endpoint: str, request: str, blocks: int) -> None:
+        """Read from a holder what it has by now, once, if that is enough to tell its link."""
+        holder = self.holders[endpoint]
+        count = min(blocks, max(PROBE_BYTES // self.size, 1))
+        known = endpoint in self._measured or len(self._measured) == MOST_PROBED
+        if known or holder.daemon is None or not self.host.settings.measured_links:
+            return
+        if count * self.size < LEAST_PROBED:
+            return
+        self._measured.add(endpoint)
+        theirs, mine, began = holder.daemon, self.engine.process, self.loop.time()
+
+        def came(blocks: int) -> None:
+            if blocks:
+                took_us = max(round((self.loop.time() - began) * 1e6), 1)
+                self.engine.tell(
+                    v.LinkMeasured(
+                        self.engine.incarnation, endpoint, blocks * self.size, took_us
+                    )
+                )  # fmt: skip
+
+        def answer(blocks: int, _corrupt: bool) -> None:
+            size = blocks * self.size
+            there = carried(holder.links, self.host.links, size, self.loop.time(), True)
+            theirs.process.call_at(
+                there, self.host.wires.post, theirs.process, mine, "holder", came, blocks
+            )
+
+        self.host.wires.post(mine, theirs.process, "holder", theirs.get, request, 0, count, answer)
 
 
 class Reading:

@@ -24,7 +24,7 @@ PHASE_S = {
     "engine-start": 0.8, "effect": 0.002,
 }  # fmt: skip
 """How long a phase is taken to be before one was seen, in seconds."""
-OF_ENGINES = (v.EngineStep, v.RestoreStarted, v.RestoreDone, v.RestoreFailed)
+OF_ENGINES = (v.EngineStep, v.RestoreStarted, v.RestoreDone, v.RestoreFailed, v.LinkMeasured)
 
 
 class _Waiting(Struct):

@@ -44,13 +44,15 @@ class WorkerSettings(Struct, frozen=True):
     its own host's daemon at `local_bytes_s`, else as if over the network; and blocks that find
     a link full wait in the engine, else in the link, before what is to be restored; a busy
     receiver holds up nobody else's traffic; and an engine restores one request after the other,
-    as the real one's loading thread does, over connections that share the link fairly."""
+    as the real one's loading thread does, over connections that share the link fairly.
+    `measured_links`: engines measure what the links to their holders carry."""
 
     lease_ttl_s: int = 8
     prefix_cache: bool = True
     reload_s: float | None = None
     jitter: float = 0.1
     exact_links: bool = False
+    measured_links: bool = False
 
 
 class Host:

@@ -32,6 +32,7 @@ from events.vocabulary.checkpoints import (
     HeldPrefix,
     HolderCandidate,
     HolderChosen,
+    LinkMeasured,
     RecoveryChoice,
     RecoveryOption,
     RecoveryPlanned,
@@ -107,6 +108,7 @@ WORKER_EVENTS = (
     | CheckpointDropped
     | RestoreStarted
     | RestoreDone
+    | LinkMeasured
     | RestoreFailed
     | PrefixBlocksChanged
 )

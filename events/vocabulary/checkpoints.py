@@ -127,6 +127,16 @@ class RestoreDone(Event, frozen=True, tag="restore_done/1"):
     duration_us: int
 
 
+class LinkMeasured(Event, frozen=True, tag="link_measured/1"):
+    """What an engine read from `holder`, of blocks it has there, to learn what the link carries;
+    the bytes themselves were of no use."""
+
+    incarnation: int
+    holder: str
+    bytes: int
+    duration_us: int
+
+
 class RestoreFailed(Event, frozen=True, tag="restore_failed/1"):
     """Only `tokens` could be used; all behind them is computed again. `reason`: corrupt
     (digest, size or token ids are not what they must be), gone, unreachable (also: no answer
