@@ -23,7 +23,7 @@ class CheckpointConfig(Struct, frozen=True):
     """
 
     placement: str = "load_aware"
-    recovery: str = "completion"
+    recovery: str = "least_total"
     holders: int = 1
     alpha: int = 1
     beta: int = 4
@@ -40,7 +40,9 @@ class CheckpointConfig(Struct, frozen=True):
 NAMES = CheckpointConfig.__struct_fields__
 CHOICES = {f"{PREFIX}placement": PLACEMENTS, f"{PREFIX}recovery": RECOVERIES}
 INTEGERS = tuple(PREFIX + name for name in NAMES if PREFIX + name not in CHOICES)
-_DEFAULTS = [(n, PREFIX + n, str(getattr(CheckpointConfig(), n))) for n in NAMES]
+_UNTOLD = CheckpointConfig(recovery="completion")
+"""What logs that tell nothing of a setting were decided with."""
+_DEFAULTS = [(n, PREFIX + n, str(getattr(_UNTOLD, n))) for n in NAMES]
 _TEXTS = frozenset(key.removeprefix(PREFIX) for key in CHOICES)
 
 

@@ -242,7 +242,8 @@ def _question(
     rules = Rules(
         -1, config.theta_percent, config.tau, config.beta, max(failed.block_size, 1), config.alpha
     )
-    return interrupted, targets, _links(view.fleet, sorted(holders), config), rules
+    rates = _inferred if config.recovery == "least_total" else _told
+    return interrupted, targets, rates(view.fleet, sorted(holders), config), rules
 
 
 def _known(view: View) -> list[Worker]:
@@ -270,16 +271,48 @@ def _target(
         excluded,
         worker.incarnation,
         requests,
+        max(requests - worker.decoding, 0),
     )
 
 
-def _links(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:
+def _told(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:
     """Measured bandwidths, and what is taken for the tier of links not measured yet."""
     rates = {}
     for holder in holders:
         for worker in fleet.workers:
             rates[holder, worker] = _rate(fleet, holder, worker, config)
     return Links(config.link_machine, config.link_network, rates, config.latency_us)
+
+
+def _inferred(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:
+    """The same; a link nobody measured carries what the sending host was seen to send at best,
+    and the receiving one to receive, whichever is less. A worker's own host is no slower than
+    what reaches it from others."""
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
+    for name, site in fleet.holders.items():
+        for worker, rate in site.rates.items():
+            if worker != name and rate.us and not _near(fleet, name, worker):
+                speed = max(rate.bytes * 1000 // rate.us, 1)
+                sent[name] = max(sent.get(name, 0), speed)
+                received[worker] = max(received.get(worker, 0), speed)
+    rates = {}
+    for holder in holders:
+        for worker in fleet.workers:
+            rate = _rate(fleet, holder, worker, config)
+            if rate and not coverage.bandwidth(fleet, holder, worker):
+                ends = [end for end in (sent.get(holder), received.get(worker)) if end]
+                if holder == worker:
+                    rate = max(rate, config.link_machine, received.get(worker, 0))
+                elif ends and not _near(fleet, holder, worker):
+                    rate = min(ends)
+            rates[holder, worker] = rate
+    return Links(config.link_machine, config.link_network, rates, config.latency_us)
+
+
+def _near(fleet: Fleet, holder: str, worker: str) -> bool:
+    """Whether they share a machine, so that no network is between them."""
+    return coverage.endpoint(fleet, holder, worker).startswith("unix:")
 
 
 def _rate(fleet: Fleet, holder: str, worker: str, config: CheckpointConfig) -> int:

@@ -1,5 +1,5 @@
 """Where the interrupted requests of one failure go: restore or recompute, and on which
-worker (LUMEN Algorithm 2, Eq. 6; and our default by estimated completion).
+worker (LUMEN Algorithm 2, Eq. 6; and our default by the delay of all together).
 
 All requests of a failure are decided together: each choice loads its worker (and the
 holder's link) for the ones behind it, so a holder is not flooded. Every way that was
@@ -16,6 +16,10 @@ looked at is returned with its estimate.
   on the worker; what comes from another host takes the links of both (restored requests leave
   hardly anything to compute, so without that the first idle worker gets all of them), what
   comes from the worker's own host neither.
+- `least_total`: the same, and who waits for a first token waits for all that is computed in the
+  same steps, so one long recomputation does not go where many restored ones are. Long ones
+  first leaves them a worker to themselves, short ones first leaves the restored ones at home:
+  the plan with the lesser sum of delays is taken.
 
 Integers: microseconds, tokens, bytes.
 """
@@ -28,11 +32,11 @@ from msgspec import Struct
 
 from events.vocabulary import RecoveryChoice, RecoveryOption
 
-POLICIES = ("completion", "eq6", "least_delay")
+POLICIES = ("completion", "eq6", "least_delay", "least_total")
 
 HELD_UP = 8
-"""`least_delay`: so many running requests whose next token is late count as much as one that
-waits for its first."""
+"""`least_delay` and `least_total`: so many running requests whose next token is late count as
+much as one that waits for its first."""
 
 OPTIONS_KEPT = 4096
 """Options of one plan that are recorded; of each request the chosen one and the next best."""
@@ -63,7 +67,8 @@ class Interrupted(Struct, frozen=True):
 class Target(Struct, frozen=True):
     """A worker that may take requests. `load`: Eq. 4, `blocks` of it checkpoints (times
     alpha); `wait_us`: until what is queued there is computed; `prefill_ns_per_token`:
-    measured; `excluded` says why it takes none; `requests` it has."""
+    measured; `excluded` says why it takes none; `requests` it has, of which `waiting` have no
+    token yet."""
 
     worker: str
     load: int
@@ -74,6 +79,7 @@ class Target(Struct, frozen=True):
     excluded: str = ""
     incarnation: int = 0
     requests: int = 0
+    waiting: int = 0
 
 
 class Links(Struct, frozen=True):
@@ -119,10 +125,13 @@ def plan(
 
     Raises KeyError for a policy that is not in `POLICIES`.
     """
-    considerate = policy == "least_delay"
-    state = Estimates(targets, links, rules or Rules(), len(interrupted), considerate)
-    order = _ORDERS[policy](interrupted, state)
-    chosen = {r.request: _CHOOSERS[policy](r, state) for r in order}
+    considerate = policy in ("least_delay", "least_total")
+    tried: list[tuple[int, dict[str, RecoveryChoice]]] = []
+    for order in _ORDERS[policy]:
+        state = Estimates(targets, links, rules or Rules(), len(interrupted), considerate)
+        chosen = {r.request: _CHOOSERS[policy](r, state) for r in order(interrupted)}
+        tried.append((state.delay_us, chosen))
+    _, chosen = min(tried, key=lambda one: one[0])
     return tuple(chosen[r.request] for r in interrupted)
 
 
@@ -149,6 +158,9 @@ class Estimates:
         self.received_us = {t.worker: 0 for t in targets}
         self.local_us = {t.worker: 0 for t in targets}
         self.requests = {t.worker: t.requests for t in targets}
+        self.waiting = {t.worker: t.waiting for t in targets}
+        self.delay_us = 0
+        """Of all choices so far, as `least_total` counts it."""
         self.load = {t.worker: t.load for t in targets}
 
     def options(self, request: Interrupted) -> list[RecoveryOption]:
@@ -233,6 +245,7 @@ class Estimates:
         self.free_us[worker] += option.compute_us
         self.load[worker] += self.rules.request_load
         self.requests[worker] += 1
+        self.waiting[worker] += 1
         for stored in request.stored:
             if stored.holder in self.load:
                 share = self.rules.alpha * (stored.tokens // self.rules.per_block)
@@ -263,6 +276,22 @@ def _least_delay(request: Interrupted, state: Estimates) -> RecoveryChoice:
             delay = o.done_us + o.compute_us * state.requests[o.worker] // HELD_UP
             open_.append((delay, o.kind != "restore", at))
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
+
+
+def _least_total(request: Interrupted, state: Estimates) -> RecoveryChoice:
+    options = state.options(request)
+    open_ = []
+    for at, o in enumerate(options):
+        if not o.excluded:
+            waiting = state.waiting[o.worker]
+            running = max(state.requests[o.worker] - waiting, 0)
+            delay = o.done_us + o.compute_us * (HELD_UP * waiting + running) // HELD_UP
+            open_.append((delay, o.kind != "restore", at))
+    if not open_:
+        return _decide(request, state, options, -1)
+    delay, _, at = min(open_)
+    state.delay_us += delay
+    return _decide(request, state, options, at)
 
 
 def _eq6(request: Interrupted, state: Estimates) -> RecoveryChoice:
@@ -303,21 +332,36 @@ def _rank(option: RecoveryOption) -> tuple[bool, int]:
     return bool(option.excluded), option.done_us
 
 
-def _longest_first(interrupted: Sequence[Interrupted], state: Estimates) -> list[Interrupted]:
+def _longest_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
     return sorted(interrupted, key=lambda r: (-r.tokens, r.request))
 
 
-def _as_given(interrupted: Sequence[Interrupted], state: Estimates) -> list[Interrupted]:
+def _as_given(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
     return list(interrupted)
 
 
-_ORDERS: dict[str, Callable[[Sequence[Interrupted], Estimates], list[Interrupted]]] = {
-    "completion": _longest_first,
-    "least_delay": _longest_first,
-    "eq6": _as_given,
+def _least_held_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
+    return sorted(interrupted, key=lambda r: (-_left(r), r.request))
+
+
+def _most_held_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
+    return sorted(interrupted, key=lambda r: (_left(r), r.request))
+
+
+def _left(request: Interrupted) -> int:
+    """Tokens that nobody holds."""
+    return request.tokens - max((stored.tokens for stored in request.stored), default=0)
+
+
+_ORDERS: dict[str, tuple[Callable[[Sequence[Interrupted]], list[Interrupted]], ...]] = {
+    "completion": (_longest_first,),
+    "least_delay": (_longest_first,),
+    "least_total": (_least_held_first, _most_held_first),
+    "eq6": (_as_given,),
 }
 _CHOOSERS: dict[str, Callable[[Interrupted, Estimates], RecoveryChoice]] = {
     "completion": _completion,
     "least_delay": _least_delay,
+    "least_total": _least_total,
     "eq6": _eq6,
 }

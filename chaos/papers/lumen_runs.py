@@ -58,6 +58,7 @@ WINDOW_S = 40.0
 LASTS_S = 75.0
 SHORT_FAILS_S, SHORT_WINDOW_S, SHORT_LASTS_S = 15.0, 20.0, 36.0
 """Of short runs: no further than until an engine is back."""
+LARGE = 32
 RELOAD_S = 20.0
 BUDGET_MB = 65536
 OUTPUTS = (50, 400)
@@ -84,20 +85,16 @@ RULES: Mapping[str, CheckpointConfig | None] = {
     ),
     "lumen": replace(LOAD_AWARE, recovery="eq6"),
     "completion": replace(LOAD_AWARE, recovery="completion"),
-    "ours": replace(
-        LOAD_AWARE,
-        recovery="least_delay",
-        link_machine=25_000_000,
-        link_domain=25_000_000,
-        link_network=2_000_000,
-    ),
+    "ours": replace(LOAD_AWARE, recovery="least_total"),
     "spread": replace(LOAD_AWARE, recovery="eq6", theta_percent=_ALWAYS),
     "neighbour-eq6": replace(LOAD_AWARE, placement="neighbour", recovery="eq6"),
-    "untold": replace(LOAD_AWARE, recovery="least_delay"),
+    "delay": replace(LOAD_AWARE, recovery="least_delay"),
 }  # fmt: skip
 """Stop and restart: no checkpoints. DéjàVu: a fixed neighbour, which always restores. LUMEN:
-Algorithm 1 and Eq. 6. Ours: the same placement, recovery by least delay, told of the links' speed
-(what a busy network leaves). The others differ in one thing."""
+Algorithm 1 and Eq. 6. Ours: the same placement, recovery as it is by default; engines measure
+their links. The others differ in one thing."""
+MEASURED = ("completion", "delay", "ours")
+"""Rules under which they do."""
 TITLES = {
     "none": "no failure",
     "restart": "stop and restart",
@@ -107,7 +104,7 @@ TITLES = {
     "spread": "load-aware, holder restores",
     "neighbour-eq6": "fixed neighbour, Eq. 6",
     "completion": "earliest completion, as set",
-    "untold": "least delay, links not told",
+    "delay": "least delay, not of all together",
 }
 
 
@@ -171,9 +168,11 @@ ASSUMED_DRAFTS = (0.6, 4)
 
 
 def case_of(rule: str, workers: int, seed: int = 0, fails: int = -1) -> Case:
-    """The case of a rule, `RULE+drafts` being one with mechanism 3."""
+    """The case of a rule, `RULE+drafts` being one with mechanism 3. Fleets of `LARGE` workers
+    have short runs: one has many requests."""
     rules, _, drafts = rule.partition("+")
-    return Case(rules, workers, seed, fails, assist=ASSUMED_DRAFTS if drafts else None)
+    assist = ASSUMED_DRAFTS if drafts else None
+    return Case(rules, workers, seed, fails, assist=assist, short=workers >= LARGE)
 
 
 def title(rule: str) -> str:
@@ -252,7 +251,9 @@ def settings_of(case: Case, meter: Meter) -> simulated.Settings:
         share = DRAFT_SHARE if model is None else model.draft_share
         drafts = Assist(Drafts(*case.assist, share, EXCHANGE_US, case.sparing), DRAFTS_AFTER_S)
     return simulated.Settings(
-        WorkerSettings(reload_s=case.reload_s, exact_links=True),
+        WorkerSettings(
+            reload_s=case.reload_s, exact_links=True, measured_links=case.rules in MEASURED
+        ),
         assist=drafts,
         storage=case.storage,
         replica=ReplicaConfig(policy=ROUTING, checkpoints=config),

@@ -53,7 +53,7 @@ async def test_holders_and_the_coverage_of_each_request_are_shown():
         assert told["balance_percent"] == 100, "a request weighs as much as four blocks"
         assert (told["placement"], told["recovery"], told["wanted"]) == (
             "load_aware",
-            "completion",
+            "least_total",
             1,
         )
         _, none = await scene.call("checkpoints?request=other")

@@ -249,6 +249,30 @@ def test_measured_links_replace_the_tiers_and_slow_ones_are_not_used() -> None:
     assert choice.options[choice.chosen].kind == "recompute"
 
 
+def test_a_link_is_known_by_what_others_measured_of_its_ends() -> None:
+    """Nobody restored anything: engines read a few blocks back, and tell."""
+
+    def chosen_after(policy: str, *measured: tuple[str, int]) -> tuple[str, str]:
+        story = fleet_of(config=CheckpointConfig(recovery=policy, link_network=1))
+        lost = lost_two(story)
+        for name, took_us in measured:
+            story.tell(f"w.{name}", v.LinkMeasured(1, "tcp://w1:1", 1 << 20, took_us))
+        choice, _ = checkpoints.plan(View("r.r0", story.fleet), "w0", 1, lost)
+        option = choice.options[choice.chosen]
+        speeds = {o.worker: o.move_us for o in choice.options if o.kind == "restore"}
+        return option.kind, "quick" if speeds["w2"] < 100_000 else "slow"
+
+    assert chosen_after("least_total")[1] == "slow"
+    assert chosen_after("least_total", ("w2", 1_000))[1] == "quick"
+    assert chosen_after("least_total", ("w0", 1_000))[1] == "quick", "as w1 sends to w0"
+    assert chosen_after("least_delay", ("w0", 1_000))[1] == "slow", "as such logs were decided"
+
+
+def test_logs_that_tell_no_recovery_were_decided_by_completion() -> None:
+    assert checkpoints.config_of(View("r.r9", Fleet())).recovery == "completion"
+    assert CheckpointConfig().recovery == "least_total"
+
+
 def test_the_record_of_a_plan_is_bounded() -> None:
     names = tuple(f"w{n}" for n in range(40))
     story = fleet_of(*names)

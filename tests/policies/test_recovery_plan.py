@@ -179,3 +179,22 @@ def test_least_delay_reads_the_workers_own_host_beside_the_network() -> None:
     first, second = plan([far, near], targets, LINKS, policy="least_delay")
     assert taken(first) == taken(second) == ("restore", "w1")
     assert second.options[second.chosen].move_us < first.options[first.chosen].move_us
+
+
+def test_least_total_keeps_long_computing_from_those_who_wait_for_a_token() -> None:
+    """Three restored requests have a home at w1; what nobody holds is computed elsewhere, though
+    w2 is behind, as all of a step wait for it."""
+    targets = [target("w0", excluded="lost"), target("w1"), target("w2", wait_us=60_000)]
+    held = [request(f"r{n}", 1000, Stored("w1", 990, 1_000_000)) for n in range(3)]
+    asked = [request("anew", 900), *held]
+    anew, *others = plan(asked, targets, LINKS, policy="least_total")
+    assert taken(anew) == ("recompute", "w2")
+    assert {taken(one) for one in others} == {("restore", "w1")}
+    assert taken(plan(asked, targets, LINKS, policy="least_delay")[0]) == ("recompute", "w1")
+
+
+def test_least_total_counts_who_waits_there_already() -> None:
+    targets = [target("w1", requests=9, waiting=8), target("w2", requests=9, wait_us=20_000)]
+    one = request("r", 500)
+    assert taken(plan([one], targets, LINKS, policy="least_total")[0])[1] == "w2"
+    assert taken(plan([one], targets, LINKS, policy="least_delay")[0])[1] == "w1"

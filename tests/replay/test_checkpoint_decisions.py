@@ -141,7 +141,7 @@ def test_a_changed_policy_is_found(
         patch.setattr(placement, "load", lambda site, weights: site.blocks)
         assert verify(groups, limit=1).divergences[0].what == "decision"
     with monkeypatch.context() as patch:
-        patch.setitem(recovery_plan._ORDERS, "completion", recovery_plan._ORDERS["eq6"])
+        patch.setitem(recovery_plan._ORDERS, "least_total", recovery_plan._ORDERS["eq6"])
         patch.setattr(checkpoints, "prefill_ns", lambda fleet, worker, unknown: 1)
         assert verify(groups, limit=1).divergences[0].what == "decision"
 

@@ -162,7 +162,7 @@ def test_questions_the_log_never_asked(changed: str, kind: str) -> None:
     groups = asyncio.run(_without(changed, off))
     history = History(groups, "a scene")
     assert asked(history, f"checkpoints.{changed}={off}").first is None
-    on = {"placement": "load_aware", "recovery": "completion"}[changed]
+    on = {"placement": "load_aware", "recovery": "least_total"}[changed]
     first = asked(history, f"checkpoints.{changed}={on}").first
     assert first is not None and (first.kind, first.asked) == (kind, False)
     assert first.recorded in ("nobody", "no plan")
