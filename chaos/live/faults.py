@@ -38,23 +38,32 @@ class Faults:
         self._watch = watch
         self._clients = clients
         self._rng = random.Random(f"{seed}:faults")
-        self._slow: dict[str, asyncio.Task[None]] = {}
+        self._dead: set[int] = set()
 
     async def strike(self, planned: Planned, targets: Sequence[str]) -> Struck:
         """Raises CannotStrike."""
         act = getattr(self, "_" + planned.what.replace("-", "_"))
         return await act(planned, targets)
 
+    def _killed(self, pids: dict[str, int]) -> str:
+        """Kill these, each once: who was killed before may still be on its way out."""
+        alive = {name: pid for name, pid in pids.items() if pid and pid not in self._dead}
+        struck = {name: pid for name, pid in alive.items() if processes.kill(pid)}
+        if not struck:
+            raise CannotStrike(f"nothing runs at {', '.join(pids)}")
+        self._dead.update(struck.values())
+        return ", ".join(f"{name} {pid}" for name, pid in struck.items())
+
     # --- processes of a worker -----------------------------------------------------------
 
     async def _engine_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
-        return None, _killed({w: self._host.engine_pid(w) for w in targets})
+        return None, self._killed({w: self._host.engine_pid(w) for w in targets})
 
     async def _agent_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
-        return None, _killed({w: self._host.agent_pid(w) for w in targets})
+        return None, self._killed({w: self._host.agent_pid(w) for w in targets})
 
     async def _holder_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
-        return None, _killed({w: self._host.daemon_pid(w) for w in targets})
+        return None, self._killed({w: self._host.daemon_pid(w) for w in targets})
 
     async def _engine_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
         return await _stopped({w: self._host.engine_pid(w) for w in targets})
@@ -67,7 +76,7 @@ class Faults:
         host = self._host
         lost = [w for w, domain in host.schedule.workers.items() if domain in targets]
         said = [
-            _killed({w: pid for w in lost if (pid := of(w))})
+            self._killed({w: pid for w in lost if (pid := of(w))})
             for of in (host.agent_pid, host.engine_pid, host.daemon_pid)
             if any(map(of, lost))
         ]
@@ -85,8 +94,8 @@ class Faults:
         if not holders:
             raise CannotStrike(f"nobody holds a block of {', '.join(targets)}")
         holder = holders.most_common(1)[0][0]
-        dead = _killed({f"holder {holder}": self._host.daemon_pid(holder)})
-        return None, f"{_killed({w: self._host.engine_pid(w) for w in targets})}; {dead}"
+        dead = self._killed({f"holder {holder}": self._host.daemon_pid(holder)})
+        return None, f"{self._killed({w: self._host.engine_pid(w) for w in targets})}; {dead}"
 
     async def _worker_slow(self, planned: Planned, targets: Sequence[str]) -> Struck:
         tasks = []
@@ -202,7 +211,7 @@ class Faults:
     # --- control plane and etcd -----------------------------------------------------------
 
     async def _gateway_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
-        return None, _killed({r: self._replica(r) for r in targets})
+        return None, self._killed({r: self._replica(r) for r in targets})
 
     async def _leader_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
         return await _stopped({r: self._replica(r) for r in targets})
@@ -279,13 +288,6 @@ class Faults:
         if not left:
             raise CannotStrike("its client has its answer already")
         return None, ""
-
-
-def _killed(pids: dict[str, int]) -> str:
-    dead = [f"{name} {pid}" for name, pid in pids.items() if pid and processes.kill(pid)]
-    if not dead:
-        raise CannotStrike(f"nothing runs at {', '.join(pids)}")
-    return ", ".join(dead)
 
 
 async def _stopped(pids: dict[str, int]) -> Struck:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ import pytest
 
 from chaos.live import applicable, memory, processes, sets
 from chaos.live.clients import TOKENS, body_of
+from chaos.live.errors import CannotStrike
 from chaos.live.faults import Faults
 from chaos.live.forks import Forks
 from chaos.live.host import CLOCK
@@ -290,6 +292,18 @@ async def test_what_came_while_a_fault_found_nothing_to_strike_is_not_missed() -
         async with asyncio.timeout(20):
             assert (await third).event.incarnation == 4
     following.cancel()
+
+
+async def test_who_was_killed_is_not_killed_again() -> None:
+    """Found by cascade 2 on real processes: the third death was the second one once more."""
+    process = subprocess.Popen(["sleep", "60"])
+    host: Any = SimpleNamespace(engine_pid=lambda worker: process.pid)
+    faults = Faults(host, Watch(), None, 0)  # type: ignore[arg-type]
+    planned = Planned("f0", "engine-kill", "w0")
+    assert await faults.strike(planned, ["w0"]) == (None, f"w0 {process.pid}")
+    with pytest.raises(CannotStrike):
+        await faults.strike(planned, ["w0"])  # a zombie: nobody has waited for it yet
+    assert process.wait() == -signal.SIGKILL
 
 
 def test_the_subject_of_a_plan_is_who_takes_over() -> None:
