@@ -118,3 +118,10 @@ def test_drafts_that_are_accepted_make_decoding_faster_and_wrong_ones_slower() -
     assert good.decode(8, 8 * 1000)[0] < plain / 2
     assert Speculative(cost, 0.0, 4).decode(8, 8 * 1000)[0] > plain
     assert good.step([(100, 0)], 8, 8000) == cost.step([(100, 0)], 8, 8000)
+
+
+def test_steps_that_are_all_alike_have_a_fit() -> None:
+    points, values = [(1.0, 4.0)] * 3, [200.0] * 3
+    fitted = fit.least_squares(points, values)
+    assert sum(x * y for x, y in zip(points[0], fitted, strict=True)) == pytest.approx(200.0)
+    assert fit.least_squares([(1.0, 1.0), (1.0, 3.0)], [10.0, 20.0]) == pytest.approx((5.0, 5.0))

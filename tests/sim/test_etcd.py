@@ -6,14 +6,21 @@ import subprocess
 import sys
 
 import pytest
+from aetcd import rpc
 
 from chaos.sim.etcd import SimEtcd
+from chaos.sim.etcd_client import txn_for
+from chaos.sim.etcd_store import txn_of
 from chaos.sim.loop import VirtualLoop
 from chaos.sim.network import Wires
 from events import vocabulary as v
 from events.codec import decode_all
 from events.errors import LogUnavailable, StreamOwned
+from events.etcd.appends import Append, Shape
 from events.etcd.config import EtcdConfig
+from events.etcd.errors import CallFailed
+from events.etcd.keys import Keys
+from events.etcd.ownership import Tail
 from events.segment import Chain
 
 TTL_S = 8
@@ -349,3 +356,31 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process():
         )
         digests.add(told.stdout)
     assert len(digests) == 1
+
+
+def test_an_append_asks_for_what_its_request_asks_for():
+    shape, tail = Shape(Keys("/p"), "w.w0", 7), Tail()
+    for n in range(3):
+        append = Append(shape, tail, [b"record %d" % n], 5)
+        assert txn_for(append) == txn_of(append.request)
+        tail = append.landed_as(10 + n)
+
+
+def test_a_call_that_nobody_answers_is_too_late_though_others_were_answered_before_it(world):
+    w = world(members=1)
+    took = []
+
+    async def work(process):
+        client = w.etcd.log(process).client
+        for _ in range(3):
+            await client.call("Range", rpc.RangeRequest(key=b"k"))
+            await asyncio.sleep(0.5)
+        w.etcd.stop("e0")
+        for timeout_s in (4.0, 1.0):
+            began = w.loop.time()
+            with pytest.raises(CallFailed):
+                await client.call("Range", rpc.RangeRequest(key=b"k"), timeout_s=timeout_s)
+            took.append(w.loop.time() - began)
+
+    w.run("r0", work)
+    assert took == pytest.approx([4.0, 1.0])
