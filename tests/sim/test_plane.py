@@ -277,7 +277,7 @@ def test_a_stream_that_does_not_join_is_taken_from_the_engine_and_wrong_tokens_a
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_a_gateway_cut_from_every_worker_loses_no_stream(world, seed):
-    w = world(workers=16, seed=seed)
+    w = world(workers=24, seed=seed)
 
     async def work():
         clients = w.ask(48, tokens=400)
@@ -287,7 +287,7 @@ def test_a_gateway_cut_from_every_worker_loses_no_stream(world, seed):
         for worker in w.workers:
             worker.engine.flush_all()
         cut = w.wires.cut("r0", kind="gateway")
-        await asyncio.sleep(6)
+        await asyncio.sleep(9)
         w.wires.heal(cut)
         await w.answered(clients)
         assert complete(clients, 400)
