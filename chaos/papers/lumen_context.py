@@ -50,8 +50,9 @@ def run(sampling: Sampling) -> Found:
 
 TWICE = "Table A is twice what Eq. 1 gives, in every row."
 LATE = (
-    "blocks of prompts that were being computed when the engine died, and those behind the last "
-    "full block, are with nobody; they are more of long prompts."
+    "ours computes anew what is sooner computed than moved, though blocks are there (LUMEN's "
+    "rules restore more, and wait longer); and what was being computed when its engine died is "
+    "with nobody."
 )
 
 RESULT = Result(

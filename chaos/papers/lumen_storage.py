@@ -53,7 +53,8 @@ def run(sampling: Sampling) -> Found:
 
 
 MEMORY = (
-    "a request of 2,000 tokens is half a GB: 40 ms of a link of 100 Gbit/s that nobody else uses."
+    "most go on at their holder, out of its own memory (25 GB/s): half a GB is 20 ms, and ten or "
+    "so of them move one behind the other."
 )
 STORED = (
     "storage that all share carries what a failure needs at once, one request behind the other, "
