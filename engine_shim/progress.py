@@ -14,12 +14,15 @@ import threading
 import time
 
 SIZE = 128
-_FIELDS = struct.Struct("<qqqqqqqqqq")
+_FIELDS = struct.Struct("<qqqqqqqqqqq")
+
+_LOAD = ("uncomputed", "decoding", "context", "arrived")
 
 
 class Progress:
     """`steps` finished, when the running one began (0 when idle), queue lengths, and the load:
-    prompt tokens not computed yet, requests that decode and their tokens."""
+    prompt tokens not computed yet, requests that decode and their tokens, and the prompt tokens
+    that ever came."""
 
     def __init__(self, path: str = "") -> None:
         """Maps `path` (created when missing); an anonymous page without a path."""
@@ -43,12 +46,13 @@ class Progress:
         uncomputed: int = 0,
         decoding: int = 0,
         context: int = 0,
+        arrived: int = 0,
     ) -> None:
         """`began_ns` is CLOCK_MONOTONIC at the start of the step in progress, 0 for none."""
         me = threading.get_native_id()
         _FIELDS.pack_into(
             self._page, 0, steps, began_ns, running, waiting, kv_used, os.getpid(), me,
-            uncomputed, decoding, context,
+            uncomputed, decoding, context, arrived,
         )  # fmt: skip
 
     def read(self) -> dict[str, int]:
@@ -63,12 +67,13 @@ class Progress:
             "waiting": waiting,
             "kv_used": kv_used,
             "cpu_us": cpu_us(pid, thread) if pid else -1,
-            **dict(zip(("uncomputed", "decoding", "context"), load, strict=True)),
+            **dict(zip(_LOAD, load, strict=True)),
         }
 
-    def load(self) -> tuple[int, int, int]:
-        """Prompt tokens not computed yet, requests that decode, their tokens in all."""
-        return _FIELDS.unpack_from(self._page, 0)[7:10]
+    def load(self) -> tuple[int, int, int, int]:
+        """Prompt tokens not computed yet, requests that decode, their tokens in all; prompt tokens
+        that came since the engine started."""
+        return _FIELDS.unpack_from(self._page, 0)[7:11]
 
 
 def cpu_us(pid: int, thread: int) -> int:

@@ -97,7 +97,7 @@ class _Reports:
         self._names: dict[tuple[str, int], int] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._ended_ns = 0
-        self._uncomputed = self._decoding = self._context = 0
+        self._uncomputed = self._decoding = self._context = self._arrived = 0
         self.changes: list[AnyChange] = []
         self.steps = 0
 
@@ -118,6 +118,7 @@ class _Reports:
         tokens = request.num_tokens
         self._tracks[request.request_id] = _Track(name, attempt, request.num_output_tokens, tokens)
         self._uncomputed += tokens
+        self._arrived += tokens
         self.changes.append(RequestQueued(name, attempt, tokens, dispatch))
 
     def admitted(self, request: Request, cached_tokens: int, blocks: int) -> None:
@@ -247,7 +248,7 @@ class _Reports:
         done = self.steps - len(self._in_flight)
         self._progress.write(
             done, began_ns, running, waiting, kv_used,
-            self._uncomputed, self._decoding, self._context,
+            self._uncomputed, self._decoding, self._context, self._arrived,
         )  # fmt: skip
 
     @property

@@ -34,9 +34,6 @@ SILENT_TICKS = 120
 """What was confirmed, but is over for its replica or was dispatched by nobody known, is forgotten
 when nothing was heard of it for so long."""
 
-MOST_STEPS = 256
-"""One report brings no more steps than so many."""
-
 MOST_TOKENS = 1 << 24
 """No request has more."""
 
@@ -55,22 +52,18 @@ def clear(worker: Worker) -> None:
     worker.finished_early.clear()
     worker.prefill_left = worker.batch = worker.sum_context = 0
     worker.waiting = worker.kv_used = 0
-    worker.decoding = worker.context = worker.step_revision = worker.reported = 0
-    worker.report_steps = 1
+    worker.decoding = worker.context = worker.step_revision = 0
+    worker.report_us = worker.reported_us = 0
     worker.flights = worker.flight_left = worker.prefilling = worker.prefilling_tokens = 0
     worker.streams.clear()
 
 
 def next_report(worker: Worker, revision: int) -> None:
-    """The first step of another revision: how many the one before brought is known now."""
-    came = worker.step - worker.reported if worker.reported else 1
-    usual = worker.report_steps
-    if came > usual:
-        worker.report_steps = min(came, MOST_STEPS)
-    elif usual > 1:
-        worker.report_steps = max(usual - ((usual - came + 3) >> 2), 1)
+    """The first step of another revision: how much time the one before told of is known now."""
+    told, usual = worker.reported_us, worker.report_us
+    worker.report_us = told if told > usual else usual - ((usual - told + 3) >> 2)
     worker.report_revision = revision
-    worker.reported = worker.step
+    worker.reported_us = 0
 
 
 def dispatch(worker: Worker, key: str, event: v.RouteDecided, tick: int) -> bool:

@@ -220,7 +220,9 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
             worker.decoding = event.batch
             worker.context = event.sum_context
         pace.learn(worker, event)
-        if fleet.revision != worker.report_revision:
+        if fleet.revision == worker.report_revision:
+            worker.reported_us += duration
+        else:
             account.next_report(worker, fleet.revision)
         worker.step = number
         faded = worker.step_us_high - (worker.step_us_high >> 5)

@@ -8,8 +8,8 @@ step. Finishes are not predicted.
 
 No news is news too. Where each step is reported by itself, one that was not reported has not
 ended, or within the time a report takes; it counts as ended about when it should, if its length
-is known better than that time. Where reports bring several steps at once (merged, or gathered
-for a large fleet), as many may have ended as the last report brought. An engine that has said
+is known better than that time. Where reports bring what happened in some longer time (merged, or
+gathered for a large fleet), as many may have ended as fit into that. An engine that has said
 nothing for much longer than that is given no credit: a hung one does not seem to become idle.
 
 Closed form, from sums that the fold keeps; integers and scalar float64 in fixed order.
@@ -127,11 +127,13 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
 
 def _unreported(worker: Worker, costs: Costs, step: float, credit: float) -> int:
     """How many steps may have ended without a report so far, `credit` after they began."""
-    if worker.report_steps > 1:
-        return worker.report_steps
+    within = worker.report_us if worker.report_us > REPORT_US else REPORT_US
     unsure = costs.spread * step
+    if within >= step:
+        fit = 1 + int(within / step)
+        return fit if credit <= fit * step + within + 2 * unsure else 0
     overdue = credit - step
-    return int(0.6 * unsure < REPORT_US and 0 <= overdue <= REPORT_US + 2 * unsure)
+    return int(0.6 * unsure < within and 0 <= overdue <= within + 2 * unsure)
 
 
 def age_us(view: View, worker: Worker) -> int:

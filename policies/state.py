@@ -127,12 +127,12 @@ class Worker(Struct):
     eager: int = 0
     step_tokens: int = 0
     # where its engine stood (policies.predict): the step under way began with the records of
-    # revision `step_revision`; the last revision with steps, how many come in one (falling
-    # slowly), and the step before it; requests that decode, and their tokens in all
+    # revision `step_revision`; the last revision with steps, the time from the first to the last
+    # in one (falling slowly) and in this one so far; requests that decode, their tokens in all
     step_revision: int = 0
     report_revision: int = 0
-    report_steps: int = 1
-    reported: int = 0
+    report_us: int = 0
+    reported_us: int = 0
     decoding: int = 0
     context: int = 0
     absurd: int = 0

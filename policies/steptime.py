@@ -209,7 +209,7 @@ def first_token(fleet: Fleet, request: Request, took_us: int) -> None:
         return
     most = max(worker.overhead_us, FIRST_OVERHEAD_US)
     error = min(max(took_us - request.predicted_us, -most), most)
-    worker.overhead_us = max(worker.overhead_us + error // 16, 0)
+    worker.overhead_us = max(worker.overhead_us + error // 4, 0)
 
 
 class Costs:

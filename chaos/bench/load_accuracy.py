@@ -11,9 +11,10 @@ state was read: prompt tokens not computed yet, and the decode load (requests, a
 (e) `predicted`                   and brought to the time of the question
 (f) `gateway`                     what a plain backend shows: dispatches, streamed tokens, ends
 
-Errors are told at any time, and at decisions: there the truth counts what was just dispatched
-too, which is what blinds whoever only looks at engines. Loaded times only: a worker without
-work is known to all.
+The truth is what the engine holds, and what is on its way to it: dispatched, but not taken in,
+which an engine does between two steps. That is what blinds whoever only looks at engines, most
+of all at the moments of decisions, which are told apart. `own` errors are against what the
+engine holds alone. Loaded times only: a worker without work is known to all.
 """
 
 from __future__ import annotations
@@ -186,24 +187,34 @@ def own_events(run: Run) -> Iterator[tuple[int, int, Any]]:
         yield last, position, event
 
 
-def compare(run: Run) -> tuple[dict[str, Errors], dict[str, Errors], int]:
-    """Errors at any time and at decisions, by way, and the number of loaded samples."""
-    anytime = {way: Errors() for way in WAYS}
-    deciding = {way: Errors() for way in WAYS}
+def _told(worker: str, samples: list[Sample]) -> Iterator[tuple[int, int, tuple[str, Sample]]]:
+    for sample in samples:
+        yield sample.at_us, 2, (worker, sample)
+
+
+class Compared(Struct):
+    """Errors by way: at any time, against the engine alone, at decisions; loaded samples."""
+
+    anytime: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
+    own: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
+    deciding: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
+    loaded: int = 0
+
+
+def compare(run: Run) -> Compared:
+    """All ways, at all times."""
+    found = Compared()
+    sent: dict[str, int] = {}
     views, gateway = Views(), Gateway()
     names: dict[str, str] = {}
     timeline = heapq.merge(
         ((at, 0, group) for at, group in run.groups),
         ((at, 1, (position, event)) for at, position, event in own_events(run)),
-        *(
-            ((sample.at_us, 2, (worker, sample)) for sample in samples)
-            for worker, samples in run.samples.items()
-        ),
+        *(_told(*entry) for entry in run.samples.items()),
         key=lambda entry: entry[:2],
     )
     latest: dict[str, Sample] = {}
     polled: dict[str, dict[str, tuple[int, Sample]]] = {way: {} for way in POLLS}
-    loaded = 0
     for at, kind, what in timeline:
         if kind == 0:
             views.receive(at, what)
@@ -211,18 +222,18 @@ def compare(run: Run) -> tuple[dict[str, Errors], dict[str, Errors], int]:
             position, event = what
             if type(event) is v.RequestArrived:
                 names[event.request] = event.client_id
-            views.own(position, event)
             if type(event) is v.RouteDecided and event.worker:
+                if run.began_us <= at <= run.ended_us and event.worker in latest:
+                    true = _true(latest[event.worker], sent.get(event.worker, 0))
+                    for way in WAYS:
+                        known = _known(way, views, gateway, polled, event.worker, at)
+                        found.deciding[way].note(known, true)
                 request = run.seen.get(names.get(event.request, ""))
                 if request is not None:
                     gateway.sent(request, event.worker)
-                if run.began_us <= at <= run.ended_us and event.worker in latest:
-                    sample = latest[event.worker]
-                    under_way = _under_way(views, event.worker)
-                    true = sample.uncomputed + under_way, sample.decoding, sample.context
-                    for way in WAYS:
-                        known = _known(way, views, gateway, polled, event.worker, at)
-                        deciding[way].note(known, true)
+                tokens = event.prompt_tokens + event.delivered
+                sent[event.worker] = sent.get(event.worker, 0) + tokens
+            views.own(position, event)
         else:
             worker, sample = what
             latest[worker] = sample
@@ -230,13 +241,20 @@ def compare(run: Run) -> tuple[dict[str, Errors], dict[str, Errors], int]:
                 number = (at - run.began_us) // period
                 if worker not in polled[way] or polled[way][worker][0] != number:
                     polled[way][worker] = (number, sample)
-            true = sample.uncomputed, sample.decoding, sample.context
+            true = _true(sample, sent.get(worker, 0))
+            alone = sample.uncomputed, sample.decoding, sample.context
             every = [_known(way, views, gateway, polled, worker, at) for way in WAYS]
             if any(true) or any(map(any, every)):
-                loaded += 1
+                found.loaded += 1
                 for way, known in zip(WAYS, every, strict=True):
-                    anytime[way].note(known, true)
-    return anytime, deciding, loaded
+                    found.anytime[way].note(known, true)
+                    found.own[way].note(known, alone)
+    return found
+
+
+def _true(sample: Sample, sent: int) -> Known:
+    """With what was sent and has not come."""
+    return sample.uncomputed + max(sent - sample.arrived, 0), sample.decoding, sample.context
 
 
 def _known(
@@ -255,35 +273,27 @@ def _known(
     return views.known(way, worker, at_us)
 
 
-def _under_way(views: Views, worker: str) -> int:
-    """Prompt tokens dispatched that no engine has confirmed to whoever folds the log."""
-    view = views.views["whole"]
-    view.now_us = -1
-    found = view.fleet.workers.get(worker)
-    return forecast(view, found).flight_tokens if found is not None else 0
-
-
 def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
     """Figures by way, and whether the goals are met."""
-    anytime, deciding, loaded = compare(run)
+    found = compare(run)
     figures: dict[str, Any] = {
-        "samples": figure(loaded, "loaded"),
+        "samples": figure(found.loaded, "loaded"),
         "requests": figure(sum(s.sent_us >= run.began_us for s in run.seen.values()), "requests"),
         "failed": figure(run.failed, "requests", 0),
     }
     for way in WAYS:
         for quantity, unit in zip(QUANTITIES, ("tokens", "requests", "tokens"), strict=True):
-            errors = anytime[way]
+            errors = found.anytime[way]
             figures[f"{way}_{quantity}_mean"] = figure(errors.mean(quantity), unit, digits=2)
             figures[f"{way}_{quantity}_p99"] = figure(errors.p99(quantity), unit)
-    for way in WAYS:
-        errors = deciding[way]
-        figures[f"{way}_at_decisions_mean"] = figure(errors.mean("prefill"), "tokens", digits=1)
-        figures[f"{way}_at_decisions_p99"] = figure(errors.p99("prefill"), "tokens")
+    for name, by_way in (("own", found.own), ("at_decisions", found.deciding)):
+        for way, errors in by_way.items():
+            figures[f"{way}_{name}_mean"] = figure(errors.mean("prefill"), "tokens", digits=1)
+            figures[f"{way}_{name}_p99"] = figure(errors.p99("prefill"), "tokens")
     met = not run.failed
     for quantity in QUANTITIES:
-        bound = anytime["step_bound"].mean(quantity)
-        ratio = anytime["predicted"].mean(quantity) / max(bound, 1e-9)
+        bound = found.anytime["step_bound"].mean(quantity)
+        ratio = found.anytime["predicted"].mean(quantity) / max(bound, 1e-9)
         figures[f"predicted_to_step_bound_{quantity}"] = figure(ratio, "ratio", HALVED)
         met = met and ratio <= HALVED
     return figures, met

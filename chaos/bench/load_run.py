@@ -41,12 +41,14 @@ SHARE_COMMON = 0.4
 
 
 class Sample(Struct, frozen=True):
-    """What an engine held: prompt tokens not computed, requests that decode, their tokens."""
+    """What an engine held: prompt tokens not computed, requests that decode, their tokens; and
+    the prompt tokens that ever came to it."""
 
     at_us: int
     uncomputed: int
     decoding: int
     context: int
+    arrived: int = 0
 
 
 class Seen(Struct):
