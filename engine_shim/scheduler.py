@@ -17,7 +17,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine_shim import identity, plugin, vllm_private_resume
+from engine_shim import identity, plugin, vllm_private_prefixes, vllm_private_resume
 from engine_shim.generation import IDENTITY_KEY, reported
 from engine_shim.reports import frame
 from events import codec
@@ -98,8 +98,16 @@ class _Reports:
         self._in_flight: deque[_StepInFlight] = deque()
         self._ended_ns = 0
         self._uncomputed = self._decoding = self._context = self._arrived = 0
+        self._prefixes: vllm_private_prefixes.PrefixReport | None = None
         self.changes: list[AnyChange] = []
         self.steps = 0
+
+    def watch_prefixes(self, scheduler: Scheduler) -> None:
+        """From here on what its prefix cache gains and loses is told as well."""
+        if self._reporter is not None:
+            self._prefixes = vllm_private_prefixes.of_scheduler(
+                scheduler, self._incarnation, self._reporter.send
+            )
 
     def queued(self, request: Request) -> None:
         params = request.sampling_params
@@ -201,6 +209,8 @@ class _Reports:
         step = self._in_flight.popleft()
         step.changes += self.changes
         self.changes = []
+        if self._prefixes is not None:
+            self._prefixes.step(step.prefill_tokens > 0, running + waiting)
         # With async scheduling a step is scheduled while the one before it runs.
         began_ns = max(step.began_ns, self._ended_ns)
         self._ended_ns = time.monotonic_ns()
@@ -269,6 +279,7 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             self._reports = _Reports()
+            self._reports.watch_prefixes(self)
 
         def add_request(self, request: Request) -> None:
             known = request.request_id in self.requests
