@@ -21,7 +21,13 @@ from typing import Any
 from controlplane.processes import free_port
 from engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
 from events import codec
-from events.vocabulary import AnyChange, EngineFinished, EngineStep, RequestQueued
+from events.vocabulary import (
+    AnyChange,
+    EngineFinished,
+    EngineStep,
+    PrefixBlocksChanged,
+    RequestQueued,
+)
 
 START_TIMEOUT_S = 180.0
 VLLM_ARGUMENTS = (
@@ -58,6 +64,7 @@ class AgentSocket:
         self.layout: Layout | None = None
         self.steps: list[EngineStep] = []
         self.events: list[Any] = []
+        self.prefixes: list[PrefixBlocksChanged] = []
         self.paused = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -97,7 +104,12 @@ class AgentSocket:
             self.layout = message
         else:
             event = codec.decode(message)
-            (self.steps if isinstance(event, EngineStep) else self.events).append(event)
+            kept: list[Any] = self.events
+            if isinstance(event, EngineStep):
+                kept = self.steps
+            elif isinstance(event, PrefixBlocksChanged):
+                kept = self.prefixes
+            kept.append(event)
 
     def changes(self, request: str = "") -> list[AnyChange]:
         """All changes so far, of one request or of all."""
