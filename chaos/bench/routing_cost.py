@@ -34,6 +34,8 @@ GROUP_US = 100
 """Groups come so long after one another."""
 LANDING = 8
 """Own events land when so many more have been written."""
+RUNNING = 256
+"""Requests under way while decisions are counted."""
 HELD = 24
 """Requests a worker has, in the mean."""
 
@@ -84,11 +86,16 @@ class Plane:
         self.written += 1
         self.view.own(self.written, event)
         self.landing.append(event)
-        if len(self.landing) > LANDING:
+
+    def land(self) -> None:
+        """What was written before the last few events is folded."""
+        if len(self.landing) <= LANDING:
+            return
+        while len(self.landing) > LANDING:
             self.tell("r.r0", self.landing.popleft())
-            head = self.written - len(self.landing)
-            self.fleet.streams["r.r0"] = Head(1, self.written, b"", head)
-            self.view.landed()
+        head = self.written - len(self.landing)
+        self.fleet.streams["r.r0"] = Head(1, self.written, b"", head)
+        self.view.landed()
 
     def step(self, name: str) -> None:
         """One step of an engine, with what it finished ended by its gateway."""
@@ -142,6 +149,7 @@ class Plane:
         """Until every worker has its share."""
         for number in range(HELD * len(self.engines)):
             self.dispatch(self.decide(*self.arrive()))
+            self.land()
             if number % 4 == 0:
                 self.step(self.rng.choice(list(self.engines)))
 
@@ -159,6 +167,7 @@ def measured(plane: Plane, decisions: int, steps: float) -> tuple[list[float], f
             owed -= 1
             plane.step(plane.rng.choice(names))
         name, prompt = plane.arrive()
+        plane.land()
         begun = time.thread_time_ns()
         event = plane.decide(name, prompt)
         took.append((time.thread_time_ns() - begun) / 1000)
@@ -169,19 +178,21 @@ def measured(plane: Plane, decisions: int, steps: float) -> tuple[list[float], f
 
 def rate(plane: Plane, decisions: int) -> float:
     """Decisions a second of one core, with their bytes and the view's share of them."""
-    view = plane.view
     spent = 0.0
+    running: deque[str] = deque()
     for _ in range(decisions):
         name, prompt = plane.arrive()
         begun = time.thread_time()
         event = plane.decide(name, prompt)
         encode(event)
-        view.own(plane.written + 1, event)
+        plane.own(event)
         spent += time.thread_time() - begun
-        plane.written += 1
-        plane.landing.append(event)
-        del plane.bodies[name]
-        plane.own(v.RequestEnded(name, "completed", 200, 9, "stop", 1, "exact"))
+        running.append(name)
+        if len(running) > RUNNING:
+            over = running.popleft()
+            del plane.bodies[over]
+            plane.own(v.RequestEnded(over, "completed", 200, 9, "stop", 1, "exact"))
+        plane.land()
     return decisions / spent
 
 
@@ -196,6 +207,7 @@ def memory(workers: int, requests: int, policy: str) -> tuple[float, float]:
     for _ in range(requests):
         event = plane.decide(*plane.arrive())
         plane.own(event)
+        plane.land()
     selectors_of(plane)
     gc.collect()
     full = tracemalloc.get_traced_memory()[0]
