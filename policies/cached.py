@@ -7,19 +7,21 @@ token (its engine has told them by then) or its end. So of a burst with one pref
 request already knows where the first one went; a view adds its own dispatches that the fold
 lacks.
 
-Per worker the fold keeps what it holds; how many and their sum are in the state hash, they
-themselves in snapshots only, since hashing all of them each tick would cost milliseconds. The
-index over all workers (`Index`: hash -> workers, one bit each) follows from that: it is made
-when the first decision asks, kept up by the fold from then on, and no part of the state. A log
-that is only folded does not pay for it.
+Per worker the fold keeps what it holds; how many is in the state hash, they themselves in
+snapshots only, since hashing all of them each tick would cost milliseconds. The index over all
+workers (`Index`: hash -> workers, one bit each) follows from that: it is made when the first
+decision asks, kept up by the fold from then on, and no part of the state. A log that is only
+folded does not pay for it.
 
 Bounds: `MAX_TOLD` a worker, where engines stop telling, and `TOTAL` in all: each worker of a
-larger fleet has its share, at least `SHARE`, and loses what was told first.
+larger fleet has its share, at least `SHARE`, and what is told beyond is not kept.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from itertools import repeat
 
 from events import vocabulary as v
 from events.prefix import MAX_TOLD, unpack
@@ -27,7 +29,6 @@ from policies.state import Fleet, Worker
 
 TOTAL = 1 << 20
 SHARE = 1 << 10
-_MASK64 = (1 << 64) - 1
 
 
 class Index:
@@ -123,45 +124,27 @@ def changed(fleet: Fleet, stream: str, epoch: int, event: v.PrefixBlocksChanged)
     if not event.reset and not cached.block_tokens:
         return
     if event.reset:
-        _drop(index, worker, list(marks))
+        _forget_all(index, worker)
+        marks = cached.marks
         cached.block_tokens = event.block_tokens
     if event.removed:
-        _drop(index, worker, [one for one in unpack(event.removed) if one in marks])
-    new = [one for one in dict.fromkeys(unpack(event.stored)) if one not in marks]
-    if not new:
-        return
-    marks.update(dict.fromkeys(new))
-    worker.prefix_sum = (worker.prefix_sum + sum(new)) & _MASK64
+        gone = unpack(event.removed)
+        deque(map(marks.pop, gone, repeat(None)), 0)
+        if index is not None:
+            index.lost(worker, gone)
+    if event.stored:
+        new = unpack(event.stored)
+        room = min(MAX_TOLD, max(SHARE, TOTAL // len(fleet.workers))) - len(marks)
+        if len(new) > room:
+            new = new[: max(room, 0)]
+        marks |= dict.fromkeys(new)
+        if index is not None:
+            index.gained(worker, new)
     worker.prefix_marks = len(marks)
-    if index is not None:
-        index.gained(worker, new)
-    _trim(index, worker, _share(fleet))
 
 
-def trim(fleet: Fleet) -> None:
-    """The fleet may have grown: each worker keeps within its share."""
-    index, most = fleet.__dict__.get("prefixes"), _share(fleet)
-    for worker in fleet.workers.values():
-        _trim(index, worker, most)
-
-
-def _share(fleet: Fleet) -> int:
-    return min(MAX_TOLD, max(SHARE, TOTAL // max(len(fleet.workers), 1)))
-
-
-def _trim(index: Index | None, worker: Worker, most: int) -> None:
-    marks = worker.cached.marks
-    if (over := len(marks) - most) > 0:
-        oldest = iter(marks)
-        _drop(index, worker, [next(oldest) for _ in range(over)])
-
-
-def _drop(index: Index | None, worker: Worker, gone: list[int]) -> None:
-    """Forget hashes the worker is known to hold, named once each or not."""
-    marks = worker.cached.marks
-    gone = [one for one in gone if marks.pop(one, 0) is None]
-    worker.prefix_sum = (worker.prefix_sum - sum(gone)) & _MASK64
-    worker.prefix_marks = len(marks)
+def _forget_all(index: Index | None, worker: Worker) -> None:
+    gone, worker.cached.marks, worker.prefix_marks = worker.cached.marks, {}, 0
     if index is not None and gone:
         index.lost(worker, gone)
 
@@ -197,4 +180,4 @@ def cleared(fleet: Fleet, worker: Worker) -> None:
     cached = worker.cached
     for key in list(cached.expected):
         settled(fleet, worker, key)
-    _drop(fleet.__dict__.get("prefixes"), worker, list(cached.marks))
+    _forget_all(fleet.__dict__.get("prefixes"), worker)

@@ -457,6 +457,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     for worker in fleet.workers.values():
         if account.expire(worker, event.number):
             touched.of(fleet).note(worker.name)
+            cached.settled_beyond(fleet, worker)
         worker.recent.append(len(worker.attempts))
         del worker.recent[:-RECENT_TICKS]
         if worker.present and f"w.{worker.name}" not in fleet.owners:
@@ -465,7 +466,6 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         if replica.alive and f"r.{replica.name}" not in fleet.owners:
             fleet.gone.setdefault(f"r.{replica.name}", event.number)
     coverage.settle(fleet, event.number)
-    cached.trim(fleet)
     returns.expire(fleet, event.number)
     unheard.expire(fleet, event.number)
 

@@ -56,8 +56,8 @@ class StepTime(Struct):
 
 class Cached(Struct):
     """What an engine's prefix cache holds, as far as it is told (`policies.prefixes`).
-    `block_tokens`: of its blocks, 0 while it tells nothing. `marks`: hashes of prefixes, those
-    told first in front. `expected`: by attempt, prefixes of prompts that it is to compute."""
+    `block_tokens`: of its blocks, 0 while it tells nothing. `marks`: hashes of prefixes.
+    `expected`: by attempt, prefixes of prompts that it is to compute."""
 
     block_tokens: int = 0
     marks: dict[int, None] = field(default_factory=dict)
@@ -148,9 +148,8 @@ class Worker(Struct):
     prefilling_tokens: int = 0
     attempts: dict[str, Attempt] = field(default_factory=dict)
     finished_early: dict[str, int] = field(default_factory=dict)
-    # its prefix cache: how many marks are told, and their sum modulo 2**64
+    # its prefix cache, and how many marks are told of it
     prefix_marks: int = 0
-    prefix_sum: int = 0
     cached: Cached = field(default_factory=Cached)
 
 
@@ -428,7 +427,7 @@ def state_hash(fleet: Fleet) -> bytes:
 
     Leases are left out, and so is the revision: a transaction that only touched an
     owner key has a revision and no segment. What prefix caches hold stands in it by number
-    and sum: there may be a million marks.
+    only: there may be a million marks.
     """
     kept = fleet.revision, fleet.owners, fleet.gone
     cached = [worker.cached for worker in fleet.workers.values()]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 from msgspec import Struct
 
+from events import prefix
 from events import vocabulary as v
 from events.codec import encode
 from events.log import RevisionGroup
@@ -22,6 +24,10 @@ from policies.view import View
 
 MODEL = "m"
 BLOCK = 16
+CACHED = 4096
+"""Marks an engine's prefix cache holds."""
+SHARED = 40
+"""Prompts begin with one of so many prefixes, most often with the first ones."""
 RECEIPT_US = 1500
 
 
@@ -35,6 +41,7 @@ class Running(Struct):
     tokens: int
     computed: int = 0
     admitted: bool = False
+    marks: tuple[int, ...] = ()
 
 
 class Engine(Struct):
@@ -44,6 +51,7 @@ class Engine(Struct):
     incarnation: int = 1
     step: int = 0
     running: dict[str, Running] = {}
+    cached: dict[int, None] = {}
 
     def record(self, rng: random.Random) -> v.EngineStep:
         """One step: everything admitted decodes a token, one prefill goes on."""
@@ -93,6 +101,22 @@ class Engine(Struct):
         )
 
 
+def records_of(engine: Engine, rng: random.Random) -> list[v.Event]:
+    """One step, behind what the prefix cache gained and lost in it."""
+    fresh = [r for r in engine.running.values() if not r.admitted and r.marks]
+    step = engine.record(rng)
+    stored = dict.fromkeys(m for r in fresh for m in r.marks if m not in engine.cached)
+    if not stored:
+        return [step]
+    engine.cached |= stored
+    over = len(engine.cached) - CACHED
+    removed = list(engine.cached)[:over] if over > 0 else []
+    for one in removed:
+        del engine.cached[one]
+    told = v.PrefixBlocksChanged(engine.incarnation, prefix.pack([*stored]), prefix.pack(removed))
+    return [told, step]
+
+
 class FleetLog:
     """Writes the log. `data` holds (revision, packed segments, owners) as etcd would."""
 
@@ -105,7 +129,7 @@ class FleetLog:
         self._heads: dict[str, tuple[int, bytes, int]] = {}
         self._epochs: dict[str, int] = {}
         self._view = View("r.r0", self._fleet)
-        self._engines = [Engine(f"w{n}", running={}) for n in range(workers)]
+        self._engines = [Engine(f"w{n}", running={}, cached={}) for n in range(workers)]
         self._steps = steps_a_segment
         self._concurrent = concurrent
         self._open: dict[str, v.RouteDecided] = {}
@@ -130,6 +154,7 @@ class FleetLog:
                 f"w.{name}",
                 v.WorkerRegistered(name, f"host-{name}", 1),
                 v.EngineStarted(name, 1, 2, 3),
+                self._empty(engine),
                 self._ready(engine),
             )
         self._own("r.r0")
@@ -141,8 +166,8 @@ class FleetLog:
         """One segment of each worker, and what the replica decided meanwhile."""
         for engine in self._engines:
             if engine.running:
-                steps = [engine.record(self.rng) for _ in range(self._steps)]
-                self._tell(f"w.{engine.name}", *steps)
+                steps = [records_of(engine, self.rng) for _ in range(self._steps)]
+                self._tell(f"w.{engine.name}", *(r for step in steps for r in step))
         held = {key for engine in self._engines for key in engine.running}
         for request, event in list(self._open.items()):
             if f"{request}/{event.attempt}" not in held:
@@ -168,14 +193,32 @@ class FleetLog:
         request = f"req-{self._made:08x}"
         prompt = self.rng.randrange(16, 1500)
         self._emit(v.RequestArrived(request, MODEL, "completions", True, prompt, 64, "exact", ""))
-        self._place(request, 1, "arrival", prompt, 0)
+        self._place(request, 1, "arrival", prompt, 0, self._marks(prompt))
 
-    def _place(self, request: str, attempt: int, cause: str, prompt: int, delivered: int) -> None:
+    def _marks(self, prompt: int) -> tuple[int, ...]:
+        """A prompt's: the beginning is shared, the rest its own."""
+        rng, count = self.rng, prefix.marks_in((prompt - 1) // BLOCK)
+        shared = min(count, rng.randrange(8, 48))
+        first = int(SHARED * rng.random() ** 3) << 16
+        return (
+            *range(first, first + shared),
+            *(rng.getrandbits(64) for _ in range(count - shared)),
+        )
+
+    def _place(
+        self,
+        request: str,
+        attempt: int,
+        cause: str,
+        prompt: int,
+        delivered: int,
+        marks: tuple[int, ...],
+    ) -> None:
         view = self._view
         self._receive()
         basis = view.basis
         view.now_us = self._now_us
-        query = routing.Query(request, MODEL, prompt, delivered)
+        query = routing.Query(request, MODEL, prompt, delivered, prefix=prefix.pack(marks))
         choice = routing.least_load(view, query)
         event = v.RouteDecided(
             f"r0.b.{request}.{attempt}",
@@ -193,7 +236,7 @@ class FleetLog:
             (),
             choice.candidates,
             (),
-            b"",
+            query.prefix,
             view.now_us,
             routing.first_token_us(view, query, choice.worker),
         )
@@ -202,8 +245,10 @@ class FleetLog:
         engine = next(e for e in self._engines if e.name == choice.worker)
         tokens = self.rng.randrange(8, 160)
         whole = prompt + delivered
-        engine.running[f"{request}/{attempt}"] = Running(request, attempt, whole, whole, tokens)
-        queued = v.RequestQueued(request, attempt, whole, encode(event))
+        running = Running(request, attempt, whole, whole, tokens, marks=marks)
+        engine.running[f"{request}/{attempt}"] = running
+        copy = encode(msgspec.structs.replace(event, prefix=b""))
+        queued = v.RequestQueued(request, attempt, whole, copy)
         self._flush()
         waiting = sum(not r.admitted for r in engine.running.values())
         self._tell(
@@ -222,14 +267,19 @@ class FleetLog:
                 run.request, run.attempt, name, engine.incarnation, "reset", 8
             )
             self._emit(seen)
-            self._place(run.request, run.attempt + 1, "reset", run.prompt, 8)
+            self._place(run.request, run.attempt + 1, "reset", run.prompt, 8, run.marks)
         engine.incarnation += 1
         engine.step = 0
+        engine.cached.clear()
         self._tell(
             f"w.{name}",
             v.EngineStarted(name, engine.incarnation, 2, 3),
+            self._empty(engine),
             self._ready(engine),
         )
+
+    def _empty(self, engine: Engine) -> v.PrefixBlocksChanged:
+        return v.PrefixBlocksChanged(engine.incarnation, reset=True, block_tokens=BLOCK)
 
     def _ready(self, engine: Engine) -> v.EngineReady:
         return v.EngineReady(
