@@ -345,11 +345,13 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
         request.attempt = event.attempt
         if event.worker:
             request.worker, request.incarnation = event.worker, event.incarnation
-            request.predicted_us = event.ttft_us if event.attempt == 1 else -1
+            request.predicted_us = -1
     worker = fleet.workers.get(event.worker)
     if worker is None or worker.incarnation != event.incarnation or worker.engine != "ready":
         return
     key = key_of(event.request, event.attempt)
+    if request is not None and event.attempt == 1:
+        steptime.dispatched(request, worker, event.ttft_us)
     opened = account.dispatch(worker, key, event, fleet.tick)
     if opened and event.prefix and not worker.attempts[key].decoding:
         cached.dispatched(fleet, worker, key, event.prefix)

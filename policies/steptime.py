@@ -48,9 +48,9 @@ CLIP = 3.0
 SLOWEST = 16.0
 DRIFT = 0.02
 
-FIRST_OVERHEAD_US = 5000
-"""Errors of a predicted time to first token count as so much, or the known overhead, at most."""
-
+OVERHEAD_US = 4000
+"""What a time to first token takes beyond its steps counts as so much off at most, and a quarter
+of what is known."""
 _DIAGONAL = (0, 2, 5, 9, 14)
 
 
@@ -201,14 +201,20 @@ def _tell(model: StepTime, x: tuple[float, float, float, float]) -> None:
         model.told = model.weights
 
 
+def dispatched(request: Request, worker: Worker, ttft_us: int) -> None:
+    """A first attempt goes to `worker`, with this prediction: what it says of steps is kept."""
+    request.predicted_us = max(ttft_us - worker.overhead_us, 0) if ttft_us >= 0 else -1
+
+
 def first_token(fleet: Fleet, request: Request, took_us: int) -> None:
     """A request is over whose first token came after `took_us` (-1: none did): what its worker
-    takes beyond its steps is learnt from the difference to what was predicted."""
+    takes beyond its steps follows the median of the difference to what these were predicted to
+    take. That requests end much later than they were predicted does no harm so."""
     worker = fleet.workers.get(request.worker)
     if worker is None or request.predicted_us < 0 or took_us < 0:
         return
-    most = max(worker.overhead_us, FIRST_OVERHEAD_US)
-    error = min(max(took_us - request.predicted_us, -most), most)
+    most = OVERHEAD_US + worker.overhead_us // 4
+    error = min(max(took_us - request.predicted_us - worker.overhead_us, -most), most)
     worker.overhead_us = max(worker.overhead_us + error // 4, 0)
 
 

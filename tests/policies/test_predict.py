@@ -10,7 +10,7 @@ from events import vocabulary as v
 from policies.predict import Forecast, forecast, tpot_us, ttft_us
 from policies.state import Worker
 from policies.view import View
-from tests.policies.story import Story, arrived, decided, queued, ready
+from tests.policies.story import Story, arrived, decided, ended, queued, ready
 
 BASE, TOKEN, REQUEST = 10_000, 20, 400
 """Microseconds of a step, of a prompt token and of a decoding request in it."""
@@ -136,6 +136,23 @@ def test_dispatches_count_before_the_engine_says_so() -> None:
     told = steps.at(0)
     assert (told.prefill_tokens, told.flight_tokens, told.waiting) == (900, 900, 1)
     assert ttft_us(steps.view, steps.worker, 100) > empty + 900 * TOKEN
+
+
+def test_what_first_tokens_take_beyond_steps_is_learnt_though_requests_end_late() -> None:
+    steps = Steps().learn()
+    computing = ttft_us(steps.view, steps.worker, 100)
+    for burst in range(8):  # all of one are sent before any of it ends
+        names = [f"q{burst}-{n}" for n in range(20)]
+        predicted = ttft_us(steps.view, steps.worker, 100)
+        for name in names:
+            steps.story.tell(
+                "r.r0", arrived(name), structs.replace(decided(name), ttft_us=predicted)
+            )
+        for name in names:
+            told = structs.replace(ended(name), ttft_us=computing + 30_000)
+            steps.story.tell("r.r0", told)
+    assert close(steps.worker.overhead_us, 30_000)
+    assert close(ttft_us(steps.view, steps.worker, 100), computing + 30_000)
 
 
 def test_without_times_a_status_stands_as_it_was_told() -> None:
