@@ -34,10 +34,10 @@ up: models ## start a fleet of three workers and leave it running until Ctrl-C
 test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (some 20 minutes on two cores)
 	@$(WITH_ETCD); exec $(BIN)/python -m tests.lanes $(ARGS)
 
-chaos: models ## faults on real processes, a CI-sized set
+chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live $(or $(ARGS),--set ci)
 
-chaos-nightly: models ## every applicable fault on real processes, three seeds each
+chaos-nightly: models ## every applicable fault on real processes, three seeds each (some 25 minutes on two cores)
 	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (a few minutes)
