@@ -17,7 +17,8 @@ from typing import Any
 BENCHES = (
     "startup", "failover-gap", "relay", "log", "log-scale", "replay", "shim-overhead",
     "checkpoint-overhead", "restore", "recovery-ablation", "sim-speed", "validators",
-    "routing-cost", "routing-quality", "load-accuracy", "ttft-prediction", "tokenize",
+    "routing-cost", "routing-quality", "routing-simulated", "load-accuracy", "ttft-prediction",
+    "tokenize",
 )  # fmt: skip
 
 
