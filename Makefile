@@ -7,7 +7,6 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
-UNIT := not engine and not serve and not etcd and not slow and not live
 # The one etcd every process of a target uses; get-etcd.sh says why it took or refused one.
 WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
 
@@ -41,7 +40,7 @@ chaos-nightly: models ## every applicable fault on real processes, three seeds e
 	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (a few minutes)
-	@exec $(BIN)/pytest -q -m "$(UNIT)" $(ARGS)
+	@exec $(BIN)/python -m tests.lanes --check $(ARGS)
 
 lint: env ## ruff and the arrows between packages
 	@$(BIN)/ruff check .

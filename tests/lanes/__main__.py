@@ -1,6 +1,7 @@
 """Run all tests: three lanes beside each other, then at most twice more what failed, alone.
 
     python -m tests.lanes [pytest arguments]
+    python -m tests.lanes --check [...]   units alone, on as many processors as there are
 
 Most tests wait for real processes, so lanes share the processors well. Each lane is a pytest
 process with a session and a cache of its own. Its progress is shown as it comes, headed by the
@@ -28,6 +29,8 @@ from tests.lanes.choice import FLEETS, PARTS, UNIT
 
 # Niceness: the engines of fleets have 5 as well; unit tests take what the others leave.
 LANES = {FLEETS: 0, PARTS: 5, UNIT: 10}
+CHECK = "--check"
+MOST_PARTS = 8
 REPETITIONS = 2
 PATIENCE_S = 60
 NOTHING_COLLECTED = 5
@@ -143,13 +146,20 @@ class Run:
 def main(arguments: list[str]) -> int:
     """The whole run; its exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    run = Run(arguments)
-    lanes = run.run(*((name, nice, ["--lane", name]) for name, nice in LANES.items()))
+    wanted = [(name, nice, ["--lane", name]) for name, nice in LANES.items()]
+    if CHECK in arguments:
+        parts = min(os.cpu_count() or 1, MOST_PARTS)
+        wanted = [
+            (f"{UNIT}{n}", 0, ["--lane", UNIT, "--lane-part", f"{n}/{parts}"])
+            for n in range(1, parts + 1)
+        ]
+    run = Run([argument for argument in arguments if argument != CHECK])
+    lanes = run.run(*wanted)
     broken = [lane.name for lane in lanes if lane.failed() is None]
     failed = {name: True for lane in lanes for name in lane.failed() or ()}
     if all(lane.process.returncode == NOTHING_COLLECTED for lane in lanes):
         broken.append("nothing to run")
-    for turn in range(REPETITIONS):
+    for turn in range(0 if CHECK in arguments else REPETITIONS):
         if not failed or broken or run.interrupted:
             break
         lane = run.again(failed, f"again{turn + 1}")

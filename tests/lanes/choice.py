@@ -26,6 +26,9 @@ def lane_of(item: pytest.Item) -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", help="run the tests of this lane only")
     parser.addoption(
+        "--lane-part", default="1/1", help="and of these every n-th from the k-th: k/n"
+    )
+    parser.addoption(
         "--lane-report", type=Path, help="write the ids of failed tests there, as JSON"
     )
 
@@ -39,8 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if lane := config.getoption("--lane"):
-        config.hook.pytest_deselected(items=[i for i in items if lane_of(i) != lane])
-        items[:] = [i for i in items if lane_of(i) == lane]
+        first, parts = map(int, config.getoption("--lane-part").split("/"))
+        kept = [i for i in items if lane_of(i) == lane][first - 1 :: parts]
+        chosen = {id(item) for item in kept}
+        config.hook.pytest_deselected(items=[i for i in items if id(i) not in chosen])
+        items[:] = kept
 
 
 class _Failed:

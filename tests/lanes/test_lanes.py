@@ -78,6 +78,16 @@ def test_every_test_runs_once_and_arguments_are_passed_on(tmp_path: Path) -> Non
     assert running.returncode == 1 and "nothing to run" in said
 
 
+def test_a_check_runs_every_unit_test_once_and_nothing_else(tmp_path: Path) -> None:
+    more = "".join(f"def test_more{n}():\n    ran('more{n}')\n\n" for n in range(5))
+    running = lanes(tmp_path, more, "--check")
+    said, _ = running.communicate(timeout=100)
+    assert running.returncode == 0, said
+    assert ran(tmp_path) == [*(f"more{n}" for n in range(5)), "unit"]
+    lines = [line for line in said.splitlines() if line.startswith("unit") and "passed, " in line]
+    assert len(lines) == min(os.cpu_count() or 1, 6), said
+
+
 @pytest.mark.parametrize("passes_at", [3, 4])
 def test_what_failed_is_repeated_twice(tmp_path: Path, passes_at: int) -> None:
     failing = f"""
