@@ -55,7 +55,13 @@ class Scene:
     def __init__(self, log: Any = None, name: str = "r0", lead: bool = True, **config: Any) -> None:
         self.log = log or MemoryLog()
         self.config = ServeConfig(
-            **{"name": name, "admin_port": free_port(), "admin_tokens": TOKENS, **config}
+            **{
+                "name": name,
+                "admin_port": free_port(),
+                "admin_tokens": TOKENS,
+                "archive_dir": "/nowhere",  # the default may hold what ran here before
+                **config,
+            }
         )
         self.lead = lead
         self.worker_writers: dict[str, Any] = {}
