@@ -16,10 +16,10 @@ looked at is returned with its estimate.
   on the worker; what comes from another host takes the links of both (restored requests leave
   hardly anything to compute, so without that the first idle worker gets all of them), what
   comes from the worker's own host neither.
-- `least_total`: the same, and who waits for a first token waits for all that is computed in the
-  same steps, so one long recomputation does not go where many restored ones are. Long ones
-  first leaves them a worker to themselves, short ones first leaves the restored ones at home:
-  the plan with the lesser sum of delays is taken.
+- `least_total`: the same, but an engine restores one request after the other, wherever from; and
+  who waits for a first token waits for all that is computed in the same steps. All begin where
+  their checkpoints are; then each, those first of which least is held, goes where that costs
+  all of them together least, the others staying.
 
 Integers: microseconds, tokens, bytes.
 """
@@ -37,6 +37,10 @@ POLICIES = ("completion", "eq6", "least_delay", "least_total")
 HELD_UP = 8
 """`least_delay` and `least_total`: so many running requests whose next token is late count as
 much as one that waits for its first."""
+
+AWAY = 2
+"""`least_total`: a request leaves the worker that holds its checkpoint for half the delay only:
+links are slower than measured while others are restored and checkpoints stream."""
 
 OPTIONS_KEPT = 4096
 """Options of one plan that are recorded; of each request the chosen one and the next best."""
@@ -125,13 +129,15 @@ def plan(
 
     Raises KeyError for a policy that is not in `POLICIES`.
     """
-    considerate = policy in ("least_delay", "least_total")
-    tried: list[tuple[int, dict[str, RecoveryChoice]]] = []
-    for order in _ORDERS[policy]:
-        state = Estimates(targets, links, rules or Rules(), len(interrupted), considerate)
-        chosen = {r.request: _CHOOSERS[policy](r, state) for r in order(interrupted)}
-        tried.append((state.delay_us, chosen))
-    _, chosen = min(tried, key=lambda one: one[0])
+    serial = policy == "least_total"
+    considerate = serial or policy == "least_delay"
+    state = Estimates(targets, links, rules or Rules(), len(interrupted), considerate, serial)
+    homes = _at_home(interrupted, state) if serial else {}
+    chosen = {}
+    for request in _ORDERS[policy](interrupted):
+        if home := homes.get(request.request):
+            state.give_back(request, home)
+        chosen[request.request] = _CHOOSERS[policy](request, state)
     return tuple(chosen[r.request] for r in interrupted)
 
 
@@ -146,8 +152,10 @@ class Estimates:
         rules: Rules,
         requests: int = 1,
         considerate: bool = False,
+        serial: bool = False,
     ) -> None:
-        """`requests`: for so many. `considerate`: as `least_delay` counts links."""
+        """`requests`: for so many. `considerate`: as `least_delay` counts links; `serial`: and a
+        worker brings back one request after the other, wherever from."""
         self.targets = targets
         self.links = links
         self.rules = rules
@@ -155,12 +163,11 @@ class Estimates:
         self.free_us = {t.worker: t.wait_us for t in targets}
         self.link_us = {t.worker: 0 for t in targets}
         self.considerate = considerate
+        self.serial = serial
         self.received_us = {t.worker: 0 for t in targets}
         self.local_us = {t.worker: 0 for t in targets}
         self.requests = {t.worker: t.requests for t in targets}
         self.waiting = {t.worker: t.waiting for t in targets}
-        self.delay_us = 0
-        """Of all choices so far, as `least_total` counts it."""
         self.load = {t.worker: t.load for t in targets}
 
     def options(self, request: Interrupted) -> list[RecoveryOption]:
@@ -225,12 +232,16 @@ class Estimates:
             return self.link_us.get(holder, 0)
         if holder == worker:
             return self.local_us[worker]
+        if self.serial:
+            return max(self.link_us.get(holder, 0), self.local_us[worker])
         return max(self.link_us.get(holder, 0), self.received_us[worker])
 
     def _carry(self, stored: Stored, worker: str) -> None:
         """What `stored` is of goes to `worker`."""
         free = self._free_us(stored.holder, worker)
         arrived = free + self.links.move_us(stored.holder, worker, stored.bytes)
+        if self.serial:
+            self.local_us[worker] = arrived
         if self.considerate and stored.holder == worker:
             self.local_us[worker] = arrived
             return
@@ -252,6 +263,16 @@ class Estimates:
                 self.load[stored.holder] = max(0, self.load[stored.holder] - share)
             if option.kind == "restore" and stored.holder == option.holder:
                 self._carry(stored, worker)
+
+    def give_back(self, request: Interrupted, home: RecoveryOption) -> None:
+        """Undo the choice of a worker that holds the checkpoint itself."""
+        worker = home.worker
+        self.free_us[worker] -= home.compute_us
+        self.requests[worker] -= 1
+        self.waiting[worker] -= 1
+        for stored in request.stored:
+            if stored.holder == worker:
+                self.local_us[worker] -= self.links.move_us(worker, worker, stored.bytes)
 
 
 def _exclusion(request: Interrupted, target: Target) -> str:
@@ -286,12 +307,21 @@ def _least_total(request: Interrupted, state: Estimates) -> RecoveryChoice:
             waiting = state.waiting[o.worker]
             running = max(state.requests[o.worker] - waiting, 0)
             delay = o.done_us + o.compute_us * (HELD_UP * waiting + running) // HELD_UP
+            if o.holder != o.worker:
+                delay *= AWAY
             open_.append((delay, o.kind != "restore", at))
-    if not open_:
-        return _decide(request, state, options, -1)
-    delay, _, at = min(open_)
-    state.delay_us += delay
-    return _decide(request, state, options, at)
+    return _decide(request, state, options, min(open_)[2] if open_ else -1)
+
+
+def _at_home(interrupted: Sequence[Interrupted], state: Estimates) -> dict[str, RecoveryOption]:
+    """Where requests are restored by the worker beside the checkpoint, to begin with."""
+    found = {}
+    for request in interrupted:
+        near = [o for o in state.options(request) if o.holder == o.worker and not o.excluded]
+        if near:
+            found[request.request] = home = min(near, key=lambda o: (o.done_us, o.worker))
+            state.take(request, home)
+    return found
 
 
 def _eq6(request: Interrupted, state: Estimates) -> RecoveryChoice:
@@ -344,20 +374,16 @@ def _least_held_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
     return sorted(interrupted, key=lambda r: (-_left(r), r.request))
 
 
-def _most_held_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
-    return sorted(interrupted, key=lambda r: (_left(r), r.request))
-
-
 def _left(request: Interrupted) -> int:
     """Tokens that nobody holds."""
     return request.tokens - max((stored.tokens for stored in request.stored), default=0)
 
 
-_ORDERS: dict[str, tuple[Callable[[Sequence[Interrupted]], list[Interrupted]], ...]] = {
-    "completion": (_longest_first,),
-    "least_delay": (_longest_first,),
-    "least_total": (_least_held_first, _most_held_first),
-    "eq6": (_as_given,),
+_ORDERS: dict[str, Callable[[Sequence[Interrupted]], list[Interrupted]]] = {
+    "completion": _longest_first,
+    "least_delay": _longest_first,
+    "least_total": _least_held_first,
+    "eq6": _as_given,
 }
 _CHOOSERS: dict[str, Callable[[Interrupted, Estimates], RecoveryChoice]] = {
     "completion": _completion,

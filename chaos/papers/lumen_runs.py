@@ -71,8 +71,9 @@ SMOOTH_S = 5
 NEAR = 1.1
 
 ROUTING = "least_load"
-"""Of fresh requests, under every rule. The review draws LUMEN's router as join-shortest-queue,
-which does far worse: an engine that comes back gets all that arrives."""
+"""Of fresh requests, under all rules but `ROUTED`."""
+ROUTED = {"ours-ttft": "predicted_ttft", "lumen-jsq": "jsq"}
+"""The review draws LUMEN's router as join-shortest-queue."""
 _ALWAYS = 1_000_000
 LOAD_AWARE = CheckpointConfig(placement="load_aware", alpha=BLOCK_TOKENS // 16, beta=64)
 """Eq. 4's alpha is for blocks of 16 tokens. Beta is about what a request's prompt has of them:
@@ -86,6 +87,8 @@ RULES: Mapping[str, CheckpointConfig | None] = {
     "lumen": replace(LOAD_AWARE, recovery="eq6"),
     "completion": replace(LOAD_AWARE, recovery="completion"),
     "ours": replace(LOAD_AWARE, recovery="least_total"),
+    "ours-ttft": replace(LOAD_AWARE, recovery="least_total"),
+    "lumen-jsq": replace(LOAD_AWARE, recovery="eq6"),
     "spread": replace(LOAD_AWARE, recovery="eq6", theta_percent=_ALWAYS),
     "neighbour-eq6": replace(LOAD_AWARE, placement="neighbour", recovery="eq6"),
     "delay": replace(LOAD_AWARE, recovery="least_delay"),
@@ -93,7 +96,7 @@ RULES: Mapping[str, CheckpointConfig | None] = {
 """Stop and restart: no checkpoints. DéjàVu: a fixed neighbour, which always restores. LUMEN:
 Algorithm 1 and Eq. 6. Ours: the same placement, recovery as it is by default; engines measure
 their links. The others differ in one thing."""
-MEASURED = ("completion", "delay", "ours")
+MEASURED = ("completion", "delay", "ours", "ours-ttft")
 """Rules under which they do."""
 TITLES = {
     "none": "no failure",
@@ -101,6 +104,8 @@ TITLES = {
     "neighbour": "fixed neighbour",
     "lumen": "LUMEN",
     "ours": "ours",
+    "ours-ttft": "ours, routing by TTFT",
+    "lumen-jsq": "LUMEN, shortest queue",
     "spread": "load-aware, holder restores",
     "neighbour-eq6": "fixed neighbour, Eq. 6",
     "completion": "earliest completion, as set",
@@ -256,7 +261,7 @@ def settings_of(case: Case, meter: Meter) -> simulated.Settings:
         ),
         assist=drafts,
         storage=case.storage,
-        replica=ReplicaConfig(policy=ROUTING, checkpoints=config),
+        replica=ReplicaConfig(policy=ROUTED.get(case.rules, ROUTING), checkpoints=config),
         spec=spec,
         steps=model.cost if model is not None else None,
         watching=meter.attach,

@@ -198,3 +198,13 @@ def test_least_total_counts_who_waits_there_already() -> None:
     one = request("r", 500)
     assert taken(plan([one], targets, LINKS, policy="least_total")[0])[1] == "w2"
     assert taken(plan([one], targets, LINKS, policy="least_delay")[0])[1] == "w1"
+
+
+def test_least_total_knows_that_an_engine_restores_one_after_the_other() -> None:
+    """Four lie at w1, whose link is as quick as its own memory: two of them move."""
+    even = Links(local=1_000_000, remote=1_000_000)
+    targets = [target("w1"), target("w2")]
+    many = [request(f"r{n}", 1000, Stored("w1", 999, 20_000_000)) for n in range(4)]
+    near = [request(f"n{n}", 1000, Stored("w2", 999, 20_000_000)) for n in range(4)]
+    workers = [taken(c)[1] for c in plan([*many, *near], targets, even, policy="least_total")]
+    assert workers == ["w1"] * 4 + ["w2"] * 4, "nothing is gained by exchanging them"
