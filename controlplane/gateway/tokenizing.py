@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -152,6 +153,7 @@ class Server:
 def main(spec: str) -> None:
     """Serve on stdin and stdout. Raises what `Tokenizer` raises."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the gateway decides when it ends
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     made = {model: Tokenizer(where) for model, where in tokenizers_of(spec).items()}
     sys.setswitchinterval(SWITCH_S)

@@ -253,6 +253,18 @@ async def test_a_tokenizer_that_dies_is_started_again(rig, folder: Path) -> None
         assert not arrivals(r)[1].estimated
 
 
+async def test_an_interrupt_of_the_terminal_is_the_gateway_s(rig, folder: Path) -> None:
+    async with rig(engines=1, tokenizer=str(folder), tokenize_wait_s=10.0) as r:
+        await r.gateway.tokens.ready()
+        pid = r.gateway.tokens.pid
+        os.kill(pid, signal.SIGINT)
+        await r.ask(COMPLETIONS, body_of("x"))
+        assert not arrivals(r)[0].estimated
+        assert r.gateway.tokens.pid == pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)  # and nothing of it is left
+
+
 async def test_a_tokenizer_that_is_none_leaves_estimates(rig, tmp_path: Path) -> None:
     async with rig(engines=1, tokenizer=str(tmp_path), tokenize_wait_s=10.0) as r:
         await until(lambda: r.gateway.tokens.counters.restarts, "it ended")
