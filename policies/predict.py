@@ -31,8 +31,12 @@ STEP_TOKENS = 2048
 SILENT_US = 1_500_000
 """An engine with work may be silent so long, or for three of its steps."""
 
-REPORT_US = 8000
+REPORT_US = 5000
 """A report of a step takes about so long by way of the log."""
+
+VAGUE = 0.25
+"""With a greater relative error of step times, reports that come step by step tell more than
+predictions do."""
 
 
 class Forecast(Struct, frozen=True, gc=False):
@@ -128,6 +132,8 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
 def _unreported(worker: Worker, costs: Costs, step: float, credit: float) -> int:
     """How many steps may have ended without a report so far, `credit` after they began."""
     within = worker.report_us if worker.report_us > REPORT_US else REPORT_US
+    if costs.spread > VAGUE and within < 4 * step:
+        return 0
     unsure = costs.spread * step
     if within >= step:
         fit = 1 + int(within / step)
