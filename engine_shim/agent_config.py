@@ -13,6 +13,7 @@ import re
 import socket
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigInvalid("--backend", "a URL goes with --host-kind plain, and only there")
         if self.backend and not self.backend.startswith(("http://", "https://")):
             raise ConfigInvalid("--backend", f"{self.backend!r} is no http:// or https:// URL")
+        if self.backend and find_spec("aiohttp") is None:
+            raise ConfigInvalid("--host-kind", "plain needs aiohttp: pip install relume[plain]")
         if self.backend and (self.checkpoint_mb or self.checkpoint_percent):
             raise ConfigInvalid("--checkpoint-mb", "a plain server takes no part in checkpoints")
         if self.host_kind == "zygote" and not self.zygote:

@@ -23,8 +23,9 @@ IMPORTED = {
 # What comes with the engine that a worker host has anyway. Only leaf modules of the shim, and
 # benches that drive an engine, may need it.
 FROM_THE_ENGINE = {
-    "fastapi", "numpy", "pydantic", "pydantic_core", "safetensors", "starlette", "tokenizers",
-    "torch", "transformers", "uvicorn", "uvloop", "vllm", "zmq", "httptools", "prometheus_client",
+    "aiohttp", "fastapi", "httptools", "numpy", "prometheus_client", "pydantic", "pydantic_core",
+    "safetensors", "starlette", "tokenizers", "torch", "transformers", "uvicorn", "uvloop", "vllm",
+    "zmq",
 }  # fmt: skip
 MAY_NEED_THE_ENGINE = ("engine_shim", "chaos")
 
