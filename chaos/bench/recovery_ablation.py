@@ -64,7 +64,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "load_aware": {"placement": "load_aware", "holders": 1},
     "load_aware_x2": {"placement": "load_aware", "holders": 2},
 }
-RULES = ("eq6", "completion")
+RULES = ("eq6", "least_total")
 
 
 class Way(Struct):
@@ -211,7 +211,7 @@ def figures_of(ways: dict[str, Way]) -> dict[str, Any]:
         figures[f"{name}_broken"] = figure(way.broken, "streams", 0)
         if not way.tokens:
             continue
-        default = name == "load_aware_completion"
+        default = name == "load_aware_least_total"
         begun, requests = (sum(x) for x in zip(*way.requests, strict=True))
         figures[f"{name}_coverage"] = figure(
             begun / requests, "ratio", COVERAGE_GOAL if default else None
@@ -250,8 +250,8 @@ def run(argv: list[str]) -> dict[str, Any]:
     ways = asyncio.run(measure(args, wide_model(args.model)))
     print(bars(ways))
     figures = figures_of(ways)
-    coverage_met = figures["load_aware_completion_coverage"]["value"] >= COVERAGE_GOAL
-    balance_met = figures["load_aware_completion_balance"]["value"] < BALANCE_GOAL
+    coverage_met = figures["load_aware_least_total_coverage"]["value"] >= COVERAGE_GOAL
+    balance_met = figures["load_aware_least_total_balance"]["value"] < BALANCE_GOAL
     broken = sum(way.broken for way in ways.values())
     return {
         "bench": "recovery-ablation",

@@ -56,22 +56,22 @@ def test_figures_of_an_ablation() -> None:
     ways = {
         f"{place}_{rule}": Way()
         for place in recovery_ablation.PLACEMENTS
-        for rule in ("eq6", "completion")
+        for rule in ("eq6", "least_total")
     }
-    good = ways["load_aware_completion"]
+    good = ways["load_aware_least_total"]
     good.gaps, good.balance = [0.1, 0.3, 0.2], [1.2]
     good.requests, good.tokens = [(9, 10), (28, 30)], [(90, 100), (250, 300)]
     good.loads = {"w0": 10, "w1": 12}
     ways["none_eq6"].gaps = [0.4]
     figures = figures_of(ways)
-    assert figures["load_aware_completion_gap_p50"]["value"] == 200
-    assert figures["load_aware_completion_coverage"] == {
+    assert figures["load_aware_least_total_gap_p50"]["value"] == 200
+    assert figures["load_aware_least_total_coverage"] == {
         "value": 0.925,
         "goal": recovery_ablation.COVERAGE_GOAL,
         "unit": "ratio",
     }
-    assert figures["load_aware_completion_token_coverage"]["value"] == 0.85
-    assert figures["load_aware_completion_balance_over_time"]["value"] == 1.2
+    assert figures["load_aware_least_total_token_coverage"]["value"] == 0.85
+    assert figures["load_aware_least_total_balance_over_time"]["value"] == 1.2
     assert "none_eq6_coverage" not in figures
     chart = bars(ways).splitlines()
     assert chart[1].count("#") == 40 and chart[2].count("#") == 20 and chart[2].count("-") >= 10
