@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc import aio
+from msgspec.structs import replace
 
-from chaos.sim.etcd_store import Range, Txn, range_of, txn_of
+from chaos.sim.etcd_store import Txn, range_of, txn_of
 from chaos.sim.loop import Process
 from chaos.sim.network import End
-from events.etcd.appends import Append
+from events.etcd.appends import Append, Shape
 from events.etcd.client import EtcdClient
 from events.etcd.config import EtcdConfig
 
@@ -49,15 +50,33 @@ def _error(code: grpc.StatusCode, detail: str) -> aio.AioRpcError:
     return aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details=detail)
 
 
-def txn_for(append: Append) -> Txn:
-    """What `append.request` asks for."""
-    owner, key = append.shape.owner, append.shape.key(append.seq)
-    owned, absent, put = (owner, append.epoch, False), (key, 0, False), (key, append.data, 0)
-    if append.seq == 1:
-        return Txn((owned, absent), (put,), (), (Range(owner), Range(key)))
-    behind = append.shape.key(append.seq - 1)
-    otherwise = Range(owner), Range(key), Range(behind, keys_only=True)
-    return Txn((owned, absent, (behind, 0, True)), (put,), (), otherwise)
+class Form:
+    """What the appends of one stream under one epoch ask for, read once from the request of
+    one of them: later ones differ in their keys and data alone."""
+
+    __slots__ = ("_asked", "_names")
+
+    def __init__(self, append: Append) -> None:
+        self._asked = txn_of(append.request)
+        self._names = names_of(append)
+
+    def txn(self, append: Append) -> Txn:
+        """What `append.request` asks for."""
+        of = dict(zip(self._names, names_of(append), strict=True)).get
+        asked = self._asked
+        return Txn(
+            tuple((of(key, key), revision, there) for key, revision, there in asked.compares),
+            tuple((of(key, key), append.data, lease) for key, _, lease in asked.puts),
+            tuple(replace(read, key=of(read.key, read.key)) for read in asked.reads),
+            tuple(replace(read, key=of(read.key, read.key)) for read in asked.otherwise),
+            asked.drops,
+        )
+
+
+def names_of(append: Append) -> tuple[bytes, bytes]:
+    """The keys that differ: of its segment, of the one before."""
+    shape = append.shape
+    return shape.key(append.seq), shape.key(append.seq - 1)
 
 
 class SimClient(EtcdClient):
@@ -67,10 +86,15 @@ class SimClient(EtcdClient):
         super().__init__(config)
         self._etcd = etcd
         self._process = process
+        self._forms: dict[tuple[Shape, bool], Form] = {}
 
     async def append(self, append: Append) -> Any:
-        """See EtcdClient; the transaction is not put into a request and taken out again."""
-        return await self.call("Txn", txn_for(append))
+        """See EtcdClient; the request is built for the first of a stream and epoch only."""
+        which = append.shape, append.seq == 1
+        form = self._forms.get(which)
+        if form is None:
+            form = self._forms[which] = Form(append)
+        return await self.call("Txn", form.txn(append))
 
     def _connected(self, address: str) -> Any:
         endpoint = self._open.get(address)

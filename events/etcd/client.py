@@ -155,7 +155,7 @@ class EtcdClient:
 
     async def append(self, append: Append) -> Any:
         """TxnResponse of an append."""
-        return await self.call("Txn", append.request)
+        return await self.txn(append.request)
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> Any:
         """PutResponse."""

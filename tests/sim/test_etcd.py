@@ -9,7 +9,7 @@ import pytest
 from aetcd import rpc
 
 from chaos.sim.etcd import SimEtcd
-from chaos.sim.etcd_client import txn_for
+from chaos.sim.etcd_client import Form
 from chaos.sim.etcd_store import txn_of
 from chaos.sim.loop import VirtualLoop
 from chaos.sim.network import Wires
@@ -360,9 +360,13 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process():
 
 def test_an_append_asks_for_what_its_request_asks_for():
     shape, tail = Shape(Keys("/p"), "w.w0", 7), Tail()
-    for n in range(3):
+    form: Form | None = None
+    for n in range(5):
         append = Append(shape, tail, [b"record %d" % n], 5)
-        assert txn_for(append) == txn_of(append.request)
+        if n < 2:  # the first of a stream has nothing before it
+            form = Form(append)
+        assert form is not None
+        assert form.txn(append) == txn_of(append.request)
         tail = append.landed_as(10 + n)
 
 
