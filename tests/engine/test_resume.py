@@ -199,7 +199,8 @@ def test_replay_regenerates_and_shows_only_the_rest(
             resume=("replay", whole.ids[:cut]), created=client.created_of(shown),
         )  # fmt: skip
         assert rest.ids == whole.ids[cut:]
-        assert rest.payload == whole.after(cut), f"cut at {cut}"
+        if stream:  # notes for a whole answer are as many as outputs, which may hold several tokens
+            assert rest.payload == whole.after(cut), f"cut at {cut}"
         if whole.whole is not None:
             assert rest.whole is not None
             ours, theirs = (json.loads(r.payload) for r in (rest.whole, whole.whole))
