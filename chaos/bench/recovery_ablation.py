@@ -165,7 +165,8 @@ def _told(log: Log) -> tuple[int, int]:
 
 async def measure(args: argparse.Namespace, model: str) -> dict[str, Way]:
     """Every way in every repetition, in turned order every other time."""
-    ways = {f"{place}_{rule}": Way() for place in PLACEMENTS for rule in RULES}
+    ways_of = {f"{place}_{rule}": (place, rule) for place in PLACEMENTS for rule in RULES}
+    ways = {name: Way() for name in ways_of}
     sizes = lengths(args.scale)
     with tempfile.TemporaryDirectory() as folder:
         async with fleet_of(folder, model, WORKERS, ARGS) as (fleet, log):
@@ -174,7 +175,7 @@ async def measure(args: argparse.Namespace, model: str) -> dict[str, Way]:
                 first = (repetition * args.requests) % max(len(sizes) - args.requests, 1)
                 mine = sizes[first : first + args.requests]
                 for name in list(ways) if repetition % 2 == 0 else list(reversed(ways)):
-                    place, rule = name.rsplit("_", 1)
+                    place, rule = ways_of[name]
                     await configure(fleet, log, {**PLACEMENTS[place], "recovery": rule})
                     way, victim = ways[name], warm[repetition % WORKERS]
                     await visit(
