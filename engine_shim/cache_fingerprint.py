@@ -13,6 +13,7 @@ import vllm
 
 from engine_shim.kv_stream.errors import Unshapeable
 from engine_shim.kv_stream.fingerprint import HEADS, OPAQUE, Fingerprint
+from engine_shim.kv_stream.messages import MAX_IMAGE_BYTES
 
 SAMPLE_BYTES = 1 << 20
 
@@ -73,7 +74,7 @@ def fingerprint_of(config: Any, piece_bytes: int, layers: int, dtype: str) -> Fi
     lora = config.lora_config is not None
     if lora:
         raise Unshapeable("checkpoints with LoRA adapters: blocks depend on the adapter")
-    return Fingerprint(
+    found = Fingerprint(
         model=effective_digest(model_digest(model.model), model),
         build=build_name(device),
         dtype=dtype,
@@ -86,3 +87,9 @@ def fingerprint_of(config: Any, piece_bytes: int, layers: int, dtype: str) -> Fi
         pp=parallel.pipeline_parallel_size,
         layout=OPAQUE if device == "cpu" else HEADS,
     )
+    if found.image_bytes > MAX_IMAGE_BYTES:
+        raise Unshapeable(
+            f"checkpoints of KV blocks of {found.image_bytes} bytes a rank (at most "
+            f"{MAX_IMAGE_BYTES}); a smaller --block-size makes them possible"
+        )
+    return found

@@ -20,11 +20,16 @@ MAX_LINKS = 64
 REMAKE_S = 2.0
 """So long nothing is asked of a daemon that turned us away."""
 
+BOUND_BYTES = 12 << 20
+BLOCKS = 4
+"""What may wait on a link: so many bytes, or so many blocks where they are larger."""
+
 
 class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """From `kv_connector_extra_config`. `secret_file` for plaintext on a private network;
     `curve_public`, `curve_secret_file` and `curve_servers` (endpoint to key) for CURVE.
-    `epoch` is the worker's, `bound_bytes` what may wait on one link before it sheds.
+    `epoch` is the worker's, `bound_bytes` what may wait on one link before it sheds; 0:
+    BOUND_BYTES, and BLOCKS blocks at the least.
 
     For comparison (DéjàVu, Figure 7): `buffered` copies pieces into few transfers, `layered`
     sends several blocks of one step layer by layer while it computes, `overlap` lets the next
@@ -35,7 +40,7 @@ class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     curve_public: str = ""
     curve_secret_file: str = ""
     curve_servers: dict[str, str] = {}
-    bound_bytes: int = 12 << 20
+    bound_bytes: int = 0
     lookup_timeout_s: float = 0.5
     load_timeout_s: float = 5.0
     buffered: bool = True
@@ -63,6 +68,8 @@ class Links:
     ) -> None:
         self._config = config
         self.fingerprint = fingerprint
+        block = fingerprint.image_bytes if fingerprint is not None else 0
+        self.bound_bytes = config.bound_bytes or max(BOUND_BYTES, BLOCKS * block)
         self._hello = m.Hello(m.VERSION, worker, config.epoch, incarnation, role, b"", fingerprint)
         self._on_refused = on_refused
         self._on_reset = on_reset
@@ -92,7 +99,7 @@ class Links:
             self._secret,
             on_refused=lambda piece, code: self._on_refused(endpoint, piece, code),
             on_reset=self._on_reset,
-            bound_bytes=self._config.bound_bytes,
+            bound_bytes=self.bound_bytes,
             patient=self._hello.role == "writer",
             boot=before.boot if before is not None else "",
             daemon_epoch=before.daemon_epoch if before is not None else 0,
@@ -100,7 +107,7 @@ class Links:
 
     def _connect(self, endpoint: str, wake: Wake) -> Channel:
         if endpoint.startswith("unix:"):
-            staging = 2 * max(self._config.bound_bytes, m.MAX_CHUNK_BYTES)
+            staging = 2 * max(self.bound_bytes, m.MAX_CHUNK_BYTES)
             return LocalChannel(endpoint.removeprefix("unix:"), wake, staging)
         from engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
 

@@ -35,6 +35,11 @@ class Fingerprint(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     layout: str = OPAQUE
 
     @property
+    def image_bytes(self) -> int:
+        """Of one block of one rank as it travels: its token ids and all its layers."""
+        return 4 * self.block_size + self.layers * self.piece_bytes
+
+    @property
     def digest(self) -> bytes:
         """16 bytes; equal digests mean bytes that can be used as they are."""
         return hashlib.blake2b(msgspec.msgpack.encode(self), digest_size=16).digest()

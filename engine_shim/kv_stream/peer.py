@@ -115,8 +115,8 @@ class Peer:
         daemon_epoch: int = 0,
     ) -> None:
         """`on_ack`, `on_refused` (of one piece) and `on_reset` are called on the peer's
-        thread. `bound_bytes`: unanswered and waiting batches together; local channels stage
-        twice of it. `boot`, `daemon_epoch`: what is known of the daemon already."""
+        thread. `bound_bytes`: unanswered and waiting batches together, but always one; local
+        channels stage twice of it. `boot`, `daemon_epoch`: what is known of the daemon already."""
         self.endpoint = endpoint
         self.boot = boot
         self.daemon_epoch = daemon_epoch
@@ -158,7 +158,7 @@ class Peer:
         """
         batch = _Batch(next(self._seq), pieces, parts)
         with self._lock:
-            if self.gone or self._bytes + batch.bytes > self._bound:
+            if self.gone or (self._bytes and self._bytes + batch.bytes > self._bound):
                 self.shed += 1
                 return False
             self._bytes += batch.bytes

@@ -13,10 +13,12 @@ import msgspec
 import pytest
 import zmq
 
+from engine_shim.checkpoint_links import BLOCKS, BOUND_BYTES, LinkConfig, Links
 from engine_shim.kv_stream import messages as m
 from engine_shim.kv_stream import reshape
 from engine_shim.kv_stream.channel import Channel, Wake
 from engine_shim.kv_stream.errors import Refusal, Unreachable
+from engine_shim.kv_stream.fingerprint import Fingerprint
 from engine_shim.kv_stream.peer import Peer
 from engine_shim.kv_stream.stream import (
     BlockIn,
@@ -432,6 +434,24 @@ def test_a_bit_flipped_on_the_wire_is_found(tmp_path: Path, inward: bool) -> Non
             assert target.layers == source.layers
         proxy.close()
         assert stats(daemon)["blocks"] == count, "what arrived well is kept"
+
+
+def test_a_block_larger_than_the_bound_goes_alone(tmp_path: Path) -> None:
+    with served(tmp_path, "local") as (daemon, _):
+        with peer_of(local(daemon.socket), bound_bytes=1) as peer:
+            for i in range(3):
+                assert scatter(Cache(3), outs(1, first=i), peer) == 1
+                assert peer.drained(5)
+        assert stats(daemon)["blocks"] == 3
+
+
+def test_the_bound_of_a_link_grows_with_its_blocks() -> None:
+    large = Fingerprint("m", "b", "bf16", 16, 64, 8, 128, 65536)
+    links = Links(LinkConfig(), "w0", 1, "writer", large)
+    assert large.image_bytes == 64 + (4 << 20)
+    assert links.bound_bytes == BLOCKS * large.image_bytes
+    assert Links(LinkConfig(bound_bytes=9), "w0", 1, "writer", large).bound_bytes == 9
+    assert Links(LinkConfig(), "w0", 1, "reader", None).bound_bytes == BOUND_BYTES
 
 
 def test_a_silent_daemon_sheds_and_does_not_hold_up(tmp_path: Path) -> None:
