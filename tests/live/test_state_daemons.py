@@ -91,6 +91,12 @@ def stream_until(port: int, name: str, to: str, tokens: int) -> tuple[Any, list[
     return connection, ids
 
 
+def cut_after(port: int, name: str, to: str, tokens: int) -> None:
+    """The same, aborted there: it may be taken up elsewhere, so its blocks stay."""
+    connection, _ = stream_until(port, name, to, tokens)
+    connection.close()
+
+
 def flip(pid: int, image: int, size: int) -> None:
     """A bit of the `image`-th block in a daemon's memory."""
     for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -170,11 +176,10 @@ async def test_a_daemon_outlives_its_killed_agent_and_a_stopped_fleet_leaves_non
     fleet = await scene.until(lambda f: f if all(h.alive for h in f.holders.values()) else None)
     boot, pids = fleet.holders["w1"].boot, daemons(scene.run)
     assert len(pids) == 2
-    connection, _ = await asyncio.to_thread(
-        stream_until, fleet.workers["w0"].port, "kept", endpoint(fleet, "w1", "w0"), 40
+    await asyncio.to_thread(
+        cut_after, fleet.workers["w0"].port, "kept", endpoint(fleet, "w1", "w0"), 40
     )
     await scene.until(lambda f: covered_tokens(f, "w1", "kept"))
-    connection.close()  # aborted, it may be taken up elsewhere: its blocks stay
     agent = scene.fleet.children["w1"]
     agent.kill()
     agent.process.wait()
