@@ -203,7 +203,7 @@ def test_question_of_a_route_is_as_it_was_asked(killed: History) -> None:
 
 def test_what_if_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     log = ["--log", str(KILLED)]
-    assert main(["replay", "--what-if", "checkpoints.recovery=completion", *log]) == 0
+    assert main(["replay", "--what-if", "checkpoints.recovery=least_total", *log]) == 0
     assert "no decision in this log" in capsys.readouterr().out
     assert main(["replay", "--json", "--what-if", "checkpoint_recovery=eq6", *log]) == 1
     told = json.loads(capsys.readouterr().out)
