@@ -24,7 +24,7 @@ from controlplane.gateway.errors import UpstreamError
 from controlplane.gateway.gaps import Failover
 from controlplane.gateway.ports import Arrival, Assignment, Hopeless
 from controlplane.gateway.replies import Reply, error_reply
-from controlplane.gateway.trials import Trials
+from controlplane.gateway.trials import DEATHS, Trials
 from controlplane.gateway.upstream import Upstream
 from events.errors import LogError
 
@@ -209,6 +209,13 @@ class Attempts:
             self._fired("retry")
             self._dispatch(to)
 
+    async def _assign_later(self, cause: str) -> None:
+        """Several died on it in a row: give the deaths of others time to be known."""
+        await asyncio.sleep(self._trials.next_pause())
+        if not self.over:
+            self._fired("retry")
+            self._assign(cause)
+
     def _dispatch(self, to: Assignment) -> None:
         self._trials.tries += 1
         self._sent_at = self.ctx.clock()
@@ -308,7 +315,11 @@ class Attempts:
         if refusal:
             self.fail(502, refusal)
             return
-        self._assign(CAUSES.get(kind, kind))
+        cause = CAUSES.get(kind, kind)
+        if kind in DEATHS and self._trials.hurried(self.ctx.clock() - self._sent_at):
+            self._spawn(self._assign_later, cause)
+        else:
+            self._assign(cause)
 
     def handed_over(self) -> None:
         """The engine gave the attempt up as it was asked to: go on where it is planned. Nothing

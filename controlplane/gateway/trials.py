@@ -10,8 +10,9 @@ DEATHS = frozenset({"reset", "eof", "engine_dead"})
 OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue
 
 YOUNG_S = 1.0
-"""An engine given up so soon after an attempt came to it was hung before: a gateway that is cut
-from many engines sends a stream from one to the next in milliseconds."""
+"""An engine given up, or dead, so soon after an attempt came to it was so before: a gateway that
+is cut from many engines, or whose rack dies, sends a stream from one to the next in
+milliseconds."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before asking again where asking failed; doubled
 
 
@@ -38,6 +39,12 @@ class Trials(Struct):
         """The engine was found hung when the attempt had been there for so long."""
         if young_s < YOUNG_S:
             self.moves += 1
+
+    def hurried(self, young_s: float) -> bool:
+        """Engines that die one after another as soon as it comes to them were dead before:
+        many died at once, and not all of it is known yet. Better to wait than to run through
+        those left; the first is left at once."""
+        return self.deaths > 1 and young_s < YOUNG_S
 
     def next_pause(self) -> float:
         """Seconds to wait before asking again."""

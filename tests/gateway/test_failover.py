@@ -567,3 +567,35 @@ async def test_all_workers_dead_then_back_loses_nothing(rig):
         assert (await task).body == want
         assert r.scheduler.endings() == [("completed", 200, 12, "length")]
         assert back.seen[-1].headers["x-relume-incarnation"] == "4"
+
+
+async def test_a_rack_that_dies_at_once_is_not_run_through(rig, monkeypatch):
+    """Six engines are dead; that the last four are is known 10 ms after the second showed it."""
+    async with rig(engines=7) as r:
+        for engine in r.engines[:6]:
+            engine.default = Behaviour(cut_at=0)
+        observed = r.scheduler.observed
+        failed = []
+
+        def seen(*args):
+            observed(*args)
+            failed.append(args)
+            if len(failed) == 2:
+                asyncio.get_running_loop().call_later(
+                    0.01, lambda: r.scheduler.engines.__delitem__(slice(2, 6))
+                )
+
+        monkeypatch.setattr(r.scheduler, "observed", seen)
+        answer = await r.ask(CHAT, chat_body())
+        assert answer.status == 200 and answer.complete
+        assert [len(engine.seen) for engine in r.engines] == [1, 1, 0, 0, 0, 0, 1]
+        assert ("timer", "retry") in [entry[:2] for entry in r.scheduler.log]
+
+
+async def test_what_kills_engine_after_engine_is_given_up(rig):
+    async with rig(engines=7) as r:
+        for engine in r.engines:
+            engine.default = Behaviour(cut_at=0)
+        answer = await r.ask(CHAT, chat_body())
+        assert answer.status == 502 and b"4 workers died on this request" in answer.body
+        assert [len(engine.seen) for engine in r.engines] == [1, 1, 1, 1, 0, 0, 0]
