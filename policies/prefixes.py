@@ -39,7 +39,7 @@ def hit_blocks(view: View, worker: Worker, prefix: bytes) -> int:
 
 def runs(view: View, prefix: bytes) -> list[tuple[int, int]]:
     """(blocks, workers) of the leading prefix, the longest first: sets of workers as bits
-    (`bits_of`), each worker in one of them; those that hold nothing in none. O(marks),
+    (`policies.cached.Index`), each worker in one of them; those that hold nothing in none. O(marks),
     however many workers there are."""
     found: list[tuple[int, int]] = []
     masks, own = index_of(view.fleet).masks, view.expected
@@ -71,20 +71,3 @@ def _own_bits(view: View, one: int) -> int:
         if worker is not None and view.expected.on(worker, one):
             bits |= index.bit(name)
     return bits
-
-
-def bits_of(view: View, worker: str) -> int:
-    """The bit that stands for a worker in `runs`; the same as long as the process lives."""
-    return index_of(view.fleet).bit(worker)
-
-
-def hits(view: View, prefix: bytes) -> dict[str, int]:
-    """Blocks each worker holds of the leading prefix; workers with none are left out."""
-    names = index_of(view.fleet).names
-    found = {}
-    for blocks, mask in runs(view, prefix):
-        while mask:
-            low = mask & -mask
-            found[names[low.bit_length() - 1]] = blocks
-            mask ^= low
-    return found

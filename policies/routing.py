@@ -29,7 +29,7 @@ REQUEST_TOKENS = 32
 class Query(Struct, frozen=True):
     """What is to be placed. `avoid` holds `worker:incarnation` that failed it before; `lost`
     is the attempt that was (0: none yet). `prefix`: marks of the prompt, packed (`events.prefix`);
-    what workers hold of it is `policies.prefixes.hits`. `session` it belongs to, `tier` of its
+    what workers hold of it is `policies.hits`. `session` it belongs to, `tier` of its
     answer."""
 
     request: str

@@ -15,6 +15,7 @@ import pytest
 from events import prefix
 from events import vocabulary as v
 from policies import cached, prefixes
+from policies.hits import Hits
 from policies.state import Fleet, dump, load, state_hash
 from policies.view import View
 from tests.policies.story import (
@@ -66,11 +67,16 @@ def two_workers() -> Story:
 
 
 def hits(view: View, *hashes: int) -> dict[str, int]:
-    """Asked both ways, which must agree."""
+    """Blocks by worker, asked in all ways, which must agree."""
     data = prefix.pack(hashes)
-    found = prefixes.hits(view, data)
+    held = Hits(view, "m", data)
+    found = {name: tokens // BLOCK for name, tokens in held.longest()}
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert bool(held) == bool(found)
     for worker in view.fleet.workers.values():
-        assert prefixes.hit_blocks(view, worker, data) == found.get(worker.name, 0)
+        blocks = found.get(worker.name, 0)
+        assert held.of(worker.name) == BLOCK * blocks
+        assert prefixes.hit_blocks(view, worker, data) == blocks
     return found
 
 
@@ -394,8 +400,6 @@ def test_runs_part_the_workers() -> None:
             assert mask and not union & mask
             union |= mask
         assert union < 1 << len(life.names)
-    names = {prefixes.bits_of(life.view, name) for name in life.names}
-    assert len(names) == len(life.names)
 
 
 PROGRAM = """
@@ -404,7 +408,7 @@ life = Life(11)
 answers = []
 for _ in range(300):
     life.step()
-    answers.append(sorted(prefixes.hits(life.view, prefix.pack(life.prompt())).items()))
+    answers.append(sorted(hits(life.view, *life.prompt()).items()))
 print(dump(life.story.fleet).hex(), state_hash(life.story.fleet).hex(), answers)
 """
 
