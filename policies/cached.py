@@ -137,7 +137,8 @@ def changed(fleet: Fleet, stream: str, epoch: int, event: v.PrefixBlocksChanged)
         room = min(MAX_TOLD, max(SHARE, TOTAL // len(fleet.workers))) - len(marks)
         if len(new) > room:
             new = new[: max(room, 0)]
-        marks |= dict.fromkeys(new)
+        for one in new:
+            marks[one] = None
         if index is not None:
             index.gained(worker, new)
     worker.prefix_marks = len(marks)

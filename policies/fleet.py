@@ -40,7 +40,7 @@ def apply_group(
     fleet.revision = group.revision
     for stream, epoch in group.owners:
         _on_owner(fleet, stream, epoch)
-    handlers, marks = _HANDLERS, touched.of(fleet)
+    handlers, marks = _HANDLERS, touched.asked(fleet)
     for segment in group.segments:
         stream, epoch, position = segment.stream, segment.epoch, segment.first
         head = fleet.streams.get(stream)
@@ -49,10 +49,12 @@ def apply_group(
         for event in codec.decode_all(segment.records):
             handler = handlers.get(type(event))
             if handler is not None:
-                touched.note(fleet, marks, stream, event)
+                if marks is not None:
+                    touched.note(fleet, marks, stream, event)
                 handler(fleet, stream, epoch, event)
             if seen is not None:
                 seen(stream, position, event)
+                marks = touched.asked(fleet)  # it may have asked first
             position += 1
         fleet.streams[stream] = Head(epoch, segment.seq, segment.hash, position - 1)
     if group.segments:
@@ -65,7 +67,8 @@ def fold(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
     """Fold one event of `stream`, written under `epoch`."""
     handler = _HANDLERS.get(type(event))
     if handler is not None:
-        touched.note(fleet, touched.of(fleet), stream, event)
+        if (marks := touched.asked(fleet)) is not None:
+            touched.note(fleet, marks, stream, event)
         handler(fleet, stream, epoch, event)
 
 
@@ -456,9 +459,11 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     fleet.tick_unix_ms = event.unix_ms
     if gap_ms > TICK_GAP_MS or gap_ms < 0:
         fleet.healthy_since_tick = event.number
+    marks = touched.asked(fleet)
     for worker in fleet.workers.values():
         if account.expire(worker, event.number):
-            touched.of(fleet).note(worker.name)
+            if marks is not None:
+                marks.note(worker.name)
             cached.settled_beyond(fleet, worker)
         worker.recent.append(len(worker.attempts))
         del worker.recent[:-RECENT_TICKS]

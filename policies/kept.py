@@ -29,7 +29,7 @@ class Kept:
         self.index: dict[str, int] = {}
         self._why = why
         self._excluded: list[str] = []
-        self._marks: touched.Touched | None = None
+        self._marks: touched.Marks | None = None
         self._seen = self._own_seen = self._steps_seen = self._tick = -1
         self._distrusted: dict[str, int] = {}
 
@@ -42,6 +42,7 @@ class Kept:
         """To what the view shows now."""
         fleet = view.fleet
         marks = touched.of(fleet)
+        steps = marks.steps
         names = marks.since(self._seen) if marks is self._marks else None
         distrusted = view.distrusted()
         if names is None or len(fleet.workers) != len(self.workers):
@@ -50,7 +51,7 @@ class Kept:
         else:
             changed = {*names, *(view.moved.since(self._own_seen) or ())}
             if self.steps:
-                changed.update(touched.steps_of(fleet).since(self._steps_seen) or ())
+                changed.update(steps.since(self._steps_seen) or ())
             if fleet.tick != self._tick:  # what ended early may be forgotten then
                 changed.update(view.overlaid())
             if distrusted != self._distrusted:
@@ -61,7 +62,7 @@ class Kept:
                 if at is not None:
                     self._look(view, at)
         self._marks, self._seen = marks, marks.count
-        self._steps_seen = touched.steps_of(fleet).count
+        self._steps_seen = steps.count
         self._own_seen, self._tick = view.moved.count, fleet.tick
 
     def behind(self, view: View, most: int) -> bool:
@@ -72,7 +73,7 @@ class Kept:
         return (
             marks.count - self._seen
             + view.moved.count - self._own_seen
-            + touched.steps_of(view.fleet).count - self._steps_seen
+            + marks.steps.count - self._steps_seen
         ) > most  # fmt: skip
 
     def _build(self, view: View) -> None:

@@ -10,87 +10,97 @@ It follows from the fold and tells nothing of its own: no part of the state or i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from events import vocabulary as v
 from policies.state import Fleet
 
 
-class Touched:
-    """Names by when they were touched last, on a counter of this object."""
+KEPT = 2048
+"""So many notes are kept one by one; of older ones, only whom they name."""
 
-    __slots__ = ("_at", "_everything", "count")
+
+class Touched:
+    """Names in the order they were touched, on a counter of this object."""
+
+    __slots__ = ("_begin", "_old", "_recent", "whole")
 
     def __init__(self) -> None:
-        self.count = 0
-        self._everything = 0
-        self._at: dict[str, int] = {}
+        self.whole = 0
+        """Where the counter stood when anything might have changed."""
+        self._old: set[str] = set()
+        self._begin = 0
+        self._recent: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """Where the counter stands."""
+        return self._begin + len(self._recent)
 
     def note(self, name: str) -> None:
-        self.count += 1
-        self._at.pop(name, None)
-        self._at[name] = self.count  # behind all others: the dict stays in this order
+        recent = self._recent
+        recent.append(name)
+        if len(recent) > KEPT:
+            self._old.update(recent)
+            self._begin += len(recent)
+            recent.clear()
 
     def everything(self) -> None:
         """Anything may be different now."""
-        self.count += 1
-        self._everything = self.count
-        self._at.clear()
+        self.whole = self._begin = self.count + 1
+        self._recent.clear()
+        self._old.clear()
 
-    @property
-    def whole(self) -> int:
-        """Where the counter stood when anything might have changed."""
-        return self._everything
-
-    def since(self, count: int) -> list[str] | None:
-        """Names touched since the counter stood there; None for all there are."""
-        if self._everything > count:
+    def since(self, count: int) -> Collection[str] | None:
+        """Names touched since the counter stood there, some of them more than once or without
+        need; None for all there are."""
+        if self.whole > count:
             return None
-        found = []
-        for name in reversed(self._at):
-            if self._at[name] <= count:
-                break
-            found.append(name)
-        return found
+        if count < self._begin:
+            return self._old.union(self._recent)
+        return self._recent[count - self._begin :]
 
 
-def of(fleet: Fleet) -> Touched:
-    """The fleet's; one that was just loaded begins with none."""
-    found = fleet.__dict__.get("touched")
+class Marks(Touched):
+    """Those of a fold. `steps`: workers by when their engines made a step in which only figures
+    changed."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = Touched()
+
+
+def of(fleet: Fleet) -> Marks:
+    """The fleet's. They are kept from when somebody asks first, who then knows nothing yet."""
+    found: Marks | None = fleet.__dict__.get("touched")
     if found is None:
-        found = fleet.__dict__["touched"] = Touched()
+        found = fleet.__dict__["touched"] = Marks()
     return found
 
 
-def steps_of(fleet: Fleet) -> Touched:
-    """Workers by when their engines last made a step in which only figures changed."""
-    found = fleet.__dict__.get("steps")
-    if found is None:
-        found = fleet.__dict__["steps"] = Touched()
-    return found
+def asked(fleet: Fleet) -> Marks | None:
+    """The fleet's, if anybody goes by them: a log that is only folded does not pay for them."""
+    return fleet.__dict__.get("touched")
 
 
-def note(fleet: Fleet, touched: Touched, stream: str, event: Any) -> None:
+def note(fleet: Fleet, marks: Marks, stream: str, event: Any) -> None:
     """To be called before `event` of `stream` is folded: an end no longer shows afterwards
     what it ended."""
-    mark = _MARKS.get(type(event))
-    if mark is None:
-        touched.everything()
+    if type(event) is v.EngineStep:  # most only go on: what runs there stays the same
+        (marks if event.changes or event.lost else marks.steps).note(stream[2:])
         return
-    for name in mark(fleet, stream, event):
-        touched.note(name)
+    names = _NAMES.get(type(event))
+    if names is None:
+        marks.everything()
+        return
+    for name in names(fleet, stream, event):
+        marks.note(name)
 
 
 def _nobody(fleet: Fleet, stream: str, event: Any) -> Iterable[str]:
-    return ()
-
-
-def _stepped(fleet: Fleet, stream: str, event: v.EngineStep) -> Iterable[str]:
-    """Most steps only go on: what runs there stays the same."""
-    if event.changes or event.lost:
-        return (stream[2:],)
-    steps_of(fleet).note(stream[2:])
     return ()
 
 
@@ -118,8 +128,7 @@ def _ended(fleet: Fleet, stream: str, event: v.RequestEnded) -> Iterable[str]:
     return (*(name for name, _ in request.places), *_holders_of(fleet, event.request))
 
 
-_MARKS: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
-    v.EngineStep: _stepped,
+_NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.RouteDecided: _target,
     v.TransportObserved: _target,
     v.RequestEnded: _ended,
