@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,11 +19,10 @@ from controlplane.gateway.ports import Arrival, Assignment, Hopeless
 from controlplane.returns import Returns
 from events import codec
 from events import vocabulary as v
-from events.errors import LogError
 from events.log import StreamWriter
-from policies import prefixes, recovery, routing
-from policies.board import is_behind, keep_up
+from policies import board, prefixes, recovery, routing
 from policies.counted import prompt_tokens
+from policies.receipts import Unsaid
 from policies.routing_settings import POLICY
 from policies.state import Worker
 from policies.view import View
@@ -36,10 +33,6 @@ decision travels with its request besides. Everything else is sent without delay
 FINDABLE_S = 0.02
 """The decision about a request whose client may come back to another replica is sent so soon: at
 once, each such request would cost a transaction of its own."""
-RECEIPT_GROUPS = 256
-"""At most so many receive times go into one `GroupsReceived`; older ones are dropped."""
-RECEIPT_US = 1000
-"""Revisions received within so long share a time."""
 
 
 class LiveRequest:
@@ -101,8 +94,7 @@ class Scheduler:
         self.observers: list[Callable[[int, Any], None]] = []
         self._clock = microseconds
         self._began_us = microseconds()
-        self._receipts: deque[tuple[int, int]] = deque(maxlen=RECEIPT_GROUPS)
-        self._receipts_said_us = 0
+        self._unsaid = Unsaid()
         self._changed = asyncio.Event()
         self._models: dict[str, bool] = {}
 
@@ -135,34 +127,22 @@ class Scheduler:
         return self._clock() - self._began_us
 
     def received(self, revision: int) -> None:
-        """A watched revision group arrived now; noted for the next segment."""
-        now, noted = self.now_us(), self._receipts
-        if noted and now - noted[-1][1] < RECEIPT_US:
-            noted[-1] = (revision, noted[-1][1])
-        else:
-            noted.append((revision, now))
+        """A watched revision group arrived now, and is to be folded next."""
+        if not self._unsaid.received(self.view.receipts, revision, self.now_us()):
+            board.forget(self.view)
 
     def _emit_receipts(self) -> None:
-        if not self._receipts:
-            return
-        base, said = self._receipts[0][0], self._receipts_said_us
-        deltas: list[int] = []
-        for revision, at_us in self._receipts:
-            deltas += (revision - base, at_us - said)
-            said = at_us
-        self._receipts.clear()
-        self._receipts_said_us = said
-        event = v.GroupsReceived(base, tuple(deltas))
-        self.view.own(self.writer.append(event), event)
+        event = self._unsaid.told()
+        if event is not None:
+            position = self.writer.append(event)
+            self._unsaid.said()
+            self.view.own(position, event)
 
     def advanced(self, engines: bool = True) -> None:
         """The canonical fold advanced: settle the overlay, wake those who wait. `engines`:
         one of them may have said for the first time what it serves."""
         self.view.landed()
-        if is_behind(self.view):
-            with suppress(LogError):  # then the next decision looks at all of it
-                self._emit_receipts()
-                keep_up(self.view)
+        board.keep_up(self.view)
         for worker in self.view.fleet.workers.values() if engines else ():
             if worker.model and worker.model not in self._models:
                 self._models[worker.model] = True

@@ -200,20 +200,13 @@ def of(view: View, model: str, why: Why, order: Order) -> Board:
     return found
 
 
-KEEP_UP = 4
-"""Boards are brought up when more workers than this are to be looked at again: a decision is
-not to wait for all of them."""
-FORGET = 256
-"""A board nobody asked while it was brought up so often is forgotten."""
-
-
-def is_behind(view: View) -> bool:
-    """Whether much changed since the last decision."""
-    return any(type(b) is Board and b.behind(view, KEEP_UP) for b in view.rankings.values())
+FORGET = 4096
+"""A board nobody asked while the fold advanced so often is forgotten."""
 
 
 def keep_up(view: View) -> None:
-    """Look again at what changed since the last decision. The view must know when it came."""
+    """Look again at what changed since: the fold has advanced, and a decision is not to wait for
+    it."""
     for name, kept in list(view.rankings.items()):
         if type(kept) is Board:
             kept.idle += 1
@@ -221,3 +214,8 @@ def keep_up(view: View) -> None:
                 del view.rankings[name]
             else:
                 kept.bring_up(view)
+
+
+def forget(view: View) -> None:
+    """The next decision looks at all workers: what was kept cannot be relied on."""
+    view.rankings.clear()

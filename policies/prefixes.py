@@ -39,8 +39,8 @@ def hit_blocks(view: View, worker: Worker, prefix: bytes) -> int:
 
 def runs(view: View, prefix: bytes) -> list[tuple[int, int]]:
     """(blocks, workers) of the leading prefix, the longest first: sets of workers as bits
-    (`policies.cached.Index`), each worker in one of them; those that hold nothing in none. O(marks),
-    however many workers there are."""
+    (`policies.cached.Index`), each worker in one of them; those that hold nothing in none.
+    O(marks), however many workers there are."""
     found: list[tuple[int, int]] = []
     masks, own = index_of(view.fleet).masks, view.expected
     running = marks = 0

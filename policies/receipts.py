@@ -8,12 +8,63 @@ are compared with times of the same replica only.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 
 from events import vocabulary as v
 from policies.state import Receipts
 
 KEPT = 1024
 """So many are remembered; what is older counts as received with the oldest of them."""
+UNSAID = 256
+"""So many may wait to be said."""
+TOGETHER_US = 1000
+"""Revisions received within so long share a time."""
+
+
+class Unsaid:
+    """What a replica received and has not written of yet. Its receipts hold it at once, so that
+    what is kept about workers can follow the fold; the record that comes ahead of the next
+    decision says the same."""
+
+    __slots__ = ("_pairs", "_said_us")
+
+    def __init__(self) -> None:
+        self._pairs: deque[tuple[int, int]] = deque()
+        self._said_us = 0
+
+    def received(self, known: Receipts, revision: int, at_us: int) -> bool:
+        """`revision` is there. False when the oldest had to be forgotten for it: nothing may be
+        kept that was made with that."""
+        pairs, revisions, times = self._pairs, known.revisions, known.times
+        if pairs and at_us - pairs[-1][1] < TOGETHER_US:
+            pairs[-1] = revision, pairs[-1][1]
+            revisions[-1] = revision
+            return True
+        whole = len(pairs) < UNSAID
+        if not whole:
+            at = len(revisions) - len(pairs)
+            del pairs[0], revisions[at], times[at]
+        pairs.append((revision, at_us))
+        revisions.append(revision)
+        times.append(at_us)
+        _trim(known)
+        return whole
+
+    def told(self) -> v.GroupsReceived | None:
+        """The record of it; None when there is nothing to say. `said` when it is written."""
+        if not self._pairs:
+            return None
+        base, said = self._pairs[0][0], self._said_us
+        deltas: list[int] = []
+        for revision, at_us in self._pairs:
+            deltas += (revision - base, at_us - said)
+            said = at_us
+        return v.GroupsReceived(base, tuple(deltas))
+
+    def said(self) -> None:
+        """The record was written."""
+        self._said_us = self._pairs[-1][1]
+        self._pairs.clear()
 
 
 def take(receipts: Receipts, event: v.GroupsReceived) -> None:
@@ -31,7 +82,13 @@ def take(receipts: Receipts, event: v.GroupsReceived) -> None:
         times.append(clock)
         last = revision
     receipts.clock_us = clock
-    del revisions[:-KEPT], times[:-KEPT]
+    _trim(receipts)
+
+
+def _trim(receipts: Receipts) -> None:
+    over = len(receipts.revisions) - KEPT
+    if over > 0:
+        del receipts.revisions[:over], receipts.times[:over]
 
 
 def received_us(receipts: Receipts, revision: int) -> int:

@@ -16,7 +16,6 @@ from typing import Any
 from events import vocabulary as v
 from policies.state import Fleet
 
-
 KEPT = 2048
 """So many notes are kept one by one; of older ones, only whom they name."""
 

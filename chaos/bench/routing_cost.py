@@ -23,6 +23,7 @@ from events import vocabulary as v
 from events.codec import encode
 from policies import board, routing, selectors
 from policies.fleet import fold
+from policies.receipts import Unsaid
 from policies.routing_settings import POLICY
 from policies.state import Fleet, Head
 from policies.view import View
@@ -46,8 +47,10 @@ class Plane:
     def __init__(self, workers: int, policy: str, seed: int) -> None:
         self.rng = random.Random(seed)
         self.fleet = Fleet()
-        self.heard: list[int] = []
-        self.now_us = self.said_us = 0
+        self.view = View("r.r0", self.fleet)
+        self.unsaid = Unsaid()
+        self.now_us = 0
+        self.ready = 0.0
         self.policy = policy
         self.engines = {f"w{n}": Engine(f"w{n}", running={}) for n in range(workers)}
         for name in self.engines:
@@ -59,26 +62,32 @@ class Plane:
             )  # fmt: skip
             self.tell(f"w.{name}", ready)
         self.tell("r.r0", v.ReplicaStarted("r0", "b", "127.0.0.1", 8000, 1, policy=policy))
-        self.view = View("r.r0", self.fleet)
         self.written = 0
         self.landing: deque[Any] = deque()
         self.bodies: dict[str, tuple[int, int]] = {}
         self.number = 0
-        self.ready = 0.0
 
     def tell(self, stream: str, event: Any) -> None:
-        """Fold an event of another stream."""
+        """A group of another stream comes: `controlplane.replica` and its scheduler."""
         self.fleet.revision += 1
+        if not self.unsaid.received(self.view.receipts, self.fleet.revision, self.now_us):
+            board.forget(self.view)
         fold(self.fleet, stream, 1, event)
-        self.heard.append(self.fleet.revision)
         self.now_us += GROUP_US
+        self.advanced()
+
+    def advanced(self) -> None:
+        """The fold advanced."""
+        self.view.landed()
+        begun = time.thread_time()
+        board.keep_up(self.view)
+        self.ready += time.thread_time() - begun
 
     def receive(self) -> None:
         """The replica says what it received since it last did."""
-        if self.heard:
-            since = self.now_us - self.said_us
-            said = v.GroupsReceived(self.heard[-1], (0, since))
-            self.heard, self.said_us = [], self.now_us
+        said = self.unsaid.told()
+        if said is not None:
+            self.unsaid.said()
             self.own(said)
 
     def own(self, event: Any) -> None:
@@ -91,11 +100,12 @@ class Plane:
         """What was written before the last few events is folded."""
         if len(self.landing) <= LANDING:
             return
+        self.fleet.revision += 1
         while len(self.landing) > LANDING:
-            self.tell("r.r0", self.landing.popleft())
+            fold(self.fleet, "r.r0", 1, self.landing.popleft())
         head = self.written - len(self.landing)
         self.fleet.streams["r.r0"] = Head(1, self.written, b"", head)
-        self.view.landed()
+        self.advanced()
 
     def step(self, name: str) -> None:
         """One step of an engine, with what it finished ended by its gateway."""
@@ -105,11 +115,6 @@ class Plane:
             if type(change) is v.EngineFinished and change.request in self.bodies:
                 del self.bodies[change.request]
                 self.own(v.RequestEnded(change.request, "completed", 200, 9, "stop", 1, "exact"))
-        begun = time.thread_time()
-        if board.is_behind(self.view):
-            self.receive()
-            board.keep_up(self.view)
-        self.ready += time.thread_time() - begun
 
     def arrive(self) -> tuple[str, int]:
         """A request comes."""
@@ -177,8 +182,8 @@ def measured(plane: Plane, decisions: int, steps: float) -> tuple[list[float], f
 
 
 def rate(plane: Plane, decisions: int) -> float:
-    """Decisions a second of one core, with their bytes and the view's share of them."""
-    spent = 0.0
+    """Decisions a second of one core, with their bytes and what the view and boards take."""
+    spent = plane.ready = 0.0
     running: deque[str] = deque()
     for _ in range(decisions):
         name, prompt = plane.arrive()
@@ -193,7 +198,7 @@ def rate(plane: Plane, decisions: int) -> float:
             del plane.bodies[over]
             plane.own(v.RequestEnded(over, "completed", 200, 9, "stop", 1, "exact"))
         plane.land()
-    return decisions / spent
+    return decisions / (spent + plane.ready)
 
 
 def memory(workers: int, requests: int, policy: str) -> tuple[float, float]:
