@@ -97,6 +97,7 @@ def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
         _check_directory(config.checkpoint_file_dir)
         daemon["file_directory"] = config.checkpoint_file_dir
         daemon["file_budget_bytes"] = config.checkpoint_file_mb << 20
+        daemon["cold_after_s"] = config.checkpoint_cold_after_s
     links: dict[str, Any] = {"secret_file": config.checkpoint_secret_file}
     curve = _curve(config.checkpoint_curve_file)
     if curve is not None:

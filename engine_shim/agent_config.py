@@ -65,6 +65,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     checkpoint_curve_file: str = ""
     checkpoint_file_dir: str = ""
     checkpoint_file_mb: int = 0
+    checkpoint_cold_after_s: float = 5.0
     checkpoint_reserve_mb: int = 512
     checkpoint_allow_unlocked: bool = False
     checkpoint_ttl_s: float = 600.0
@@ -105,6 +106,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         for name in ("ready_timeout_s", "stop_timeout_s", "flush_timeout_s", "checkpoint_ttl_s"):
             if getattr(self, name) <= 0:
                 raise ConfigInvalid(_flag(name), "must be more than 0 s")
+        if self.checkpoint_cold_after_s < 0:
+            raise ConfigInvalid("--checkpoint-cold-after-s", "must be 0 s or more")
         try:
             self.log_config()
         except BadUrl as error:
@@ -194,6 +197,7 @@ _HELP: dict[str, tuple[str, str]] = {
         "directory for blocks nobody touched for a while, in a file that ends with the daemon",
     ),
     "checkpoint_file_mb": ("MB", "how much of it may be used"),
+    "checkpoint_cold_after_s": ("S", "blocks nobody touched for so long may go there"),
     "checkpoint_reserve_mb": ("MB", "memory of the host the daemon always leaves to others"),
     "checkpoint_allow_unlocked": ("BOOL", "take memory that the host could swap out"),
     "checkpoint_ttl_s": ("S", "a request nobody wrote or asked for so long is forgotten"),

@@ -131,7 +131,7 @@ def test_checkpoints_on_a_private_network(tmp_path: Path) -> None:
         "--checkpoint-listen 10.0.0.1:7000 --checkpoint-advertise 10.0.0.1:7001 "
         "--checkpoint-private-networks 10.0.0.0/8,192.168.0.0/16 "
         f"--checkpoint-secret-file {secret} "
-        f"--checkpoint-file-dir {tmp_path} --checkpoint-file-mb 2"
+        f"--checkpoint-file-dir {tmp_path} --checkpoint-file-mb 2 --checkpoint-cold-after-s 1.5"
     )
     with pytest.raises(ConfigInvalid, match="15 bytes, at least 16"):
         checkpoints_of(parse([*ON, *argv.split()], {}))
@@ -150,6 +150,7 @@ def test_checkpoints_on_a_private_network(tmp_path: Path) -> None:
     assert daemon.remote is not None
     assert daemon.remote.private_networks == ("10.0.0.0/8", "192.168.0.0/16")
     assert (daemon.budget_bytes, daemon.file_budget_bytes) == (64 << 20, 2 << 20)
+    assert daemon.cold_after_s == 1.5
     flag, connector = found.engine_arguments(epoch=9)
     assert flag == "--kv-transfer-config"
     config = json.loads(connector)
