@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from chaos.live import memory, processes
 from chaos.live.clients import Clients
+from chaos.live.cpu_limit import Limit
 from chaos.live.errors import CannotStrike
 from chaos.live.host import Host
 from chaos.live.links import Link
@@ -111,6 +112,29 @@ class Faults:
 
         return undo, f"{planned.amount:g} times as long"
 
+    async def _cpu_limit(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        def pids() -> list[int]:
+            host = self._host
+            found = [of(w) for w in targets for of in (host.engine_pid, host.agent_pid)]
+            return [pid for pid in (*found, *map(host.daemon_pid, targets)) if pid]
+
+        return await self._limited(planned, targets, pids)
+
+    async def _gateway_cpu_limit(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        def pids() -> list[int]:
+            return [pid for pid in map(self._replica, targets) if pid]
+
+        return await self._limited(planned, targets, pids)
+
+    async def _limited(
+        self, planned: Planned, targets: Sequence[str], pids: Callable[[], list[int]]
+    ) -> Struck:
+        limit = Limit(planned.amount or 1.0, pids)
+        if not (held := await limit.begin()):
+            await limit.end()
+            raise CannotStrike(f"nothing runs at {', '.join(targets)}")
+        return limit.end, f"{planned.amount:g} of a core each: pids {' '.join(map(str, held))}"
+
     async def _reload_fails(self, planned: Planned, targets: Sequence[str]) -> Struck:
         assert self._host.forks is not None
         for worker in targets:
@@ -122,6 +146,11 @@ class Faults:
             self._host.clock_of(worker).write_text(f"{planned.amount}")
         return None, f"{planned.amount:g} s forward, for the agent"
 
+    async def _clock_back(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        for worker in targets:
+            self._host.clock_of(worker).write_text(f"{-(planned.amount or 0)}")
+        return None, f"{planned.amount:g} s backward, for the agent"
+
     # --- checkpoints -----------------------------------------------------------------------
 
     def _daemons(self, targets: Sequence[str]) -> dict[str, int]:
@@ -129,6 +158,25 @@ class Faults:
         if not found:
             raise CannotStrike(f"no state daemon at {', '.join(targets)}")
         return found
+
+    async def _holder_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return await _stopped(self._daemons(targets))
+
+    async def _disk_full(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        """Of daemons that have put something in their file; it can still be read."""
+        daemons = self._daemons(targets)
+        sizes = {worker: memory.filed(pid) for worker, pid in daemons.items()}
+        if not any(sizes.values()):
+            raise CannotStrike(f"no daemon of {', '.join(targets)} has anything in a file")
+        full = [pid for worker, pid in daemons.items() if sizes[worker]]
+        for pid in full:
+            memory.fill(pid)
+
+        async def undo() -> None:
+            for pid in full:
+                memory.make_room(pid)
+
+        return undo, ", ".join(f"{worker}: {size} bytes" for worker, size in sizes.items() if size)
 
     async def _block_corrupt(self, planned: Planned, targets: Sequence[str]) -> Struck:
         flipped = {

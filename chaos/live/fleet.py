@@ -171,7 +171,7 @@ class _Run:
         schedule, etcd = self._schedule, await self._bed.etcd(len(self._schedule.etcd))
         options = options_of(
             schedule, self.directory, self._bed.model, self._bed.zygote, etcd, self._prefix,
-            self._scenario.fleet.checkpoint_mb,
+            self._scenario.fleet,
         )  # fmt: skip
         host = Host(options, schedule, etcd, self._prefix, lambda text: None)
         pids: list[int] = []

@@ -19,6 +19,7 @@ from chaos.live.forks import Forks
 from chaos.live.links import Link
 from chaos.live.messages import Disturber
 from chaos.live.scale import LEASE_S
+from chaos.scenario.language import Fleet
 from chaos.scenario.schedule import Planned, Schedule
 from controlplane.leftovers import daemons
 from controlplane.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
@@ -54,7 +55,7 @@ class Host(LocalFleet):
         self.gateway_links: dict[str, list[Link]] = {}
         self.disturbers: dict[str, Disturber] = {}
         self.forks: Forks | None = None
-        self._clocks = any(f.what == "clock-jump" for f in schedule.faults)
+        self._clocks = any(f.what in ("clock-jump", "clock-back") for f in schedule.faults)
         self._ports: dict[str, tuple[int, int]] = {}
         self._stack = AsyncExitStack()
 
@@ -117,6 +118,8 @@ class Host(LocalFleet):
             engine, notices = self._ports[name]
             flags += ["--advertise-host", links[0].host]
             flags += ["--engine-port", str(engine), "--notice-port", str(notices)]
+        if self.options.checkpoint_file_mb:
+            flags += ["--checkpoint-cold-after-s", "0"]
         if self.forks is not None:
             flags += ["--zygote", str(self.forks.path)]
         return flags
@@ -165,9 +168,15 @@ class Host(LocalFleet):
 
 
 def options_of(
-    schedule: Schedule, directory: Path, model: Path, zygote: str, etcd: Etcd, prefix: str, mb: int
+    schedule: Schedule,
+    directory: Path,
+    model: Path,
+    zygote: str,
+    etcd: Etcd,
+    prefix: str,
+    fleet: Fleet,
 ) -> FleetOptions:
-    """What `Host` starts for a schedule. `mb`: of each state daemon."""
+    """What `Host` starts for a schedule of `fleet`."""
     endpoints = ",".join(etcd.endpoints)
     return FleetOptions(
         workers=len(schedule.workers),
@@ -180,7 +189,8 @@ def options_of(
         etcd=endpoints,
         zygote=zygote,
         ready_timeout_s=120.0,
-        checkpoint_mb=mb,
+        checkpoint_mb=fleet.checkpoint_mb,
+        checkpoint_file_mb=fleet.checkpoint_file_mb,
         replica_args=("--prefix", prefix, *NEVER),
     )
 

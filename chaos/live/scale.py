@@ -103,6 +103,7 @@ def fitting(fleet: Fleet) -> Fleet:
         control_planes=min(fleet.control_planes, MOST_REPLICAS),
         etcd=min(fleet.etcd, MOST_MEMBERS),
         checkpoint_mb=min(fleet.checkpoint_mb, MOST_CHECKPOINT_MB),
+        checkpoint_file_mb=min(fleet.checkpoint_file_mb, MOST_CHECKPOINT_MB),
         model="tiny",
         hardware="cpu",
     )

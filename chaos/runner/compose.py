@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from random import Random
 
+from msgspec.structs import replace
+
 from chaos.scenario.catalogue import FAULTS, PHASES, FaultKind, applicable
 from chaos.scenario.checks import HOLDERS, targets
 from chaos.scenario.language import (
@@ -33,14 +35,20 @@ COMPOSED = "composed"
 """The name by which commands ask for such a scenario."""
 
 SLOW = "link-slow"
+_LATER = ("cpu-limit", "gateway-cpu-limit", "disk-full", "holder-stop", "clock-back")
+"""Drawn apart, like `SLOW`: the rest of what a seed means does not depend on them."""
+
+_APART = (SLOW, *_LATER)
 
 _AMOUNTS = {
     "worker-slow": (2.0, 20.0), "reload-fails": (1, 3), "block-corrupt": (1, 32),
     "dram-budget": (0.1, 0.8), "stream-loss": (0.01, 0.3), "stream-duplicate": (0.05, 0.5),
     "stream-reorder": (0.05, 0.5), "disk-slow": (50, 2000), "clock-jump": (1, 7200),
+    "cpu-limit": (0.05, 0.9), "gateway-cpu-limit": (0.05, 0.9), "clock-back": (1, 7200),
 }  # fmt: skip
 _OF_ALL = frozenset(
-    "worker-slow dram-budget stream-loss stream-duplicate stream-reorder block-corrupt".split()
+    "worker-slow dram-budget stream-loss stream-duplicate stream-reorder block-corrupt "
+    "cpu-limit disk-full".split()
 )
 """What may strike all workers at once and leave a service."""
 
@@ -51,10 +59,11 @@ _FEWEST = {"leader-stop": 2, "gateway-kill": 2}
 def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     """The scenario of `seed`; faults named in `without` are left out."""
     rng = Random(f"compose:{seed}")
-    kinds = [name for name in FAULTS if applicable(name) and name not in (*without, SLOW)]
+    kinds = [name for name in FAULTS if applicable(name) and name not in (*without, *_APART)]
     chosen = [rng.choice(kinds) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))] if kinds else []
     fleet = _fleet(rng, chosen)
     traffic = _traffic(rng)
+    fleet, traffic, later = _later(seed, fleet, traffic, without)
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",
@@ -64,6 +73,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
             *(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
             *_at_effects(seed, fleet, without),
             *_slow_link(seed, without),
+            *later,
         ),
         expect=(Bound("requests", least=traffic.requests),),
     )
@@ -94,6 +104,24 @@ def _slow_link(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
             amount=float(rng.randint(5, 500)),
         ),
     )  # fmt: skip
+
+
+def _later(
+    seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]
+) -> tuple[Fleet, Traffic, tuple[Fault, ...]]:
+    """In one of five a fault of `_LATER`, and the fleet and the traffic that it can strike."""
+    rng = Random(f"compose-later:{seed}")
+    what = rng.choice(_LATER)
+    if rng.random() >= 0.2 or what in without:
+        return fleet, traffic, ()
+    if what == "disk-full":
+        traffic = replace(
+            traffic, arrivals=Closed(4 * fleet.workers), lengths=Uniform((200, 500), (64, 192))
+        )
+        fleet = replace(fleet, checkpoint_mb=1, checkpoint_file_mb=rng.choice((2, 8, 64)))
+    elif what == "holder-stop" and not fleet.checkpoint_mb:
+        fleet = replace(fleet, checkpoint_mb=rng.choice((8, 64)))
+    return fleet, traffic, (_fault(what, FAULTS[what], fleet, rng),)
 
 
 def _fleet(rng: Random, faults: Collection[str]) -> Fleet:
@@ -149,8 +177,8 @@ def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
     target = rng.choice(allowed)
     if target == "any" and kind.target != "request" and rng.random() < 0.3:
         target = rng.choice(targets(kind.target, fleet))
-    if name == "block-corrupt":
-        target = "all"  # few hold blocks at any time
+    if name in ("block-corrupt", "disk-full"):
+        target = "all"  # few hold blocks, or have them in files, at any time
     elif name == "primary-and-holder-kill":
         when, target = When(during="decode", nth=max(int(when.nth), 4)), "subject"
     amount = None

@@ -43,6 +43,10 @@ FAULTS: Mapping[str, FaultKind] = {
     "worker-slow": FaultKind(
         "steps take longer", "worker", "must", ("times as long", 1000.0)
     ),
+    "cpu-limit": FaultKind(
+        "each process of a worker gets a share of a core", "worker", "must",
+        ("share of a core", 1.0),
+    ),
     "weights-flipped": FaultKind(
         "bits of the weights flip in memory", "worker", needs="policies.canary"
     ),
@@ -56,6 +60,7 @@ FAULTS: Mapping[str, FaultKind] = {
         "the draft model proposes other tokens", "worker", "must", needs="engine_shim.proposer"
     ),
     "holder-kill": FaultKind("kill -9 of a host's state daemon", "worker"),
+    "holder-stop": FaultKind("SIGSTOP to a host's state daemon, then CONT", "worker", "must"),
     "primary-and-holder-kill": FaultKind(
         "an engine and the daemon that holds its blocks die together", "worker"
     ),
@@ -64,6 +69,10 @@ FAULTS: Mapping[str, FaultKind] = {
     ),
     "dram-budget": FaultKind(
         "a daemon's budget shrinks to a share", "worker", "must", ("share left", 1.0)
+    ),
+    "disk-full": FaultKind(
+        "a daemon that holds blocks in a file cannot write any more of them there",
+        "worker", "must",
     ),
     "stream-loss": FaultKind("KV streams lose messages", "worker", "must", ("share", 1.0)),
     "stream-duplicate": FaultKind("KV streams repeat messages", "worker", "must", ("share", 1.0)),
@@ -82,6 +91,10 @@ FAULTS: Mapping[str, FaultKind] = {
         "SIGSTOP to the leader beyond its lease, then CONT: two leaders for a while",
         "control plane", "must", roles=_ENDS,
     ),
+    "gateway-cpu-limit": FaultKind(
+        "a control plane replica gets a share of a core", "control plane", "must",
+        ("share of a core", 1.0), (), _ENDS,
+    ),
     "etcd-kill": FaultKind("kill -9 of a member, started again", "etcd", "may", roles=_ENDS),
     "etcd-stop": FaultKind("SIGSTOP to a member, then CONT", "etcd", "must", roles=_ENDS),
     "etcd-quota": FaultKind("etcd is out of space", "etcd", "must"),
@@ -90,6 +103,9 @@ FAULTS: Mapping[str, FaultKind] = {
     ),
     "clock-jump": FaultKind(
         "the wall clock of a host jumps forward", "worker", "no", ("seconds", 1e6)
+    ),
+    "clock-back": FaultKind(
+        "the wall clock of a host jumps backward", "worker", "no", ("seconds", 1e6)
     ),
     "client-gone": FaultKind("a client hangs up", "request"),
 }  # fmt: skip

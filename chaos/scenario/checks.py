@@ -32,8 +32,8 @@ MOST_SPAN = 1_000_000
 """Seconds, or a count: more is a mistake."""
 
 HOLDERS = frozenset(
-    "holder-kill primary-and-holder-kill block-corrupt dram-budget stream-loss stream-duplicate "
-    "stream-reorder".split()
+    "holder-kill holder-stop primary-and-holder-kill block-corrupt dram-budget disk-full "
+    "stream-loss stream-duplicate stream-reorder".split()
 )
 """Faults of what only a fleet with checkpoints has."""
 
@@ -73,6 +73,9 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
     if fleet.domains > fleet.workers:
         remedy = f"give at most {fleet.workers}"
         yield (*at, "domains"), "are more than there are workers", remedy
+    if fleet.checkpoint_file_mb and not fleet.checkpoint_mb:
+        said = "are for what memory has no room for, and there is none"
+        yield (*at, "checkpoint_file_mb"), said, "set fleet.checkpoint_mb"
     yield from _known(fleet.model, HARDWARE, (*at, "model"), "model")
     if fleet.model in HARDWARE:
         classes = HARDWARE[fleet.model]
@@ -158,6 +161,8 @@ def _fault(fault: Fault, fleet: Fleet, at: Path_) -> Iterator[Found]:
         yield (*at, "peer"), f"{fault.what} is of no link", "delete it"
     if (fault.what in HOLDERS or fault.peer == "holder") and not fleet.checkpoint_mb:
         yield at, "strikes checkpoints, of which this fleet has none", "set fleet.checkpoint_mb"
+    if fault.what == "disk-full" and not fleet.checkpoint_file_mb:
+        yield at, "strikes files, of which this fleet has none", "set fleet.checkpoint_file_mb"
     allowed = [*targets(kind.target, fleet), "any", "all", *kind.roles]
     if fault.when.at_s is None:
         allowed.append("subject")

@@ -27,7 +27,8 @@ class _Part(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Fleet(_Part, frozen=True):
     """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
-    `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints."""
+    `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
+    `checkpoint_file_mb` of files are for what its memory has no room for, however new it is."""
 
     workers: Count
     model: str = "tiny"
@@ -36,6 +37,7 @@ class Fleet(_Part, frozen=True):
     control_planes: Annotated[int, Meta(ge=1, le=9)] = 1
     etcd: Annotated[int, Meta(ge=1, le=9)] = 1
     checkpoint_mb: Annotated[int, Meta(ge=0)] = 0
+    checkpoint_file_mb: Annotated[int, Meta(ge=0)] = 0
 
 
 class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):

@@ -18,6 +18,7 @@ from engine_shim.kv_stream.errors import Refusal
 from engine_shim.kv_stream.fingerprint import Fingerprint, usable
 from engine_shim.state_daemon.arena import Arena
 from engine_shim.state_daemon.extents import Extents
+from engine_shim.state_daemon.file_tier import FileTier
 from engine_shim.state_daemon.service import Service
 from engine_shim.state_daemon.store import BlockStore
 
@@ -67,6 +68,44 @@ class CountedArena(Arena):
         self._bytes.clear()
 
 
+class CountedFile(FileTier):
+    """A file of which each image of `image` bytes has 16. The `disk` outlives the daemon."""
+
+    def __init__(self, budget: int, image: int, disk: Disk) -> None:
+        self._extents = Extents(budget)
+        self._images: dict[int, bytes] = {}
+        self._image = image
+        self._disk = disk
+
+    def write(self, image: memoryview) -> int | None:
+        offset = None if self._disk.full else self._extents.allocate(self._image)
+        if offset is None:
+            return None
+        self._images[offset] = bytes(image)
+        self._disk.used = self.used
+        return offset
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._images[offset]
+
+    def release(self, offset: int) -> int:
+        self._images.pop(offset, None)
+        freed = self._extents.release(offset)
+        self._disk.used = self.used
+        return freed
+
+    def close(self) -> None:
+        self._images.clear()
+
+
+class Disk:
+    """A host's. `used`: bytes of its daemon's file; `full`: nothing more can be written."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.full = False
+
+
 class Putting(Struct, frozen=True):
     """Blocks of one engine for one holder, sent together."""
 
@@ -90,11 +129,16 @@ class Put(Struct, frozen=True):
 class SimDaemon:
     """One process of it. `on_change` is called when there is something to tell its agent."""
 
-    def __init__(self, host: Host, epoch: int, budget: int) -> None:
+    def __init__(self, host: Host, epoch: int, budget: int, file_budget: int = 0) -> None:
         self.host = host
         self.process = host.loop.process(f"{host.name}.daemon")
         self.arena = CountedArena(budget)
+        self.file_budget = file_budget
         self.store = BlockStore(self.arena)
+        if file_budget:
+            host.disk.used = 0
+            cold = CountedFile(file_budget, host.spec.block_bytes, host.disk)
+            self.store = BlockStore(self.arena, cold, cold_after_s=0.0)
         self.service = Service(self.store, host.name, epoch, b"", host.loop.time)
         self.service.boot = f"{host.random.getrandbits(64):016x}"
         self.on_change: Callable[[], None] = lambda: None

@@ -18,8 +18,9 @@ from chaos.outcome import Fired
 from chaos.phases import Seen
 from chaos.scenario.catalogue import FAULTS
 from chaos.scenario.schedule import Planned
-from chaos.sim.loop import NS
+from chaos.sim.loop import NS, Process
 from chaos.sim.network import Rule
+from chaos.sim.throttle import Throttle
 from chaos.sim.watch import Watch
 from chaos.sim.worker import Host
 
@@ -197,7 +198,7 @@ class Faults:
 
     def _agent_stop(self, planned: Planned, target: str) -> Undo:
         host = self._fleet.hosts[target]
-        if host.agent is None or not host.agent.process.alive or host.agent.process.stopped:
+        if host.agent is None or not host.agent.process.alive or host.agent.process.halted:
             raise CannotStrike(f"{target} has no agent that runs")
         host.agent.process.stop()
         return host.agent.process.go_on
@@ -206,6 +207,19 @@ class Faults:
         host = self._fleet.hosts[target]
         host.slow(planned.amount or 1.0)
         return lambda: host.slow(1.0)
+
+    def _cpu_limit(self, planned: Planned, target: str) -> Undo:
+        """What the engine does takes so much longer; agent and daemon stand still for the rest
+        of each period."""
+        host, share = self._fleet.hosts[target], planned.amount or 1.0
+        host.limit(share)
+        throttle = Throttle(self._loop, host.helpers, share)
+
+        def undo() -> None:
+            throttle.end()
+            host.limit(1.0)
+
+        return undo
 
     def _reload_fails(self, planned: Planned, target: str) -> None:
         self._fleet.hosts[target].failing_starts += int(planned.amount or 1)
@@ -217,6 +231,9 @@ class Faults:
 
     def _clock_jump(self, planned: Planned, target: str) -> None:
         self._fleet.hosts[target].jump(planned.amount or 0.0)
+
+    def _clock_back(self, planned: Planned, target: str) -> None:
+        self._fleet.hosts[target].jump(-(planned.amount or 0.0))
 
     # --- links ---------------------------------------------------------------------------------
 
@@ -256,6 +273,24 @@ class Faults:
         if not self._fleet.hosts[target].kill_daemon():
             raise CannotStrike(f"{target} has no state daemon")
 
+    def _holder_stop(self, planned: Planned, target: str) -> Undo:
+        daemon = self._fleet.hosts[target].daemon
+        if daemon is None or not daemon.process.alive or daemon.process.halted:
+            raise CannotStrike(f"{target} has no state daemon that runs")
+        daemon.process.stop()
+        return daemon.process.go_on
+
+    def _disk_full(self, planned: Planned, target: str) -> Undo:
+        disk = self._fleet.hosts[target].disk
+        if disk.full or not disk.used:
+            raise CannotStrike(f"{target} has nothing in files")
+        disk.full = True
+
+        def room() -> None:
+            disk.full = False
+
+        return room
+
     def _primary_and_holder_kill(self, planned: Planned, target: str) -> None:
         host = self._engine(target)
         holder = self._fleet.holder_of(host)
@@ -280,6 +315,16 @@ class Faults:
     def _gateway_kill(self, planned: Planned, target: str) -> None:
         if not self._fleet.kill_plane(target):
             raise CannotStrike(f"{target} does not run")
+
+    def _gateway_cpu_limit(self, planned: Planned, target: str) -> Undo:
+        plane = self._fleet.planes[target]
+        if not plane.running:
+            raise CannotStrike(f"{target} does not run")
+
+        def processes() -> list[Process]:
+            return [plane.process] if plane.process is not None else []
+
+        return Throttle(self._loop, processes, planned.amount or 1.0).end
 
     def _leader_stop(self, planned: Planned, target: str) -> Undo:
         if not self._fleet.stop_plane(target):

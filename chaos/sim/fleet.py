@@ -102,6 +102,7 @@ class SimFleet:
             name: Host(
                 loop, name, domain, fleet.model, spec, steps, self.wires, self.etcd,
                 settings.workers, fleet.checkpoint_mb << 20, holders, feed,
+                fleet.checkpoint_file_mb << 20,
             )
             for name, domain in schedule.workers.items()
         }  # fmt: skip

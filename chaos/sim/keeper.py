@@ -123,6 +123,7 @@ class SimKeeper:
             host.holder_address,
             daemon.arena.budget,
             machine=host.name,
+            file_bytes=daemon.file_budget,
         )
         self._anew = False
         self._journal.record(started, *held)

@@ -49,7 +49,7 @@ class Process:
         self.name = name
         self.pid = loop.next_pid()
         self.alive = True
-        self.stopped = False
+        self.stopped = self.halted = self.paused = False
         self.clock_s = 0.0
         self.at_death: list[Callable[[], None]] = []
         """Called when it is killed: what its kernel does, not the process."""
@@ -99,11 +99,26 @@ class Process:
 
     def stop(self) -> None:
         """SIGSTOP: what becomes due lies until `go_on`."""
-        self.stopped = True
+        self.stopped = self.halted = True
 
     def go_on(self) -> None:
         """SIGCONT."""
-        self.stopped = False
+        self.halted = False
+        self._release()
+
+    def pause(self) -> None:
+        """It has used up its share of a core: like `stop`, until `resume`."""
+        self.stopped = self.paused = True
+
+    def resume(self) -> None:
+        """It may use the core again, unless it is stopped."""
+        self.paused = False
+        self._release()
+
+    def _release(self) -> None:
+        self.stopped = self.halted or self.paused
+        if self.stopped:
+            return
         parked, self._parked = self._parked, []
         if self.alive:
             self._loop._ready.extend(parked)

@@ -18,7 +18,7 @@ from chaos.sim import agent as agents
 from chaos.sim.agent import EngineHandle, Feed, HostDirectory, SimAgent
 from chaos.sim.checkpoints import EngineCheckpoints, Links, fingerprint_of
 from chaos.sim.cost import StepCost
-from chaos.sim.daemon import SimDaemon
+from chaos.sim.daemon import Disk, SimDaemon
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.hosts import HostSpec
 from chaos.sim.keeper import SimKeeper
@@ -72,9 +72,11 @@ class Host:
         budget_bytes: int,
         holders: dict[str, Host],
         feed: Feed,
+        file_bytes: int = 0,
     ) -> None:
-        """`budget_bytes` of its state daemon, 0: none; `holders`: hosts by the endpoint of
-        theirs; `feed`: what all agents of the fleet follow."""
+        """`budget_bytes` of its state daemon, 0: none, and `file_bytes` of its files;
+        `holders`: hosts by the endpoint of theirs; `feed`: what all agents of the fleet
+        follow."""
         self.loop = loop
         self.name = name
         self.domain = domain
@@ -83,6 +85,7 @@ class Host:
         self.cost = cost
         self.net = self.wires = wires
         self.budget_bytes = budget_bytes
+        self.file_bytes = file_bytes
         self.holders = holders
         self.holder_address = f"tcp://{name}:6000"
         if budget_bytes:
@@ -106,8 +109,9 @@ class Host:
         """What the next starts take to load, s; those behind them as the settings say."""
         self.warm: dict[str, int] = {}
         """Tokens that need no computing in the first attempt at what a client asked."""
-        self.factor = 1.0
-        """Steps take so many times as long."""
+        self.factor = self.share = 1.0
+        """Steps take so many times as long; and processes get such a share of a core."""
+        self.disk = Disk()
         self.drafts: Drafts | None = None
         """Another host drafts for this one's engine."""
         self.off = False
@@ -172,6 +176,7 @@ class Host:
         load_s = reload_s * (1 + settings.jitter * (2 * self.random.random() - 1))
         if self.loads:
             load_s = self.loads.pop(0)
+        load_s /= self.share
         if self.failing_starts:
             self.failing_starts -= 1
             engine.process.call_at(self.loop.time() + load_s / 2, engine.exit, "could not load")
@@ -179,7 +184,7 @@ class Host:
 
         def loaded() -> None:
             engine.serve()
-            if self.factor != 1:
+            if self.slower != 1:
                 engine.pace()
             family, size = self.layout()
             exact: dict[str, bool | str] = dict.fromkeys(EXACT, True)
@@ -200,6 +205,16 @@ class Host:
         self.factor = factor
         self._paced()
 
+    def limit(self, share: float) -> None:
+        """What engines do takes as long as on such a share of a core."""
+        self.share = share
+        self._paced()
+
+    def helpers(self) -> list[Process]:
+        """Processes beside the engine that live."""
+        found = [self.agent, self.daemon]
+        return [one.process for one in found if one is not None and one.process.alive]
+
     def draft(self, drafts: Drafts | None) -> None:
         """Another host drafts for the engine from its next step on; None: no longer."""
         self.drafts = drafts
@@ -213,7 +228,12 @@ class Host:
     def steps(self) -> StepCost:
         """What steps take now."""
         cost = self.cost if self.drafts is None else Assisted(self.cost, self.drafts)
-        return cost if self.factor == 1 else Slowed(cost, self.factor)
+        return cost if self.slower == 1 else Slowed(cost, self.slower)
+
+    @property
+    def slower(self) -> float:
+        """Steps take so many times as long."""
+        return self.factor / self.share
 
     def jump(self, seconds: float) -> None:
         """The wall clock jumps forward."""
@@ -258,7 +278,7 @@ class Host:
 
     def start_daemon(self, epoch: int) -> SimDaemon:
         """A new state daemon, which holds nothing."""
-        self.daemon = SimDaemon(self, epoch, self.budget_bytes)
+        self.daemon = SimDaemon(self, epoch, self.budget_bytes, self.file_bytes)
         self.daemon.process.clock_s = self.clock_s
         return self.daemon
 

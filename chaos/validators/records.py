@@ -181,12 +181,15 @@ class Log(list[RevisionGroup]):
 
 
 _MOST_AHEAD_MS = 2000
-"""A worker's clock that is further ahead of the control plane's has jumped."""
+_MOST_BEHIND_MS = 300_000
+"""A worker's clock that is further ahead of the control plane's, or behind it, has jumped; less far
+behind is what waited for etcd."""
 
 
 def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[str, int], int]:
-    """When segments of workers whose clocks ran ahead were written: no later than the next
-    segment of the control plane says. By stream and number; the others are not in it."""
+    """When segments of workers whose clocks had jumped were written: no later than the next
+    segment of the control plane says, or no earlier than the one before. By stream and number;
+    the others are not in it."""
     times: dict[tuple[str, int], int] = {}
     after = 0
     for group in reversed(groups):
@@ -195,6 +198,13 @@ def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[str, int], int]:
                 after = segment.at_ms
             elif after and segment.at_ms > after + _MOST_AHEAD_MS:
                 times[segment.stream, segment.seq] = after
+    before = 0
+    for group in groups:
+        for segment in group.segments:
+            if not segment.stream.startswith("w."):
+                before = segment.at_ms
+            elif segment.at_ms < before - _MOST_BEHIND_MS:
+                times[segment.stream, segment.seq] = before
     return times
 
 

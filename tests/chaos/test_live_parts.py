@@ -34,12 +34,23 @@ from chaos.scenario import reading
 from chaos.scenario.catalogue import FAULTS, PHASES
 from chaos.scenario.catalogue import applicable as exists
 from chaos.scenario.schedule import Planned, Request, expand
-from engine_shim.kv_stream.stream import gather, scatter
+from engine_shim.kv_stream.stream import BlockOut, gather, scatter
 from events import vocabulary as v
 from events.memory import MemoryLog
 from policies.state import Request as Live
 from tests.kv_stream.test_links import SECRET, ins, outs, served
-from tests.state_daemon.daemon import Cache, daemon_in, local, peer_of, remote, stats
+from tests.state_daemon.daemon import (
+    Cache,
+    daemon_in,
+    local,
+    peer_of,
+    remote,
+    stats,
+    tokens_of,
+)
+
+IMAGE = 16384
+"""Bytes of a block of `Cache`."""
 
 
 async def until(found: Callable[[], bool]) -> None:
@@ -189,6 +200,42 @@ def test_flipped_blocks_are_found_out_and_a_shrunken_budget_is_kept(tmp_path: Pa
             assert memory.flip(pid, 10_000, Random(1)) > 0
             found = gather(Cache(count, seed=4), ins(after["blocks"]), peer, "a", 0, 0, 5.0)
             assert found.failure == "corrupt" and found.blocks == 0
+
+
+def test_a_full_disk_takes_nothing_gives_what_it_has_and_takes_again(tmp_path: Path) -> None:
+    (tmp_path / "cold").mkdir()
+    options = {
+        "budget_bytes": 8 * IMAGE, "file_directory": str(tmp_path / "cold"),
+        "file_budget_bytes": 64 * IMAGE, "cold_after_s": 0.0,
+    }  # fmt: skip
+    refused: list[str] = []
+    with daemon_in(tmp_path / "daemon", **options) as daemon:
+        assert daemon.process is not None
+        pid = daemon.process.pid
+
+        def note(piece: Any, code: str) -> None:
+            refused.append(code)
+
+        with peer_of(local(daemon.socket), on_refused=note) as peer:
+            assert memory.filed(pid) == 0
+
+            def put(request: str, count: int) -> dict[str, int]:
+                for index in range(count):
+                    block = BlockOut(request, 0, 0, index, 1, index, tokens_of(index))
+                    assert scatter(Cache(24, seed=len(request)), [block], peer) == 1
+                    assert peer.drained(10)
+                return stats(daemon)
+
+            put("a", 8)
+            before = put("bb", 3)
+            assert before["demoted"] == 3 and memory.filed(pid) > 2 * IMAGE and not refused
+            memory.fill(pid)
+            during = put("ccc", 4)
+            assert during["demoted"] == 3 and set(refused) == {"budget"}
+            loaded = gather(Cache(24, seed=9), ins(8), peer, "a", 0, 0, 10.0)
+            assert loaded.blocks == 8 and loaded.failure == ""
+            memory.make_room(pid)
+            assert put("dddd", 4)["demoted"] > 3
 
 
 async def test_messages_with_blocks_are_repeated_reordered_and_lost(tmp_path: Path) -> None:

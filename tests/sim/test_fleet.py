@@ -10,10 +10,12 @@ import pytest
 from chaos.runner.judge import judge
 from chaos.scenario import reading
 from chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
-from chaos.sim.fleet import digest, run
+from chaos.sim.fleet import Settings, digest, run
+from chaos.sim.loop import VirtualLoop
+from chaos.sim.throttle import PERIOD_S, Throttle
 from chaos.validators import check_all
 from chaos.validators.records import events_of
-from events.vocabulary import AdminCommanded
+from events.vocabulary import AdminCommanded, EngineReady
 
 SCENARIOS = (
     "calm",
@@ -101,3 +103,66 @@ def test_what_comes_over_a_slow_link_comes_later():
 
     slow = Fault("link-slow", When(at_s=0.0), "all", peer="gateway", for_s=60.0, amount=300.0)
     assert first_tokens_ms((slow,)) > 600 + first_tokens_ms(())
+
+
+def test_what_has_a_tenth_of_a_core_takes_ten_times_as_long():
+    traffic = Traffic(Burst(1, 4.0), Fixed(256, 64), requests=4)
+
+    def tpot_ms(*faults):
+        outcome = run(Scenario("limited", "Little CPU.", Fleet(1), traffic, faults), 1)
+        verdict = judge(outcome)
+        assert verdict.broken == {} and len(outcome.fired) == len(faults)
+        return verdict.figures["tpot_ms_mean"], outcome
+
+    limit = Fault("cpu-limit", When(at_s=0.0), "w0", for_s=60.0, amount=0.1)
+    plain, _ = tpot_ms()
+    slow, _ = tpot_ms(limit)
+    assert 9 * plain < slow < 11 * plain
+    # An engine that starts meanwhile takes as much longer to load.
+    _, outcome = tpot_ms(limit, Fault("engine-kill", When(at_s=1.0), "w0"))
+    ready = [at.at_ms for at in events_of(outcome.groups) if type(at.event) is EngineReady]
+    assert ready[1] - outcome.began_ms > 1000 + 9000 * 0.8
+
+
+def test_a_process_stands_still_for_the_rest_of_each_period_and_stays_stopped_if_it_is():
+    loop, ran = VirtualLoop(1), []
+    process = loop.process("p")
+
+    def note():
+        ran.append(loop.time())
+        process.call_at(loop.time() + 0.001, note)
+
+    throttle = Throttle(loop, lambda: [process], 0.25)
+    process.call_soon(note)
+    loop.call_at(1.0, process.stop)
+    loop.call_at(2.0, process.go_on)
+    loop.call_at(3.0, throttle.end)
+    loop.call_at(3.5, loop.stop)
+    with loop.patched():
+        loop.run_forever()
+    loop.close()
+    idle = sum(b - a for a, b in zip(ran, ran[1:], strict=False) if PERIOD_S < 2 * (b - a) < 1)
+    assert 0.7 * 2 < idle < 0.8 * 2
+    assert [b - a > 0.9 for a, b in zip(ran, ran[1:], strict=False)].count(True) == 1
+    assert not any(1.0 < at < 2.0 for at in ran) and sum(at > 3.0 for at in ran) > 400
+
+
+def test_what_has_no_room_on_disk_stays_in_memory_until_there_is_room():
+    seen = []
+
+    def watching(fleet):
+        def look():
+            hosts = fleet.hosts.values()
+            counts = [host.daemon.store.stats() for host in hosts if host.daemon is not None]
+            full = all(host.disk.full for host in hosts)
+            seen.append((full, *(sum(c[name] for c in counts) for name in ("demoted", "taken"))))
+            fleet.loop.call_later(0.1, look)
+
+        fleet.loop.call_soon(look)
+
+    outcome = run(reading.load(reading.find("disk-full")), 0, settings=Settings(watching=watching))
+    assert judge(outcome).result == "passed"
+    full = [at for at, (is_full, *_) in enumerate(seen) if is_full]
+    first, last = seen[full[0]], seen[full[-1]]
+    assert first[1] == last[1] > 0 and last[2] > first[2]
+    assert seen[-1][1] > last[1]
