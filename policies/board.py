@@ -63,20 +63,26 @@ class Board(Kept):
         self._heard: list[tuple[int, int]] = []
         """(revision, at) of what busy workers said: it is forgotten at some time when that came."""
         self.idle = 0
+        self.replicas = 0
+        """How many decide at once."""
 
     def bring_up(self, view: View) -> None:
-        prices = [model.told for model in view.fleet.steptimes.values()]
-        if len(prices) != len(self._prices) or any(map(is_not, prices, self._prices)):
-            self._prices, self._marks = prices, None  # all are to be looked at
         super().bring_up(view)
         heard = view.receipts.revisions
         while self._heard and heard and self._heard[0][0] < heard[0]:
             revision, at = heappop(self._heard)
             if self.workers[at].step_revision == revision:
                 self._look(view, at)
+
+    def _prepare(self, view: View) -> None:
+        fleet = view.fleet
+        prices = [model.told for model in fleet.steptimes.values()]
+        if len(prices) != len(self._prices) or any(map(is_not, prices, self._prices)):
+            self._prices, self._marks = prices, None  # all are to be looked at
         told = view.settings_mark
-        if told != self._settings:
+        if told != self._settings:  # as with all that is rare, who lives may have changed too
             self._settings, self.config = told, config_of(view)
+            self.replicas = sum(replica.alive for replica in fleet.replicas.values())
 
     def quickest(self, at_us: int, tokens: int, turn: int) -> Iterator[tuple[int, int, int, int]]:
         """(microseconds to its first token, end of its prompts, its turn, at) of open workers in

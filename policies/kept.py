@@ -30,7 +30,7 @@ class Kept:
         self._why = why
         self._excluded: list[str] = []
         self._marks: touched.Marks | None = None
-        self._seen = self._own_seen = self._steps_seen = self._tick = -1
+        self._stand = (-1, -1, -1, -1)
         self._distrusted: dict[str, int] = {}
 
     @property
@@ -40,19 +40,24 @@ class Kept:
 
     def bring_up(self, view: View) -> None:
         """To what the view shows now."""
-        fleet = view.fleet
+        fleet, moved = view.fleet, view.moved
         marks = touched.of(fleet)
-        steps = marks.steps
-        names = marks.since(self._seen) if marks is self._marks else None
-        distrusted = view.distrusted()
-        if names is None or len(fleet.workers) != len(self.workers):
+        steps, distrusted = marks.steps, view.distrusted()
+        stand = marks.count, moved.count, steps.count, fleet.tick
+        if marks is self._marks and stand == self._stand and distrusted == self._distrusted:
+            return
+        self._prepare(view)
+        names = own = None
+        if marks is self._marks and len(fleet.workers) == len(self.workers):
+            names, own = marks.since(self._stand[0]), moved.since(self._stand[1])
+        if names is None or own is None:
             self._distrusted = distrusted
             self._build(view)
         else:
-            changed = {*names, *(view.moved.since(self._own_seen) or ())}
+            changed = {*names, *own}
             if self.steps:
-                changed.update(steps.since(self._steps_seen) or ())
-            if fleet.tick != self._tick:  # what ended early may be forgotten then
+                changed.update(steps.since(self._stand[2]) or ())
+            if fleet.tick != self._stand[3]:  # what ended early may be forgotten then
                 changed.update(view.overlaid())
             if distrusted != self._distrusted:
                 changed.update(distrusted, self._distrusted)
@@ -61,20 +66,7 @@ class Kept:
                 at = self.index.get(name)
                 if at is not None:
                     self._look(view, at)
-        self._marks, self._seen = marks, marks.count
-        self._steps_seen = steps.count
-        self._own_seen, self._tick = view.moved.count, fleet.tick
-
-    def behind(self, view: View, most: int) -> bool:
-        """Whether more than `most` workers are to be looked at again."""
-        marks = touched.of(view.fleet)
-        if marks is not self._marks:
-            return True
-        return (
-            marks.count - self._seen
-            + view.moved.count - self._own_seen
-            + marks.steps.count - self._steps_seen
-        ) > most  # fmt: skip
+        self._marks, self._stand = marks, stand
 
     def _build(self, view: View) -> None:
         self.workers = list(view.fleet.workers.values())
@@ -105,6 +97,9 @@ class Kept:
                 del self.reasons[reason]
 
     # --- of what is kept
+
+    def _prepare(self, view: View) -> None:
+        """Something changed; workers are looked at next."""
 
     def _begin(self, view: View) -> None:
         """All are looked at next; nobody was."""

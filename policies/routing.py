@@ -168,11 +168,10 @@ def selected(view: View, query: Query, policy: str) -> Choice:
         query.delivered > 0,
     )
     whole = count <= WHOLE
-    best, looked, late = selectors.select(view, board, policy, asked, WHOLE if whole else NAMED)
-    named = [selectors.candidate(board, x) for x in looked]
+    best, named, late = selectors.select(view, board, policy, asked, WHOLE if whole else NAMED)
     others: tuple[tuple[str, int], ...] = ()
     if whole:
-        named += selectors.unasked(board, {x.at for x in looked})
+        named += selectors.unasked(board, {x.worker for x in named})
     else:
         left = dict(board.reasons)
         if board.open > len(named):
@@ -180,8 +179,9 @@ def selected(view: View, query: Query, policy: str) -> Choice:
         others = tuple(sorted(left.items()))
     if best is None:
         return Choice("", 0, tuple(named), others, refused=selectors.TOO_LATE if late else "")
-    worker = board.workers[best.at]
-    return Choice(worker.name, worker.incarnation, tuple(named), others, best.hit, best.ttft_us)
+    return Choice(
+        best.worker, best.incarnation, tuple(named), others, best.hit_tokens, best.ttft_us
+    )
 
 
 POLICIES: dict[str, Callable[[View, Query], Choice]] = {

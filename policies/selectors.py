@@ -53,16 +53,6 @@ class Asked(Struct, frozen=True, gc=False):
     begun: bool = False
 
 
-class Looked(Struct, gc=False):
-    """One worker that was looked at: `cost` in the selector's own unit, `ttft_us` expected."""
-
-    at: int
-    cost: int
-    hit: int
-    ttft_us: int
-    objection: str
-
-
 Found = Iterator[tuple[int, int]]
 """(cost, at) of open workers, best first."""
 
@@ -150,56 +140,62 @@ def board_of(view: View, model: str, policy: str, why: Why) -> Board:
 
 def select(
     view: View, board: Board, policy: str, asked: Asked, named: int
-) -> tuple[Looked | None, list[Looked], bool]:
+) -> tuple[Candidate | None, list[Candidate], bool]:
     """Whom `policy` chooses, those looked at (the `named` best, and whoever else it turned on),
-    and whether nobody was chosen because it would be too late."""
+    and whether nobody was chosen because it would be too late. What excludes a candidate is its
+    objection; the chosen one may have one."""
     order, _, spread = _ORDERS[policy]
-    replicas = sum(replica.alive for replica in view.fleet.replicas.values()) if spread else 1
+    replicas = board.replicas if spread else 1
     looked = _look(board, order(view, board, asked), asked, named, replicas)
-    fit = [x for x in looked if not x.objection]
+    fit = [x for x in looked if not x.excluded]
     chosen = fit[0] if fit else None
     if len(fit) > 1 and replicas > 1:
         chosen = _spread(view, board, asked, policy, fit, replicas)
-    able = [x for x in looked if x.objection != UNABLE]
-    if chosen is None and able:
-        limited = [x for x in able if x.objection != FAILED]
-        if asked.shed and limited and all(x.objection == TOO_LATE for x in limited):
+    if chosen is None:
+        able = [x for x in looked if x.excluded != UNABLE]
+        limited = [x for x in able if x.excluded != FAILED]
+        if asked.shed and limited and all(x.excluded == TOO_LATE for x in limited):
             return None, looked[:named], True
-        chosen = (limited or able)[0]
+        if able:
+            chosen = (limited or able)[0]
     shown = looked[:named]
-    shown += [x for x in looked[named:] if x is chosen or x.objection == FAILED]
+    shown += [x for x in looked[named:] if x is chosen or x.excluded == FAILED]
     return chosen, shown, False
 
 
-def _look(board: Board, found: Found, asked: Asked, named: int, replicas: int) -> list[Looked]:
+def _look(board: Board, found: Found, asked: Asked, named: int, replicas: int) -> list[Candidate]:
     """The best of an order, and what speaks against each: as many as are to be named, and up to
     `LOOKED` while none of them may be chosen, or the choice is drawn."""
-    looked: list[Looked] = []
+    looked: list[Candidate] = []
     enough = max(named, LOOKED) if replicas > 1 else named
     most = max(named, LOOKED) + len(asked.avoid)
     fit = 0
     workers, outlooks = board.workers, board.outlooks
     hits = asked.hits if asked.hits else None
-    tokens, at_us, slo_us, avoid = asked.tokens, asked.at_us, asked.slo_us, asked.avoid
+    at_us, slo_us, avoid = asked.at_us, asked.slo_us, asked.avoid
     begun = asked.begun
     reserve = board.config.kv_reserve_percent
     unable = 0
     for cost, at in found:
         worker, of = workers[at], outlooks[at]
-        hit = 0
+        name, tokens, hit = worker.name, asked.tokens, 0
         if hits is not None:
-            hit = min(hits.of(worker.name), tokens)
+            hit = min(hits.of(name), tokens)
+            tokens -= hit
         wait = of.free_at_us - at_us
-        expected = (tokens - hit) * of.token_ns // 1000 + of.fixed_us + (wait if wait > 0 else 0)
+        expected = tokens * of.token_ns // 1000 + of.fixed_us + (wait if wait > 0 else 0)
         objection = ""
-        left = of.kv_free - (tokens - hit) // (worker.block_size or 1)
         blocks = worker.kv_blocks
         if begun and worker.plain:
             objection = UNABLE
             unable += 1
-        elif avoid and f"{worker.name}:{worker.incarnation}" in avoid:
+        elif avoid and f"{name}:{worker.incarnation}" in avoid:
             objection = FAILED
-        elif left * 100 <= reserve * blocks and blocks and of.requests:  # an empty one has room
+        elif (
+            blocks
+            and of.requests  # an empty one has room
+            and (of.kv_free - tokens // (worker.block_size or 1)) * 100 <= reserve * blocks
+        ):
             objection = FULL
         elif of.silent_at_us and at_us > of.silent_at_us:
             objection = SILENT
@@ -207,7 +203,22 @@ def _look(board: Board, found: Found, asked: Asked, named: int, replicas: int) -
             objection = TOO_LATE
         else:
             fit += 1
-        looked.append(Looked(at, cost, hit, expected, objection))
+        looked.append(
+            Candidate(
+                name,
+                worker.incarnation,
+                cost,
+                of.prefill_tokens,
+                of.requests,
+                objection,
+                hit,
+                of.batch,
+                of.context_tokens,
+                of.kv_free,
+                expected,
+                of.tpot_us,
+            )
+        )
         seen = len(looked) - unable
         if seen >= most or (fit and seen >= enough):
             break
@@ -276,15 +287,15 @@ def _ttft(board: Board, at: int, asked: Asked) -> int:
 
 
 def _spread(
-    view: View, board: Board, asked: Asked, policy: str, fit: list[Looked], replicas: int
-) -> Looked:
+    view: View, board: Board, asked: Asked, policy: str, fit: list[Candidate], replicas: int
+) -> Candidate:
     """One of those that would not be worse than the best, had each other replica sent it a
     request like this one just now."""
     best = fit[0]
     slack = 0
     if policy == "predicted_ttft":
-        own = (asked.tokens - best.hit) * board.outlooks[best.at].token_ns // 1000
-        slack = own * (replicas - 1) // replicas
+        price = board.outlooks[board.index[best.worker]].token_ns
+        slack = (asked.tokens - best.hit_tokens) * price // 1000 * (replicas - 1) // replicas
     alike = [x for x in fit if x.cost <= best.cost + slack]
     return alike[draw(view, "spread") % len(alike)] if len(alike) > 1 else best
 
@@ -298,29 +309,10 @@ def draw(view: View, what: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def candidate(board: Board, looked: Looked) -> Candidate:
-    """What the log keeps of it."""
-    worker, of = board.workers[looked.at], board.outlooks[looked.at]
-    return Candidate(
-        worker.name,
-        worker.incarnation,
-        looked.cost,
-        of.prefill_tokens,
-        of.requests,
-        looked.objection,
-        looked.hit,
-        of.batch,
-        of.context_tokens,
-        of.kv_free,
-        looked.ttft_us,
-        of.tpot_us,
-    )
-
-
-def unasked(board: Board, looked: set[int]) -> Iterator[Candidate]:
+def unasked(board: Board, looked: set[str]) -> Iterator[Candidate]:
     """The workers that were not looked at, for small fleets, which name everybody."""
     for at, worker in enumerate(board.workers):
-        if at not in looked:
+        if worker.name not in looked:
             of = board.outlooks[at]
             name, load = (worker.name, worker.incarnation), (of.prefill_tokens, of.requests)
             yield Candidate(*name, 0, *load, board.excluded(at))

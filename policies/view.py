@@ -154,6 +154,7 @@ class View:
         self._started = (position, dict(event.settings))
         self.receipts = Receipts()
         self._suspicion.clear()
+        self.moved.everything()
         return []
 
     def _on_decided(self, position: int, event: v.RouteDecided) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from policies import board, receipts, routing, selectors
 from policies.hits import Hits
 from policies.outlook import Outlook, coarse, outlook
 from policies.routing import Query, decide
-from policies.selectors import Asked, Looked
+from policies.selectors import Asked
 from policies.state import Worker
 from policies.view import View
 from tests.policies.story import MODEL, decided, engine_step, queued
@@ -154,12 +154,12 @@ def test_kept_boards_choose_as_new_ones(
             assert len(choice.candidates) + sum(n for _, n in choice.others) == len(life.names)
 
 
-def chosen(view: View, policy: str, asked: Asked) -> tuple[str, dict[str, Looked], bool]:
+def chosen(view: View, policy: str, asked: Asked) -> tuple[str, dict[str, v.Candidate], bool]:
     """Name of the chosen, whom was looked at, and whether it is refused."""
     kept = selectors.board_of(view, MODEL, policy, why)
     best, looked, late = selectors.select(view, kept, policy, asked, 8)
-    shown = {kept.workers[x.at].name: x for x in looked}
-    return kept.workers[best.at].name if best is not None else "", shown, late
+    shown = {x.worker: x for x in looked}
+    return best.worker if best is not None else "", shown, late
 
 
 def loaded(*prompts: int, count: int = 0) -> View:
@@ -224,7 +224,7 @@ def test_what_comes_too_late_is_shed_only_if_it_may_be() -> None:
     late = Asked(100, slo_us=50_000)
     name, looked, refused = chosen(view, "predicted_ttft", late)
     assert (name, refused) == ("w0", False)
-    assert {x.objection for x in looked.values()} == {"too late"}
+    assert {x.excluded for x in looked.values()} == {"too late"}
     assert chosen(view, "predicted_ttft", Asked(100, slo_us=50_000, shed=True))[2]
     assert chosen(view, "predicted_ttft", Asked(100, slo_us=900_000, shed=True))[0] == "w0"
 
@@ -236,7 +236,7 @@ def test_a_worker_without_room_is_passed_over_and_is_better_than_none() -> None:
     assert chosen(view_of(story), "predicted_ttft", Asked(200))[0] == "w1"
     story.tell("w.w1", v.EngineStep(1, 2, 900, 1, 100, 0, 0, 505))
     name, looked, _ = chosen(view_of(story), "predicted_ttft", Asked(200))
-    assert name == "w0" and {x.objection for x in looked.values()} == {"no KV room"}
+    assert name == "w0" and {x.excluded for x in looked.values()} == {"no KV room"}
 
 
 def test_an_engine_that_is_silent_with_work_is_passed_over() -> None:
@@ -253,7 +253,7 @@ def test_an_engine_that_is_silent_with_work_is_passed_over() -> None:
     later = v.GroupsReceived(story.revision, (0, 2_990_000))
     view.own(view.position + 1, later)
     name, looked, _ = chosen(view, "predicted_ttft", Asked(50, view.now_us))
-    assert name == "w1" and looked["w0"].objection == "silent"
+    assert name == "w1" and looked["w0"].excluded == "silent"
 
 
 def test_a_plain_server_is_never_asked_to_go_on() -> None:
