@@ -134,9 +134,8 @@ class Scheduler:
     def _emit_receipts(self) -> None:
         event = self._unsaid.told()
         if event is not None:
-            position = self.writer.append(event)
-            self._unsaid.said()
-            self.view.own(position, event)
+            self.view.reach(self.writer.append(event))
+            self._unsaid.said(self.view.receipts)
 
     def advanced(self, engines: bool = True) -> None:
         """The canonical fold advanced: settle the overlay, wake those who wait. `engines`:

@@ -19,6 +19,7 @@ from policies.affinity import Ring
 from policies.kept import Kept, Why
 from policies.outlook import Outlook
 from policies.routing_settings import RoutingConfig, config_of
+from policies.state import Worker
 from policies.view import View
 
 BOARDS = 16
@@ -41,6 +42,23 @@ def by_requests(of: Outlook) -> tuple[Group, int]:
     return (0, 0), of.requests * LATE + of.free_at_us
 
 
+Row = tuple[str, int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+
+def _row(worker: Worker, of: Outlook, reserve_percent: int) -> Row:
+    """All that a decision must know of a worker when it looks at it: name, incarnation, end of its
+    prompts, token price and other cost, tokens of a block and blocks from which on a prompt has no
+    room, the end of what silence it may keep, and what is told of it besides."""
+    room = LATE
+    if worker.kv_blocks and of.requests:  # an empty one has room
+        room = of.kv_free - reserve_percent * worker.kv_blocks // 100
+    return (
+        worker.name, worker.incarnation, of.free_at_us, of.token_ns, of.fixed_us,
+        worker.block_size or 1, room, of.silent_at_us or LATE,
+        of.prefill_tokens, of.requests, of.batch, of.context_tokens, of.kv_free, of.tpot_us,
+    )  # fmt: skip
+
+
 class Board(Kept):
     """Of one model. `at` is a worker's number in the fleet."""
 
@@ -50,6 +68,7 @@ class Board(Kept):
         super().__init__(why)
         self.config = RoutingConfig()
         self.outlooks: list[Outlook] = []
+        self.rows: list[Row] = []
         self.there: list[int] = []
         """Open workers."""
         self.requests = 0
@@ -81,44 +100,47 @@ class Board(Kept):
             self._prices, self._marks = prices, None  # all are to be looked at
         told = view.settings_mark
         if told != self._settings:  # as with all that is rare, who lives may have changed too
-            self._settings, self.config = told, config_of(view)
+            self._settings, self.config, self._marks = told, config_of(view), None
             self.replicas = sum(replica.alive for replica in fleet.replicas.values())
 
     def quickest(self, at_us: int, tokens: int, turn: int) -> Iterator[tuple[int, int, int, int]]:
         """(microseconds to its first token, end of its prompts, its turn, at) of open workers in
         that order, for a request with `tokens` to compute. For boards `by_time`."""
-        heads, count = [], len(self.workers)
+        count, heads = len(self.workers), []
         for (token_ns, fixed_us), here in self._groups.items():
-            own = tokens * token_ns // 1000 + fixed_us
+            own, settled = tokens * token_ns // 1000 + fixed_us, 1
             free_at, at = here[0]
-            rest = None
             if len(here) > 1 and here[1][0] == free_at:
-                rest = _in_turn(here, turn)
-                at = next(rest)[1]
-            wait = free_at - at_us
-            cost = wait + own if wait > 0 else own
-            heads.append((cost, free_at, (at - turn) % count, at, own, rest, here))
+                here, settled = _turned(here, 0, turn)
+                at = here[0][1]
+            cost = free_at - at_us + own if free_at > at_us else own
+            heads.append((cost, free_at, (at - turn) % count, at, own, here, 1, settled))
         heapify(heads)
         while heads:
-            cost, free_at, turns, at, own, rest, here = heads[0]
+            cost, free_at, turns, at, own, here, following, settled = heads[0]
             yield cost, free_at, turns, at
-            if rest is None:
-                rest = _in_turn(here, turn)
-                next(rest)
-            following = next(rest, None)
-            if following is None:
+            if following == len(here):
                 heappop(heads)
                 continue
-            free_at, at = following
-            wait = free_at - at_us
-            cost = wait + own if wait > 0 else own
-            heapreplace(heads, (cost, free_at, (at - turn) % count, at, own, rest, here))
+            free_at, at = here[following]
+            if following >= settled:
+                settled = following + 1
+                if settled < len(here) and here[settled][0] == free_at:
+                    here, settled = _turned(here, following, turn)
+                    at = here[following][1]
+            cost = free_at - at_us + own if free_at > at_us else own
+            turns = (at - turn) % count
+            heapreplace(heads, (cost, free_at, turns, at, own, here, following + 1, settled))
 
-    def shortest(self, turn: int) -> Iterator[tuple[int, int]]:
-        """(requests, at) of open workers in that order. For boards `by_requests`."""
+    def shortest(self, turn: int) -> Iterator[tuple[int, int, int, int]]:
+        """(requests, 0, 0, at) of open workers in that order. For boards `by_requests`."""
         for here in self._groups.values():
-            for place, at in _in_turn(here, turn):
-                yield place // LATE, at
+            settled = 0
+            for number in range(len(here)):
+                if number == settled:
+                    here, settled = _turned(here, number, turn)
+                place, at = here[number]
+                yield place // LATE, 0, 0, at
 
     @property
     def dearest(self) -> int:
@@ -139,6 +161,7 @@ class Board(Kept):
     def _begin(self, view: View) -> None:
         count = len(self.workers)
         self.outlooks = [None] * count  # type: ignore[list-item]
+        self.rows = [()] * count  # type: ignore[list-item]
         self._places = [None] * count
         self._groups, self.there, self.requests = {}, [], 0
         self._ring = None
@@ -148,6 +171,7 @@ class Board(Kept):
         before, was = self._places[at], self.outlooks[at]
         why = self._excluding(at)
         of = self.outlooks[at] = outlook.outlook(view, self.workers[at])
+        self.rows[at] = _row(self.workers[at], of, self.config.kv_reserve_percent)
         now = None if why else self._order(of)
         if of.silent_at_us > 1:
             heappush(self._heard, (self.workers[at].step_revision, at))
@@ -177,20 +201,15 @@ class Board(Kept):
                 insort(self.there, at)
 
 
-def _in_turn(here: list[tuple[int, int]], turn: int) -> Iterator[tuple[int, int]]:
-    """The entries in order; those of equal place from worker number `turn` on, and round."""
-    begin, count = 0, len(here)
-    while begin < count:
-        end = begin + 1
-        place = here[begin][0]
-        if end < count and here[end][0] == place:
-            end = bisect_right(here, (place, LATE), end)
-            first = bisect_left(here, (place, turn), begin, end)
-            yield from here[first:end]
-            yield from here[begin:first]
-        else:
-            yield here[begin]
-        begin = end
+def _turned(
+    here: list[tuple[int, int]], begin: int, turn: int
+) -> tuple[list[tuple[int, int]], int]:
+    """The entries, with those that share the place of number `begin` from worker number `turn` on
+    and round; and where these end."""
+    place = here[begin][0]
+    end = bisect_right(here, (place, LATE), begin)
+    first = bisect_left(here, (place, turn), begin, end)
+    return here[:begin] + here[first:end] + here[begin:first] + here[end:], end
 
 
 def of(view: View, model: str, why: Why, order: Order) -> Board:

@@ -36,7 +36,7 @@ class Kept:
     @property
     def open(self) -> int:
         """How many can take a request."""
-        return len(self.workers) - sum(self.reasons.values())
+        return len(self.workers) - (sum(self.reasons.values()) if self.reasons else 0)
 
     def bring_up(self, view: View) -> None:
         """To what the view shows now."""

@@ -61,8 +61,9 @@ class Unsaid:
             said = at_us
         return v.GroupsReceived(base, tuple(deltas))
 
-    def said(self) -> None:
-        """The record was written."""
+    def said(self, known: Receipts) -> None:
+        """The record was written: `take` would find all of it known."""
+        known.clock_us += self._pairs[-1][1] - self._said_us
         self._said_us = self._pairs[-1][1]
         self._pairs.clear()
 

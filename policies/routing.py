@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from events.vocabulary import Candidate
 from policies import hits, predict, prefixes, selectors
+from policies.kept import Kept
 from policies.ranking import of as ranked
 from policies.state import Worker
 from policies.view import View
@@ -173,10 +174,7 @@ def selected(view: View, query: Query, policy: str) -> Choice:
     if whole:
         named += selectors.unasked(board, {x.worker for x in named})
     else:
-        left = dict(board.reasons)
-        if board.open > len(named):
-            left[""] = board.open - len(named)
-        others = tuple(sorted(left.items()))
+        others = _others(board, len(named))
     if best is None:
         return Choice("", 0, tuple(named), others, refused=selectors.TOO_LATE if late else "")
     return Choice(
@@ -227,12 +225,17 @@ def _ranked(view: View, query: Query, count: int) -> Choice:
     model = query.model
     ranking = ranked(view, model, lambda w, d: _excluded(w, model, d), REQUEST_TOKENS)
     named = tuple(islice(ranking.best(view.turn % count), NAMED))
-    left = dict(ranking.reasons)
-    if ranking.open > len(named):
-        left[""] = ranking.open - len(named)
     best = named[0] if named else None
     worker, incarnation = (best.worker, best.incarnation) if best is not None else ("", 0)
-    return Choice(worker, incarnation, named, tuple(sorted(left.items())))
+    return Choice(worker, incarnation, named, _others(ranking, len(named)))
+
+
+def _others(kept: Kept, named: int) -> tuple[tuple[str, int], ...]:
+    """How many are not named, by reason, with `named` of the open ones named."""
+    left, more = kept.reasons, kept.open - named
+    if not left:
+        return (("", more),) if more > 0 else ()
+    return tuple(sorted([*left.items(), *((("", more),) if more > 0 else ())]))
 
 
 def _shortened(view: View, query: Query, policy: str, choice: Choice) -> Choice:

@@ -53,15 +53,18 @@ class Asked(Struct, frozen=True, gc=False):
     begun: bool = False
 
 
-Found = Iterator[tuple[int, int]]
-"""(cost, at) of open workers, best first."""
+Entry = tuple[int, int, int, int]
+"""(cost, whatever goes on when costs are equal: two numbers, at) of a worker."""
+Found = Iterator[Entry]
+"""Open workers, best first."""
 
 
 def predicted_ttft(view: View, board: Board, asked: Asked) -> Found:
     """Where the first token is expected first: what waits there, and what of this prompt is
     not held there, each at that worker's price."""
-    for cost, _, _, at in _by_time(view, board, asked):
-        yield cost, at
+    turn = _turn(view, board)
+    plain = board.quickest(asked.at_us, asked.tokens, turn)
+    return _merged(board, plain, asked, turn) if asked.hits else plain
 
 
 def jsq(view: View, board: Board, asked: Asked) -> Found:
@@ -77,11 +80,11 @@ def power_of_two(view: View, board: Board, asked: Asked) -> Found:
         fresh = [at for at, w in places if f"{w.name}:{w.incarnation}" not in asked.avoid]
         there = fresh or there
     if len(there) < 2:
-        return iter([(_ttft(board, at, asked), at) for at in there])
+        return iter([(_ttft(board, at, asked), 0, 0, at) for at in there])
     number = draw(view, "two")
     first = number % len(there)
     second = (first + 1 + number // len(there) % (len(there) - 1)) % len(there)
-    drawn = [(_ttft(board, there[at], asked), there[at]) for at in (first, second)]
+    drawn = [(_ttft(board, there[at], asked), 0, 0, there[at]) for at in (first, second)]
     return iter(sorted(drawn, key=lambda found: found[0]))
 
 
@@ -93,12 +96,12 @@ def prefix_first(view: View, board: Board, asked: Asked) -> Found:
         if at is not None and not board.excluded(at):
             held.append((-hit, _ttft(board, at, asked), at))
     held.sort()
-    for _, cost, at in held:
-        yield cost, at
+    for hit, cost, at in held:
+        yield cost, hit, 0, at
     holding = {at for _, _, at in held}
-    for cost, _, _, at in board.quickest(asked.at_us, asked.tokens, _turn(view, board)):
-        if at not in holding:
-            yield cost, at
+    for entry in board.quickest(asked.at_us, asked.tokens, _turn(view, board)):
+        if entry[3] not in holding:
+            yield entry
 
 
 def session_affinity(view: View, board: Board, asked: Asked) -> Found:
@@ -115,9 +118,9 @@ def session_affinity(view: View, board: Board, asked: Asked) -> Found:
             continue
         has = board.outlooks[at].requests
         if has < most:
-            yield has, at
+            yield has, 0, 0, at
         else:
-            crowded.append((has, at))
+            crowded.append((has, 0, 0, at))
     yield from crowded
 
 
@@ -146,10 +149,9 @@ def select(
     objection; the chosen one may have one."""
     order, _, spread = _ORDERS[policy]
     replicas = board.replicas if spread else 1
-    looked = _look(board, order(view, board, asked), asked, named, replicas)
-    fit = [x for x in looked if not x.excluded]
-    chosen = fit[0] if fit else None
-    if len(fit) > 1 and replicas > 1:
+    looked, chosen = _look(board, order(view, board, asked), asked, named, replicas)
+    if chosen is not None and replicas > 1:
+        fit = [x for x in looked if not x.excluded]
         chosen = _spread(view, board, asked, policy, fit, replicas)
     if chosen is None:
         able = [x for x in looked if x.excluded != UNABLE]
@@ -158,85 +160,73 @@ def select(
             return None, looked[:named], True
         if able:
             chosen = (limited or able)[0]
-    shown = looked[:named]
-    shown += [x for x in looked[named:] if x is chosen or x.excluded == FAILED]
-    return chosen, shown, False
+    if len(looked) > named:
+        beyond = [x for x in looked[named:] if x is chosen or x.excluded == FAILED]
+        looked = looked[:named] + beyond
+    return chosen, looked, False
 
 
-def _look(board: Board, found: Found, asked: Asked, named: int, replicas: int) -> list[Candidate]:
-    """The best of an order, and what speaks against each: as many as are to be named, and up to
-    `LOOKED` while none of them may be chosen, or the choice is drawn."""
+def _look(
+    board: Board, found: Found, asked: Asked, named: int, replicas: int
+) -> tuple[list[Candidate], Candidate | None]:
+    """The best of an order, with what speaks against each, and the first without an objection: as
+    many as are to be named, and up to `LOOKED` while none of them may be chosen, or the choice is
+    drawn."""
     looked: list[Candidate] = []
-    enough = max(named, LOOKED) if replicas > 1 else named
+    best = None
     most = max(named, LOOKED) + len(asked.avoid)
-    fit = 0
-    workers, outlooks = board.workers, board.outlooks
+    enough = max(named, LOOKED) if replicas > 1 else named
+    rows = board.rows
     hits = asked.hits if asked.hits else None
-    at_us, slo_us, avoid = asked.at_us, asked.slo_us, asked.avoid
-    begun = asked.begun
-    reserve = board.config.kv_reserve_percent
-    unable = 0
-    for cost, at in found:
-        worker, of = workers[at], outlooks[at]
-        name, tokens, hit = worker.name, asked.tokens, 0
+    whole, at_us, slo_us = asked.tokens, asked.at_us, asked.slo_us
+    of_its_own = asked.begun or asked.avoid
+    for cost, _, _, at in found:
+        (
+            name, incarnation, free_at, token_ns, fixed_us, block, room, silent_at,
+            prefill, requests, batch, context, kv_free, tpot_us,
+        ) = rows[at]  # fmt: skip
+        tokens, hit = whole, 0
         if hits is not None:
-            hit = min(hits.of(name), tokens)
+            hit = min(hits.of(name), whole)
             tokens -= hit
-        wait = of.free_at_us - at_us
-        expected = tokens * of.token_ns // 1000 + of.fixed_us + (wait if wait > 0 else 0)
-        objection = ""
-        blocks = worker.kv_blocks
-        if begun and worker.plain:
-            objection = UNABLE
-            unable += 1
-        elif avoid and f"{name}:{worker.incarnation}" in avoid:
-            objection = FAILED
-        elif (
-            blocks
-            and of.requests  # an empty one has room
-            and (of.kv_free - tokens // (worker.block_size or 1)) * 100 <= reserve * blocks
-        ):
+        expected = tokens * token_ns // 1000 + fixed_us
+        if free_at > at_us:
+            expected += free_at - at_us
+        if tokens // block >= room:
             objection = FULL
-        elif of.silent_at_us and at_us > of.silent_at_us:
+        elif at_us > silent_at:
             objection = SILENT
         elif slo_us and expected > slo_us:
             objection = TOO_LATE
         else:
-            fit += 1
-        looked.append(
-            Candidate(
-                name,
-                worker.incarnation,
-                cost,
-                of.prefill_tokens,
-                of.requests,
-                objection,
-                hit,
-                of.batch,
-                of.context_tokens,
-                of.kv_free,
-                expected,
-                of.tpot_us,
-            )
-        )
-        seen = len(looked) - unable
-        if seen >= most or (fit and seen >= enough):
+            objection = ""
+        if of_its_own:
+            objection = _own_objection(board, at, asked) or objection
+            if objection == UNABLE:
+                enough += 1
+                most += 1
+        here = Candidate(
+            name, incarnation, cost, prefill, requests, objection, hit, batch, context, kv_free,
+            expected, tpot_us,
+        )  # fmt: skip
+        looked.append(here)
+        if best is None and not objection:
+            best = here
+        seen = len(looked)
+        if seen >= enough and (best is not None or seen >= most):
             break
-    return looked
+    return looked, best
 
 
-Entry = tuple[int, int, int, int]
-"""Expected TTFT, end of prompts, its turn, at: in this order the least is the best."""
+def _own_objection(board: Board, at: int, asked: Asked) -> str:
+    """What speaks against a worker for this request alone."""
+    worker = board.workers[at]
+    if asked.begun and worker.plain:
+        return UNABLE
+    return FAILED if f"{worker.name}:{worker.incarnation}" in asked.avoid else ""
 
 
-def _by_time(view: View, board: Board, asked: Asked) -> Iterator[Entry]:
-    """The order of expected TTFT, with what workers hold."""
-    turn = _turn(view, board)
-    plain = board.quickest(asked.at_us, asked.tokens, turn)
-    return _merged(board, plain, asked, turn) if asked.hits else plain
-
-
-def _merged(board: Board, plain: Iterator[Entry], asked: Asked, turn: int) -> Iterator[Entry]:
+def _merged(board: Board, plain: Found, asked: Asked, turn: int) -> Found:
     """The order with hits, from the order without: a worker gains at most what it holds at the
     highest price, so whatever is cheaper than the next without its hits is final."""
     hits, count = asked.hits, len(board.workers)

@@ -87,8 +87,10 @@ class Plane:
         """The replica says what it received since it last did."""
         said = self.unsaid.told()
         if said is not None:
-            self.unsaid.said()
-            self.own(said)
+            self.written += 1
+            self.view.reach(self.written)
+            self.unsaid.said(self.view.receipts)
+            self.landing.append(said)
 
     def own(self, event: Any) -> None:
         """The replica writes."""

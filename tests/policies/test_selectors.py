@@ -127,7 +127,7 @@ def test_order_of_predicted_ttft_is_that_of_a_pass_over_all(
             asked = life.asked()
             kept = life.board("predicted_ttft", life.view)
             found = selectors.predicted_ttft(life.view, kept, asked)
-            names = [(kept.workers[at].name, cost) for cost, at in found]
+            names = [(kept.workers[at].name, cost) for cost, *_, at in found]
             assert names == all_by_ttft(life.view, asked), f"seed {seed}"
 
 
