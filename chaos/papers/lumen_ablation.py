@@ -17,7 +17,7 @@ STEPS = {
     "Eq. 6 behind load-aware placement": ("lumen", "spread"),
     "drafts alone": ("neighbour+drafts", "neighbour"),
     "drafts behind both": ("lumen+drafts", "lumen"),
-    "least delay in place of Eq. 6": ("ours", "lumen"),
+    "ours in place of Eq. 6": ("ours", "lumen"),
     "all three": ("lumen+drafts", "neighbour"),
 }
 FIGURES = {"ttft": "TTFT", "p99": "p99", "tpot": "TPOT", "lost": "interrupted"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import product
 
 from chaos.papers.lumen_runs import HARDWARE, MODEL, Case
-from chaos.papers.lumen_study import LOST, P99, RESTORED, TTFT, TTFT_OVER, Study
+from chaos.papers.lumen_study import RECOVERY, Study
 from chaos.papers.lumen_tables import RELOAD
 from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
@@ -23,7 +23,7 @@ SUGGESTED = 20
 def case(rule: str, budget_gib: int = 64) -> Case:
     """One of four lost."""
     return Case(
-        rule, 4, 0, 1, per_s=PER_S, lengths="mooncake-conv", budget_mb=budget_gib << 10
+        rule, 4, 0, 1, per_s=PER_S, lengths="mooncake-conversation", budget_mb=budget_gib << 10
     )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def cases() -> Mapping[str, Case]:
 def run(sampling: Sampling) -> Found:
     """Every budget."""
     study = Study(sampling, cases())
-    lines = study.table((TTFT, P99, LOST, RESTORED, TTFT_OVER))
+    lines = study.table(RECOVERY)
     spec = hosts.spec(MODEL, HARDWARE)
     figures = {
         "kv": spec.kv_bytes_per_token * 32768 / GIB,
@@ -69,8 +69,8 @@ RESULT = Result(
     run=run,
     sample=True,
     inputs=(
-        "Lengths: 512 of Mooncake's 12,031 conversation requests (every 23rd), prompts of 11,800 "
-        "tokens on average and up to 113,000, uncut; arrivals are Poisson, 0.15 a second and "
+        "Lengths: 512 of Mooncake's 12,031 conversation requests, prompts of 12,100 tokens on "
+        "average, cut at 100,000 (one of them); arrivals are Poisson, 0.15 a second and "
         "worker (the trace's 3.4 would take some 24 such workers). Its shared prefixes are left "
         "out: every prompt is computed and held whole. Qwen3-32B on two RTX PRO 6000, 131,072 "
         "tokens at most.",

@@ -8,7 +8,7 @@ from itertools import product
 from msgspec.structs import replace
 
 from chaos.papers.lumen_runs import DRAFT_SHARE, EXCHANGE_US, HARDWARE, MODEL, Case
-from chaos.papers.lumen_study import INPUTS, Study
+from chaos.papers.lumen_study import INPUTS, ONE_LOST, Study
 from chaos.papers.lumen_tables import WITHOUT_DRAFTS
 from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
@@ -20,13 +20,9 @@ RUN = (2, 6)
 """Drafts in whole fleets."""
 CONTEXT = 1200
 BOTTLENECKS = {
-    "decoding": Case(
-        "lumen", 4, 0, 1, per_s=3.5, prompts=(50, 200), outputs=(300, 500), short=True
-    ),
-    "both (the trace)": Case("lumen", 4, 0, 1, short=True),
-    "prompts": Case(
-        "lumen", 4, 0, 1, per_s=1.4, prompts=(2000, 4000), outputs=(20, 60), short=True
-    ),
+    "decoding": replace(ONE_LOST, per_s=3.5, prompts=(50, 200), outputs=(300, 500)),
+    "both (the trace)": ONE_LOST,
+    "prompts": replace(ONE_LOST, per_s=1.4, prompts=(2000, 4000), outputs=(20, 60)),
 }
 """Each at about three quarters of what four workers serve."""
 PLAIN = "no drafts"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import product
 
 from chaos.papers.lumen_runs import Case
-from chaos.papers.lumen_study import INPUTS, LOST, P99, RESTORED, TTFT, TTFT_OVER, Study
+from chaos.papers.lumen_study import INPUTS, RECOVERY, Study
 from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
 
@@ -38,13 +38,12 @@ def cases() -> Mapping[str, Case]:
 def run(sampling: Sampling) -> Found:
     """Who is lost, by how many holders."""
     study = Study(sampling, cases())
-    lines = study.table((TTFT, P99, LOST, RESTORED, TTFT_OVER))
+    lines = study.table(RECOVERY)
     for whom, rule in product(WHOM.values(), ("lumen", "ours")):
         of = f"{whom}, {rule}, holders: "
         if of + "1" not in study.runs:
             continue
-        shown = [f"{f} {study.ratio(f, of + '2', of + '1')}" for f in ("ttft", "lost", "tpot")]
-        lines.append(f"  two holders / one, {whom}, {rule}: " + "; ".join(shown))
+        lines.append(study.over(f"two holders / one, {whom}, {rule}", of + "2", of + "1"))
     figures = {
         "rack": study.value("restored", "a rack of two, ours, holders: 1"),
         "one": study.value("restored", "any two, ours, holders: 1"),

@@ -116,7 +116,8 @@ TITLES = {
 class Case(Struct, frozen=True, omit_defaults=True):
     """One run. `fails`: engines that die, -1: a quarter. `whom`: any of them, or `neighbours` in
     the ring, or `rack`: those of one domain, of which there are `racks`. `daemons`: state daemons
-    die with their engines. `lengths`: of another trace, `prompts`, `outputs`: bounds of them
+    die with their engines. `lengths`: of another trace, without its
+    common prefixes, `prompts`, `outputs`: bounds of them
     instead. `assist`: acceptance and drafts of hosts whose engines load, `sparing` or not. `short`
     runs are looked at for 20 s, not 40. `size`: of `lumen_models`; `storage`: see
     simulated.Settings. 0 or empty: as usual."""
@@ -257,7 +258,10 @@ def settings_of(case: Case, meter: Meter) -> simulated.Settings:
         drafts = Assist(Drafts(*case.assist, share, EXCHANGE_US, case.sparing), DRAFTS_AFTER_S)
     return simulated.Settings(
         WorkerSettings(
-            reload_s=case.reload_s, exact_links=True, measured_links=case.rules in MEASURED
+            reload_s=case.reload_s,
+            prefix_cache=not case.lengths,
+            exact_links=True,
+            measured_links=case.rules in MEASURED,
         ),
         assist=drafts,
         storage=case.storage,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from chaos.papers import lumen_models
 from chaos.papers.lumen_models import SIZES
 from chaos.papers.lumen_runs import PER_S, Case, case_of, title
-from chaos.papers.lumen_study import LOST, P99, RESTORED, SHORT, TPOT, TTFT, TTFT_OVER, Study
+from chaos.papers.lumen_study import RECOVERY, SHORT, TPOT, Study
 from chaos.papers.lumen_tables import WITHOUT_DRAFTS
 from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
@@ -44,11 +44,10 @@ def run(sampling: Sampling) -> Found:
             f"{model.spec.kv_bytes_per_token >> 10} KiB a token, "
             f"a draft takes {model.draft_share:.0%} of a step"
         )
-        lines += study.table((TTFT, P99, TPOT, LOST, RESTORED, TTFT_OVER))
+        lines += study.table((*RECOVERY, TPOT))
         of = {rule: f"{name}, {title(rule)}" for rule in RULES}
         for rule, to in (("lumen", "restart"), ("lumen+drafts", "lumen"), ("ours", "lumen")):
-            shown = [f"{f} {study.ratio(f, of[rule], of[to])}" for f in ("ttft", "tpot", "lost")]
-            lines.append(f"  {title(rule)} / {title(to)}: " + "; ".join(shown))
+            lines.append(study.over(f"{title(rule)} / {title(to)}", of[rule], of[to]))
         lines.append("")
         figures[name] = study.value("ttft", of["lumen"], f"{name}, no failure")
         figures[f"{name} less"] = study.value("ttft", of["lumen"], of["restart"])

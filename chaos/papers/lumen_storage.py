@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from chaos.papers.lumen_context import case as long_case
 from chaos.papers.lumen_runs import Case
-from chaos.papers.lumen_study import INPUTS, LOST, P99, RESTORED, TTFT, TTFT_OVER, Column, Study
+from chaos.papers.lumen_study import INPUTS, ONE_LOST, RECOVERY, Column, Study
 from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
 
@@ -28,9 +28,9 @@ def cases() -> Mapping[str, Case]:
     """Memory and storage, of the trace and of long prompts."""
     found = {}
     for name, rate in LINKS.items():
-        found[f"memory, {name}"] = Case("lumen", 4, 0, 1, link_bytes_s=rate, short=True)
+        found[f"memory, {name}"] = replace(ONE_LOST, link_bytes_s=rate)
     for name, storage in STORES.items():
-        case = Case("lumen", 4, 0, 1, storage=storage, budget_mb=SPACIOUS_MB, short=True)
+        case = replace(ONE_LOST, storage=storage, budget_mb=SPACIOUS_MB)
         found[f"storage, {name}"] = case
     return found
 
@@ -38,7 +38,7 @@ def cases() -> Mapping[str, Case]:
 def run(sampling: Sampling) -> Found:
     """Both."""
     study = Study(sampling, cases())
-    columns = (TTFT, P99, LOST, MOVING, RESTORED, TTFT_OVER)
+    columns = (*RECOVERY, MOVING)
     lines = study.table(columns)
     long = {f"long prompts, memory, {gib} GiB a host": long_case("ours", gib) for gib in (8, 64)}
     for name in ("400 Gbit/s, 0.1 ms", "25 Gbit/s, 10 ms"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -13,6 +13,8 @@ from chaos.papers.sampling import Estimate, Sampling, average, ratio
 
 SHORT = "Looked at are the 20 s behind the failure, that is until the engine is back."
 INPUTS = (TRAFFIC, RELOAD, SHORT)
+ONE_LOST = Case("lumen", 4, 0, 1, short=True)
+"""What most of them vary: one of four is lost under LUMEN's rules."""
 
 
 class Column(NamedTuple):
@@ -29,6 +31,8 @@ TPOT = Column("tpot", "TPOT, s")
 LOST = Column("lost", "interrupted, s")
 RESTORED = Column("restored", "restored, part")
 TTFT_OVER = Column("ttft", "TTFT / first row", True)
+RECOVERY = (TTFT, P99, LOST, RESTORED, TTFT_OVER)
+"""What most of them are about."""
 
 
 class Study:
@@ -55,6 +59,12 @@ class Study:
         """The figure of one case over that of another."""
         above, below = self.values(figure, name, to)
         return ratio(above, below) if above else None
+
+    def over(
+        self, said: str, name: str, to: str, figures: Sequence[str] = ("ttft", "tpot", "lost")
+    ) -> str:
+        """Figures of one case over those of another, a line for people."""
+        return f"  {said}: " + "; ".join(f"{f} {self.ratio(f, name, to)}" for f in figures)
 
     def value(self, figure: str, name: str, to: str = "") -> float:
         """The same as a number; 0 where no seed has it."""

@@ -15,6 +15,7 @@ def run(sampling: Sampling) -> Found:
     """Sizes that are asked for, two at least; all that the paper says by size is that it does
     not matter."""
     lines = ["workers  uninterrupted TTFT, s       over no failure             interrupted TTFT, s"]
+    whole: list[str] = []
     plain, lost = {}, {}
     for size in sorted({4, 8, *sampling.sizes(PRINTED)}):
         compared = Compared(sampling, size, ("restart",))
@@ -22,7 +23,8 @@ def run(sampling: Sampling) -> Found:
         lost[size] = compared.mean("lost", "restart")
         over = compared.ratio("plain", "restart", "none")
         lines.append(f"{size:7}  {plain[size]!s:26}  {over!s:26}  {lost[size]}")
-    lines.append(f"{sampling.count} seeds, 95 % intervals")
+        whole += ["", f"{size} workers", *compared.table()]
+    lines += [f"{sampling.count} seeds, 95 % intervals", *whole]
     uninterrupted = [one.value for one in plain.values()]
     figures = {
         "flat": max(uninterrupted) / min(uninterrupted),

@@ -18,7 +18,7 @@ WITHOUT_DRAFTS = (
     "All other rows are without it."
 )
 TRAFFIC = (
-    "Splitwise-Conv's whole trace is not at hand: lengths are drawn from its first 512 rows, "
+    "Lengths are drawn from Splitwise-Conv's first 512 rows (the packaged part), "
     "arrivals are Poisson, 2.75 a second and worker, which the simulated engine serves to about "
     "three quarters. Engine: Qwen3-32B on two RTX PRO 6000, fitted to profiles; the paper's GPUs "
     "are slower. Blocks of 64 tokens, 64 GiB for checkpoints a host, 100 Gbit/s."

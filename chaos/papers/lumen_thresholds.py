@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from itertools import product
 
-from chaos.papers.lumen_runs import Case
-from chaos.papers.lumen_study import INPUTS, LOST, P99, RESTORED, TTFT, Study
+from msgspec.structs import replace
+
+from chaos.papers.lumen_study import INPUTS, ONE_LOST, RECOVERY, Study
 from chaos.papers.result import Found, Published, Result
 from chaos.papers.sampling import Sampling
 
 THETAS, TAUS = (50, 100, 200), (0, 512, 2048, 1_000_000)
 """Per cent of the mean load; tokens. With tau 0 the holder always restores, with the last it never
 does when its load is above theta."""
-OURS = "ours, least delay"
+OURS = "ours, least total"
 
 
 def named(theta: int, tau: int) -> str:
@@ -21,15 +22,15 @@ def named(theta: int, tau: int) -> str:
 
 
 def run(sampling: Sampling) -> Found:
-    """The grid, and recovery by least delay."""
+    """The grid, and our recovery."""
     cases = {
-        named(theta, tau): Case("lumen", 4, 0, 1, theta_percent=theta, tau=tau, short=True)
+        named(theta, tau): replace(ONE_LOST, theta_percent=theta, tau=tau)
         for theta, tau in product(THETAS, TAUS)
     }
-    study = Study(sampling, {**cases, OURS: Case("ours", 4, 0, 1, short=True)})
+    study = Study(sampling, {**cases, OURS: replace(ONE_LOST, rules="ours")})
     lost = {name: study.value("lost", name) for name in cases}
     best, worst = min(lost, key=lost.__getitem__), max(lost, key=lost.__getitem__)
-    lines = study.table((TTFT, P99, LOST, RESTORED))
+    lines = study.table(RECOVERY)
     for figure in ("ttft", "lost"):
         lines.append(f"worst / best, {figure}: {study.ratio(figure, worst, best)}")
         lines.append(f"ours / best, {figure}: {study.ratio(figure, OURS, best)}")
