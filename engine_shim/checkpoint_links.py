@@ -33,7 +33,10 @@ class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     For comparison (DéjàVu, Figure 7): `buffered` copies pieces into few transfers, `layered`
     sends several blocks of one step layer by layer while it computes, `overlap` lets the next
-    step begin before they are acknowledged."""
+    step begin before they are acknowledged.
+
+    `staged`: a cache in host memory is read and written by copies as one in device memory is
+    (for tests); `staging_bytes`: of one of the buffers for that (`staged_cache`), 0: its own."""
 
     epoch: int = 0
     secret_file: str = ""
@@ -46,6 +49,8 @@ class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     buffered: bool = True
     layered: bool = False
     overlap: bool = True
+    staged: bool = False
+    staging_bytes: int = 0
 
     @staticmethod
     def of(extra: Mapping[str, Any]) -> LinkConfig:

@@ -2,7 +2,8 @@
 
 Out: on the engine's thread one copy a block, into buffers the link's thread hashes and
 sends; what finds no room is shed, and said. In: on a thread of its own, into blocks that
-belong to the waiting request alone, while other requests run.
+belong to the waiting request alone, while other requests run. A cache that is no memory of
+ours (`staged_saves.Staged`) is read and written by way of staging memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine_shim.checkpoint_links import LinkConfig, Links
@@ -33,10 +34,12 @@ from engine_shim.kv_stream.stream import (
     scatter,
 )
 from engine_shim.link_probe import LinkProbe, Saved
+from engine_shim.staged_saves import STOP_S, Loading, Staged, StagedSaves
 from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 
 logger = logging.getLogger(__name__)
 Reached = dict[tuple[str, int, int, str], int]
+Begin = Callable[[], Loading]
 
 
 class _Layered:
@@ -71,7 +74,7 @@ class CheckpointRank:
 
     def __init__(
         self,
-        view: CacheView,
+        view: CacheView | Staged,
         rank: int,
         config: LinkConfig,
         worker: str,
@@ -80,17 +83,19 @@ class CheckpointRank:
         report: Callable[[Any], None],
     ) -> None:
         self._view = view
+        self._staged = view if isinstance(view, Staged) else None
         self._rank = rank
         self._config = config
         self._incarnation = incarnation
         self._report = report
+        self._closing = False
         self._lock = threading.Lock()
         self._reached: Reached = {}
         self._lost: set[str] = set()
         self._loaded: set[str] = set()
         self._failed: set[int] = set()
         self._layered: list[_Layered] = []
-        self._block_bytes = 0
+        self._block_bytes = fingerprint.layers * fingerprint.piece_bytes
         self.saved_blocks = 0
         self.shed_blocks = 0
         self._writers = Links(
@@ -98,8 +103,14 @@ class CheckpointRank:
         )
         self._readers = Links(config, worker, incarnation, "reader", fingerprint)
         self._probe = LinkProbe(self._readers, rank, incarnation, config.load_timeout_s, report)
-        self._loads: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
-        threading.Thread(target=self._load_all, name="relume-kv-load", daemon=True).start()
+        self._saves: StagedSaves | None = None
+        if self._staged is not None:
+            self._saves = StagedSaves(
+                self._staged, self._writers, self._rows, self._taken, self._refused_for_good
+            )
+        self._loads: queue.SimpleQueue[tuple[LoadJob, Begin | None] | None] = queue.SimpleQueue()
+        self._loader = threading.Thread(target=self._load_all, name="relume-kv-load", daemon=True)
+        self._loader.start()
 
     # --- out ---------------------------------------------------------------------------
 
@@ -116,12 +127,15 @@ class CheckpointRank:
         self._taken(job, taken)
 
     def _blocks(self, job: SaveJob) -> list[BlockOut]:
+        return self._rows(job, 0, job.block_ids)
+
+    def _rows(self, job: SaveJob, skip: int, ids: Sequence[int]) -> list[BlockOut]:
+        """The job's blocks from one on, which lie at `ids`."""
         key = job.key
         blocks = []
-        for n, (block_id, tokens) in enumerate(zip(job.block_ids, job.tokens, strict=True)):
-            index = job.first + n
-            place = (key.request, key.child, self._rank, index, key.attempt)
-            blocks.append(BlockOut(*place, block_id, tokens, job.priority, job.scope))
+        for n, block_id in enumerate(ids, skip):
+            place = (key.request, key.child, self._rank, job.first + n, key.attempt)
+            blocks.append(BlockOut(*place, block_id, job.tokens[n], job.priority, job.scope))
         return blocks
 
     def _taken(self, job: SaveJob, taken: int) -> None:
@@ -131,8 +145,6 @@ class CheckpointRank:
         key, have = job.key, job.first + taken
         if taken < count:
             self._tell(key.request, key.attempt, key.child, job.endpoint, have)
-        if not self._block_bytes:
-            self._block_bytes = sum(map(len, self._view.pieces(job.block_ids[0])))
         size = self._block_bytes
         self._probe.saved(Saved(job.endpoint, key.request, key.child, have, size))
 
@@ -151,6 +163,9 @@ class CheckpointRank:
 
     def save_rest(self, jobs: list[SaveJob]) -> None:
         """The step is over: what has not left layer by layer leaves now."""
+        if self._saves is not None:
+            self._saves.offer(jobs)
+            return
         sent, self._layered = self._layered, []
         for sending in sent:
             self._taken(sending.job, sending.taken)
@@ -159,6 +174,13 @@ class CheckpointRank:
                 self.save(job)
 
     def drop(self, job: DropJob) -> None:
+        """Behind what was saved of the request."""
+        if self._saves is not None:
+            self._saves.then(lambda: self._drop(job))
+        else:
+            self._drop(job)
+
+    def _drop(self, job: DropJob) -> None:
         try:
             self._writers.peer(job.endpoint).drop(job.request, job.attempt, job.moved)
         except Unreachable:
@@ -176,6 +198,10 @@ class CheckpointRank:
         index = piece.index if code == "digest" else -1
         self._tell(piece.request, piece.attempt, piece.child, endpoint, index)
 
+    def _refused_for_good(self, job: SaveJob) -> None:
+        self.shed_blocks += len(job.block_ids)
+        self._tell(job.key.request, job.key.attempt, job.key.child, job.endpoint, -1)
+
     def _reset(self, endpoint: str) -> None:
         with self._lock:
             self._lost.add(endpoint)
@@ -191,26 +217,33 @@ class CheckpointRank:
 
     def load(self, job: LoadJob) -> None:
         """Begins to bring blocks; `take_loaded` tells when it ended."""
-        self._loads.put(job)
+        begin: Begin | None = None
+        if self._staged is not None:
+            try:
+                begin = self._staged.loading()
+            except RuntimeError as error:
+                self._staged.fail(error)
+        self._loads.put((job, begin))
 
     def _load_all(self) -> None:
-        while (job := self._loads.get()) is not None:
+        while (due := self._loads.get()) is not None:
+            job, begin = due
             loaded = Loaded(0, 0, "internal")
             try:
-                loaded = self._load_one(job)
+                loaded = self._load_one(job, begin)
             except Exception:  # thread edge: the request must go on, by computing
                 logger.exception("loading blocks of %s failed", job.key.request)
             with self._lock:
                 self._failed.update(job.block_ids[loaded.blocks :])
                 self._loaded.add(job.engine_id)
 
-    def _load_one(self, job: LoadJob) -> Loaded:
+    def _load_one(self, job: LoadJob, begin: Begin | None) -> Loaded:
         key, size = job.key, len(job.tokens[0])
         named = (self._incarnation, key.request, key.child, key.attempt, job.endpoint)
         lender = job.lender.request if job.lender is not None else ""
         self._report(RestoreStarted(*named, len(job.block_ids) * size, job.first * size, lender))
         began = time.monotonic_ns()
-        loaded = self._fetch(job)
+        loaded = self._fetch(job, begin)
         tokens = loaded.blocks * size
         if loaded.failure:
             self._report(RestoreFailed(*named, tokens, loaded.failure))
@@ -219,7 +252,7 @@ class CheckpointRank:
             self._report(RestoreDone(*named, tokens, loaded.bytes, took_us))
         return loaded
 
-    def _fetch(self, job: LoadJob) -> Loaded:
+    def _fetch(self, job: LoadJob, begin: Begin | None) -> Loaded:
         source = job.lender or job.key
         chains = job.lender.chains if job.lender is not None else ()
         wanted = [
@@ -228,14 +261,33 @@ class CheckpointRank:
                 zip(job.block_ids, job.tokens, strict=True), job.first
             )
         ]
+        whose = source.request, source.child, self._rank, self._config.load_timeout_s
         try:
             peer = self._readers.peer(job.endpoint)
-            return gather(
-                self._view, wanted, peer, source.request, source.child, self._rank,
-                self._config.load_timeout_s,
-            )  # fmt: skip
+            if self._staged is None:
+                return gather(self._view, wanted, peer, *whose)
+            return self._fetch_staged(wanted, peer, whose, begin)
         except KvStreamError as error:
             return Loaded(0, 0, reason_of(error))
+
+    def _fetch_staged(
+        self, wanted: list[BlockIn], peer: Peer, whose: tuple[Any, ...], begin: Begin | None
+    ) -> Loaded:
+        """Nothing is under way to the blocks when it returns."""
+        assert self._staged is not None
+        if begin is None:
+            return Loaded(0, 0, "device")
+        if self._closing:
+            return Loaded(0, 0, "internal")
+        loading = begin()
+        try:
+            try:
+                return gather(loading, wanted, peer, *whose, loading.landed)
+            finally:
+                loading.finish()
+        except RuntimeError as error:
+            self._staged.fail(error)
+            return Loaded(0, 0, "device")
 
     def take_loaded(self) -> set[str]:
         """Requests (by the engine's name) whose loading ended, well or not."""
@@ -250,7 +302,14 @@ class CheckpointRank:
         return failed
 
     def close(self) -> None:
+        self._closing = True
         self._probe.close()
         self._loads.put(None)
+        if self._saves is not None:
+            self._saves.close()
         self._writers.close()
         self._readers.close()
+        if self._staged is not None:
+            self._loader.join(STOP_S)
+            self._readers.close()  # one may have been made meanwhile
+            self._staged.close()

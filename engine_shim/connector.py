@@ -33,14 +33,16 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from engine_shim import identity, plugin
-from engine_shim.cache_fingerprint import fingerprint_of
+from engine_shim.cache_fingerprint import fingerprint_of, interior_of
 from engine_shim.checkpoint_links import LinkConfig, Links
 from engine_shim.checkpoint_plan import CheckpointPlan
 from engine_shim.checkpoint_rank import CheckpointRank, Reached
 from engine_shim.checkpointing import DropJob, LoadJob, SaveJob
+from engine_shim.copies import Copies, HostCopies
 from engine_shim.generation import reported
 from engine_shim.kv_stream.errors import Unshapeable
 from engine_shim.reports import Layout, frame, layout_frame
+from engine_shim.staged_cache import StagedCache
 from events import codec
 
 logger = logging.getLogger(__name__)
@@ -71,17 +73,14 @@ class RankProgress(KVConnectorWorkerMetadata):
 
 
 class TensorCache:
-    """The rank's paged cache as flat memory, one tensor a layer."""
+    """The rank's paged cache as flat host memory, one tensor a layer."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Raises Unshapeable when a block of a layer is not one contiguous piece of host
-        memory."""
+        """Raises Unshapeable when a block of a layer is not one contiguous piece."""
         self._layers: list[memoryview] = []
         for name, tensor in tensors.items():
-            if tensor.device.type != "cpu":
-                raise Unshapeable(f"{name} lies on {tensor.device}; only host memory is read yet")
             if not tensor.is_contiguous():
-                raise Unshapeable(f"{name}: the blocks are not contiguous")
+                raise Unshapeable(f"{name}: the blocks are not contiguous; `staged` reads them")
             flat = tensor.view(torch.uint8).reshape(tensor.shape[0], -1)
             self._layers.append(memoryview(flat.numpy()).cast("B"))
             self.piece_bytes = flat.shape[1]
@@ -98,6 +97,17 @@ class TensorCache:
         return [layer[at : at + self.piece_bytes] for layer in self._layers]
 
 
+def _copies_for(device: torch.device) -> Copies:
+    """Raises Unshapeable, RuntimeError."""
+    if device.type == "cpu":
+        return HostCopies()
+    if device.type != "cuda":
+        raise Unshapeable(f"the KV cache lies on {device}; CUDA, ROCm and host memory are read")
+    from engine_shim.cuda_copies import CudaCopies
+
+    return CudaCopies(device)
+
+
 class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module. Each process has one of either role."""
 
@@ -112,6 +122,8 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
         if not isinstance(spec, FullAttentionSpec):
             # Of a window's blocks only the last ones are there; a state is no row of blocks.
             raise Unshapeable(f"a cache of {type(spec).__name__} is not checkpointed")
+        self._spec = spec
+        self._blocks = kv_cache_config.num_blocks
         self._links = LinkConfig.of(self._kv_transfer_config.kv_connector_extra_config)
         self._me = identity.from_environment()
         self._plan: CheckpointPlan | None = None
@@ -120,13 +132,8 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
             self._plan = self._make_plan(vllm_config, kv_cache_config)
 
     def _make_plan(self, config: VllmConfig, caches: KVCacheConfig) -> CheckpointPlan:
-        spec = caches.kv_cache_groups[0].kv_cache_spec
-        fingerprint = fingerprint_of(
-            config,
-            spec.page_size_bytes,
-            len(caches.kv_cache_groups[0].layer_names),
-            str(spec.dtype).removeprefix("torch."),
-        )
+        layers = len(caches.kv_cache_groups[0].layer_names)
+        fingerprint = fingerprint_of(config, self._spec, layers)
         links = Links(self._links, self._me.worker, self._me.incarnation, "reader", fingerprint)
         ranks = config.parallel_config.tensor_parallel_size
         size = config.cache_config.block_size
@@ -144,11 +151,14 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
     # --- ranks -------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        cache = TensorCache(kv_caches)
+        cache = self._cache_of(kv_caches)
         self._layer_of = {name: number for number, name in enumerate(kv_caches)}
-        fingerprint = fingerprint_of(
-            self._vllm_config, cache.piece_bytes, cache.layers, cache.dtype
-        )
+        fingerprint = fingerprint_of(self._vllm_config, self._spec, cache.layers)
+        if (cache.piece_bytes, cache.dtype) != (fingerprint.piece_bytes, fingerprint.dtype):
+            raise Unshapeable(
+                f"blocks of {cache.piece_bytes} bytes of {cache.dtype}, where "
+                f"{fingerprint.piece_bytes} of {fingerprint.dtype} were said"
+            )
         self._rank = CheckpointRank(
             cache,
             get_tensor_model_parallel_rank(),
@@ -158,6 +168,24 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
             fingerprint,
             _report,
         )
+
+    def _cache_of(self, tensors: dict[str, torch.Tensor]) -> TensorCache | StagedCache:
+        """Raises Unshapeable."""
+        config = self._links
+        on_device = any(getattr(tensor, "is_cpu", True) is False for tensor in tensors.values())
+        if not on_device and not config.staged:
+            return TensorCache(tensors)
+        if config.layered or not (config.buffered and config.overlap):
+            raise Unshapeable("`layered`, `buffered: false`, `overlap: false` with a staged cache")
+        cache = StagedCache(tensors, self._blocks, _copies_for, config.staging_bytes)
+        said = interior_of(self._vllm_config, self._spec) if on_device else None
+        order = cache.rows.interior
+        if order != said if said is not None else len(order) > 1:
+            raise Unshapeable(
+                "blocks that do not lie as vLLM's layout says (the backend divides them?); "
+                "another --block-size or VLLM_KV_CACHE_LAYOUT may help"
+            )
+        return cache
 
     def _metadata(self) -> CheckpointMetadata:
         metadata = self._get_connector_metadata()

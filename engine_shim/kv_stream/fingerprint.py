@@ -12,6 +12,8 @@ OPAQUE = "opaque"
 for the instruction set): it moves whole or not at all."""
 HEADS = "heads"
 """Layout `[kv_head][block_size][2 * head_size]`: it can be cut between heads."""
+TOKENS = "tokens"
+"""Layout `[block_size][kv_head][2 * head_size]`: it moves whole."""
 
 
 class Fingerprint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -19,7 +21,8 @@ class Fingerprint(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
     `model`: digest of weights and configuration; `build`: of engine, kernels and ISA;
     `piece_bytes`: bytes of one block in one layer on one rank; `layers` and `kv_heads`
-    of the whole model.
+    of the whole model. `layout`: the order of bytes within these; where blocks and layers lie
+    in memory does not matter.
     """
 
     model: str
@@ -47,7 +50,7 @@ class Fingerprint(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     @property
     def family(self) -> bytes:
         """16 bytes; equal families differ in tensor and pipeline sizes at most, and their
-        blocks can be converted when the layout is not opaque."""
+        blocks can be converted when the layout is `HEADS`."""
         common = msgspec.structs.replace(self, tp=1, pp=1, piece_bytes=0)
         return hashlib.blake2b(msgspec.msgpack.encode(common), digest_size=16).digest()
 
@@ -56,6 +59,6 @@ def usable(mine: Fingerprint, theirs: Fingerprint) -> str:
     """How blocks of `theirs` serve an engine of `mine`: `same`, `convert`, or empty (not)."""
     if mine == theirs:
         return "same"
-    if mine.family == theirs.family and mine.layout == theirs.layout != OPAQUE:
+    if mine.family == theirs.family and mine.layout == theirs.layout == HEADS:
         return "convert"
     return ""

@@ -11,7 +11,7 @@ sends piece by piece, which is the baseline the paper's Figure 7 compares with.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -153,17 +153,18 @@ def gather(
     child: int,
     rank: int,
     timeout_s: float,
+    landed: Callable[[BlockIn], None] = lambda block: None,
 ) -> Loaded:
     """Brings blocks (consecutive indices) from one peer into the cache.
 
     Each is copied, and checked where it lies now: digest, size and token ids. It stops
     before the first that fails, or when the peer is lost behind the first; nothing behind it
     is used, and a failed block's place holds garbage that must not be read. A few chunks are
-    on their way while one is copied.
+    on their way while one is copied. `landed` is told of each that is there.
 
     Raises Refusal, Unreachable, MalformedMessage when not even the first came.
     """
-    progress = _Gathering(view, wanted, peer, request, child, rank)
+    progress = _Gathering(view, wanted, peer, request, child, rank, landed)
     try:
         return progress.run(timeout_s)
     except KvStreamError as error:
@@ -185,7 +186,9 @@ class _Gathering:
         request: str,
         child: int,
         rank: int,
+        landed: Callable[[BlockIn], None],
     ) -> None:
+        self._landed = landed
         self._view = view
         self._wanted = wanted
         self._peer = peer
@@ -212,6 +215,7 @@ class _Gathering:
                     if not self._accept(block, at, image):
                         self._peer.corrupt(*self._whose, block.index)
                         return msgspec.structs.replace(self.got, failure="corrupt")
+                    self._landed(block)
                     self._done += 1
                     self._bytes += at.length
                 if not blocks:

@@ -140,8 +140,8 @@ class LinkMeasured(Event, frozen=True, tag="link_measured/1"):
 class RestoreFailed(Event, frozen=True, tag="restore_failed/1"):
     """Only `tokens` could be used; all behind them is computed again. `reason`: corrupt
     (digest, size or token ids are not what they must be), gone, unreachable (also: no answer
-    in time), malformed, internal, or what the holder refused with: fingerprint, fenced, busy,
-    authentication, version, session, memory."""
+    in time), malformed, device (copies to its memory fail), internal, or what the holder refused
+    with: fingerprint, fenced, busy, authentication, version, session, memory."""
 
     incarnation: int
     request: str

@@ -1,0 +1,523 @@
+"""A cache that is read and written by copies: what is saved is what was computed, what is loaded
+is there when it is said to be, and whatever fails costs checkpoints only.
+
+In host memory, where side streams are threads that can be held up; with a GPU the same on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_shim.checkpoint_links import LinkConfig
+from engine_shim.checkpoint_rank import CheckpointRank
+from engine_shim.checkpointing import DropJob, Key, LoadJob, SaveJob
+from engine_shim.copies import Event, HostCopies, Way
+from engine_shim.cuda_copies import CudaCopies
+from engine_shim.kv_stream.fingerprint import Fingerprint
+from engine_shim.kv_stream.stream import BlockIn
+from engine_shim.staged_cache import LOADS, SAVES, StagedCache
+from events.vocabulary import RestoreDone, RestoreFailed
+from tests.engine.fleet import wait_until
+from tests.kv_stream import layouts
+from tests.kv_stream.layouts import BLOCKS, image
+from tests.state_daemon.daemon import Cache, Daemon, daemon_in, fingerprint, stats
+
+LAYOUT = "LBNHC"
+ROW = len(image(LAYOUT, 0))
+WAIT_S = 30.0
+SLOW_CYCLES = 50_000_000
+PRINT: Fingerprint = fingerprint(
+    dtype="float16", block_size=layouts.TOKENS, layers=layouts.LAYERS,
+    piece_bytes=ROW // layouts.LAYERS,
+)  # fmt: skip
+
+
+class Held:
+    """Work on the ways in `shut` waits, on the host until they are opened (`open`), on a
+    device for a while. `overtaken`: nobody waits for side streams, as if `hold` were not."""
+
+    def __init__(self, *shut: Way, overtaken: bool = False) -> None:
+        self.shut = shut
+        self.overtaken = overtaken
+        self.opened = threading.Event()
+        self.started: list[Way] = []
+        self.fails: RuntimeError | None = None
+
+    def open(self) -> None:
+        self.opened.set()
+
+    def delay(self, way: Way, device: str) -> None:
+        if way not in self.shut:
+            return
+        if device == "cuda":
+            torch.cuda._sleep(SLOW_CYCLES)
+        elif not self.opened.wait(WAIT_S):
+            raise AssertionError("nobody opened")
+
+    def copies_for(self, device: torch.device) -> Any:
+        return HeldCuda(self, device) if device.type == "cuda" else HeldHost(self)
+
+
+class HeldHost(HostCopies):
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self.held = held
+
+    def start(self, way: Way, work: Callable[[], None], after: Event | None = None) -> Event:
+        if self.held.fails is not None:
+            raise self.held.fails
+        self.held.started.append(way)
+
+        def late() -> None:
+            self.held.delay(way, "cpu")
+            work()
+
+        return super().start(way, late, after)
+
+    def hold(self, event: Event) -> None:
+        if not self.held.overtaken:
+            if Way.READ in self.held.shut:
+                self.held.open()
+            super().hold(event)
+
+
+class HeldCuda(CudaCopies):
+    def __init__(self, held: Held, device: torch.device) -> None:
+        super().__init__(device)
+        self.held = held
+
+    def start(self, way: Way, work: Callable[[], None], after: Event | None = None) -> Event:
+        if self.held.fails is not None:
+            raise self.held.fails
+        self.held.started.append(way)
+
+        def late() -> None:
+            self.held.delay(way, "cuda")
+            work()
+
+        return super().start(way, late, after)
+
+    def hold(self, event: Event) -> None:
+        if not self.held.overtaken:
+            super().hold(event)
+
+
+def staged(
+    device: str, held: Held, rows: int = 4, layout: str = LAYOUT
+) -> tuple[StagedCache, dict[str, torch.Tensor]]:
+    """Buffers of so many rows."""
+    tensors = layouts.cache(layout, device)
+    return StagedCache(tensors, BLOCKS, held.copies_for, rows * ROW), tensors
+
+
+def show(tensors: dict[str, torch.Tensor], layout: str = LAYOUT) -> list[bytes]:
+    """All blocks of the cache as they are now."""
+    copy = {name: tensor.cpu() for name, tensor in tensors.items()}
+    cache = StagedCache(copy, BLOCKS, Held().copies_for, BLOCKS * ROW)
+    buffer = cache.take()
+    assert buffer is not None
+    for block in range(BLOCKS):
+        buffer.place(block)
+    cache.begin([buffer])
+    buffer.wait()
+    found = [b"".join(map(bytes, buffer.pieces(row))) for row in range(BLOCKS)]
+    cache.close()
+    return found
+
+
+def free(cache: StagedCache) -> int:
+    return cache._free.qsize()
+
+
+# --- out ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overtaken", (False, True), ids=("waits", "overtakes"))
+def test_a_block_is_saved_as_it_was_though_the_next_step_overwrites_it(
+    device: str, overtaken: bool
+) -> None:
+    """And where the engine does not wait for the copy, another's bytes are saved: the wait is
+    what keeps them apart."""
+    held = Held(Way.READ, overtaken=overtaken)
+    cache, tensors = staged(device, held)
+    buffer = cache.take()
+    assert buffer is not None and [buffer.place(b) for b in (3, 6)] == [0, 1]
+    cache.begin([buffer])
+    for tensor in tensors.values():
+        tensor.fill_(7)  # the next step
+    held.open()
+    buffer.wait()
+    found = [b"".join(map(bytes, buffer.pieces(row))) for row in (0, 1)]
+    assert (found == [image(LAYOUT, 3), image(LAYOUT, 6)]) is not overtaken
+    cache.close()
+
+
+def test_what_is_still_being_computed_is_waited_for(device: str) -> None:
+    cache, tensors = staged(device, Held())
+    wanted = image(LAYOUT, 2)
+    values = {name: tensor.clone() for name, tensor in tensors.items()}
+    for tensor in tensors.values():
+        tensor.zero_()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SLOW_CYCLES)
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])  # this step
+    buffer = cache.take()
+    assert buffer is not None
+    buffer.place(2)
+    cache.begin([buffer])
+    buffer.wait()
+    assert b"".join(map(bytes, buffer.pieces(0))) == wanted
+    cache.close()
+
+
+def test_the_engine_does_not_wait_for_what_goes_to_the_host() -> None:
+    """Nor for more staging memory: there is none, and that is said."""
+    held = Held(Way.OUT)
+    cache, _ = staged("cpu", held, rows=1)
+    taken = []
+    for block in range(SAVES):
+        buffer = cache.take()
+        assert buffer is not None and buffer.place(block) == 0 and buffer.place(block) == -1
+        cache.begin([buffer])
+        taken.append(buffer)
+    assert cache.take() is None
+    held.open()
+    for block, buffer in enumerate(taken):
+        buffer.wait()
+        assert b"".join(map(bytes, buffer.pieces(0))) == image(LAYOUT, block)
+        cache.give(buffer)
+    assert free(cache) == SAVES
+    cache.close()
+
+
+# --- in ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", (*layouts.HEADS_FIRST, *layouts.TOKENS_FIRST, layouts.SPLIT))
+def test_loaded_blocks_are_where_they_belong_and_nothing_else_changes(
+    device: str, layout: str
+) -> None:
+    cache, tensors = staged(device, Held(), rows=2, layout=layout)
+    before = show(tensors)
+    loading = cache.loading()()
+    given = [bytes([40 + n]) * ROW for n in range(2 * LOADS + 1)]
+    into = (6, 0, 3, 1, 7)
+    for index, (block_id, data) in enumerate(zip(into, given, strict=True)):
+        at = 0
+        for piece in loading.pieces(block_id):
+            piece[:] = data[at : at + len(piece)]
+            at += len(piece)
+        loading.landed(BlockIn(index, block_id, ()))
+    loading.pieces(5)[0][:] = b"\xff" * len(loading.pieces(5)[0])  # one that fails the check
+    loading.finish()
+    after = show(tensors)
+    assert [after[block_id] for block_id in into] == given
+    assert [after[block_id] for block_id in (2, 4, 5)] == [before[n] for n in (2, 4, 5)]
+    cache.close()
+
+
+def test_a_load_overtakes_no_step_that_still_writes_to_its_blocks(device: str) -> None:
+    """Of the request that had them: a step that was under way when they were freed."""
+    held = Held()
+    cache, tensors = staged(device, held)
+    if device == "cuda":
+        torch.cuda._sleep(SLOW_CYCLES)
+    for tensor in tensors.values():
+        tensor[4].fill_(9)
+    begin = cache.loading()
+    loading = begin()
+    for piece in loading.pieces(4):
+        piece[:] = b"\x11" * len(piece)
+    loading.landed(BlockIn(0, 4, ()))
+    loading.finish()
+    assert show(tensors)[4] == b"\x11" * ROW
+    cache.close()
+
+
+# --- a rank ------------------------------------------------------------------------
+
+
+class Rank:
+    """A rank and what it reports."""
+
+    def __init__(self, view: Any, **options: Any) -> None:
+        self.events: list[Any] = []
+        config = LinkConfig(**{"load_timeout_s": WAIT_S, **options})
+        self.rank = CheckpointRank(view, 0, config, "w0", 1, PRINT, self.events.append)
+
+    def loaded(self, name: str) -> None:
+        wait_until(lambda: name in self.rank.take_loaded(), "loaded", WAIT_S)
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[CheckpointRank]]:
+    made: list[CheckpointRank] = []
+    yield made
+    for rank in made:
+        rank.close()
+
+
+def tokens(count: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(range(n * layouts.TOKENS, (n + 1) * layouts.TOKENS)) for n in range(count))
+
+
+def save(daemon: Daemon, request: str, block_ids: tuple[int, ...]) -> SaveJob:
+    key, endpoint = Key(request, 1, 0), f"unix:{daemon.socket}"
+    return SaveJob(endpoint, key, 0, block_ids, tokens(len(block_ids)), 1)
+
+
+def load(daemon: Daemon, request: str, block_ids: tuple[int, ...]) -> LoadJob:
+    key, endpoint = Key(request, 1, 0), f"unix:{daemon.socket}"
+    return LoadJob(f"{request}-1", endpoint, key, 0, block_ids, tokens(len(block_ids)))
+
+
+def host_cache() -> Cache:
+    """Of the same blocks in plain memory."""
+    cache = Cache(BLOCKS, layers=layouts.LAYERS, piece=ROW // layouts.LAYERS)
+    for block in range(BLOCKS):
+        row = image(LAYOUT, block)
+        for number, piece in enumerate(cache.pieces(block)):
+            piece[:] = row[number * cache.piece : (number + 1) * cache.piece]
+    return cache
+
+
+def test_images_are_the_same_whichever_way_they_were_read(
+    device: str, tmp_path: Path, ranks: list[CheckpointRank]
+) -> None:
+    """Saved by one, loaded by the other, both ways; two holders cost one copy."""
+    with daemon_in(tmp_path) as daemon, daemon_in(tmp_path / "other") as other:
+        held = Held()
+        cache, tensors = staged(device, held, rows=2)
+        one, two = Rank(cache), Rank(host_cache())
+        ranks += [one.rank, two.rank]
+        ids = (5, 2, 7, 0, 3)
+        one.rank.save_rest([save(daemon, "from-staged", ids), save(other, "from-staged", ids)])
+        two.rank.save_rest([save(daemon, "from-host", ids)])
+        wait_until(lambda: stats(daemon)["blocks"] == 10, "held", WAIT_S)
+        wait_until(lambda: stats(other)["blocks"] == 5, "held there, too", WAIT_S)
+        assert held.started.count(Way.READ) == 3, "buffers of two for five blocks"
+        assert stats(daemon)["contents"] == 5, "equal blocks are stored once"
+        for tensor in tensors.values():
+            tensor.zero_()
+        one.rank.load(load(daemon, "from-host", ids))
+        one.loaded("from-host-1")
+        assert [show(tensors)[n] for n in ids] == [image(LAYOUT, n) for n in ids]
+        empty = Cache(BLOCKS, layers=layouts.LAYERS, piece=ROW // layouts.LAYERS)
+        three = Rank(empty)
+        ranks.append(three.rank)
+        three.rank.load(load(daemon, "from-staged", ids))
+        three.loaded("from-staged-1")
+        assert [empty.block(n) for n in ids] == [image(LAYOUT, n) for n in ids]
+        for rank in (one, three):
+            assert isinstance(rank.events[-1], RestoreDone) and not rank.rank.take_failed()
+        wait_until(lambda: free(cache) == SAVES, "no buffer is lost", WAIT_S)
+
+
+def test_a_load_is_told_when_its_last_copy_is_over(
+    tmp_path: Path, ranks: list[CheckpointRank]
+) -> None:
+    """Also one that fails behind its first blocks, and one nobody waits for any more: until
+    then vLLM gives its blocks to no other request."""
+    with daemon_in(tmp_path) as daemon:
+        source = Rank(host_cache())
+        ranks.append(source.rank)
+        source.rank.save_rest([save(daemon, "short", (1, 2, 3))])
+        wait_until(lambda: stats(daemon)["blocks"] == 3, "held", WAIT_S)
+        held = Held(Way.BACK)
+        cache, tensors = staged("cpu", held, rows=2)
+        rank = Rank(cache)
+        ranks.append(rank.rank)
+        before = show(tensors)
+        rank.rank.load(load(daemon, "short", (4, 5, 6, 7)))
+        wait_until(lambda: held.started.count(Way.BACK) == 2, "all that came is copied", WAIT_S)
+        assert rank.rank.take_loaded() == set() and show(tensors) == before
+        held.open()
+        rank.loaded("short-1")
+        assert rank.rank.take_failed() == {7}
+        after = show(tensors)
+        assert after[4:7] == [image(LAYOUT, n) for n in (1, 2, 3)] and after[7] == before[7]
+        failed = rank.events[-1]
+        assert isinstance(failed, RestoreFailed) and failed.reason == "gone"
+        assert failed.tokens == 3 * layouts.TOKENS
+
+
+def test_what_finds_no_room_is_shed_and_told_and_the_rest_arrives(
+    tmp_path: Path, ranks: list[CheckpointRank]
+) -> None:
+    with daemon_in(tmp_path) as daemon:
+        held = Held(Way.OUT)
+        cache, _ = staged("cpu", held, rows=1)
+        rank = Rank(cache)
+        ranks.append(rank.rank)
+        rank.rank.save_rest([save(daemon, "long", tuple(range(SAVES + 2)))])
+        rank.rank.save_rest([save(daemon, "late", (1,))])  # does not wait either
+        held.open()
+        told: dict[Any, int] = {}
+
+        def both() -> bool:
+            told.update(rank.rank.take_progress()[0])
+            return len(told) == 2
+
+        wait_until(both, "told", WAIT_S)
+        by_request = {place[0]: index for place, index in told.items()}
+        assert by_request == {"long": SAVES, "late": 0}
+        wait_until(lambda: stats(daemon)["blocks"] == SAVES, "held", WAIT_S)
+        wait_until(lambda: free(cache) == SAVES, "free again", WAIT_S)
+        rank.rank.save_rest([save(daemon, "late", (1,))])
+        wait_until(lambda: stats(daemon)["blocks"] == SAVES + 1, "offered again", WAIT_S)
+
+
+def test_no_more_is_copied_than_a_link_would_take(
+    tmp_path: Path, ranks: list[CheckpointRank]
+) -> None:
+    with daemon_in(tmp_path) as daemon:
+        held = Held(Way.OUT)
+        cache, _ = staged("cpu", held, rows=8)
+        rank = Rank(cache, bound_bytes=2 * (ROW + 4 * layouts.TOKENS))
+        ranks.append(rank.rank)
+        rank.rank.save_rest([save(daemon, "first", (0, 1, 2))])
+        rank.rank.save_rest([save(daemon, "second", (3,))])  # what is staged counts
+        assert held.started == [Way.READ, Way.OUT]
+        held.open()
+        wait_until(lambda: stats(daemon)["blocks"] == 2, "held", WAIT_S)
+        reached: dict[Any, int] = {}
+
+        def told() -> bool:
+            reached.update(rank.rank.take_progress()[0])
+            return {place[0]: at for place, at in reached.items()} == {"first": 2, "second": 0}
+
+        wait_until(told, "told", WAIT_S)
+        daemon.kill()
+        wait_until(lambda: free(cache) == SAVES, "free", WAIT_S)
+
+
+def test_an_end_does_not_overtake_what_was_saved(
+    tmp_path: Path, ranks: list[CheckpointRank]
+) -> None:
+    with daemon_in(tmp_path) as daemon:
+        held = Held(Way.OUT)
+        cache, _ = staged("cpu", held)
+        rank = Rank(cache)
+        ranks.append(rank.rank)
+        job = save(daemon, "ends", (0, 1))
+        peer, order = rank.rank._writers.peer(job.endpoint), []
+        for name in ("flush", "drop"):
+            real = getattr(peer, name)
+
+            def noted(*given: Any, name: str = name, real: Any = real) -> Any:
+                order.append(name)
+                return real(*given)
+
+            setattr(peer, name, noted)
+        rank.rank.save_rest([job])
+        rank.rank.drop(DropJob(job.endpoint, "ends", 1))
+        held.open()
+        wait_until(lambda: "drop" in order, "dropped", WAIT_S)
+        assert order == ["flush", "drop"]
+
+
+# --- what fails --------------------------------------------------------------------
+
+
+def test_a_device_that_fails_costs_checkpoints_only(
+    tmp_path: Path, ranks: list[CheckpointRank]
+) -> None:
+    with daemon_in(tmp_path) as daemon:
+        held = Held()
+        cache, _ = staged("cpu", held)
+        rank = Rank(cache)
+        ranks.append(rank.rank)
+        rank.rank.save_rest([save(daemon, "before", (0, 1))])
+        wait_until(lambda: stats(daemon)["blocks"] == 2, "held", WAIT_S)
+        held.fails = RuntimeError("CUDA error: an illegal memory access\nand advice")
+        reached: dict[Any, int] = {}
+
+        def given_up(request: str) -> bool:
+            reached.update(rank.rank.take_progress()[0])
+            return {place[0]: at for place, at in reached.items()}.get(request) == -1
+
+        for request in ("at", "after"):
+            rank.rank.save_rest([save(daemon, request, (2, 3))])
+            wait_until(lambda r=request: given_up(r), "not tried again", WAIT_S)
+        assert cache.failed == "CUDA error: an illegal memory access"
+        rank.rank.load(load(daemon, "before", (4, 5)))
+        rank.loaded("before-1")
+        assert rank.rank.take_failed() == {4, 5}
+        assert rank.events[-1].reason == "device" and rank.events[-1].tokens == 0
+        wait_until(lambda: free(cache) == SAVES, "no buffer is lost", WAIT_S)
+
+
+@pytest.mark.parametrize("when", ("first", "last"))
+def test_a_copy_into_the_cache_that_fails_makes_all_of_the_request_computed(
+    tmp_path: Path, ranks: list[CheckpointRank], when: str
+) -> None:
+    with daemon_in(tmp_path) as daemon:
+        source = Rank(host_cache())
+        ranks.append(source.rank)
+        source.rank.save_rest([save(daemon, "whole", (1, 2, 3))])
+        wait_until(lambda: stats(daemon)["blocks"] == 3, "held", WAIT_S)
+        held = Held()
+        cache, _ = staged("cpu", held, rows=2)
+        rank = Rank(cache)
+        ranks.append(rank.rank)
+        count = {"first": 0, "last": 1}[when]
+        real, ways = held.delay, []
+
+        def fails(way: Way, device: str) -> None:
+            ways.append(way)
+            if len(ways) > count:
+                raise RuntimeError("CUDA error: unspecified launch failure")
+            real(way, device)
+
+        held.delay = fails  # type: ignore[method-assign]
+        rank.rank.load(load(daemon, "whole", (4, 5, 6)))
+        rank.loaded("whole-1")
+        assert rank.rank.take_failed() == {4, 5, 6}
+        assert rank.events[-1].reason == "device" and cache.failed
+
+
+def test_without_staging_memory_there_are_no_checkpoints_and_the_remedy_is_said(
+    tmp_path: Path, ranks: list[CheckpointRank], caplog: pytest.LogCaptureFixture
+) -> None:
+    def without(device: torch.device) -> Any:
+        copies = HostCopies()
+
+        def none(*shape: Any) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA error: out of memory")
+
+        copies.staging = none  # type: ignore[method-assign]
+        return copies
+
+    with daemon_in(tmp_path) as daemon:
+        cache = StagedCache(layouts.cache(LAYOUT), BLOCKS, without)
+        assert "staging_bytes" in caplog.text and "out of memory" in caplog.text
+        rank = Rank(cache)
+        ranks.append(rank.rank)
+        rank.rank.save_rest([save(daemon, "none", (0,))])
+        wait_until(lambda: -1 in rank.rank.take_progress()[0].values(), "told", WAIT_S)
+        rank.rank.load(load(daemon, "none", (4,)))
+        rank.loaded("none-1")
+        assert rank.rank.take_failed() == {4}
+
+
+def test_closing_ends_all_threads_whatever_is_under_way(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with daemon_in(tmp_path) as daemon:
+        held = Held(Way.OUT)
+        cache, _ = staged("cpu", held, rows=1)
+        rank = Rank(cache)
+        rank.rank.save_rest([save(daemon, "left", (0, 1))])
+        rank.rank.load(load(daemon, "nobody", (2,)))
+        held.open()
+        rank.rank.close()
+        mine = {t for t in threading.enumerate() if t.name.startswith("relume-kv")} - before
+        wait_until(lambda: not any(t.is_alive() for t in mine), "gone", WAIT_S)
+        assert cache.failed and free(cache) == 0
