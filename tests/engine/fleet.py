@@ -168,9 +168,9 @@ class Engine:
             state = self.state()
             return state["running"] + state["waiting"] + state["kv_used"] == 0
 
-        wait_until(idle, "engine idle", 10.0)
+        wait_until(idle, "engine idle", 60.0)
         if not self.agent.paused.is_set():
-            wait_until(self._told, "engine's reports are read", 10.0)
+            wait_until(self._told, "engine's reports are read", 60.0)
 
     def _told(self) -> bool:
         """Whether the agent has read of every request's end and nothing more comes."""

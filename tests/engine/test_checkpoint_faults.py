@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tests.engine.test_checkpoints import (
     outcome,
     whole,
 )
-from tests.signals import slowed, stop
+from tests.signals import let_run, slowed, stop
 from tests.state_daemon.daemon import Daemon, daemon_in, hello, local, peer_of, stats
 from tests.state_daemon.faulty import TcpProxy
 
@@ -132,10 +133,18 @@ class Writing:
 
 def written(first: Engine, holder: Holder, name: str, **options: Any) -> list[int]:
     """A request whose blocks are held; the ids its client has."""
+    wanted = full_blocks(first, TOKENS)
     with slowed(first.pid):  # or it may have ended by then
         writing = Writing(first, holder, name, **options)
-        wait_until(lambda: holder.held(name) >= full_blocks(first, TOKENS), "held", 60.0)
+    stop(first.pid)
+    try:
+        deadline = time.monotonic() + 60
+        while holder.held(name) < wanted:
+            assert time.monotonic() < deadline, holder.positions()
+            let_run(first.pid)
         ids = writing.leave()
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
     first.wait_idle()
     return ids
 

@@ -25,7 +25,6 @@ from tests.live.test_checkpoints import (
     COUNT,
     Victim,
     daemon_of,
-    fold,
     hit,
     of,
     padding,
@@ -199,17 +198,21 @@ async def _disk_full(scene: Scene) -> None:
     assert not whole(streams)
     calm = await scene.streams(COUNT, 1200, "calm-disk", **asked)
     assert same(calm, streams) == []
-    told = [dict(e.figures) for e in of(await scene.events(), v.StateDaemonReported)]
-    assert 0 < max(figures["file_used"] for figures in told) <= DISK
+    assert max(figures["file_used"] for figures in await reported(scene)) <= DISK
 
 
 async def _until_filed(scene: Scene, long: asyncio.Task[Any]) -> None:
     """Others come until room is made for them by moving what the long ones hold."""
     number = 0
-    while not any(h.figures.get("file_used") for h in (await fold(scene)).holders.values()):
+    while not any(figures["demoted"] for figures in await reported(scene)):
         assert not long.done(), "nothing has gone to a file"
         await scene.streams(3, 8, f"late{number}", padding=padding(f"late{number}"))
         number += 1
+
+
+async def reported(scene: Scene) -> list[dict[str, int]]:
+    """What daemons have told of themselves so far."""
+    return [dict(e.figures) for e in of(await scene.events(), v.StateDaemonReported)]
 
 
 def some_covered(victim: Victim) -> Callable[[Any], bool]:
@@ -226,7 +229,7 @@ async def _no_room(scene: Scene) -> None:
     """The streams wanted more than there was, and the log says so."""
     deadline = time.monotonic() + 60
     while True:
-        told = [dict(e.figures) for e in of(await scene.events(), v.StateDaemonReported)]
+        told = await reported(scene)
         assert {figures["file_budget"] for figures in told} <= {1 << 20}
         if any(figures["refused"] + figures["evicted"] for figures in told):
             return

@@ -15,11 +15,20 @@ import pytest
 from controlplane.local_fleet import FleetOptions
 from events import vocabulary as v
 from tests.live.conftest import Scene, scene_of
-from tests.live.test_checkpoints import Victim, fold, hit, of, until_daemons, with_checkpoints
+from tests.live.test_checkpoints import (
+    Victim,
+    configure,
+    fold,
+    hit,
+    of,
+    until_daemons,
+    with_checkpoints,
+)
 from tests.signals import stop
 from tests.state_daemon.faulty import Shuffler, TcpProxy
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.timeout(300)
 async def test_streams_on_a_network_that_repeats_reorders_damages_and_loses(
     options: FleetOptions,
@@ -35,6 +44,9 @@ async def test_streams_on_a_network_that_repeats_reorders_damages_and_loses(
             for proxy, port in zip(proxies, scene.fleet.checkpoints.ports, strict=True):
                 proxy.target = port
             await until_daemons(scene)
+            # All is to be restored, however dear that was on a busy machine before.
+            await configure(scene, "checkpoints.recovery", "eq6")
+            await configure(scene, "checkpoints.tau", "0")
             await _repeated_and_reordered(scene, shufflers)
             await _damaged_on_the_way(scene, proxies)
             await _host_lost_and_its_daemon_alive(scene)

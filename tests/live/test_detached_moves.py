@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import aiohttp
+import pytest
 
 from controlplane.local_fleet import FleetOptions
 from events import vocabulary as v
@@ -18,7 +19,7 @@ from policies.state import Fleet
 from tests.live.conftest import Scene, scene_of
 from tests.live.resuming import Reader
 from tests.live.test_checkpoints import Victim, padding, until_daemons, with_checkpoints
-from tests.live.test_migration import sliced, troubles
+from tests.live.test_migration import let_work, sliced, troubles
 from tests.live.test_resumable import TEXT, asking
 from tests.signals import stop
 
@@ -27,6 +28,7 @@ GRACE_S = 600
 TOKENS = 1500
 
 
+@pytest.mark.usefixtures("patient")
 async def test_stream_of_an_absent_client_leaves_a_draining_worker(options: FleetOptions) -> None:
     args = ("--resume-grace-s", str(GRACE_S))
     async with (
@@ -42,13 +44,14 @@ async def test_stream_of_an_absent_client_leaves_a_draining_worker(options: Flee
         for name in ("w1", "w2"):
             await scene.drain(name)
 
-        def leave(reader: Reader) -> bool:
-            if len(reader.events) < 40:
-                return False
-            stop(worker["engine_pid"])
-            return True
-
-        await away.read(session, url, body, leave)
+        stop(worker["engine_pid"])
+        reading = asyncio.create_task(
+            away.read(session, url, body, lambda reader: len(reader.events) >= 40)
+        )
+        while not reading.done():  # a moment at a time: it must not end before its client leaves
+            await asyncio.to_thread(let_work, worker["engine_pid"])
+            await asyncio.sleep(0.05)
+        await reading
         for name in ("w1", "w2"):
             await scene.drain(name, "undrain")
         happened = await _drained(scene, worker, away)
@@ -89,6 +92,7 @@ async def _drained(scene: Scene, worker: dict[str, Any], away: Reader) -> list[A
         env=environ, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
+        await sliced(victim, lambda fleet: fleet.workers["w0"].draining, 0.5)
         await sliced(victim, moved, 0.03)
     finally:
         os.kill(victim.pid, signal.SIGCONT)
