@@ -32,9 +32,9 @@ from chaos.bench.checkpoint_parts import (
     complete,
     connector_args,
     engines,
-    figure,
     state_daemon,
 )
+from chaos.bench.figures import figure, percentile
 from chaos.bench.shim_overhead import cpu_s, interval
 from chaos.traffic import prompts
 
@@ -84,7 +84,7 @@ class Arm:
         self.daemon_shares.append(daemon_s / engine_s)
         gaps = [gap for answer in answers for gap in answer.gaps_s]
         self.gaps_s += gaps
-        self.p99_s.append(p99(gaps))
+        self.p99_s.append(percentile(gaps, 0.99))
 
     def _prompts(self, streams: int) -> list[Any]:
         if not self.prompt_tokens:
@@ -103,10 +103,6 @@ _rng = random.Random(0)
 
 def _name() -> str:
     return f"bench{next(_numbers)}"
-
-
-def p99(values: list[float]) -> float:
-    return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
 async def rounds(arms: dict[str, Arm], count: int, streams: int, tokens: int) -> None:
@@ -161,9 +157,9 @@ async def measure(model: str, count: int, streams: int, tokens: int) -> dict[str
         **compared("streaming_to_plain", streaming.rates, plain.rates, GOAL),
         **compared("idle_to_plain", idle.rates, plain.rates, None),
         "plain": figure(statistics.median(plain.rates), "tokens/CPU-s", digits=0),
-        "itl_p99_plain": figure(1000 * p99(plain.gaps_s), "ms", digits=2),
-        "itl_p99_idle": figure(1000 * p99(idle.gaps_s), "ms", digits=2),
-        "itl_p99_streaming": figure(1000 * p99(streaming.gaps_s), "ms", digits=2),
+        "itl_p99_plain": figure(1000 * percentile(plain.gaps_s, 0.99), "ms", digits=2),
+        "itl_p99_idle": figure(1000 * percentile(idle.gaps_s, 0.99), "ms", digits=2),
+        "itl_p99_streaming": figure(1000 * percentile(streaming.gaps_s, 0.99), "ms", digits=2),
         **compared("itl_p99_streaming_to_idle", streaming.p99_s, idle.p99_s, None),
         "daemon_to_engine_cpu": figure(statistics.median(streaming.daemon_shares), "ratio"),
         "blocks_held_a_stream": figure(blocks, "blocks", digits=2),
@@ -189,8 +185,12 @@ async def ablate(model: str, count: int, streams: int, tokens: int) -> dict[str,
     for name in options:
         on, off = arms[name], arms[f"{name}-idle"]
         figures |= compared(f"ablation_{name}", on.rates, off.rates, None)
-        figures[f"ablation_{name}_itl_p99"] = figure(1000 * p99(on.gaps_s), "ms", digits=2)
-        figures[f"ablation_{name}_itl_p99_idle"] = figure(1000 * p99(off.gaps_s), "ms", digits=2)
+        figures[f"ablation_{name}_itl_p99"] = figure(
+            1000 * percentile(on.gaps_s, 0.99), "ms", digits=2
+        )
+        figures[f"ablation_{name}_itl_p99_idle"] = figure(
+            1000 * percentile(off.gaps_s, 0.99), "ms", digits=2
+        )
         share = statistics.median(on.daemon_shares)
         figures[f"ablation_{name}_daemon_to_engine_cpu"] = figure(share, "ratio")
     return figures

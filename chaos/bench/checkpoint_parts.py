@@ -179,8 +179,3 @@ async def complete(
                 break
     answer.body = b"".join(parts)
     return answer
-
-
-def figure(value: float, unit: str, goal: float | None = None, digits: int = 4) -> dict[str, Any]:
-    """A figure as the runner wants it."""
-    return {"value": round(value, digits), "goal": goal, "unit": unit}

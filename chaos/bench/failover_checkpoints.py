@@ -19,7 +19,6 @@ from typing import Any
 import aiohttp
 from msgspec import Struct, field
 
-from chaos.bench.checkpoint_parts import figure
 from chaos.bench.failures import (
     Log,
     Timed,
@@ -30,6 +29,7 @@ from chaos.bench.failures import (
     until,
     until_back,
 )
+from chaos.bench.figures import figure
 from chaos.bench.shim_overhead import interval
 from controlplane.local_fleet import LocalFleet
 from events import vocabulary as v

@@ -23,6 +23,7 @@ from typing import Any
 
 from chaos.bench import failover_checkpoints
 from chaos.bench.failures import wide_model
+from chaos.bench.figures import figure, percentile
 from chaos.demo import Watch, find_victim, run_all
 from chaos.traffic import Stream, prompts
 from controlplane.local_fleet import FleetOptions, LocalFleet
@@ -32,12 +33,6 @@ from events.etcd.factory import EtcdLog
 DESCRIPTION = "the client's longest gap after a kill -9, split into its parts"
 PARTS = ("noticing", "deciding", "resubmitting", "recomputing")
 HEARING = ("agent_knows", "gateway_hears")
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Nearest-rank percentile."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 async def one_kill(
@@ -138,11 +133,11 @@ async def measure(kills: int, streams: int, tokens: int, model: str) -> dict[str
 def _result(
     parts: dict[str, list[float]], gaps: list[float], calm_gaps: list[float], broken: int
 ) -> dict[str, Any]:
-    figures: dict[str, Any] = {"broken": {"value": broken, "goal": 0, "unit": "streams"}}
+    figures: dict[str, Any] = {"broken": figure(broken, "streams", 0)}
     for name in (n for n in HEARING + PARTS if parts[n]):
         for label, share in (("p50", 0.5), ("p99", 0.99)):
-            value = round(percentile(parts[name], share) * 1e3, 2)
-            figures[f"{name}_{label}"] = {"value": value, "goal": None, "unit": "ms"}
+            value = percentile(parts[name], share) * 1e3
+            figures[f"{name}_{label}"] = figure(value, "ms", digits=2)
     figures["noticing_p99"]["goal"] = 50
     figures["deciding_p99"]["goal"] = 2
     figures["gap_p99"] = _ms(percentile(gaps, 0.99))
@@ -160,7 +155,7 @@ def _result(
 
 
 def _ms(seconds: float) -> dict[str, Any]:
-    return {"value": round(seconds * 1e3, 1), "goal": None, "unit": "ms"}
+    return figure(seconds * 1e3, "ms", digits=1)
 
 
 def run(argv: list[str]) -> dict[str, Any]:

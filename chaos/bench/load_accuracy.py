@@ -29,8 +29,8 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from chaos.bench.checkpoint_parts import figure
 from chaos.bench.failures import wide_model
+from chaos.bench.figures import figure, percentile
 from chaos.bench.load_run import Load, Run, Sample, Seen, record
 from events import vocabulary as v
 from events.codec import decode_all
@@ -66,10 +66,10 @@ class Errors(Struct):
         found = self.of[quantity]
         return sum(found) / max(len(found), 1)
 
-    def p99(self, quantity: str) -> int:
+    def p99(self, quantity: str) -> float:
         """Of all comparisons."""
-        found = sorted(self.of[quantity])
-        return found[min(len(found) - 1, int(0.99 * len(found)))] if found else 0
+        found = self.of[quantity]
+        return percentile(found, 0.99) if found else 0
 
 
 class Views:

@@ -27,6 +27,7 @@ import grpc
 import uvloop
 from aetcd import rpc
 
+from chaos.bench.figures import figure, percentile
 from controlplane.local_fleet import FleetOptions, LocalFleet
 from events import vocabulary as v
 from events.codec import encode
@@ -210,20 +211,16 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 ratio = statistics.median(ours / raw for ours, raw in pairs)
                 met = met and ratio >= RATIO_GOAL
                 for name, values in found.items():
-                    rate = round(statistics.median(values))
-                    figures[f"{name}_{streams}"] = _figure(rate, None, "segments/s")
-                figures[f"ratio_{streams}"] = _figure(round(ratio, 3), RATIO_GOAL, "append/raw")
-            times = sorted(await append_to_fold_ms(fleet.etcd_endpoint, args.events))
-            p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
-            figures["append_to_fold_p50"] = _figure(round(p50, 2), FOLD_GOAL_MS, "ms")
-            figures["append_to_fold_p99"] = _figure(round(p99, 2), None, "ms")
+                    rate = statistics.median(values)
+                    figures[f"{name}_{streams}"] = figure(rate, "segments/s", digits=0)
+                figures[f"ratio_{streams}"] = figure(ratio, "append/raw", RATIO_GOAL, 3)
+            times = await append_to_fold_ms(fleet.etcd_endpoint, args.events)
+            p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
+            figures["append_to_fold_p50"] = figure(p50, "ms", FOLD_GOAL_MS, 2)
+            figures["append_to_fold_p99"] = figure(p99, "ms", digits=2)
             return {"bench": "log", "met": met and p50 < FOLD_GOAL_MS, "figures": figures}
         finally:
             await fleet.stop()
-
-
-def _figure(value: float, goal: float | None, unit: str) -> dict[str, Any]:
-    return {"value": value, "goal": goal, "unit": unit}
 
 
 def run(argv: list[str]) -> dict[str, Any]:

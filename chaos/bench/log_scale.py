@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 from msgspec import Struct
 
+from chaos.bench.figures import figure, percentile
 from chaos.bench.log import rates
 from chaos.bench.log_scale_age import errors
 from controlplane.local_fleet import FleetOptions, LocalFleet
@@ -159,9 +160,9 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All figures, on an etcd of its own."""
     volume = Volume.measured()
     figures: dict[str, Any] = {
-        "worker_events": _figure(volume.events, "events/s"),
-        "worker_changes": _figure(round(volume.changes, 1), "changes/s"),
-        "worker_bytes": _figure(round(volume.bytes_per_s(0.0)), "B/s"),
+        "worker_events": figure(volume.events, "events/s"),
+        "worker_changes": figure(volume.changes, "changes/s", digits=1),
+        "worker_bytes": figure(volume.bytes_per_s(0.0), "B/s", digits=0),
     }
     met = True
     with tempfile.TemporaryDirectory(prefix="relume-bench-") as folder:
@@ -171,23 +172,22 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             spool = str(Path(folder) / "spool")
             found = await rates(fleet.etcd_endpoint, spool, 16, args.seconds / 2, 3)
             capacity = statistics.median(found["append"])
-            figures["capacity"] = _figure(round(capacity), "segments/s")
+            figures["capacity"] = figure(capacity, "segments/s", digits=0)
             for workers in args.workers:
                 linger = linger_for(workers, capacity)
                 name = f"{workers}_workers"
-                figures[f"{name}_linger"] = _figure(round(linger), "ms")
-                figures[f"{name}_events"] = _figure(round(workers * volume.events), "events/s")
+                figures[f"{name}_linger"] = figure(linger, "ms", digits=0)
+                figures[f"{name}_events"] = figure(workers * volume.events, "events/s", digits=0)
                 size = workers * volume.bytes_per_s(linger) / 1e6
-                figures[f"{name}_bytes"] = _figure(round(size, 2), "MB/s")
+                figures[f"{name}_bytes"] = figure(size, "MB/s", digits=2)
                 print(f"{workers} workers, linger {linger:.0f} ms ...", flush=True)
                 waits, share = await landing_ms(
                     fleet.etcd_endpoint, f"/{name}", workers, linger, args.seconds
                 )
-                waits.sort()
-                p99 = waits[int(len(waits) * 0.99)]
-                figures[f"{name}_landed_p50"] = _figure(round(waits[len(waits) // 2], 1), "ms")
-                figures[f"{name}_landed_p99"] = _figure(round(p99, 1), "ms")
-                figures[f"{name}_kept_up"] = _figure(round(share, 3), "share", 0.9)
+                for part in (50, 99):
+                    wait = percentile(waits, part / 100)
+                    figures[f"{name}_landed_p{part}"] = figure(wait, "ms", digits=1)
+                figures[f"{name}_kept_up"] = figure(share, "share", 0.9, 3)
                 met = met and share >= 0.9
         finally:
             await fleet.stop()
@@ -196,15 +196,11 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         for kind in ("told", "counted", "forecast"):
             error = wrong.prefill if kind == "forecast" else getattr(wrong, f"{kind}_prefill")
             share = error / wrong.mean_prefill
-            figures[f"prefill_error_{linger:g}_{kind}"] = _figure(round(share, 3), "of the mean")
+            figures[f"prefill_error_{linger:g}_{kind}"] = figure(share, "of the mean", digits=3)
         for kind, error in (("told", wrong.told_context), ("forecast", wrong.context)):
             share = error / wrong.mean_context
-            figures[f"context_error_{linger:g}_{kind}"] = _figure(round(share, 4), "of the mean")
+            figures[f"context_error_{linger:g}_{kind}"] = figure(share, "of the mean", digits=4)
     return {"bench": "log-scale", "met": met, "figures": figures}
-
-
-def _figure(value: float, unit: str, goal: float | None = None) -> dict[str, Any]:
-    return {"value": value, "goal": goal, "unit": unit}
 
 
 def run(argv: list[str]) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from typing import Any
 import aiohttp
 from msgspec import Struct, field
 
-from chaos.bench.checkpoint_parts import figure
 from chaos.bench.failures import (
     Log,
     Timed,
@@ -38,6 +37,7 @@ from chaos.bench.failures import (
     until_back,
     wide_model,
 )
+from chaos.bench.figures import figure
 from chaos.scenario import traces
 from controlplane.local_fleet import LocalFleet
 from policies import checkpoints, coverage, placement

@@ -19,6 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from chaos.bench.figures import figure
 from chaos.bench.relay_routers import BenchFailed, LoadClient, Routers, cpu_ns
 
 CPU_GOAL = 0.8
@@ -98,26 +99,18 @@ def summarise(point: Point, samples: dict[str, list[Sample]]) -> dict[str, dict[
     added = {t: median(t, "ttfb_ms_p50") - direct for t in samples if t != "direct"}
     name = point.name
     figures = {
-        f"cpu_{name}": {"value": round(median("relume", "cpu_s"), 3), "goal": None, "unit": unit},
-        f"added_ttfb_p50_{name}": {
-            "value": round(added["relume"], 3),
-            "goal": None,
-            "unit": "ms",
-        },
+        f"cpu_{name}": figure(median("relume", "cpu_s"), unit, digits=3),
+        f"added_ttfb_p50_{name}": figure(added["relume"], "ms", digits=3),
     }
     pairs = zip(samples["resumable"], samples["relume"], strict=True)
     ids = statistics.median(with_ids.cpu_s / without.cpu_s for with_ids, without in pairs)
-    figures[f"cpu_ratio_ids_{name}"] = {"value": round(ids, 3), "goal": IDS_GOAL, "unit": "x"}
-    figures[f"added_ttfb_p50_ids_{name}"] = {
-        "value": round(added["resumable"], 3),
-        "goal": None,
-        "unit": "ms",
-    }
+    figures[f"cpu_ratio_ids_{name}"] = figure(ids, "x", IDS_GOAL, 3)
+    figures[f"added_ttfb_p50_ids_{name}"] = figure(added["resumable"], "ms", digits=3)
     if "vllm-router" in samples:
         peer = median("vllm-router", "cpu_s")
         ratio = median("relume", "cpu_s") / peer
-        figures[f"cpu_{name}_vllm_router"] = {"value": round(peer, 3), "goal": None, "unit": unit}
-        figures[f"cpu_ratio_{name}"] = {"value": round(ratio, 3), "goal": CPU_GOAL, "unit": "x"}
+        figures[f"cpu_{name}_vllm_router"] = figure(peer, unit, digits=3)
+        figures[f"cpu_ratio_{name}"] = figure(ratio, "x", CPU_GOAL, 3)
         figures[f"added_ttfb_p50_{name}"]["goal"] = round(added["vllm-router"] + TTFB_NOISE_MS, 3)
     return figures
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from chaos.bench.figures import figure
 from chaos.bench.replay_log import make_log
 from controlplane.replay.verify import verify
 from events import vocabulary as v
@@ -106,26 +107,22 @@ def run(argv: list[str]) -> dict[str, Any]:
     fold_s, verify_s = statistics.median(folds), statistics.median(verifications)
     rate = verdict.events / fold_s
     figures = {
-        "records_per_s": _figure(rate, GOAL, "records/s"),
-        "changes_per_s": _figure(fleet.changes / fold_s, None, "changes/s"),
-        "verified_records_per_s": _figure(verdict.events / verify_s, None, "records/s"),
-        "decisions_per_s": _figure(verdict.decisions / verify_s, None, "decisions/s"),
-        "records": _figure(verdict.events, None, "records"),
-        "segments": _figure(verdict.segments, None, "segments"),
+        "records_per_s": figure(rate, "records/s", GOAL, 0),
+        "changes_per_s": figure(fleet.changes / fold_s, "changes/s", digits=0),
+        "verified_records_per_s": figure(verdict.events / verify_s, "records/s", digits=0),
+        "decisions_per_s": figure(verdict.decisions / verify_s, "decisions/s", digits=0),
+        "records": figure(verdict.events, "records", digits=0),
+        "segments": figure(verdict.segments, "segments", digits=0),
     }
     return {"bench": "replay", "met": rate >= GOAL, "figures": figures}
-
-
-def _figure(value: float, goal: float | None, unit: str) -> dict[str, Any]:
-    return {"value": round(value), "goal": goal, "unit": unit}
 
 
 def main() -> int:
     """Print the figures, one a line, then the whole result as JSON."""
     result = run(sys.argv[1:])
-    for name, figure in result["figures"].items():
-        goal = "" if figure["goal"] is None else f"   (goal >= {figure['goal']})"
-        print(f"{name:36} {figure['value']:10} {figure['unit']}{goal}")
+    for name, one in result["figures"].items():
+        goal = "" if one["goal"] is None else f"   (goal >= {one['goal']})"
+        print(f"{name:36} {one['value']:10} {one['unit']}{goal}")
     print(json.dumps(result))
     return 0 if result["met"] else 1
 

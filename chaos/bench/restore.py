@@ -38,9 +38,9 @@ from chaos.bench.checkpoint_parts import (
     complete,
     connector_args,
     engines,
-    figure,
     state_daemon,
 )
+from chaos.bench.figures import figure
 from chaos.bench.shim_overhead import interval
 from controlplane.processes import Child, free_port
 from engine_shim import frames

@@ -18,6 +18,7 @@ import tracemalloc
 from collections import deque
 from typing import Any
 
+from chaos.bench.figures import figure, percentile
 from chaos.bench.replay_log import MODEL, Engine, Running
 from events import vocabulary as v
 from events.codec import encode
@@ -248,15 +249,14 @@ def run(argv: list[str]) -> dict[str, Any]:
     def note(name: str, value: float, unit: str, goal: float | None, good: bool = True) -> None:
         nonlocal met
         met = met and good
-        figures[name] = {"value": round(value, 1), "goal": goal, "unit": unit}
+        figures[name] = figure(value, unit, goal, 1)
 
     for policy in args.policies:
         for workers in args.workers:
             plane = Plane(workers, policy, args.seed)
             plane.warm()
             took, bringing = measured(plane, args.decisions, args.steps / args.per_worker)
-            took.sort()
-            p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
+            p50, p99 = percentile(took, 0.5), percentile(took, 0.99)
             goal = GOALS_US.get(workers)
             what = f"{policy}_{workers}"
             note(f"{what}_p50", p50, "us", None)

@@ -24,8 +24,8 @@ from typing import Any
 import aiohttp
 from msgspec import Struct
 
-from chaos.bench.failover_gap import percentile
 from chaos.bench.failures import Timed, wide_model
+from chaos.bench.figures import figure, percentile
 from chaos.scenario import traces
 from chaos.traffic import Stream
 from controlplane.local_fleet import FleetOptions, LocalFleet
@@ -164,12 +164,8 @@ def run(argv: list[str]) -> dict[str, Any]:
             ("p50", statistics.median(found)),
             ("p99", percentile(found, 0.99)),
         ):
-            figures[f"{policy}_ttft_{name}"] = {
-                "value": round(value, 1),
-                "goal": None,
-                "unit": "ms",
-            }
-    figures["requests"] = {"value": len(next(iter(took.values()))), "goal": None, "unit": ""}
+            figures[f"{policy}_ttft_{name}"] = figure(value, "ms", digits=1)
+    figures["requests"] = figure(len(next(iter(took.values()))), "requests")
     ours = percentile(took["predicted_ttft"], 0.99) if "predicted_ttft" in took else 0.0
     beaten = [policy for policy in BEATEN if policy in took]
     met = all(ours < percentile(took[policy], 0.99) for policy in beaten)

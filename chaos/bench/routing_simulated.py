@@ -11,6 +11,7 @@ import argparse
 import statistics
 from typing import Any
 
+from chaos.bench.figures import figure
 from chaos.bench.routing_quality import BEATEN, POLICIES
 from chaos.runner.figures import quantile, real
 from chaos.scenario.language import Fleet, FromTrace, Scenario, Trace, Traffic
@@ -60,9 +61,7 @@ def run(argv: list[str]) -> dict[str, Any]:
             p99[policy] = quantile(found, 0.99) or 0.0
             what = f"x{speed:g}_{policy}"
             for name, value in (("mean", statistics.mean(found)), ("p99", p99[policy])):
-                figures[f"{what}_ttft_{name}"] = {
-                    "value": round(value, 1), "goal": None, "unit": "ms"
-                }  # fmt: skip
+                figures[f"{what}_ttft_{name}"] = figure(value, "ms", digits=1)
         ours = p99.get("predicted_ttft", 0.0)
         met = met and all(ours < p99[policy] for policy in BEATEN if policy in p99)
     return {"bench": "routing-simulated", "met": met, "figures": figures}

@@ -24,6 +24,7 @@ from typing import Any
 
 import aiohttp
 
+from chaos.bench.figures import figure
 from chaos.traffic import prompts
 from controlplane.local_fleet import ENGINE_ENV, FleetOptions
 from controlplane.processes import Child, free_port
@@ -192,19 +193,11 @@ async def measure(model: str, pairs: int, streams: int, tokens: int) -> dict[str
         "bench": "shim-overhead",
         "met": median >= GOAL,
         "figures": {
-            "reporting_to_plain": {"value": round(median, 4), "goal": GOAL, "unit": "ratio"},
-            "ci95_low": {"value": round(low, 4), "goal": None, "unit": "ratio"},
-            "ci95_high": {"value": round(high, 4), "goal": None, "unit": "ratio"},
-            "plain": {
-                "value": round(statistics.median(rates[1])),
-                "goal": None,
-                "unit": "tokens/CPU-s",
-            },
-            "report_bytes_per_token": {
-                "value": round(reported / total, 2),
-                "goal": None,
-                "unit": "bytes",
-            },
+            "reporting_to_plain": figure(median, "ratio", GOAL),
+            "ci95_low": figure(low, "ratio"),
+            "ci95_high": figure(high, "ratio"),
+            "plain": figure(statistics.median(rates[1]), "tokens/CPU-s", digits=0),
+            "report_bytes_per_token": figure(reported / total, "bytes", digits=2),
         },
     }
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.bench.checkpoint_parts import figure
+from chaos.bench.figures import figure
 from chaos.outcome import Outcome
 from chaos.scenario.language import Fleet, FromTrace, Poisson, Scenario, Traffic
 from chaos.scenario.schedule import Request, requests_of

@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 
+from chaos.bench.figures import figure
 from controlplane.local_fleet import FleetOptions, LocalFleet
 
 DESCRIPTION = "time until three workers answer; memory of the control plane"
@@ -105,11 +106,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     goals = {"workers_answered": ANSWER_GOAL_S, "control_plane_peak": MEMORY_GOAL_MB}
     seconds = ("engines_ready", "workers_answered")
     figures = {
-        name: {
-            "value": round(value, 1),
-            "goal": goals.get(name),
-            "unit": "s" if name in seconds else "MB",
-        }
+        name: figure(value, "s" if name in seconds else "MB", goals.get(name), 1)
         for name, value in found.items()
     }
     met = all(found[name] < goal for name, goal in goals.items())

@@ -18,6 +18,7 @@ from typing import Any
 
 import uvloop
 
+from chaos.bench.figures import figure
 from controlplane.gateway.tokens import Tokens
 
 BLOCK = 16
@@ -141,5 +142,5 @@ def run(argv: list[str]) -> dict[str, Any]:
     figures = {}
     for name, value in found.items():
         unit = next((u for part, u in _UNITS.items() if part in name.split("_")), "tokens")
-        figures[name] = {"value": round(value, 2), "goal": None, "unit": unit}
+        figures[name] = figure(value, unit, digits=2)
     return {"bench": "tokenize", "met": True, "figures": figures}

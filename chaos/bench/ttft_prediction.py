@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from chaos.bench.checkpoint_parts import figure
 from chaos.bench.failures import wide_model
+from chaos.bench.figures import figure, percentile
 from chaos.bench.load_run import Load, Run, folded, record
 from events import vocabulary as v
 from events.codec import decode_all
@@ -27,11 +27,10 @@ GOAL = 0.15
 
 
 class Pair(Struct, frozen=True):
-    """One request: microseconds, tokens of its prompt."""
+    """One request, microseconds."""
 
     predicted: int
     actual: int
-    prompt: int
 
     @property
     def error(self) -> float:
@@ -53,26 +52,26 @@ def pairs_of(run: Run) -> list[Pair]:
                 elif type(event) is v.RequestEnded and event.attempts == 1 and event.ttft_us > 0:
                     sent = told.pop(event.request, None)
                     if sent is not None and sent.ttft_us >= 0:
-                        found.append(Pair(sent.ttft_us, event.ttft_us, sent.prompt_tokens))
+                        found.append(Pair(sent.ttft_us, event.ttft_us))
     return found
 
 
 def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
     """Figures, and whether the goal is met."""
     pairs = pairs_of(run)
-    errors = sorted(abs(p.error) for p in pairs)
+    errors = [abs(p.error) for p in pairs]
     median = statistics.median(errors)
-    actual = sorted(p.actual for p in pairs)
+    actual = [p.actual / 1000 for p in pairs]
     fleet = folded(run)
     figures = {
         "requests": figure(len(pairs), "requests"),
         "failed": figure(run.failed, "requests", 0),
         "error_p50": figure(median, "ratio", GOAL),
-        "error_p90": figure(errors[int(0.9 * len(errors))], "ratio"),
-        "error_p99": figure(errors[min(len(errors) - 1, int(0.99 * len(errors)))], "ratio"),
+        "error_p90": figure(percentile(errors, 0.9), "ratio"),
+        "error_p99": figure(percentile(errors, 0.99), "ratio"),
         "bias_p50": figure(statistics.median(p.error for p in pairs), "ratio"),
-        "ttft_p50": figure(actual[len(actual) // 2] / 1000, "ms", digits=1),
-        "ttft_p99": figure(actual[min(len(actual) - 1, int(0.99 * len(actual)))] / 1000, "ms"),
+        "ttft_p50": figure(percentile(actual, 0.5), "ms", digits=1),
+        "ttft_p99": figure(percentile(actual, 0.99), "ms", digits=1),
     }
     for name, worker in fleet.workers.items():
         figures[f"{name}_overhead"] = figure(worker.overhead_us / 1000, "ms", digits=2)

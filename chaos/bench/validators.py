@@ -14,7 +14,7 @@ import gc
 import time
 from typing import Any
 
-from chaos.bench.checkpoint_parts import figure
+from chaos.bench.figures import figure
 from chaos.bench.replay import read
 from chaos.bench.replay_log import FleetLog
 from chaos.validators import CHECKS, untracked

@@ -11,6 +11,7 @@ from chaos.bench import __main__ as runner
 from chaos.bench import recovery_ablation
 from chaos.bench.failover_checkpoints import Arm, _figures
 from chaos.bench.failures import Timed
+from chaos.bench.figures import figure, percentile
 from chaos.bench.recovery_ablation import MOST_CONTEXT, Way, bars, figures_of, lengths
 from chaos.traffic import Stream
 
@@ -83,3 +84,10 @@ def test_gaps_are_compared_pair_by_pair() -> None:
     assert figures["checkpoint_gap_ratio"]["value"] == 0.2
     assert figures["checkpoint_broken"]["value"] == 1
     assert figures["longest_gap_with_worst"]["value"] == 300
+
+
+def test_figures_are_rounded_and_percentiles_are_values_that_were_measured() -> None:
+    assert figure(1.23456, "ms", 2.0, 2) == {"value": 1.23, "goal": 2.0, "unit": "ms"}
+    assert repr(figure(7.6, "bytes", digits=0)["value"]) == "8"
+    values = [float(n) for n in range(100, 0, -1)]
+    assert [percentile(values, share) for share in (0.0, 0.5, 0.99, 1.0)] == [1, 51, 100, 100]
