@@ -42,6 +42,11 @@ def by_requests(of: Outlook) -> tuple[Group, int]:
     return (0, 0), of.requests * LATE + of.free_at_us
 
 
+def by_queue(of: Outlook) -> tuple[Group, int]:
+    """Requests that do not decode yet; the end of its prompts."""
+    return (of.requests - of.batch, 0), of.free_at_us
+
+
 Row = tuple[str, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
@@ -141,6 +146,12 @@ class Board(Kept):
                     here, settled = _turned(here, number, turn)
                 place, at = here[number]
                 yield place // LATE, 0, 0, at
+
+    def soonest_us(self, queued: int) -> int:
+        """The earliest end of prompts on workers with fewer than `queued` requests that do not
+        decode yet; -1: there is none. For boards `by_queue`."""
+        ends = [here[0][0] for (waiting, _), here in self._groups.items() if waiting < queued]
+        return min(ends, default=-1)
 
     @property
     def dearest(self) -> int:

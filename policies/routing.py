@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from events.vocabulary import Candidate
 from policies import hits, predict, prefixes, selectors
-from policies.kept import Kept
+from policies.kept import Kept, Why
 from policies.ranking import of as ranked
 from policies.state import Worker
 from policies.view import View
@@ -64,6 +64,11 @@ def exclusion(view: View, worker: Worker, query: Query) -> str:
     """Why `worker` cannot take the request; empty when it can."""
     distrusted = view.suspect(worker.name) == worker.incarnation
     return _excluded(worker, query.model, distrusted) or _unable(worker, query)
+
+
+def shut(model: str) -> Why:
+    """Why a worker, distrusted or not, takes no request for `model`."""
+    return lambda worker, distrusted: _excluded(worker, model, distrusted)
 
 
 def _unable(worker: Worker, query: Query) -> str:
