@@ -25,11 +25,12 @@ from msgspec import Meta, Struct
 from events.errors import RelumeError
 from events.etcd.config import EtcdConfig, parse_url
 from events.etcd.errors import BadUrl
-from policies import routing_settings
+from policies import routing_settings, waiting_settings
 from policies.checkpoint_settings import PLACEMENTS, RECOVERIES, CheckpointConfig
 from policies.migration_settings import LIMITS, MOVES, MigrationConfig
 from policies.routing_settings import RoutingConfig
 from policies.step import HEALTHY_TICKS
+from policies.waiting_settings import WaitingConfig
 
 ROLES = ("viewer", "operator", "admin")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -63,6 +64,8 @@ _MIGRATION = MigrationConfig()
 _MIGRATION_LIMITS = ", ".join(f"{name} ({getattr(_MIGRATION, name)})" for name in LIMITS)
 _ROUTING = RoutingConfig()
 _ROUTING_LIMITS = ", ".join(f"{n} ({getattr(_ROUTING, n)})" for n in routing_settings.LIMITS)
+_WAITING = WaitingConfig()
+_WAITING_LIMITS = ", ".join(f"{n} ({getattr(_WAITING, n)})" for n in waiting_settings.LIMITS)
 
 
 class ServeConfig(Struct, frozen=True):
@@ -98,6 +101,10 @@ class ServeConfig(Struct, frozen=True):
     routing_limits: Annotated[
         dict[str, int],
         Meta(description=f"what routing keeps to, NAME=N: {_ROUTING_LIMITS}"),
+    ] = {}
+    waiting_limits: Annotated[
+        dict[str, int],
+        Meta(description=f"bounds of workers' queues and of the room, NAME=N: {_WAITING_LIMITS}"),
     ] = {}
     lease_ttl_s: Annotated[
         int, Meta(ge=2, le=600, description="a stream's ownership lapses so long after its owner")
@@ -306,6 +313,7 @@ def check(config: ServeConfig) -> None:
             raise ConfigError("checkpoint_links", told, "is no rate of a tier", f"tiers: {tiers}")
     _check_limits("migration", config.migration_limits, LIMITS)
     _check_limits("routing", config.routing_limits, routing_settings.LIMITS)
+    _check_limits("waiting", config.waiting_limits, waiting_settings.LIMITS)
     if config.admin_port and (config.host, config.port) == (config.admin_host, config.admin_port):
         raise ConfigError("admin_port", config.admin_port, "is the port too", "choose another")
     for role in config.admin_tokens.values():

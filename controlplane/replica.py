@@ -35,6 +35,7 @@ from policies import (
     routing_settings,
     stall,
     touched,
+    waiting_settings,
 )
 from policies.checkpoint_settings import CheckpointConfig
 from policies.fleet import apply_group
@@ -42,6 +43,7 @@ from policies.migration_settings import MigrationConfig
 from policies.routing_settings import RoutingConfig
 from policies.state import Fleet
 from policies.view import View
+from policies.waiting_settings import WaitingConfig
 
 RELOAD_RETRY_S = 0.5
 SAY_S = 5.0
@@ -63,6 +65,7 @@ class ReplicaConfig(Struct, frozen=True):
     migration: MigrationConfig = MigrationConfig()
     routing: RoutingConfig = RoutingConfig()
     """Its limits; the policy is `policy`."""
+    waiting: WaitingConfig = WaitingConfig()
 
 
 class KeptFold(Protocol):
@@ -155,7 +158,8 @@ class Replica:
                 + migration_settings.settings_of(self.config.migration)
                 + routing_settings.settings_of(
                     structs.replace(self.config.routing, policy=self.config.policy)
-                ),
+                )
+                + waiting_settings.settings_of(self.config.waiting),
             )
         )
         log.info("caught_up", revision=self.fleet.revision, workers=len(self.fleet.workers))

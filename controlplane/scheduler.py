@@ -17,6 +17,7 @@ import msgspec
 from controlplane.checkpoints import Checkpoints
 from controlplane.gateway.ports import Arrival, Assignment, Hopeless
 from controlplane.returns import Returns
+from controlplane.waiting import Waiting
 from events import codec
 from events import vocabulary as v
 from events.log import StreamWriter
@@ -27,7 +28,14 @@ from policies.routing_settings import POLICY
 from policies.state import Worker
 from policies.view import View
 
-GATHERED = (v.RequestArrived, v.RouteDecided, v.HolderChosen, v.RequestEnded)
+GATHERED = (
+    v.RequestArrived,
+    v.RouteDecided,
+    v.HolderChosen,
+    v.RequestEnded,
+    v.RequestHeld,
+    v.RequestShed,
+)
 """What may wait in the writer for more of its kind: nobody else acts on it at once, and a
 decision travels with its request besides. Everything else is sent without delay."""
 FINDABLE_S = 0.02
@@ -91,6 +99,9 @@ class Scheduler:
         self.decisions = 0
         self.checkpoints = Checkpoints(self, microseconds)
         self.returns = Returns(self)
+        self.waiting = Waiting(self)
+        self.asked_us = -1
+        """When the decision at hand was asked for; -1: when it is taken."""
         self.observers: list[Callable[[int, Any], None]] = []
         self._clock = microseconds
         self._began_us = microseconds()
@@ -151,6 +162,7 @@ class Scheduler:
         """Something that may have given capacity happened."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        self.waiting.wake()  # behind those who go on behind a failure
 
     # --- SchedulerPort -----------------------------------------------------------
 
@@ -204,6 +216,7 @@ class Scheduler:
     def let_go(self, request: str) -> None:
         """The request is another replica's now, or nobody's: nothing more is said of it."""
         self.live.pop(request, None)
+        self.waiting.over(request)
 
     async def changed(self) -> None:
         """Wait until the fold advances."""
@@ -213,7 +226,7 @@ class Scheduler:
         """See SchedulerPort.assign. The decision is in the log whatever it says."""
         live = self.live[request]
         arrival = live.arrival
-        if self._never_served(arrival.model):
+        if self.never_served(arrival.model):
             named = f"no model {arrival.model[:200]!r}; /v1/models lists what there is"
             return Hopeless(404, named)
         mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered)
@@ -237,7 +250,7 @@ class Scheduler:
         planned = cause != "wait_over" and self.checkpoints.planned(live)
         policy = "planned" if planned else self.pinned or self._policy()
         basis = self.basis()
-        at_us = self.view.now_us = self.now_us()
+        at_us = self.view.now_us = self.asked_us if self.asked_us >= 0 else self.now_us()
         choice = routing.decide(self.view, query, policy)
         attempt = live.attempt + 1 if choice.worker else live.attempt
         event = v.RouteDecided(
@@ -265,6 +278,8 @@ class Scheduler:
             refused=choice.refused,
         )
         self.emit(event)
+        if choice.worker:
+            self.waiting.dispatched(request, at_us, event.ttft_us)
         if arrival.resumable:
             self.writer.hurry(FINDABLE_S)  # other replicas must know of it before its client may go
         if choice.refused:
@@ -336,6 +351,7 @@ class Scheduler:
     ) -> None:
         """See SchedulerPort.ended."""
         live = self.live.pop(request)
+        self.waiting.over(request)
         self.emit(
             v.RequestEnded(
                 request,
@@ -350,8 +366,9 @@ class Scheduler:
                 detail[:200],
             )
         )
+        self.waiting.wake()
 
-    def _never_served(self, model: str) -> bool:
+    def never_served(self, model: str) -> bool:
         """Whether nobody serves or served `model`, though some model is known, and no engine
         is on its way that has yet to say for the first time what it serves."""
         if not self._models or model in self._models:

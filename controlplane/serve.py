@@ -24,6 +24,7 @@ from policies.checkpoint_settings import CheckpointConfig
 from policies.migration_settings import MigrationConfig
 from policies.routing_settings import RoutingConfig
 from policies.stall import StallConfig
+from policies.waiting_settings import WaitingConfig
 
 DRAIN_S = 10.0
 """A stopping replica lets open streams finish this long."""
@@ -138,6 +139,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         _checkpoint_config(config),
         MigrationConfig(config.migration_moves, **config.migration_limits),
         RoutingConfig(config.policy, shed=config.routing_shed, **config.routing_limits),
+        WaitingConfig(**config.waiting_limits),
     )
 
 

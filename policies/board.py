@@ -147,11 +147,20 @@ class Board(Kept):
                 place, at = here[number]
                 yield place // LATE, 0, 0, at
 
-    def soonest_us(self, queued: int) -> int:
+    def soonest_us(self, queued: int, more: Callable[[Worker], int] | None = None) -> int:
         """The earliest end of prompts on workers with fewer than `queued` requests that do not
-        decode yet; -1: there is none. For boards `by_queue`."""
-        ends = [here[0][0] for (waiting, _), here in self._groups.items() if waiting < queued]
-        return min(ends, default=-1)
+        decode yet, `more` of a worker counted besides; -1: there is none. For boards `by_queue`."""
+        soonest = -1
+        for (waiting, _), here in self._groups.items():
+            if waiting >= queued:
+                continue
+            for free_at, at in here:
+                if 0 <= soonest <= free_at:
+                    break
+                if more is None or waiting + more(self.workers[at]) < queued:
+                    soonest = free_at
+                    break
+        return soonest
 
     @property
     def dearest(self) -> int:

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 
 from msgspec import Struct
 
-QUANTUM = 4096
+QUANTUM = 1024
 """Tokens of one grant. Logs depend on it."""
 MOST_COST = 1 << 17
 """Nobody is charged more. Logs depend on it."""

@@ -4,12 +4,14 @@ A worker that has many requests it does not decode yet has no use for one more: 
 them in its own order, knows no tenant and refuses nobody. So there is a bound on these (whatever
 keeps them from decoding: prompts ahead, no free sequence, no KV blocks) and, if wanted, one on
 how long the prompts it has will take. Both must be kept by one worker. What this replica sent and
-nobody has confirmed counts, so a burst sees its own weight.
+the fold does not have yet counts, so a burst sees its own weight; and where there are n replicas, n
+times: the others may have sent as much meanwhile, so that together they stay within the bound.
 """
 
 from __future__ import annotations
 
 from policies import board, routing
+from policies.state import Worker
 from policies.view import View
 from policies.waiting_settings import WaitingConfig
 
@@ -27,7 +29,9 @@ def saturation(view: View, model: str, config: WaitingConfig, now_us: int) -> tu
     of = board.of(view, model, routing.shut(model), board.by_queue)
     if not of.open:
         return NO_WORKER, UNKNOWN
-    soonest_us = of.soonest_us(config.queued or board.LATE)
+    others = _others(view)
+    more = (lambda worker: others * _unheard(view, worker)) if others else None
+    soonest_us = of.soonest_us(config.queued or board.LATE, more)
     if soonest_us < 0:
         return SATURATED, UNKNOWN
     allowed_us = now_us + config.ahead_ms * 1000
@@ -38,13 +42,26 @@ def saturation(view: View, model: str, config: WaitingConfig, now_us: int) -> tu
 
 def _glance(view: View, model: str, config: WaitingConfig) -> bool:
     """Whether one of a few workers takes a request: at light load that is all it costs."""
-    workers = view.fleet.workers
     shut = routing.shut(model)
-    for number, worker in enumerate(workers.values()):
+    others = _others(view)
+    for number, worker in enumerate(view.fleet.workers.values()):
         if number == GLANCES:
             break
-        if not config.queued or view.load(worker)[1] - worker.decoding < config.queued:
+        waiting = view.load(worker)[1] - worker.decoding
+        if others:
+            waiting += others * _unheard(view, worker)
+        if not config.queued or waiting < config.queued:
             distrusted = view.suspect(worker.name) == worker.incarnation
             if not shut(worker, distrusted):
                 return True
     return False
+
+
+def _others(view: View) -> int:
+    """Other replicas that may be sending too."""
+    return max(sum(replica.alive for replica in view.fleet.replicas.values()) - 1, 0)
+
+
+def _unheard(view: View, worker: Worker) -> int:
+    """Requests this replica sent there that the fold does not have yet."""
+    return max(view.load(worker)[1] - len(worker.attempts), 0)

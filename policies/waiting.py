@@ -44,8 +44,9 @@ MOST_OUTPUT = 1024
 LEAST_RETRY_S, MOST_RETRY_S = 1, 60
 
 DEADLINE, EXPIRED, TOO_LONG = "deadline", "expired", "too long"
-FULL, SHARE, NO_WORKER, STOPPING = "room full", "tenant share", "no worker", "stopping"
-REASONS = (DEADLINE, EXPIRED, TOO_LONG, FULL, SHARE, NO_WORKER, STOPPING)
+FULL, DISPLACED, SHARE = "room full", "displaced", "tenant share"
+NO_WORKER, STOPPING = "no worker", "stopping"
+REASONS = (DEADLINE, EXPIRED, TOO_LONG, FULL, DISPLACED, SHARE, NO_WORKER, STOPPING)
 
 
 class Judged(Struct, frozen=True):
@@ -265,10 +266,11 @@ class Room:
             self._drop(entry)
         return entry
 
-    def over(self, now_us: int) -> list[Entry]:
-        """Whose time to wait is over, soonest first. They are still there."""
-        found, ends = [], self._ends
-        while ends and ends[0][0] <= now_us:
+    def over(self, now_us: int, most: int) -> list[Entry]:
+        """Whose time to wait is over, soonest first, at most so many. They are still there."""
+        found: list[Entry] = []
+        ends = self._ends
+        while ends and ends[0][0] <= now_us and len(found) < most:
             entry = self._at(heappop(ends))
             if entry is not None:
                 found.append(entry)

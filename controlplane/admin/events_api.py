@@ -17,7 +17,14 @@ from events import vocabulary as v
 from events.codec import TAGS
 
 TYPES: dict[str, type] = {tag.partition("/")[0]: kind for tag, kind in TAGS.items()}
-DECISIONS = (v.RouteDecided, v.StallJudged, v.EffectsDecided, v.DetailDecided)
+DECISIONS = (
+    v.RouteDecided,
+    v.StallJudged,
+    v.EffectsDecided,
+    v.DetailDecided,
+    v.RequestHeld,
+    v.RequestShed,
+)
 PAGE_BUDGET_S = 5.0
 """A page that has to read the log stops after this and says where to go on."""
 HEARTBEAT_S = 10.0

@@ -22,6 +22,7 @@ from controlplane.admin.history import Entry
 from controlplane.admin.migration_metrics import Migrations
 from controlplane.admin.routing_metrics import Routes
 from controlplane.admin.stream_metrics import Streams, kept
+from controlplane.admin.waiting_metrics import Waits, room
 from controlplane.config import ServeConfig
 from controlplane.history.keeper import KeeperStatus
 from controlplane.replica import Replica
@@ -74,6 +75,7 @@ class Metrics:
         self._migrations = Migrations(registry)
         self._routes = Routes(registry)
         self._streams = Streams(registry)
+        self._waits = Waits(registry)
         self._tokens = Counter("relume_output_tokens", "Tokens delivered", registry=registry)
         self._ttft = Histogram(
             "relume_time_to_first_token_seconds",
@@ -104,6 +106,7 @@ class Metrics:
         self._migrations.note(event)
         self._routes.note(event)
         self._streams.note(event)
+        self._waits.note(event)
         if kind is v.RequestArrived:
             self._arrived.inc()
         elif kind is v.RouteDecided:
@@ -174,6 +177,7 @@ class _FoldCollector(Collector):
         yield from self._workers()
         yield from checkpoints(replica.view)
         yield from kept(fleet)
+        yield from room(replica.scheduler.waiting)
 
     def _workers(self) -> Iterator[Any]:
         view = self._replica.view

@@ -23,8 +23,13 @@ COURSE = (
     v.TransportObserved,
     v.ClientReturned,
     v.RequestEnded,
+    v.RequestHeld,
+    v.RequestShed,
 )
 """Events that tell the course of one request."""
+
+
+DECISIONS = (v.RouteDecided, v.RequestHeld, v.RequestShed)
 
 
 class Course:
@@ -180,9 +185,7 @@ def requests_of(book: RequestBook, fleet: Fleet) -> list[RequestInfo]:
 def decisions_of(course: Course, stream: str = "") -> list[DecisionInfo]:
     """The decisions of a course, with those that only a worker's journal holds; `stream` is
     ours, whose clock the course knows."""
-    found = [
-        _decision(e, e.event, "log") for e in course.entries if type(e.event) is v.RouteDecided
-    ]
+    found = [_decision(e, e.event, "log") for e in course.entries if type(e.event) in DECISIONS]
     for entry, dispatch in course.journalled.values():
         try:
             event = codec.decode(dispatch)
@@ -191,13 +194,15 @@ def decisions_of(course: Course, stream: str = "") -> list[DecisionInfo]:
         if type(event) is v.RouteDecided:
             found.append(_decision(entry, event, "admission"))
     found = [replace(d, actual_ttft_us=_actual_us(course, d, stream)) for d in found]
-    return sorted(found, key=lambda d: (d.decision["attempt"], d.revision))
+    return sorted(found, key=lambda d: (d.decision.get("attempt", 0), d.revision))
 
 
 def _actual_us(course: Course, found: DecisionInfo, stream: str) -> int:
     """When the first token of a dispatch was there; of a first attempt its client's answer
     tells it too."""
     decision = found.decision
+    if "attempt" not in decision:
+        return -1
     attempt, asked_us = decision["attempt"], decision["at_us"]
     if not decision["worker"]:
         return -1
@@ -212,5 +217,6 @@ def _decision(entry: Entry, event: Any, source: str) -> DecisionInfo:
         entry.revision, entry.index, entry.stream, entry.position, entry.at_ms, event
     )
     return DecisionInfo(
-        shown.id, entry.revision, entry.stream, entry.position, source, shown.event, event.ttft_us
-    )
+        shown.id, entry.revision, entry.stream, entry.position, source, shown.event,
+        getattr(event, "ttft_us", -1),
+    )  # fmt: skip

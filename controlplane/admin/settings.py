@@ -6,12 +6,18 @@ from msgspec import Struct
 
 from controlplane.admin.errors import BadRequest
 from controlplane.admin.models import Setting
-from policies import checkpoint_settings, migration_settings, routing_settings
+from policies import (
+    checkpoint_settings,
+    migration_settings,
+    routing_settings,
+    waiting_settings,
+)
 from policies.checkpoint_settings import CheckpointConfig
 from policies.migration_settings import MigrationConfig
 from policies.routing_settings import RoutingConfig
 from policies.stall import StallConfig
 from policies.view import View
+from policies.waiting_settings import WaitingConfig
 
 
 class Known(Struct, frozen=True):
@@ -40,6 +46,11 @@ def _routing(name: str, least: int, most: int, description: str) -> tuple[str, K
     key = routing_settings.PREFIX + name
     choices = routing_settings.CHOICES.get(key, ())
     return key, Known(getattr(RoutingConfig(), name), least, most, description, choices)
+
+
+def _waiting(name: str, least: int, most: int, description: str) -> tuple[str, Known]:
+    default = getattr(WaitingConfig(), name)
+    return waiting_settings.PREFIX + name, Known(default, least, most, description)
 
 
 _STALL = StallConfig()
@@ -71,6 +82,7 @@ KNOWN: dict[str, Known] = {
             _routing("policy", 0, 0, "which worker takes a request"),
             _routing("shed", 0, 0, "requests that would begin too late are refused"),
             *(_routing(name, *limits) for name, limits in routing_settings.LIMITS.items()),
+            *(_waiting(name, *limits) for name, limits in waiting_settings.LIMITS.items()),
         )
     ),
 }

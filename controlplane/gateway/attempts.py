@@ -107,9 +107,26 @@ class Attempts:
 
     def _begin_attempts(self) -> None:
         try:
-            self._assign("arrival")
+            if not self._waits():
+                self._assign("arrival")
         except Exception as error:  # it was accepted, so it must end
             self.on_fault(error)
+
+    def _waits(self, nobody: bool = False) -> bool:
+        """Whether it waits for a worker, or was refused. `nobody`: there was none to be had."""
+        ctx = self.ctx
+        try:
+            held = ctx.scheduler.waiting.admit(
+                self.arrival, self, len(self.body), ctx.config.wait_timeout_s, nobody
+            )
+        except LogError as error:
+            log.error("decision_not_written", reason=str(error), **self.about())
+            held = Hopeless(503, "the control plane cannot take decisions at present")
+        if isinstance(held, Hopeless):
+            self.refused(held)
+        elif held:
+            ctx.counters.waits += 1
+        return held is not False
 
     async def _count(self) -> None:
         """Count the prompt within the bound, then accept the request."""
@@ -143,10 +160,11 @@ class Attempts:
             return
         decided = self._ask(cause)
         if isinstance(decided, Hopeless):
-            self.fail(decided.status, decided.message)
+            self.refused(decided)
         elif decided is None and not declined:
-            self.ctx.counters.waits += 1
-            self._spawn(self._wait)
+            if cause != "arrival" or not self._waits(nobody=True):
+                self.ctx.counters.waits += 1
+                self._spawn(self._wait)
         elif decided is None:
             self.declined_by_all()
         elif (decided.worker, decided.incarnation) in self._trials.failed_on:
@@ -156,6 +174,28 @@ class Attempts:
                 self._spawn(self._dispatch_later, decided)
         else:
             self._dispatch(decided)
+
+    # --- called while it waits (ports.Caller)
+
+    def called(self) -> bool:
+        """See ports.Caller."""
+        try:
+            decided = self._ask("wait_over")
+            if isinstance(decided, Hopeless):
+                self.refused(decided)
+            elif decided is not None:
+                self._dispatch(decided)
+            return decided is not None
+        except Exception as error:  # the edge of one request: others wait behind it
+            self.on_fault(error)
+            return True
+
+    def refused(self, why: Hopeless) -> None:
+        """See ports.Caller."""
+        try:
+            self.fail(why.status, why.message, retry_after_s=why.retry_after_s, code=why.code)
+        except Exception as error:  # the edge of one request: others wait beside it
+            self.on_fault(error)
 
     def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         self._task = self.ctx.spawn(self._guarded(work, *args))
@@ -244,7 +284,7 @@ class Attempts:
                 break
             decided = self._ask("wait_over")
             if isinstance(decided, Hopeless):
-                self.fail(decided.status, decided.message)
+                self.refused(decided)
                 return
             if decided is not None:
                 self._dispatch(decided)
@@ -380,17 +420,18 @@ class Attempts:
         """The client left: the engine stops computing, the log says so."""
         self._end("cancelled", 499, "client closed the connection")
 
-    def fail(self, status: int, message: str, why: str = "") -> None:
+    def fail(
+        self, status: int, message: str, why: str = "", *, retry_after_s: int = 0, code: str = ""
+    ) -> None:
         """Tell the client that it cannot go on; `why` is for the log alone."""
         outcome = "rejected" if status < 500 else "failed"
         if self._end(outcome, status, f"{message}: {why}" if why else message):
-            retry_after_s = self.ctx.config.retry_after_s if status in (429, 503) else None
-            code = "model_not_found" if status == 404 else None
+            usual_s = self.ctx.config.retry_after_s if status in (429, 503) else None
             reply = error_reply(
                 status,
                 message,
-                code=code,
-                retry_after_s=retry_after_s,
+                code=code or ("model_not_found" if status == 404 else None),
+                retry_after_s=retry_after_s or usual_s,
                 headers=self.reply_headers(),
             )
             self.tell_failure(reply, message)

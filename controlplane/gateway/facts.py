@@ -12,6 +12,8 @@ from controlplane.gateway.reading import Request
 from policies.routing_settings import TIERS
 
 _TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+_TENANT = re.compile(rb"[A-Za-z0-9._:@/+-]{1,64}").fullmatch
+MOST_TTFT_MS = 86_400_000
 _JSON_TYPE = re.compile(rb"application/json\s*(;.*)?", re.IGNORECASE).fullmatch
 
 
@@ -52,6 +54,33 @@ def tier_of(request: Request) -> str:
     if given and given not in TIERS:
         raise ClientError(400, f"x-relume-tier must be one of {', '.join(TIERS)}", "x-relume-tier")
     return given
+
+
+def share_of(request: Request, tenant: str) -> str:
+    """In whose share it waits: its API key's, else what `x-tenant-id` says, or
+    `x-gateway-inference-fairness-id`. Raises ClientError for a name that is none."""
+    if tenant:
+        return tenant
+    for header in (b"x-tenant-id", b"x-gateway-inference-fairness-id"):
+        given = request.headers.get(header, b"").strip()
+        if given and not _TENANT(given):
+            name = header.decode()
+            raise ClientError(400, f"{name} must be 1 to 64 of A-Z a-z 0-9 . _ : @ / + -", name)
+        if given:
+            return given.decode()
+    return ""
+
+
+def ttft_of(request: Request) -> int:
+    """Milliseconds in which it wants its first token (`x-slo-ttft-ms`); 0: it does not say. Raises
+    ClientError."""
+    given = request.headers.get(b"x-slo-ttft-ms", b"").strip()
+    if not given:
+        return 0
+    if not given.isdigit() or len(given) > 9 or not 1 <= int(given) <= MOST_TTFT_MS:
+        told = f"x-slo-ttft-ms must be whole milliseconds from 1 to {MOST_TTFT_MS}"
+        raise ClientError(400, told, "x-slo-ttft-ms")
+    return int(given)
 
 
 def may_be_json(request: Request) -> bool:

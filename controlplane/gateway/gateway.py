@@ -29,8 +29,10 @@ from controlplane.gateway.facts import (
     model_of,
     require_json,
     session_of,
+    share_of,
     tier_of,
     trace_of,
+    ttft_of,
     wants_resumable,
 )
 from controlplane.gateway.keys import Keys
@@ -142,8 +144,10 @@ class Gateway:
             raise
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no new connection and wait for the requests under way; False if some remain."""
+        """Take no new connection and wait for the requests under way; False if some remain. Who
+        waits for a worker is refused at once: another replica may have one."""
         self.draining = True
+        self._scheduler.waiting.close()
         if self._server is not None:
             self._server.close()
         until = self.clock() + timeout_s
@@ -160,6 +164,7 @@ class Gateway:
     async def stop(self) -> None:
         """Close everything. Streams under way are told that we stop, and end as failed."""
         self.draining = True
+        self._scheduler.waiting.close()
         if self._server is not None:
             self._server.close()
         self._streams.deliveries.look()
@@ -331,10 +336,11 @@ class Gateway:
             parsed = parse(request.body, chat=routes.PROTECTED[request.path])
             model = parsed.model or self._only_model()
             weight = checkpoint_weight(request.headers.get(b"x-relume-priority"), parsed.priority)
-            tier = tier_of(request)
+            tier, ttft_ms = tier_of(request), ttft_of(request)
+            tenant = self._keys.tenant_of(request) or ""
+            share = share_of(request, tenant)
         except ClientError as error:
             return self._refused(client_error_reply(error))
-        tenant = self._keys.tenant_of(request) or ""
         arrival = Arrival(
             self._new_id(),
             model,
@@ -354,6 +360,8 @@ class Gateway:
             session=session_of(request, tenant),
             tier=tier,
             countable=parsed.countable,
+            share=share,
+            ttft_ms=ttft_ms,
         )
         at = self._context, connection, arrival, request.path, request.request_id, parsed.body
         if parsed.stream and wants_resumable(request) and "choices" not in parsed.needs:
@@ -374,11 +382,13 @@ class Gateway:
 
     def _serve_relayed(self, request: Request, connection: ClientConnection) -> Reply | Attempts:
         body = request.body
-        if body and may_be_json(request):
-            try:
+        tenant = self._keys.tenant_of(request) or ""
+        try:
+            if body and may_be_json(request):
                 body = without_forbidden(body)
-            except ClientError as error:
-                return self._refused(client_error_reply(error))
+            tier, ttft_ms, share = tier_of(request), ttft_of(request), share_of(request, tenant)
+        except ClientError as error:
+            return self._refused(client_error_reply(error))
         model = model_of(request)
         arrival = Arrival(
             self._new_id(),
@@ -390,10 +400,13 @@ class Gateway:
             "restart",
             "unprotected route",
             True,
-            self._keys.tenant_of(request) or "",
+            tenant,
             request.request_id,
             trace_of(request),
             protected=False,
+            tier=tier,
+            share=share,
+            ttft_ms=ttft_ms,
         )
         headers = tuple(
             (name.decode(), request.headers[name].decode("latin-1"))

@@ -26,7 +26,8 @@ class Arrival(Struct, frozen=True):
     `grace_ticks` after its gateway's death; empty: it may not. `prefix`: marks of its prompt
     (`events.prefix`), empty where it was not tokenised. `session`: digest of what its
     client calls the session it belongs to. `tier`: how soon it wants its first token.
-    `countable`: its prompt is text or token ids.
+    `countable`: its prompt is text or token ids. `share`: the tenant in whose share it waits.
+    `ttft_ms`: its first token is of no use later; 0: it is.
     """
 
     request: str
@@ -51,6 +52,8 @@ class Arrival(Struct, frozen=True):
     session: str = ""
     tier: str = ""
     countable: bool = False
+    share: str = ""
+    ttft_ms: int = 0
 
 
 class Assignment(Struct, frozen=True):
@@ -74,10 +77,13 @@ class Assignment(Struct, frozen=True):
 
 
 class Hopeless(Struct, frozen=True):
-    """The request cannot go on; `status` and `message` are for the client."""
+    """The request cannot go on; `status` and `message` are for the client, and, if known, when it
+    may try again and the error's code."""
 
     status: int
     message: str
+    retry_after_s: int = 0
+    code: str = ""
 
 
 class Activity:
@@ -105,8 +111,41 @@ class ReturnsPort(Protocol):
     async def owned(self, request: str, timeout_s: float) -> bool: ...
 
 
+class Caller(Protocol):
+    """Who waits: an exchange."""
+
+    def called(self) -> bool:
+        """It is its turn: ask for a worker. False when none could take it; it waits on then."""
+        ...
+
+    def refused(self, why: Hopeless) -> None:
+        """It waits no more."""
+        ...
+
+
+class WaitingPort(Protocol):
+    """Offered by controlplane.waiting.Waiting to the gateway."""
+
+    def admit(
+        self, arrival: Arrival, caller: Caller, size: int, patience_s: float, nobody: bool
+    ) -> Hopeless | bool:
+        """An arrival with `size` bytes of body: False when it may be sent, else it waits and
+        `caller` hears of it, or is refused. `nobody`: no worker was to be had for it; for one it
+        waits `patience_s` at most. Raises LogError."""
+        ...
+
+    def close(self) -> None:
+        """The gateway stops: who waits is refused, and who would have to."""
+        ...
+
+
 class SchedulerPort(Protocol):
     """Offered by controlplane.scheduler.Scheduler to the gateway."""
+
+    @property
+    def waiting(self) -> WaitingPort:
+        """Where arrivals wait while workers are busy."""
+        ...
 
     @property
     def returns(self) -> ReturnsPort:

@@ -24,7 +24,7 @@ IDLE, HEAD, BODY = "idle", "head", "body"  # what is being read
 _KEPT_HEADERS = frozenset(
     b"authorization content-type content-encoding x-request-id expect accept content-length "
     b"transfer-encoding traceparent x-relume-priority last-event-id x-relume-resumable "
-    b"x-session-id x-relume-tier".split()
+    b"x-session-id x-relume-tier x-tenant-id x-gateway-inference-fairness-id x-slo-ttft-ms".split()
 )
 
 

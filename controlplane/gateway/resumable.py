@@ -227,14 +227,14 @@ class Resumable(Stamped):
             self._failover = None
             self._let_engine_go()  # it has begun there, and is kept
 
-    def fail(self, status: int, message: str, why: str = "") -> None:
+    def fail(self, status: int, message: str, why: str = "", **how: Any) -> None:
         """While nobody is there to be told, it waits for the client and is tried again then."""
         if self.detached and status >= 502 and not self.over:
             log.info("stream_waits", reason=message, **self.about())
             self._let_engine_go()
             self._left = None
         else:
-            super().fail(status, message, why)
+            super().fail(status, message, why, **how)
 
     # --- ends
 

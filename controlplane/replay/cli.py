@@ -232,8 +232,10 @@ def _print_verdict(verdict: Verdict) -> None:
         ("events behind the last state hash", verdict.unanchored),
         ("divergences", len(verdict.divergences)),
     ]
+    if verdict.waits:
+        rows.insert(6, ("of them about the waiting room", verdict.waits))
     if verdict.foreign:
-        rows.insert(8, ("of them of another build, order compared alone", verdict.foreign))
+        rows.insert(-2, ("of them of another build, order compared alone", verdict.foreign))
     if verdict.skipped:
         rows.insert(4, ("decisions older than the snapshot", verdict.skipped))
     print_table(("what", "count"), rows, "")

@@ -135,6 +135,8 @@ class _Names:
                 resumable=self.of("resumable", event.resumable),
                 trace="",
             )
+        if kind in (v.RequestHeld, v.RequestShed):
+            return replace(event, tenant=self.of("tenant", event.tenant))
         if kind is v.AdminCommanded:
             return replace(
                 event,

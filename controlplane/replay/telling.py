@@ -21,7 +21,7 @@ def told(found: Why) -> Iterator[str]:
         first, *rest = words(step)
         place = f"{step.stream}:{step.position}"
         yield f"{_clock(step.at_ms, begun_ms):>10}  {place:<12} {first}"
-        for line in (*rest, *_came(found, step)):
+        for line in (*rest, *_came(found, step), *_waited(found, step)):
             yield f"{'':10}  {'':12}   {line}"
 
 
@@ -30,6 +30,14 @@ def _came(found: Why, step: Step) -> Iterator[str]:
     event = step.event
     if type(event) is v.RouteDecided and event.worker and event.attempt in found.first_tokens_us:
         yield f"it came after {found.first_tokens_us[event.attempt] / 1000:.1f} ms"
+
+
+def _waited(found: Why, step: Step) -> Iterator[str]:
+    """How long the wait was that a dispatch ended."""
+    event = step.event
+    if type(event) is v.RouteDecided and event.cause == "wait_over" and event.worker:
+        if found.waited_us >= 0:
+            yield f"it had waited {found.waited_us / 1000:.1f} ms in the room"
 
 
 def headline(found: Why) -> str:
@@ -100,6 +108,7 @@ def to_json(found: Why) -> dict[str, Any]:
     return {
         "request": found.request,
         "outcome": found.ended.outcome if found.ended else "",
+        "waited_us": found.waited_us,
         "first_tokens_us": {str(n): us for n, us in found.first_tokens_us.items()},
         "steps": [
             {
@@ -181,6 +190,49 @@ def _expected(candidate: v.Candidate) -> str:
         f"{candidate.kv_free} blocks left; first token expected after "
         f"{candidate.ttft_us / 1000:.1f} ms, then one each {candidate.tpot_us / 1000:.1f} ms"
     )
+
+
+_HELD = {
+    "saturated": "no worker has use for one more at present",
+    "no worker": "no worker is open",
+    "behind": "others wait already",
+}
+
+
+def _held(event: v.RequestHeld) -> list[str]:
+    lines = [f"held back: {_HELD.get(event.cause, event.cause)}", *_in_room(event)]
+    if event.deadline_us:
+        lines.append(f"its first token is due {(event.deadline_us - event.at_us) / 1000:.0f} ms on")
+    if event.evicted:
+        lines.append(f"{', '.join(event.evicted)} had to go for it")
+    return lines
+
+
+def _shed(event: v.RequestShed) -> list[str]:
+    waited = f" after {event.waited_us / 1000:.1f} ms" if event.waited_us >= 0 else " on arrival"
+    lines = [f"refused{waited}: {event.reason}", *_in_room(event)]
+    if event.deadline_us:
+        due_ms = (event.deadline_us - event.at_us) / 1000
+        lines.append(f"its first token was due {due_ms:.0f} ms from then")
+    if event.behalf:
+        lines.append(f"{event.behalf} has its place")
+    lines.append(f"its client was told to come back after {event.retry_after_s} s")
+    return lines
+
+
+def _in_room(event: v.RequestHeld | v.RequestShed) -> list[str]:
+    """What it was and what was before it, when it came."""
+    whose = f" of tenant {event.tenant}" if event.tenant else ""
+    expected = ""
+    if event.predicted_us >= 0:
+        expected = f", expected to take {event.predicted_us / 1000:.1f} ms"
+    basis = f"basis ({event.basis.revision}, {event.basis.position})"
+    return [
+        f"{event.tier}{whose}, charged {event.tokens} tokens, {event.size} bytes",
+        f"{_count(event.ahead_requests, 'request')} of {event.ahead_tokens} tokens ahead"
+        f"{expected}; {event.depth} in the room",
+        f"{event.decision} on {basis}",
+    ]
 
 
 def _observed(event: v.TransportObserved) -> list[str]:
@@ -297,6 +349,8 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RouteDecided: _decided,
     v.TransportObserved: _observed,
     v.RequestEnded: _ended,
+    v.RequestHeld: _held,
+    v.RequestShed: _shed,
     v.ClientReturned: _returned,
     v.StallJudged: _judged,
     v.RequestQueued: lambda e: [f"the engine took attempt {e.attempt}: {e.prompt_tokens} tokens"],

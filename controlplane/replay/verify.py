@@ -25,6 +25,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from controlplane.replay.verify_checkpoints import check_holders, check_migration, check_plan
+from controlplane.replay.verify_waiting import RoomReplay
 from events import codec
 from events import vocabulary as v
 from events.errors import BrokenChain, LogError
@@ -57,8 +58,9 @@ class Verdict(Struct):
 
     `contested` counts decisions that had at least two open candidates: a log without
     such decisions proves nothing about the policy. `stalls`, `holders`, `plans`, `migrations`
-    are those of their kinds. `answers` are the leader's. `skipped`
-    decisions were taken on a state older than the snapshot replay began with. Of the
+    are those of their kinds, `waits` what was decided about the waiting room. `answers` are the
+    leader's. `skipped` decisions were taken on a state older than the snapshot replay began
+    with. Of the
     `hashes`, `foreign` ones are of a state that this build does not keep: only the order
     of events was compared there. `unanchored` events stand behind the last state hash.
     """
@@ -74,6 +76,7 @@ class Verdict(Struct):
     hashes: int = 0
     foreign: int = 0
     unanchored: int = 0
+    waits: int = 0
     events: int = 0
     changes: int = 0
     segments: int = 0
@@ -149,7 +152,11 @@ class Replay:
         names = {s.stream for g in groups for s in g.segments}
         self.replicas = {
             name: _ReplicaReplay(
-                view(name, fleet), list(_events(groups, name)), self.verdict, checks or _CHECKS
+                view(name, fleet),
+                list(_events(groups, name)),
+                self.verdict,
+                checks or _CHECKS,
+                checks is None,
             )
             for name in sorted(names)
             if name.startswith("r.")
@@ -235,10 +242,12 @@ class _ReplicaReplay:
         events: list[tuple[int, Any]],
         verdict: Verdict,
         checks: Mapping[type, Check],
+        rooms: bool,
     ) -> None:
         self.stream = view.stream
         self.view = view
         self.view.landed()
+        self._room = RoomReplay(view, verdict) if rooms else None
         self.due = 0
         """Revision of the state its next decision was taken on."""
         self._began = view.fleet.revision
@@ -252,12 +261,16 @@ class _ReplicaReplay:
         while events:
             position, event = events[0]
             check = self._checks.get(type(event))
+            founded = False
             if check is not None:
                 if event.basis.revision >= before:
                     self.due = event.basis.revision
                     return
-                if self._founded(position, event):
+                founded = self._founded(position, event)
+                if founded:
                     check(self.view, self.stream, position, event, self._verdict)
+            if self._room is not None:
+                self._room.seen(position, event, founded)
             events.popleft()
             self.view.own(position, event)
         self.due = NEVER
@@ -347,12 +360,19 @@ def _check_stall(
         verdict.differ(event.basis.revision, stream, position, "decision", expected, actual)
 
 
+def _counted(view: View, stream: str, position: int, event: Any, verdict: Verdict) -> None:
+    """What `RoomReplay` looks at."""
+    verdict.decisions += 1
+
+
 _CHECKS = {
     v.RouteDecided: _check_route,
     v.StallJudged: _check_stall,
     v.HolderChosen: check_holders,
     v.RecoveryPlanned: check_plan,
     v.MigrationPlanned: check_migration,
+    v.RequestHeld: _counted,
+    v.RequestShed: _counted,
 }
 
 _ANSWERS = (v.RequestEnded, v.EffectsDecided, v.ConfigChanged)

@@ -48,6 +48,18 @@ class Why(Struct):
     first_tokens_us: dict[int, int] = field(default_factory=dict)
 
     @property
+    def waited_us(self) -> int:
+        """From being held to what came of it; -1: it was not, or waits."""
+        held = [s.event.at_us for s in self.steps if type(s.event) is v.RequestHeld]
+        over = [
+            s.event.at_us
+            for s in self.steps
+            if type(s.event) is v.RequestShed
+            or (type(s.event) is v.RouteDecided and s.event.cause == "wait_over" and s.event.worker)
+        ]
+        return over[0] - held[0] if held and over else -1
+
+    @property
     def decisions(self) -> list[v.RouteDecided]:
         """Its decisions, journalled ones included, in order."""
         return [s.event for s in self.steps if type(s.event) is v.RouteDecided]
@@ -218,6 +230,8 @@ _OF_REQUEST = (
     v.TransportObserved,
     v.ClientReturned,
     v.RequestEnded,
+    v.RequestHeld,
+    v.RequestShed,
 )
 _OF_CHECKPOINT = (
     v.HolderChosen,

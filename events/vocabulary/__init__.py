@@ -74,6 +74,7 @@ from events.vocabulary.replica import (
     WorkerCleared,
     WorkerSuspected,
 )
+from events.vocabulary.waiting import RequestHeld, RequestShed
 from events.vocabulary.worker import (
     EffectApplied,
     EngineDied,
@@ -130,6 +131,8 @@ REPLICA_EVENTS = (
     | ClientReturned
     | MigrationPlanned
     | MigrationAbandoned
+    | RequestHeld
+    | RequestShed
 )
 LEADER_EVENTS = (
     LeaderElected

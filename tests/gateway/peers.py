@@ -286,6 +286,19 @@ class _EngineConnection(asyncio.Protocol):
         return [head, *(b"%x\r\n%b\r\n" % (len(f), f) for f in out), b"0\r\n\r\n"]
 
 
+class NoRoom:
+    """Nobody waits for a busy worker."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def admit(self, arrival, caller, size, patience_s, nobody) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+
 @dataclass
 class FakeScheduler:
     """Follows the contract by the simplest means: the first engine not yet avoided."""
@@ -303,6 +316,7 @@ class FakeScheduler:
         self.attempts: dict[str, int] = {}
         self.changed = asyncio.Event()
         self.names = ["m"]
+        self.waiting = NoRoom()
 
     def models(self) -> list[str]:
         return self.names

@@ -65,6 +65,21 @@ def test_it_says_what_a_look_at_every_worker_says(
     assert seen >= {FREE, SATURATED}
 
 
+def test_replicas_that_are_blind_to_each_other_stay_within_the_bound_together() -> None:
+    story = Story()
+    story.worker()
+    for name in ("r0", "r1", "r2"):
+        story.replica(name)
+    config, sent = WaitingConfig(queued=10), 0
+    for name in ("r0", "r1", "r2"):
+        view, positions = View(f"r.{name}", story.fleet), count(2)
+        view.landed()
+        while saturation(view, MODEL, config, 0)[0] == FREE:
+            view.own(next(positions), decided(f"{name}.{sent}"))
+            sent += 1
+    assert config.queued <= sent < config.queued + 3
+
+
 def test_own_dispatches_fill_a_worker_and_ends_make_room() -> None:
     story = Story()
     story.worker()

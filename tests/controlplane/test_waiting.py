@@ -1,0 +1,321 @@
+"""The waiting room at work: who comes through, who is called when, and what is on record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.admin.history import Entry
+from controlplane.admin.request_book import RequestBook, decisions_of
+from controlplane.gateway.ports import Arrival, Hopeless
+from controlplane.replay.telling import told
+from controlplane.replay.verify import verify
+from controlplane.replay.why import why
+from controlplane.scheduler import Scheduler
+from events import codec
+from events import vocabulary as v
+from events.codec import encode
+from events.memory import MemoryLog
+from policies.fleet import apply_group
+from policies.state import Fleet
+from policies.view import View
+from policies.waiting_settings import WaitingConfig, settings_of
+from tests.replay.tamper import places, replaced
+
+USUAL = WaitingConfig(queued=2, requests=6, mb=1, tenant_percent=100)
+
+
+class Caller:
+    """An exchange without a client."""
+
+    def __init__(self, plane: Plane, name: str) -> None:
+        self.plane = plane
+        self.name = name
+        self.why: Hopeless | None = None
+
+    def called(self) -> bool:
+        given = self.plane.scheduler.assign(self.name, "wait_over", 0)
+        if isinstance(given, Hopeless):
+            self.refused(given)
+        elif given is not None:
+            self.plane.sent.append(self.name)
+        return given is not None
+
+    def refused(self, why: Hopeless) -> None:
+        self.why = why
+        self.plane.refused.append(self.name)
+        self.plane.scheduler.ended(self.name, "rejected", why.status, 0, "-")
+
+
+class Plane:
+    """A scheduler on a log in memory, one worker, and a clock that is set."""
+
+    def __init__(self) -> None:
+        self.log, self.fleet, self.now_us = MemoryLog(), Fleet(), 0
+        self.sent: list[str] = []
+        self.refused: list[str] = []
+        self.callers: dict[str, Caller] = {}
+        self.steps = 0
+        self._folded = 0
+
+    def follow(self) -> None:
+        for group in self.log.groups[self._folded :]:
+            self._folded += 1
+            self.scheduler.received(group.revision)
+            apply_group(self.fleet, group)
+        self.scheduler.advanced()
+
+    def ask(self, name: str, size: int = 10, nobody: bool = False, **more: Any) -> Caller:
+        """A request comes, as the gateway has it."""
+        arrival = Arrival(name, "m", "completions", True, 100, 50, "exact", **more)
+        caller = self.callers[name] = Caller(self, name)
+        scheduler = self.scheduler
+        scheduler.arrived(arrival)
+        held = scheduler.waiting.admit(arrival, caller, size, 9.0, nobody)
+        if isinstance(held, Hopeless):
+            caller.refused(held)
+        elif not held:
+            given = scheduler.assign(name, "arrival", 0)
+            if given is None and not nobody:
+                assert scheduler.waiting.admit(arrival, caller, size, 9.0, True) is True
+            elif given is not None:
+                self.sent.append(name)
+        return caller
+
+    def decodes(self, *names: str) -> None:
+        """The engine has these in its batch."""
+        self.steps += 1
+        changes: list[Any] = []
+        for name in names:
+            changes += [v.RequestQueued(name, 1, 100), v.FirstToken(name, 1)]
+        self.worker.append(
+            v.EngineStep(1, self.steps, 5000, len(names), 100 * len(names), 0, 0, 9, tuple(changes))
+        )
+        self.follow()
+
+    async def settle(self) -> None:
+        """Whoever is called has been called."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def own(self, *kinds: type) -> list[Any]:
+        found = []
+        for group in self.log.groups:
+            for segment in group.segments:
+                if segment.stream == "r.r0":
+                    found += codec.decode_all(segment.records)
+        return [event for event in found if type(event) in kinds]
+
+
+@asynccontextmanager
+async def plane(config: WaitingConfig = USUAL, up: bool = True) -> AsyncIterator[Plane]:
+    p = Plane()
+    async with p.log.writer("r.r0") as writer, p.log.writer("w.w0") as worker:
+        p.worker = worker
+        p.scheduler = Scheduler(View("r.r0", p.fleet), writer, "b", "least_load", lambda: p.now_us)
+        p.scheduler.emit(
+            v.ReplicaStarted("r0", "b", "127.0.0.1", 1, 1, settings=settings_of(config))
+        )
+        worker.append(v.WorkerRegistered("w0", "host", 1), v.EngineStarted("w0", 1, 2, 3))
+        if up:
+            worker.append(v.EngineReady("w0", 1, "127.0.0.1", 9, "m", 4096, 16, 512))
+        p.follow()
+        yield p
+        assert not p.scheduler.waiting.room.entries.keys() - p.scheduler.live.keys()
+        assert p.scheduler.waiting._held.keys() == p.scheduler.waiting.room.entries.keys()
+        for name in list(p.scheduler.live):
+            p.scheduler.ended(name, "cancelled", 499, 0, "-")
+        room = p.scheduler.waiting.room
+        assert not room.entries
+        assert room.size == 0
+        p.follow()
+        verdict = verify(p.log.groups)
+        assert not verdict.divergences, verdict.divergences
+
+
+async def test_nobody_is_held_or_recorded_while_a_worker_has_use_for_more() -> None:
+    async with plane() as p:
+        p.ask("a")
+        p.decodes("a")
+        p.ask("b")
+        p.ask("c")
+        assert p.sent == ["a", "b", "c"]
+        assert not p.own(v.RequestHeld)
+
+
+async def test_who_waits_is_called_by_tier_and_tenant_when_the_engine_has_begun_others() -> None:
+    async with plane() as p:
+        for name, tier, share in (
+            ("a", "", ""), ("b", "", ""), ("s", "", "t"), ("low", "batch", ""),
+            ("s2", "", "t"), ("u", "", "u"), ("high", "interactive", ""),
+        ):  # fmt: skip
+            p.ask(name, tier=tier, share=share)
+        assert p.sent == ["a", "b"]
+        await p.settle()
+        assert p.sent == ["a", "b"]
+        running = ["a", "b"]
+        for _ in range(5):
+            p.now_us += 100_000
+            p.decodes(*running)
+            await p.settle()
+            running = list(p.sent)
+        assert p.sent == ["a", "b", "high", "s", "s2", "u", "low"]
+        held = p.own(v.RequestHeld)
+        assert [e.cause for e in held] == ["saturated", "behind", "behind", "behind", "behind"]
+    verdict = verify(p.log.groups)
+    assert verdict.waits >= 10
+    chain = why(p.log.groups, "low")
+    assert chain is not None
+    story = "\n".join(told(chain))
+    assert "held back: others wait already" in story
+    assert f"it had waited {chain.waited_us / 1000:.1f} ms in the room" in story
+
+
+async def test_a_replay_finds_another_order_than_the_recorded_one() -> None:
+    async with plane() as p:
+        for name in ("a", "b", "x", "y"):
+            p.ask(name)
+        p.decodes("a", "b")
+        await p.settle()
+        assert p.sent == ["a", "b", "x", "y"]
+    groups = p.log.groups
+    for place, segment in places(groups, "r.r0"):
+        event = codec.decode(segment.records[place[2]])
+        if type(event) is v.RequestHeld and event.request == "x":
+            other = msgspec.structs.replace(event, tier="batch")
+            changed = verify(replaced(groups, place, encode(other)))
+            assert "y" in [d.actual for d in changed.divergences], "whose turn it was then"
+            return
+    pytest.fail("nobody was held")
+
+
+async def test_a_full_room_sheds_the_least_and_says_so() -> None:
+    async with plane() as p:
+        for name in ("a", "b", *(f"low{n}" for n in range(6))):
+            p.ask(name, tier="batch")
+        late = p.ask("low9", tier="batch")
+        assert late.why is not None
+        assert (late.why.status, late.why.code) == (429, "overloaded")
+        assert "too many requests wait" in late.why.message
+        assert late.why.retry_after_s >= 1
+        high = p.ask("high", tier="interactive")
+        assert high.why is None
+        displaced = p.callers["low5"].why
+        assert displaced is not None
+        assert displaced.status == 429
+        sheds = p.own(v.RequestShed)
+        assert [(e.request, e.reason, e.behalf) for e in sheds] == [
+            ("low9", "room full", ""), ("low5", "displaced", "high"),
+        ]  # fmt: skip
+    book = RequestBook()
+    for group in p.log.groups:
+        for segment in group.segments:
+            for at, event in enumerate(codec.decode_all(segment.records)):
+                book.note(Entry(group.revision, at, segment.stream, segment.first + at, 0, event))
+    shown = decisions_of(book.courses["low5"], "r.r0")
+    assert [d.decision["type"] for d in shown] == ["request_held", "request_shed"]
+
+
+async def test_waits_end_by_the_clock_and_the_late_are_told() -> None:
+    async with plane() as p:
+        p.ask("a")
+        p.ask("b")
+        due = p.ask("due", ttft_ms=2000)
+        longest = p.ask("longest")
+        p.now_us = 2_000_000
+        p.follow()
+        await p.settle()
+        assert due.why is not None
+        assert (due.why.status, due.why.code) == (429, "deadline_exceeded")
+        assert longest.why is None
+        p.now_us = 30_000_000
+        p.follow()
+        await p.settle()
+        assert longest.why is not None
+        assert (longest.why.status, longest.why.code) == (429, "overloaded")
+        assert [e.reason for e in p.own(v.RequestShed)] == ["expired", "too long"]
+
+
+async def test_who_leaves_leaves_nothing_and_the_next_is_called() -> None:
+    async with plane() as p:
+        for name in ("a", "b", "x", "y"):
+            p.ask(name, size=1000)
+        assert p.scheduler.waiting.room.size == 2000
+        p.scheduler.ended("x", "cancelled", 499, 0, "-")
+        p.scheduler.ended("a", "cancelled", 499, 0, "-")
+        await p.settle()
+        assert p.sent == ["a", "b", "y"]
+        assert p.scheduler.waiting.room.size == 0
+
+
+async def test_with_no_worker_open_they_wait_and_go_when_one_comes() -> None:
+    async with plane(up=False) as p:
+        first = p.ask("a", tier="batch")
+        p.ask("b", tier="interactive")
+        p.worker.append(v.EngineReady("w0", 1, "127.0.0.1", 9, "m", 4096, 16, 512))
+        p.follow()
+        await p.settle()
+        assert p.sent == ["b", "a"]
+        assert first.why is None
+        assert {e.cause for e in p.own(v.RequestHeld)} == {"no worker"}
+
+
+async def test_with_no_worker_in_time_they_get_503() -> None:
+    async with plane(up=False) as p:
+        one = p.ask("a")
+        p.now_us = 9_000_000
+        p.follow()
+        await p.settle()
+        assert one.why is not None
+        assert (one.why.status, one.why.code) == (503, "no_worker")
+
+
+async def test_a_stopping_gateway_answers_everybody() -> None:
+    async with plane() as p:
+        for name in ("a", "b", "x"):
+            p.ask(name)
+        p.scheduler.waiting.close()
+        late = p.ask("y")
+        for caller in (p.callers["x"], late):
+            assert caller.why is not None
+            assert (caller.why.status, caller.why.code) == (503, "stopping")
+            assert caller.why.retry_after_s == 1
+
+
+async def test_nobody_is_held_while_the_log_is_away() -> None:
+    """Nobody would hear that a worker is free again."""
+    async with plane() as p:
+        for name in ("a", "b", "x"):
+            p.ask(name)
+        p.log.pause()
+        p.ask("y")
+        p.scheduler.wake()
+        await p.settle()
+        assert sorted(p.sent) == ["a", "b", "x", "y"]
+        p.log.resume()
+
+
+async def test_a_bound_on_prompts_ahead_is_kept_by_the_clock_alone() -> None:
+    """No event comes; the worker's prompts are through at the time that is foretold."""
+    async with plane(WaitingConfig(queued=0, ahead_ms=50)) as p:
+        for number in range(40):
+            p.ask(f"q{number}")
+        p.steps += 1
+        queued = tuple(v.RequestQueued(name, 1, 100) for name in p.sent)
+        p.worker.append(v.EngineStep(1, p.steps, 5000, 0, 0, 50, len(queued), 9, queued))
+        p.follow()
+        before = len(p.sent)
+        one = p.ask("late")
+        if one.name in p.sent:
+            pytest.fail("the worker is not busy")
+        p.now_us += 30_000_000 - 1
+        async with asyncio.timeout(20):
+            while "late" not in p.sent and one.why is None:
+                await asyncio.sleep(0.01)
+        assert "late" in p.sent
+        assert before
