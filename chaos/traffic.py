@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -102,14 +102,15 @@ async def ask(
     body: dict[str, Any],
     on_token: Callable[[Stream], None] | None = None,
     timeout_s: float = 120.0,
+    headers: Mapping[str, str] = {},
 ) -> Stream:
     """Post `body` to a completions or chat `url` and record what comes, streamed or whole.
     Never raises for what the server does."""
     stream.started = stream.last = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
-            headers = {"x-request-id": stream.request}
-            async with session.post(url, json=body, headers=headers) as answer:
+            head = {"x-request-id": stream.request, **headers}
+            async with session.post(url, json=body, headers=head) as answer:
                 stream.status = answer.status
                 stream.verdict = answer.headers.get("x-relume-verdict", "")
                 stream.reason = answer.headers.get("x-relume-reason", "")

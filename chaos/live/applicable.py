@@ -17,6 +17,9 @@ _WHY: Mapping[str, Callable[[], str]] = {"disk-slow": _strace}
 """What more a fault needs of this machine."""
 
 
+MOST_REQUESTS = 2_000
+
+
 def why_not(what: str) -> str:
     """Empty where fault `what` is applicable to real processes here, else the reason."""
     if not applicable(what):
@@ -27,7 +30,10 @@ def why_not(what: str) -> str:
 def obstacles(scenario: Scenario) -> tuple[str, ...]:
     """Why `scenario` cannot run live; empty when it can."""
     found = [(fault.what, why_not(fault.what)) for fault in scenario.faults]
-    return tuple(f"{what}: {why}" for what, why in found if why)
+    more = []
+    if (scenario.traffic.requests or 0) > MOST_REQUESTS:
+        more.append(f"more than {MOST_REQUESTS} requests, which take real engines too long here")
+    return (*(f"{what}: {why}" for what, why in found if why), *more)
 
 
 def listed() -> list[str]:

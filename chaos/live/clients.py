@@ -24,6 +24,7 @@ from chaos.scenario.schedule import Request, Schedule
 from chaos.traffic import Stream, ask
 from chaos.validators.clients import record_of
 from chaos.validators.records import ClientRecord
+from policies.routing_settings import TIERS
 
 TOKENS = range(300, 2800)
 """Ids of ordinary tokens of the tiny model."""
@@ -63,6 +64,12 @@ def body_of(request: Request, seed: int, model: str) -> dict[str, Any]:
         if request.seed is not None:
             body["seed"] = request.seed
     return body if request.n == 1 else {**body, "n": request.n}
+
+
+def said_of(request: Request) -> dict[str, str]:
+    """Headers by which a gateway knows in whose turn it waits."""
+    tier = {"x-relume-tier": request.tier} if request.tier in TIERS else {}
+    return {**tier, "x-tenant-id": request.tenant} if request.tenant else tier
 
 
 class _Sent(Struct):
@@ -175,7 +182,7 @@ class Clients:
         body = self._bodies[request.name]
         client_id = f"{self._tag}-{name}"
         sent = self._sent[client_id] = _Sent(Stream(client_id, ""), _asked(body))
-        sent.task = asyncio.create_task(self._ask(session, index, sent, body))
+        sent.task = asyncio.create_task(self._ask(session, index, sent, body, said_of(request)))
         try:
             await asyncio.wait({sent.task})
         finally:
@@ -188,14 +195,19 @@ class Clients:
         self.histories.append(History(name, record, *self._times(sent.stream)))
 
     async def _ask(
-        self, session: aiohttp.ClientSession, index: int, sent: _Sent, body: dict[str, Any]
+        self,
+        session: aiohttp.ClientSession,
+        index: int,
+        sent: _Sent,
+        body: dict[str, Any],
+        said: dict[str, str],
     ) -> None:
         """Like behind a load balancer: whoever takes the connection is asked."""
         deadline = time.monotonic() + REFUSED_S
         turn = index
         while True:
             url = self._gateways[turn % len(self._gateways)]
-            await ask(session, f"{url}/v1/completions", sent.stream, body, None, ANSWER_S)
+            await ask(session, f"{url}/v1/completions", sent.stream, body, None, ANSWER_S, said)
             refused = sent.stream.error.startswith("ClientConnectorError")
             if not refused or time.monotonic() > deadline:
                 return

@@ -178,6 +178,8 @@ def options_of(
 ) -> FleetOptions:
     """What `Host` starts for a schedule of `fleet`."""
     endpoints = ",".join(etcd.endpoints)
+    waiting = [f"{name}={value}" for name, value in fleet.waiting.items()]
+    waiting = ["--waiting-limits", ",".join(waiting)] if waiting else []
     return FleetOptions(
         workers=len(schedule.workers),
         replicas=len(schedule.control_planes),
@@ -191,7 +193,7 @@ def options_of(
         ready_timeout_s=120.0,
         checkpoint_mb=fleet.checkpoint_mb,
         checkpoint_file_mb=fleet.checkpoint_file_mb,
-        replica_args=("--prefix", prefix, *NEVER),
+        replica_args=("--prefix", prefix, *NEVER, *waiting),
     )
 
 

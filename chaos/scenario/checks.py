@@ -24,6 +24,7 @@ from chaos.scenario.language import (
     When,
 )  # fmt: skip
 from chaos.scenario.problems import Path_
+from policies.waiting_settings import LIMITS
 
 Found = tuple[Path_, str, str]
 """A place, what is wrong there, the remedy."""
@@ -82,6 +83,11 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
         yield from _known(
             fleet.hardware, classes, (*at, "hardware"), f"hardware class {fleet.model} has"
         )
+    for name, value in fleet.waiting.items():
+        yield from _known(name, LIMITS, (*at, "waiting"), "bound of the waiting room")
+        least, most, _ = LIMITS.get(name, (value, value, ""))
+        if not least <= value <= most:
+            yield (*at, "waiting"), f"{name}={value} is out of bounds", f"give {least} to {most}"
     if fleet.etcd % 2 == 0:
         yield (*at, "etcd"), "has an even number of members", f"give {fleet.etcd - 1}"
 
@@ -105,6 +111,7 @@ def _traffic(traffic: Traffic, folder: Path) -> Iterator[Found]:
     for part, shares in (
         ("tiers", [tier.share for tier in traffic.tiers]),
         ("sampling", [sampling.share for sampling in traffic.sampling]),
+        ("tenants", [tenant.share for tenant in traffic.tenants] or [1.0]),
     ):
         if abs(sum(shares) - 1) > 1e-6:
             said = f"have shares that add up to {sum(shares):g}"

@@ -28,7 +28,8 @@ class _Part(Struct, frozen=True, forbid_unknown_fields=True):
 class Fleet(_Part, frozen=True):
     """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
     `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
-    `checkpoint_file_mb` of files are for what its memory has no room for, however new it is."""
+    `checkpoint_file_mb` of files are for what its memory has no room for, however new it is.
+    `waiting`: bounds of the control planes' waiting rooms other than the usual ones."""
 
     workers: Count
     model: str = "tiny"
@@ -38,6 +39,7 @@ class Fleet(_Part, frozen=True):
     etcd: Annotated[int, Meta(ge=1, le=9)] = 1
     checkpoint_mb: Annotated[int, Meta(ge=0)] = 0
     checkpoint_file_mb: Annotated[int, Meta(ge=0)] = 0
+    waiting: dict[str, int] = {}
 
 
 class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):
@@ -97,11 +99,19 @@ Lengths = Fixed | Uniform | FromTrace
 
 
 class Tier(_Part, frozen=True):
-    """A class of clients: its share of the requests and their priority (vLLM's: lower first)."""
+    """A class of clients: its share of the requests and their priority (vLLM's: lower first). Names
+    that are tiers of routing go into `x-relume-tier`."""
 
     name: Name
     share: Share = 1.0
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+
+
+class Tenant(_Part, frozen=True):
+    """Who sends a share of the requests (`x-tenant-id`)."""
+
+    name: Name
+    share: Share = 1.0
 
 
 class Sampling(_Part, frozen=True):
@@ -131,6 +141,7 @@ class Traffic(_Part, frozen=True):
     tiers: tuple[Tier, ...] = (Tier("default"),)
     sampling: tuple[Sampling, ...] = (Sampling(),)
     prefixes: Prefixes | None = None
+    tenants: tuple[Tenant, ...] = ()
 
 
 class When(_Part, frozen=True):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +28,7 @@ from chaos.scenario.language import (
     Poisson,
     Sampling,
     Scenario,
+    Tenant,
     Tier,
     Trace,
     Traffic,
@@ -34,6 +36,9 @@ from chaos.scenario.language import (
 )  # fmt: skip
 
 NS = 1_000_000_000
+
+
+Shared = TypeVar("Shared", Tier, Sampling, Tenant)
 
 
 class Request(Struct, frozen=True, omit_defaults=True):
@@ -55,6 +60,7 @@ class Request(Struct, frozen=True, omit_defaults=True):
     think_ns: int = 0
     prefix: tuple[int, ...] = ()
     prefix_block: int = 0
+    tenant: str = ""
 
 
 class Planned(Struct, frozen=True, omit_defaults=True):
@@ -138,6 +144,8 @@ def requests_of(traffic: Traffic, seed: int, folder: Path) -> Iterator[Request]:
         prompt, output, prefix, block = lengths.of(index, rng)
         tier = _shared(traffic.tiers, rng)
         sampling = _shared(traffic.sampling, rng)
+        seed_of = _whole(0, (1 << 31) - 1, rng) if sampling.seeded else None
+        tenant = _shared(traffic.tenants, rng).name if traffic.tenants else ""
         yield Request(
             name=_name(index),
             at_ns=at_ns,
@@ -148,11 +156,12 @@ def requests_of(traffic: Traffic, seed: int, folder: Path) -> Iterator[Request]:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             n=sampling.n,
-            seed=_whole(0, (1 << 31) - 1, rng) if sampling.seeded else None,
+            seed=seed_of,
             after=None if after is None else _name(after),
             think_ns=think_ns,
             prefix=prefix,
             prefix_block=block,
+            tenant=tenant,
         )
 
 
@@ -160,7 +169,7 @@ def _name(index: int) -> str:
     return f"q{index:05}"
 
 
-def _shared(options: Sequence[Tier] | Sequence[Sampling], rng: Random) -> Tier | Sampling:
+def _shared(options: Sequence[Shared], rng: Random) -> Shared:
     """One of `options` by their shares."""
     left = rng.random()
     for option in options:

@@ -15,6 +15,7 @@ from chaos.sim.loop import NS, VirtualLoop
 from chaos.sim.ports import Ask, Net, Stretch
 from chaos.validators.records import ClientRecord
 from controlplane.gateway.weight import checkpoint_weight
+from policies.routing_settings import TIERS
 
 _CYCLE = 256
 _TABLE = list(range(_CYCLE)) * 16
@@ -196,7 +197,7 @@ class Clients:
         ask = Ask(
             request.name, request.name, request.prompt_tokens, request.output_tokens,
             verdict_of(request), checkpoint_weight(None, request.priority), request.n,
-            request.prefix, request.prefix_block,
+            request.prefix, request.prefix_block, tier_of(request), request.tenant,
         )  # fmt: skip
         self._open[call.gateway].ask(ask, call)
 
@@ -227,6 +228,11 @@ class Clients:
         """Of all that was sent, in the schedule's order; times from `began_ns` on."""
         names = (request.name for request in self._schedule.requests)
         return tuple(self.calls[name].history(began_ns) for name in names if name in self.calls)
+
+
+def tier_of(request: Request) -> str:
+    """What it says in `x-relume-tier`."""
+    return request.tier if request.tier in TIERS else ""
 
 
 def verdict_of(request: Request) -> str:

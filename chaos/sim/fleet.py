@@ -42,6 +42,7 @@ from chaos.sim.worker import Host, WorkerSettings
 from chaos.validators.i12_drained import left_over
 from controlplane.replica import ReplicaConfig
 from policies.state import Fleet
+from policies.waiting_settings import WaitingConfig
 
 UP_S = 600.0
 """The fleet comes up within this time, or the run failed."""
@@ -87,9 +88,13 @@ class SimFleet:
         self.schedule = schedule
         self.wires = wires
         self.etcd = SimEtcd(loop, self.wires, schedule.etcd)
+        replica = settings.replica
+        if fleet.waiting:
+            room = msgspec.structs.replace(WaitingConfig(), **fleet.waiting)
+            replica = msgspec.structs.replace(replica or ReplicaConfig(), waiting=room)
         self.planes = {
             name: Plane(
-                loop, wires, self.etcd, name, settings.replica,
+                loop, wires, self.etcd, name, replica,
                 takeover_s=2.0 * settings.workers.lease_ttl_s,
             )
             for name in schedule.control_planes

@@ -74,7 +74,7 @@ class SimGateway(Gateway):
         arrival = Arrival(
             self._new_id(), model, PATH, True, what.prompt_tokens,
             what.output_tokens, what.verdict, client_id=what.client_id, priority=what.priority,
-            prefix=marks,
+            prefix=marks, tier=what.tier, share=what.tenant,
         )  # fmt: skip
         exchange = SimExchange(self._context, arrival, what, caller, self._asked)
         self._asked[what.client_id] = exchange

@@ -103,7 +103,8 @@ class Endpoint(Protocol):
 class Ask(Struct, frozen=True):
     """A request as its client sends it to a gateway. `client_id` is its x-request-id; the other
     fields are those of `Dispatch` and of the schedule's `Request`. `verdict`: how a cut of such
-    a request can be survived, as `gateway.classify` says of it."""
+    a request can be survived, as `gateway.classify` says of it. `tier`, `tenant`: in whose turn it
+    waits."""
 
     client_id: str
     asked: str
@@ -114,6 +115,8 @@ class Ask(Struct, frozen=True):
     n: int = 1
     prefix: tuple[int, ...] = ()
     prefix_block: int = 0
+    tier: str = ""
+    tenant: str = ""
 
 
 class Caller(Protocol):
