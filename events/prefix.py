@@ -76,6 +76,16 @@ def of_tokens(tokens: Sequence[int], block_tokens: int, salt: str = "") -> bytes
     return b"".join(found)
 
 
+def common(one: bytes, other: bytes) -> int:
+    """How many marks two prompts begin with in common, given the packed marks of both."""
+    size = min(len(one), len(other)) // HASH_BYTES * HASH_BYTES
+    one, other = one[:size], other[:size]
+    if one == other:
+        return size // HASH_BYTES
+    differs = int.from_bytes(one, "little") ^ int.from_bytes(other, "little")
+    return ((differs & -differs).bit_length() - 1) // (8 * HASH_BYTES)
+
+
 def pack(hashes: Sequence[int]) -> bytes:
     """Hashes as they stand in events."""
     return struct.pack(f"<{len(hashes)}Q", *hashes)

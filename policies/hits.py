@@ -1,5 +1,5 @@
 """What workers hold of one prompt, for an order of workers: those with most of it first, what one
-of them holds, and what the others hold at most."""
+of them holds, and what the others hold at most. It is `prefixes.runs` in tokens, by name."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A decision of a large fleet must not look at every worker. Only those are looked at again that
 the fold touched (`policies.touched`), that own events concern, or whose trust changed; what
-comes out is what a pass over all of them would give.
+comes out is what a pass over all of them would give. This is what `policies.ranking` (by cost)
+and `policies.board` (by outlook) have in common.
 """
 
 from __future__ import annotations

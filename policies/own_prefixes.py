@@ -1,46 +1,90 @@
-"""Blocks that a replica's own dispatches will make, as long as the fold lacks these."""
+"""Blocks that a replica's own dispatches will make, as long as the fold lacks these.
+
+Mostly they are few, and compared whole when somebody asks. Of those beyond `FEW` (etcd is away)
+the oldest are kept mark by mark, so that a question costs no more for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-from events.prefix import unpack
-from policies.state import Worker
+from events.prefix import HASH_BYTES, common, unpack
+from policies.state import Fleet, Worker
+
+FEW = 32
+
+Place = tuple[str, int]
+"""Worker and incarnation."""
 
 
 class OwnPrefixes:
-    """`marks`: by hash, how many pending dispatches to each (worker, incarnation) have it."""
+    """Pending dispatches in their order: the last few with their prefixes, the others by mark, how
+    many to each place have it."""
 
-    __slots__ = ("marks",)
+    __slots__ = ("_marks", "_old", "_recent")
 
     def __init__(self) -> None:
-        self.marks: dict[int, dict[tuple[str, int], int]] = {}
+        self._recent: deque[tuple[Place, bytes]] = deque()
+        self._old = 0
+        self._marks: dict[int, dict[Place, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._recent)
 
     def decided(self, event: Any) -> None:
         """An own `RouteDecided` that chose a worker."""
-        place = event.worker, event.incarnation
-        for one in unpack(event.prefix):
-            here = self.marks.setdefault(one, {})
-            here[place] = here.get(place, 0) + 1
+        self._recent.append(((event.worker, event.incarnation), event.prefix))
+        if len(self._recent) > FEW:
+            place, prefix = self._recent.popleft()
+            self._old += 1
+            for one in unpack(prefix):
+                here = self._marks.setdefault(one, {})
+                here[place] = here.get(place, 0) + 1
 
     def forget(self, event: Any) -> None:
-        """The fold holds it now."""
+        """The fold holds the oldest of them now."""
+        if not self._old:
+            self._recent.popleft()
+            return
+        self._old -= 1
         place = event.worker, event.incarnation
         for one in unpack(event.prefix):
-            here = self.marks[one]
+            here = self._marks[one]
             here[place] -= 1
             if not here[place]:
                 del here[place]
                 if not here:
-                    del self.marks[one]
+                    del self._marks[one]
 
-    def on(self, worker: Worker, one: int) -> bool:
-        """Whether the engine that `worker` has will make the block, and say so."""
-        if not worker.cached.block_tokens or worker.engine != "ready":
-            return False
-        return (worker.name, worker.incarnation) in self.marks.get(one, ())
+    def on(self, worker: Worker, prefix: bytes) -> int:
+        """How many of the leading marks the engine that `worker` has will make, and tell of."""
+        if not self._recent or not tells(worker):
+            return 0
+        place = worker.name, worker.incarnation
+        most = max((common(prefix, p) for to, p in self._recent if to == place), default=0)
+        if self._marks:
+            for number, one in enumerate(unpack(prefix)):
+                if place not in self._marks.get(one, ()):
+                    return max(most, number)
+            return len(prefix) // HASH_BYTES
+        return most
 
-    def workers(self, one: int) -> Iterable[str]:
-        """Names of workers that were sent it."""
-        return [name for name, _ in self.marks.get(one, ())]
+    def everywhere(self, fleet: Fleet, prefix: bytes) -> Iterator[tuple[str, int]]:
+        """(worker, how many) for those that will make some, as `on` has it."""
+        if not self._recent:
+            return
+        places = {to for to, p in self._recent if p[:HASH_BYTES] == prefix[:HASH_BYTES]}
+        if self._marks:
+            places.update(self._marks.get(unpack(prefix[:HASH_BYTES])[0], ()))
+        for name, incarnation in places:
+            worker = fleet.workers.get(name)
+            if worker is not None and worker.incarnation == incarnation:
+                if count := self.on(worker, prefix):
+                    yield name, count
+
+
+def tells(worker: Worker) -> bool:
+    """Whether the worker's engine says what it caches."""
+    return bool(worker.cached.block_tokens) and worker.engine == "ready"

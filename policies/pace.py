@@ -3,6 +3,10 @@
 A step that computes prompt tokens also decodes; what it took beyond a usual step without
 any is put down to them. Sums, of which old parts fade, so that a long chunk counts as long
 as it was. Integers.
+
+Recovery plans and moves are weighed with this, and those that stand in logs are taken again with
+it. Routing predicts by `policies.steptime`, which knows batch and context and is learnt for a
+class of workers; the two stay apart, since a plan weighed otherwise would not verify.
 """
 
 from __future__ import annotations

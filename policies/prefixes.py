@@ -7,12 +7,17 @@ the fold lacks. A pure function of the view, so replay gets the same.
 
 from __future__ import annotations
 
-from events.prefix import HASH_BYTES, MAX_MARKS, blocks_at, unpack
+from collections.abc import Container
+
+from events.prefix import HASH_BYTES, MAX_MARKS, blocks_at, common, unpack
 from policies.cached import index_of
 from policies.state import Worker
 from policies.view import View
 
 _MOST = HASH_BYTES * MAX_MARKS
+FEW = 64
+"""Of no more prompts than this that a worker is to compute, each is compared; of more, all are
+looked up in the index."""
 
 
 def block_tokens(view: View, model: str) -> int:
@@ -27,14 +32,29 @@ def hit_blocks(view: View, worker: Worker, prefix: bytes) -> int:
     """Blocks of the leading prefix that `worker` holds, or is expected to; O(marks)."""
     if not prefix or not worker.cached.block_tokens:
         return 0
-    index = index_of(view.fleet)
-    masks, bit, own = index.masks, index.bit(worker.name), view.expected
-    marks = 0
-    for one in unpack(prefix[:_MOST]):
-        if not masks.get(one, 0) & bit and not (own.marks and own.on(worker, one)):
-            break
-        marks += 1
-    return blocks_at(marks)
+    prefix = prefix[:_MOST]
+    sure = view.expected.on(worker, prefix)
+    expected = worker.cached.expected
+    if len(expected) <= FEW:
+        told: Container[int] = worker.cached.marks
+        sure = max(sure, max((common(prefix, other) for other in expected.values()), default=0))
+    else:
+        told = _Held(view, worker)
+    marks = unpack(prefix)
+    while sure < len(marks) and marks[sure] in told:
+        sure += 1
+    return blocks_at(sure)
+
+
+class _Held:
+    """The marks of one worker in the index."""
+
+    def __init__(self, view: View, worker: Worker) -> None:
+        index = index_of(view.fleet)
+        self._masks, self._bit = index.masks, index.bit(worker.name)
+
+    def __contains__(self, one: object) -> bool:
+        return bool(self._masks.get(one, 0) & self._bit)  # type: ignore[call-overload]
 
 
 def runs(view: View, prefix: bytes) -> list[tuple[int, int]]:
@@ -42,32 +62,34 @@ def runs(view: View, prefix: bytes) -> list[tuple[int, int]]:
     (`policies.cached.Index`), each worker in one of them; those that hold nothing in none.
     O(marks), however many workers there are."""
     found: list[tuple[int, int]] = []
-    masks, own = index_of(view.fleet).masks, view.expected
-    running = marks = 0
-    for one in unpack(prefix[:_MOST]):
+    prefix = prefix[:_MOST]
+    index, marks = index_of(view.fleet), unpack(prefix)
+    own = _own_bits(view, prefix, len(marks)) if view.expected else None
+    masks, running = index.masks, 0
+    for number, one in enumerate(marks):
         here = masks.get(one, 0)
-        if one in own.marks:
-            here |= _own_bits(view, one)
-        if marks:
+        if own is not None:
+            here |= own[number]
+        if number:
             here &= running
             if here != running:
-                found.append((blocks_at(marks), running & ~here))
+                found.append((blocks_at(number), running & ~here))
         if not here:
             break
-        running, marks = here, marks + 1
+        running = here
     else:
         if running:
-            found.append((blocks_at(marks), running))
+            found.append((blocks_at(len(marks)), running))
     found.reverse()
     return found
 
 
-def _own_bits(view: View, one: int) -> int:
-    """Workers that own dispatches the fold lacks will have make this block."""
-    index, workers = index_of(view.fleet), view.fleet.workers
-    bits = 0
-    for name in view.expected.workers(one):
-        worker = workers.get(name)
-        if worker is not None and view.expected.on(worker, one):
-            bits |= index.bit(name)
-    return bits
+def _own_bits(view: View, prefix: bytes, count: int) -> list[int] | None:
+    """By mark, the workers that own dispatches the fold lacks will have make it."""
+    bits = [0] * count
+    index = index_of(view.fleet)
+    for name, marks in view.expected.everywhere(view.fleet, prefix):
+        bits[marks - 1] |= index.bit(name)
+    for number in range(count - 2, -1, -1):
+        bits[number] |= bits[number + 1]
+    return bits if count and bits[0] else None

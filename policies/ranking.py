@@ -1,4 +1,8 @@
-"""The open workers of a fleet by cost, kept (`policies.kept`) from one decision to the next."""
+"""The open workers of a fleet by cost, kept (`policies.kept`) from one decision to the next.
+
+For `routing.least_load`, whose costs change with the account alone. What costs time, which goes
+on by itself, is on `policies.board`.
+"""
 
 from __future__ import annotations
 

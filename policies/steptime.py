@@ -156,9 +156,12 @@ def _take(
 def _solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
     """Weights that solve the equations, damped towards `old` so that what steps do not tell apart
     stays where it was. One that would be negative is 0 and the others are solved again."""
+    found = _all_solved(m, targets, old)
     kept = [0, 1, 2, 3, 4]
-    found = [0.0] * 5
-    while kept:
+    while negative := [i for i in kept if found[i] < 0.0]:
+        for i in negative:
+            found[i] = 0.0
+            kept.remove(i)
         rows = []
         for i in kept:
             base = i * (i + 1) // 2
@@ -181,14 +184,47 @@ def _solved(m: list[float], targets: list[float], old: list[float]) -> list[floa
             for j in range(i + 1, size):
                 value -= row[j] * found[kept[j]]
             found[kept[i]] = value / row[i]
-        negative = [i for i in kept if found[i] < 0.0]
-        if not negative:
-            break
-        for i in negative:
-            found[i] = 0.0
-            kept.remove(i)
     found[0] = max(found[0], 1.0)
     return found
+
+
+def _all_solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
+    """The same with none at 0, written out: Gauss, row by row from `b` to `f` below `a`."""
+    m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14 = m
+    damp = m0 * GRIP + TINY
+    a0, at = m0 + damp, targets[0] + damp * old[0]
+    damp = m2 * GRIP + TINY
+    by = m1 / a0
+    b1, bt = m2 + damp - by * m1, targets[1] + damp * old[1] - by * at
+    b2, b3, b4 = m4 - by * m3, m7 - by * m6, m11 - by * m10
+    damp = m5 * GRIP + TINY
+    by = m3 / a0
+    c1, c2, ct = m4 - by * m1, m5 + damp - by * m3, targets[2] + damp * old[2] - by * at
+    c3, c4 = m8 - by * m6, m12 - by * m10
+    by = c1 / b1
+    c2, c3, c4, ct = c2 - by * b2, c3 - by * b3, c4 - by * b4, ct - by * bt
+    damp = m9 * GRIP + TINY
+    by = m6 / a0
+    d1, d2, d3 = m7 - by * m1, m8 - by * m3, m9 + damp - by * m6
+    d4, dt = m13 - by * m10, targets[3] + damp * old[3] - by * at
+    by = d1 / b1
+    d2, d3, d4, dt = d2 - by * b2, d3 - by * b3, d4 - by * b4, dt - by * bt
+    by = d2 / c2
+    d3, d4, dt = d3 - by * c3, d4 - by * c4, dt - by * ct
+    damp = m14 * GRIP + TINY
+    by = m10 / a0
+    f1, f2, f3 = m11 - by * m1, m12 - by * m3, m13 - by * m6
+    f4, ft = m14 + damp - by * m10, targets[4] + damp * old[4] - by * at
+    by = f1 / b1
+    f2, f3, f4, ft = f2 - by * b2, f3 - by * b3, f4 - by * b4, ft - by * bt
+    by = f2 / c2
+    f3, f4, ft = f3 - by * c3, f4 - by * c4, ft - by * ct
+    by = f3 / d3
+    w4 = (ft - by * dt) / (f4 - by * d4)
+    w3 = (dt - d4 * w4) / d3
+    w2 = (ct - c3 * w3 - c4 * w4) / c2
+    w1 = (bt - b2 * w2 - b3 * w3 - b4 * w4) / b1
+    return [(at - m1 * w1 - m3 * w2 - m6 * w3 - m10 * w4) / a0, w1, w2, w3, w4]
 
 
 def _tell(model: StepTime, x: tuple[float, float, float, float]) -> None:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from controlplane.replay.verify_checkpoints import check_holders, check_migration, check_plan
 from controlplane.replay.verify_waiting import RoomReplay
@@ -110,7 +111,7 @@ def verify(
     wrong with it is among the divergences. `base` is left as it is.
     """
     with no_cyclic_garbage():
-        replay = Replay(list(groups), load(dump(base or Fleet())))
+        replay = Replay(list(map(_read_once, groups)), load(dump(base or Fleet())))
         replay.run(limit, end)
     return replay.verdict
 
@@ -125,6 +126,15 @@ def no_cyclic_garbage() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _read_once(group: RevisionGroup) -> RevisionGroup:
+    """The group, whose events are kept when they are decoded first where they are needed twice:
+    for the view of the replica that wrote them, and for the fold."""
+    if all(segment.stream[0] == "w" for segment in group.segments):
+        return group
+    segments = tuple(replace(s, records=codec.Kept(s.records)) for s in group.segments)
+    return RevisionGroup(group.revision, segments, group.owners)
 
 
 Check = Callable[[View, str, int, Any, Verdict], None]
