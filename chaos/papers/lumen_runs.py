@@ -274,7 +274,8 @@ def settings_of(case: Case, meter: Meter) -> simulated.Settings:
 
 class Meter:
     """Looks at a fleet while it runs: when engines give requests blocks and first tokens, and
-    how many tokens they make. It changes nothing of the run."""
+    how many tokens they make. It changes nothing of the run, and holds nothing of it once it is
+    over."""
 
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
@@ -284,20 +285,21 @@ class Meter:
         self.moved_us: dict[tuple[str, int], int] = {}
         self.tokens: dict[tuple[str, int], tuple[int, int]] = {}
         """What an attempt had to have in a cache, and what of it was restored."""
+        self.began_ns = 0
         self.samples: list[tuple[int, float, int]] = []
         """When, sequence-seconds and tokens of the second before."""
         self._made: dict[int, int] = {}
 
     def attach(self, fleet: SimFleet) -> None:
         """Look at `fleet` from now on."""
-        self._fleet = fleet
+        self._loop = fleet.loop
         for host in fleet.hosts.values():
             host.met = self.asked.__setitem__
             host.seen = self._seen
-        self._again()
+        self._again(fleet)
 
     def _seen(self, _worker: str, event: Any) -> None:
-        now = self._fleet.loop.now_ns
+        now = self._loop.now_ns
         if type(event) is v.RestoreDone:
             key = event.request, event.attempt
             self.moved_us[key] = event.duration_us
@@ -312,11 +314,11 @@ class Meter:
             elif type(change) is v.FirstToken:
                 self.first.setdefault(key, now)
 
-    def _again(self) -> None:
-        loop = self._fleet.loop
+    def _again(self, fleet: SimFleet) -> None:
+        loop, self.began_ns = fleet.loop, fleet.began_ns
         lived, tokens = 0.0, 0
         made: dict[int, int] = {}
-        for host in self._fleet.hosts.values():
+        for host in fleet.hosts.values():
             process = host.engine
             if process is None or not process.serving or not process.process.alive:
                 continue
@@ -327,14 +329,14 @@ class Meter:
             tokens += steps * len(engine.running)
         self._made = made
         self.samples.append((loop.now_ns, lived, tokens))
-        loop.call_at(loop.time() + 1.0, self._again)
+        loop.call_at(loop.time() + 1.0, self._again, fleet)
 
 
 def measure(case: Case) -> Measured:
     """Run a case."""
     meter = Meter()
     run = simulated.run(scenario_of(case), case.seed, settings=settings_of(case, meter))
-    fail_ns = meter._fleet.began_ns + round(case.fails_s * 1e9)
+    fail_ns = meter.began_ns + round(case.fails_s * 1e9)
     until_ns = fail_ns + round(case.window_s * 1e9)
     ids = {asked: request for request, asked in meter.asked.items()}
     plain: list[tuple[float, float]] = []
@@ -344,7 +346,7 @@ def measure(case: Case) -> Measured:
     ttft_series = [(0.0, 0)] * length
     for history in real(run):
         request = ids.get(history.request, "")
-        sent = history.sent_ns + meter._fleet.began_ns
+        sent = history.sent_ns + meter.began_ns
         attempt = meter.attempts.get(request, 0)
         key = request, attempt
         if attempt > 1 and key in meter.first:

@@ -281,6 +281,7 @@ def run(
             finally:
                 outcome = _outcome(fleet, scenario, error)
                 fleet.etcd.close()
+                del fleet  # the next run would freeze it if it were not garbage by now
                 loop.close()
     finally:
         gc.unfreeze()

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from chaos.papers import registry, sampling
-from chaos.papers.lumen_runs import FAILS_S, LASTS_S, RULES, Case, Measured, measure, returns_s
+from chaos.papers.lumen_runs import (
+    FAILS_S,
+    LASTS_S,
+    RULES,
+    Case,
+    Measured,
+    Meter,
+    measure,
+    returns_s,
+    scenario_of,
+    settings_of,
+)
 from chaos.papers.result import OPEN, compare
 from chaos.papers.sampling import Sampling, average, ratio
+from chaos.sim import fleet as simulated
+from chaos.sim.fleet import SimFleet
 
 LIGHT = Case("restart", 4, 3, per_s=0.6)
 SECONDS = round(LASTS_S - FAILS_S)
@@ -36,6 +51,19 @@ def test_without_a_failure_nothing_is_lost_and_a_run_is_repeated() -> None:
     assert whole == measure(LIGHT.whole)
     assert len(whole.ttft_series) == len(whole.itl_series) == SECONDS
     assert 0.01 < whole.figures["tpot"] < 0.1
+
+
+def test_a_meter_holds_nothing_of_a_fleet_that_ran() -> None:
+    made: list[weakref.ref[SimFleet]] = []
+
+    def make(*args: Any) -> SimFleet:
+        fleet = SimFleet(*args)
+        made.append(weakref.ref(fleet))
+        return fleet
+
+    case, meter = replace(LIGHT, short=True), Meter()
+    simulated.run(scenario_of(case), 3, settings=settings_of(case, meter), make=make)
+    assert meter.first and [fleet() for fleet in made] == [None]
 
 
 def flat(value: float, count: int = 30) -> list[tuple[float, int]]:

@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import weakref
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from chaos.runner.judge import judge
 from chaos.scenario import reading
 from chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
-from chaos.sim.fleet import Settings, digest, run
+from chaos.sim.fleet import Settings, SimFleet, digest, run
 from chaos.sim.loop import VirtualLoop
 from chaos.sim.throttle import PERIOD_S, Throttle
 from chaos.validators import check_all
@@ -52,6 +53,18 @@ def test_a_token_too_few_is_found():
     records = [history.record for history in outcome.histories]
     records[5].tokens.pop(3)
     assert {found.promise for found in check_all(outcome.groups, records)} >= {"I2"}
+
+
+def test_a_fleet_goes_with_its_run():
+    made = []
+
+    def make(*args):
+        fleet = SimFleet(*args)
+        made.append(weakref.ref(fleet))
+        return fleet
+
+    assert not run(reading.load(reading.find("calm")), 5, make=make).error
+    assert [fleet() for fleet in made] == [None]
 
 
 def test_a_run_is_a_function_of_its_seed_whatever_hashes_are():
