@@ -23,31 +23,30 @@ KEPT = 2048
 class Touched:
     """Names in the order they were touched, on a counter of this object."""
 
-    __slots__ = ("_begin", "_old", "_recent", "whole")
+    __slots__ = ("_begin", "_old", "_recent", "count", "whole")
 
     def __init__(self) -> None:
+        self.count = 0
+        """Where the counter stands."""
         self.whole = 0
         """Where the counter stood when anything might have changed."""
         self._old: set[str] = set()
         self._begin = 0
         self._recent: list[str] = []
 
-    @property
-    def count(self) -> int:
-        """Where the counter stands."""
-        return self._begin + len(self._recent)
-
     def note(self, name: str) -> None:
         recent = self._recent
         recent.append(name)
+        self.count += 1
         if len(recent) > KEPT:
             self._old.update(recent)
-            self._begin += len(recent)
+            self._begin = self.count
             recent.clear()
 
     def everything(self) -> None:
         """Anything may be different now."""
-        self.whole = self._begin = self.count + 1
+        self.count += 1
+        self.whole = self._begin = self.count
         self._recent.clear()
         self._old.clear()
 

@@ -10,7 +10,10 @@ import pytest
 
 from controlplane.replay.history import from_file
 from events import vocabulary as v
-from policies import checkpoints
+from events.codec import encode
+from events.log import RevisionGroup
+from events.segment import Segment
+from policies import checkpoints, touched
 from policies.fleet import apply_group
 from policies.placement import Index, Weights
 from policies.state import Fleet
@@ -180,3 +183,42 @@ def test_two_views_of_one_fleet_keep_apart() -> None:
     story.tell("w.w1", held("w1", "q0", 3))
     as_new(other)
     as_new(one)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_that_was_touched_since_is_named(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks, however long ago it asked before; and not everybody, after a short time."""
+    monkeypatch.setattr(touched, "KEPT", 10)
+    draw, marks = random.Random(seed), touched.Touched()
+    told: list[str | None] = []
+    stood: list[tuple[int, int]] = []
+    exact = 0
+    for _ in range(600):
+        if draw.random() < 0.01:
+            marks.everything()
+            told.append(None)
+        else:
+            told.append(f"w{draw.randrange(200)}")
+            marks.note(told[-1] or "")
+        stood.append((marks.count, len(told)))
+        count, number = draw.choice(stood[-30:])
+        names, missed = marks.since(count), told[number:]
+        assert (names is None) == (None in missed)
+        if names is not None:
+            assert set(names) >= set(missed)
+            exact += 0 < len(missed) == len(names)
+    assert exact > 30
+
+
+def test_marks_begin_when_somebody_asks_in_the_midst_of_a_group() -> None:
+    story = fleet_of()
+    assert touched.asked(story.fleet) is None, "a log that is only folded has none"
+    seen: list[touched.Marks] = []
+
+    def first(stream: str, position: int, event: Any) -> None:
+        if not seen:
+            seen.append(touched.of(story.fleet))
+
+    segment = Segment("w.w1", 1, 9, 9, 0, b"", b"", tuple(map(encode, (held("w1", "q", 3),) * 3)))
+    apply_group(story.fleet, RevisionGroup(story.revision + 1, (segment,)), first)
+    assert seen[0].since(0) == ["w1", "w1"]
