@@ -19,7 +19,7 @@ from events import vocabulary as v
 from events.errors import LogError
 from policies import routing_settings, waiting
 from policies.fair_queue import Entry
-from policies.saturation import FREE, NO_WORKER, SATURATED, UNKNOWN, saturation
+from policies.saturation import FREE, NO_WORKER, SATURATED, UNKNOWN, open_workers, saturation
 from policies.waiting import Judged, Room
 from policies.waiting_settings import WaitingConfig, config_of
 
@@ -142,12 +142,11 @@ class Waiting:
     # --- inside
 
     def _cause(self, model: str, now_us: int) -> str:
-        cause, again_us = saturation(self._scheduler.view, model, self.config, now_us)
-        self._look_again(again_us)
-        if cause == NO_WORKER:
-            return cause
+        view = self._scheduler.view
         if self.room.waiting(model):
-            return BEHIND
+            return BEHIND if open_workers(view, model) else NO_WORKER
+        cause, again_us = saturation(view, model, self.config, now_us)
+        self._look_again(again_us)
         return FREE if cause == SATURATED and self._blind else cause
 
     @property
@@ -181,7 +180,7 @@ class Waiting:
         """Whether somebody went."""
         scheduler = self._scheduler
         now_us = scheduler.now_us()
-        cause, again_us = saturation(scheduler.view, model, self.config, now_us)
+        cause, again_us = saturation(scheduler.view, model, self.config, now_us, glance=False)
         if cause == NO_WORKER:
             return False
         if cause == SATURATED and not self._blind:
@@ -209,7 +208,7 @@ class Waiting:
         for entry in late:
             if entry.deadline_us and entry.deadline_us <= now_us:
                 reason = waiting.EXPIRED
-            elif saturation(self._scheduler.view, entry.model, self.config, now_us)[0] == NO_WORKER:
+            elif not open_workers(self._scheduler.view, entry.model):
                 reason = waiting.NO_WORKER
             else:
                 reason = waiting.TOO_LONG

@@ -147,9 +147,10 @@ class Board(Kept):
                 place, at = here[number]
                 yield place // LATE, 0, 0, at
 
-    def soonest_us(self, queued: int, more: Callable[[Worker], int] | None = None) -> int:
+    def soonest_us(self, queued: int, others: int) -> int:
         """The earliest end of prompts on workers with fewer than `queued` requests that do not
-        decode yet, `more` of a worker counted besides; -1: there is none. For boards `by_queue`."""
+        decode yet, those that the fold does not have counted `others` times more; -1: there is
+        none. For boards `by_queue`."""
         soonest = -1
         for (waiting, _), here in self._groups.items():
             if waiting >= queued:
@@ -157,7 +158,8 @@ class Board(Kept):
             for free_at, at in here:
                 if 0 <= soonest <= free_at:
                     break
-                if more is None or waiting + more(self.workers[at]) < queued:
+                unheard = self.outlooks[at].requests - len(self.workers[at].attempts)
+                if unheard <= 0 or waiting + others * unheard < queued:
                     soonest = free_at
                     break
         return soonest

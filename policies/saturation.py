@@ -11,7 +11,7 @@ times: the others may have sent as much meanwhile, so that together they stay wi
 from __future__ import annotations
 
 from policies import board, routing
-from policies.state import Worker
+from policies.board import Board
 from policies.view import View
 from policies.waiting_settings import WaitingConfig
 
@@ -21,17 +21,17 @@ GLANCES = 4
 UNKNOWN = -1
 
 
-def saturation(view: View, model: str, config: WaitingConfig, now_us: int) -> tuple[str, int]:
+def saturation(
+    view: View, model: str, config: WaitingConfig, now_us: int, glance: bool = True
+) -> tuple[str, int]:
     """FREE, SATURATED or NO_WORKER for arrivals at `now_us` of the replica's clock; and when it may
-    be over by itself (UNKNOWN: when something is heard)."""
-    if not config.ahead_ms and _glance(view, model, config):
+    be over by itself (UNKNOWN: when something is heard). `glance`: it is probably free."""
+    if glance and not config.ahead_ms and _glance(view, model, config):
         return FREE, UNKNOWN
-    of = board.of(view, model, routing.shut(model), board.by_queue)
+    of = _board(view, model)
     if not of.open:
         return NO_WORKER, UNKNOWN
-    others = _others(view)
-    more = (lambda worker: others * _unheard(view, worker)) if others else None
-    soonest_us = of.soonest_us(config.queued or board.LATE, more)
+    soonest_us = of.soonest_us(config.queued or board.LATE, _others(view))
     if soonest_us < 0:
         return SATURATED, UNKNOWN
     allowed_us = now_us + config.ahead_ms * 1000
@@ -40,19 +40,25 @@ def saturation(view: View, model: str, config: WaitingConfig, now_us: int) -> tu
     return FREE, UNKNOWN
 
 
+def open_workers(view: View, model: str) -> int:
+    """How many workers are open to requests for `model`, busy or not."""
+    return _board(view, model).open
+
+
+def _board(view: View, model: str) -> Board:
+    return board.of(view, model, routing.shut(model), board.by_queue)
+
+
 def _glance(view: View, model: str, config: WaitingConfig) -> bool:
     """Whether one of a few workers takes a request: at light load that is all it costs."""
-    shut = routing.shut(model)
-    others = _others(view)
+    shut, others = routing.shut(model), _others(view)
     for number, worker in enumerate(view.fleet.workers.values()):
         if number == GLANCES:
             break
-        waiting = view.load(worker)[1] - worker.decoding
-        if others:
-            waiting += others * _unheard(view, worker)
-        if not config.queued or waiting < config.queued:
-            distrusted = view.suspect(worker.name) == worker.incarnation
-            if not shut(worker, distrusted):
+        requests = view.load(worker)[1]
+        unheard = max(requests - len(worker.attempts), 0)
+        if not config.queued or requests - worker.decoding + others * unheard < config.queued:
+            if not shut(worker, view.suspect(worker.name) == worker.incarnation):
                 return True
     return False
 
@@ -60,8 +66,3 @@ def _glance(view: View, model: str, config: WaitingConfig) -> bool:
 def _others(view: View) -> int:
     """Other replicas that may be sending too."""
     return max(sum(replica.alive for replica in view.fleet.replicas.values()) - 1, 0)
-
-
-def _unheard(view: View, worker: Worker) -> int:
-    """Requests this replica sent there that the fold does not have yet."""
-    return max(view.load(worker)[1] - len(worker.attempts), 0)

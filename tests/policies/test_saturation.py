@@ -8,7 +8,7 @@ import pytest
 
 from policies import receipts, routing
 from policies.outlook import outlook
-from policies.saturation import FREE, NO_WORKER, SATURATED, UNKNOWN, saturation
+from policies.saturation import FREE, NO_WORKER, SATURATED, UNKNOWN, open_workers, saturation
 from policies.view import View
 from policies.waiting_settings import WaitingConfig
 from tests.policies.story import MODEL, Story, decided, died, ended
@@ -61,6 +61,8 @@ def test_it_says_what_a_look_at_every_worker_says(
             now_us = max(life.view.now_us, 0)
             told = saturation(life.view, MODEL, config, now_us)
             assert told == by_all(life.view, config, now_us), f"seed {seed}"
+            assert told == saturation(life.view, MODEL, config, now_us, glance=False)
+            assert (told[0] == NO_WORKER) == (not open_workers(life.view, MODEL))
             seen.add(told[0])
     assert seen >= {FREE, SATURATED}
 
