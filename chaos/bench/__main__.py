@@ -18,7 +18,7 @@ BENCHES = (
     "startup", "failover-gap", "relay", "log", "log-scale", "replay", "shim-overhead",
     "checkpoint-overhead", "restore", "recovery-ablation", "sim-speed", "validators",
     "routing-cost", "routing-quality", "routing-simulated", "load-accuracy", "ttft-prediction",
-    "tokenize",
+    "tokenize", "waiting-room",
 )  # fmt: skip
 
 

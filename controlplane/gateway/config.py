@@ -35,7 +35,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 8 << 20
     max_bodies_bytes: int = 512 << 20
     max_clients: int = 16_384
-    max_requests: int = 4_096
+    max_requests: int = 12_288  # a full waiting room, and as many as 16 workers of 256
     max_pipelined: int = 64
 
     header_timeout_s: float = 10.0
