@@ -271,7 +271,7 @@ class Scheduler:
             choice.others,
             arrival.prefix,
             at_us,
-            routing.first_token_us(self.view, query, choice.worker),
+            routing.first_token_us(self.view, query, policy, choice),
             session=query.session,
             tier=query.tier,
             cached_tokens=choice.cached_tokens,

@@ -52,7 +52,7 @@ def clear(worker: Worker) -> None:
     worker.finished_early.clear()
     worker.prefill_left = worker.batch = worker.sum_context = 0
     worker.waiting = worker.kv_used = 0
-    worker.decoding = worker.context = worker.step_revision = 0
+    worker.decoding = worker.context = worker.step_revision = worker.prompts_revision = 0
     worker.report_us = worker.reported_us = 0
     worker.flights = worker.flight_left = worker.prefilling = worker.prefilling_tokens = 0
     worker.streams.clear()

@@ -3,8 +3,9 @@
 What a request would wait for on a worker changes with every microsecond; the order of workers
 alike in pace does not. So those of one token price and one step time form a group, ordered by
 the time at which their prompts are through, and the best of all groups are merged when asked:
-a decision looks at the heads of a few groups, not at all workers. Ties go to the worker whose
-prompts were through first, then round, so an idle fleet is used evenly.
+a decision looks at the heads of a few groups, not at all workers. Ties go to the worker with no
+prompts that has fewest requests, then to the one whose prompts were through first, then round,
+so an idle fleet is used evenly.
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ Order = Callable[[Outlook], tuple[Group, int]]
 
 
 def by_time(of: Outlook) -> tuple[Group, int]:
-    """Token price and what it costs at least; the end of its prompts."""
-    return (of.token_ns, of.fixed_us), of.free_at_us
+    """Token price and what it costs at least; its turn among those alike."""
+    return (of.token_ns, of.fixed_us), turn_of(of)
+
+
+def turn_of(of: Outlook) -> int:
+    """The end of its prompts; of a worker that has none, its requests: fewest come first."""
+    return of.free_at_us or of.requests - LATE
 
 
 def by_requests(of: Outlook) -> tuple[Group, int]:

@@ -249,6 +249,7 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
     if changes:
         fleet.changes += len(changes)
         worker.heard_tick = fleet.tick
+        none_before = not worker.prefilling
         for change in changes:
             kind, key = type(change), key_of(change.request, change.attempt)
             handler = CHANGES.get(kind)
@@ -259,6 +260,8 @@ def _on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) 
                 unheard.queued(fleet, change)
             elif kind is v.FirstToken or kind is v.EngineFinished:
                 cached.settled(fleet, worker, key)
+        if none_before and worker.prefilling:
+            worker.prompts_revision = fleet.revision
 
 
 def _on_streams_reported(fleet: Fleet, stream: str, epoch: int, event: v.StreamsReported) -> None:
@@ -356,6 +359,7 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
     if request is not None and event.attempt == 1:
         steptime.dispatched(request, worker, event.ttft_us)
     opened = account.dispatch(worker, key, event, fleet.tick)
+    worker.sent_by, worker.sent_us, worker.sent_revision = stream[2:], event.at_us, fleet.revision
     if opened and event.prefix and not worker.attempts[key].decoding:
         cached.dispatched(fleet, worker, key, event.prefix)
     if opened and request is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from policies.predict import SILENT_US, STEP_TOKENS
+from policies.predict import REPORT_US, SILENT_US, STEP_TOKENS
 from policies.receipts import received_us
 from policies.state import Fleet, Worker
 from policies.steptime import DEFAULTS, SCALES
@@ -24,7 +24,7 @@ FIXED_DIGITS = 3
 SLOWNESS_PARTS = 8
 """A worker's slowness is taken in eighths."""
 FASTEST = 1 / 16
-_, PROMPT, WORK, REQUEST, TOKEN = SCALES
+_, PROMPT, WORK, REQUEST, TOKEN, MIXED = SCALES
 UNHEARD_US = 1 << 50
 """Of a worker that has not been heard of since before anything is remembered: when its prompts are
 through, nobody knows."""
@@ -51,7 +51,7 @@ class Outlook(Struct, frozen=True, gc=False):
 
 def outlook(view: View, worker: Worker) -> Outlook:
     """Of `worker`, own events of the replica included."""
-    base, prompt, work, request, token = _prices(view.fleet, worker)
+    base, prompt, work, request, token, mixed = _prices(view.fleet, worker)
     prefill, requests = view.load(worker)
     left = worker.prefill_left - worker.flight_left
     batch, context = worker.decoding, worker.context
@@ -59,26 +59,34 @@ def outlook(view: View, worker: Worker) -> Outlook:
     room = (worker.step_tokens or STEP_TOKENS) - batch
     if room < 1:
         room = 1
-    price = prompt + one / room
-    fixed = one + worker.overhead_us + (prefill - left) * price
+    each_step = one + mixed
+    price = prompt + each_step / room
+    fixed = each_step + worker.overhead_us
+    flying = (prefill - left) * price
     free_at = silent_at = 0
     if left > 0 or batch:
-        heard = silent_at = _heard_us(view, worker)
+        fixed += one / 2  # of the step under way
+        heard = silent_at = _heard_us(view, worker.step_revision)
         patience = 3 * int(one + min(left, room) * prompt)
         if left > 0:
             coming = worker.prefilling
             each = worker.prefilling_tokens // coming if coming else 0
-            took = -(-left // room) * one + left * (prompt + work * (each >> 1))
-            free_at = silent_at = heard + int(took)
-        else:
-            fixed += one / 2  # of the step under way
+            took = -(-left // room) * each_step + left * (prompt + work * (each >> 1))
+            begun = heard
+            if worker.prompts_revision > worker.step_revision:
+                begun = _heard_us(view, worker.prompts_revision)
+            free_at = silent_at = begun + int(took)
+        if flying > 0 and worker.report_us > REPORT_US and (sent := view.sent_us(worker)) >= 0:
+            # reports are gathered: what was sent may have come and be computed, though untold
+            free_at = silent_at = max(free_at, sent + REPORT_US) + int(flying)
+            flying = 0.0
         silent_at += SILENT_US if SILENT_US > patience else patience
         if heard == UNHEARD_US:
             silent_at = 1
     return Outlook(
         free_at,
         coarse(int(price * 1000), TOKEN_DIGITS),
-        coarse(int(fixed), FIXED_DIGITS),
+        coarse(int(fixed + flying), FIXED_DIGITS),
         silent_at,
         int(one + request),
         prefill,
@@ -89,11 +97,11 @@ def outlook(view: View, worker: Worker) -> Outlook:
     )
 
 
-def _prices(fleet: Fleet, worker: Worker) -> tuple[float, float, float, float, float]:
+def _prices(fleet: Fleet, worker: Worker) -> tuple[float, float, float, float, float, float]:
     """Microseconds of a step of nothing, of a prompt token, of that times context, of a decoding
-    request, and of a token of context."""
+    request, of a token of context, and of any prompt."""
     model = fleet.steptimes.get(worker.steps_like)
-    w0, w1, w2, w3, w4 = model.told if model is not None else DEFAULTS
+    w0, w1, w2, w3, w4, w5 = model.told if model is not None else DEFAULTS
     slowness = int(worker.slowness * SLOWNESS_PARTS + 0.5) / SLOWNESS_PARTS or FASTEST
     base = w0 * slowness
     return (
@@ -102,17 +110,18 @@ def _prices(fleet: Fleet, worker: Worker) -> tuple[float, float, float, float, f
         w2 * WORK * slowness,
         w3 * REQUEST * slowness,
         w4 * TOKEN * slowness,
+        w5 * MIXED * slowness,
     )
 
 
-def _heard_us(view: View, worker: Worker) -> int:
-    """When the replica heard of the step under way."""
+def _heard_us(view: View, revision: int) -> int:
+    """When the replica heard of what the worker said at `revision`."""
     receipts = view.receipts
     if not receipts.revisions:
         return 0
-    if worker.step_revision < receipts.revisions[0]:
+    if revision < receipts.revisions[0]:
         return UNHEARD_US
-    return received_us(receipts, worker.step_revision)
+    return received_us(receipts, revision)
 
 
 def coarse(number: int, digits: int) -> int:

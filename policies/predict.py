@@ -9,7 +9,8 @@ step. Finishes are not predicted.
 No news is news too. Where each step is reported by itself, one that was not reported has not
 ended, or within the time a report takes; it counts as ended about when it should, if its length
 is known better than that time. Where reports bring what happened in some longer time (merged, or
-gathered for a large fleet), as many may have ended as fit into that. An engine that has said
+gathered for a large fleet), as many may have ended as fit into that, and what was sent there
+meanwhile may have come and be computed, though nothing told of it. An engine that has said
 nothing for much longer than that is given no credit: a hung one does not seem to become idle.
 
 Closed form, from sums that the fold keeps; integers and scalar float64 in fixed order.
@@ -31,7 +32,7 @@ STEP_TOKENS = 2048
 SILENT_US = 1_500_000
 """An engine with work may be silent so long, or for three of its steps."""
 
-REPORT_US = 5000
+REPORT_US = 2500
 """A report of a step takes about so long by way of the log."""
 
 VAGUE = 0.25
@@ -83,6 +84,8 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
     chunk = max(min(most - batch, left, free), 0)
     per_token = costs.prompt + costs.work * (each >> 1)
     step = costs.base + chunk * per_token + batch * costs.request + context * costs.context
+    if chunk:
+        step += costs.mixed
     credit, silent = float(age), False
     if not (chunk or batch):
         credit = 0.0
@@ -90,6 +93,12 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
         credit, silent = 0.0, True
     elif age:
         credit += REPORT_US
+    coming_in = 0.0
+    if flying > 0 and worker.report_us > REPORT_US and not silent:
+        sent = view.sent_us(worker)
+        coming_in = view.now_us - sent - REPORT_US if sent >= 0 else 0.0
+        if not (chunk or batch):
+            credit = coming_in  # it began with what was sent
     most_steps = _unreported(worker, costs, step, credit)
     grown = 0
     if chunk and credit >= step and most_steps:
@@ -103,8 +112,32 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
         grown = done
         batch += joined
         left -= done
-        chunk = max(min(most - batch, left, free - done), 0)
+    if coming_in > 0 and not left and most_steps:
+        each = flying // max(unconfirmed, 1)
+        chunk = max(min(most - batch, flying, free - grown), 0)
+        per_token = costs.prompt + costs.work * (each >> 1)
         step = costs.base + chunk * per_token + batch * costs.request + context * costs.context
+        step += costs.mixed
+        behind = min(credit, coming_in)
+        if chunk and behind >= step:
+            steps = min(int(behind / step), (flying + chunk - 1) // chunk, most_steps)
+            done = min(steps * chunk, flying, free - grown)
+            credit -= steps * step - (steps * chunk - done) * per_token
+            most_steps -= steps
+            joined = unconfirmed * done // flying
+            context += batch * steps + joined * each
+            grown += done
+            batch += joined
+            unconfirmed -= joined
+            flying -= done
+    if grown:
+        chunk = max(min(most - batch, left, free - grown), 0)
+        step = costs.base + chunk * per_token + batch * costs.request + context * costs.context
+        if chunk:
+            step += costs.mixed
+    elif not left:
+        chunk = 0
+        step = costs.base + batch * costs.request + context * costs.context
     if not chunk and batch and credit >= step and most_steps:
         steps = min(int(credit / step), most_steps)
         credit -= steps * step
@@ -164,7 +197,7 @@ def ttft_us(
     work = max(ahead, 0) * (each >> 1) + extra_tokens * (cached + (extra_tokens >> 1))
     room = max((worker.step_tokens or STEP_TOKENS) - now.batch, 1)
     steps = (tokens + room - 1) // room
-    one = costs.base + now.batch * costs.request + now.context * costs.context
+    one = costs.base + costs.mixed + now.batch * costs.request + now.context * costs.context
     computing = steps * one + tokens * costs.prompt + work * costs.work
     return now.rest_us + int(computing) + worker.overhead_us
 

@@ -204,13 +204,15 @@ NAMED = 8
 counted. Logs depend on it."""
 
 
-def first_token_us(view: View, query: Query, worker: str) -> int:
-    """Time to first token predicted for the request on `worker`; -1 for none."""
-    found = view.fleet.workers.get(worker)
+def first_token_us(view: View, query: Query, policy: str, choice: Choice) -> int:
+    """Time to first token predicted for the request where `policy` sends it; -1 for nowhere."""
+    found = view.fleet.workers.get(choice.worker)
     if found is None:
         return -1
     tokens = query.prompt_tokens + query.delivered
-    held = prefixes.hit_blocks(view, found, query.prefix) * found.cached.block_tokens
+    held = choice.cached_tokens
+    if policy not in selectors.POLICIES:  # has not asked who holds what
+        held = prefixes.hit_blocks(view, found, query.prefix) * found.cached.block_tokens
     cached = max(min(held, tokens - 1), 0)
     return predict.ttft_us(view, found, tokens - cached, cached)
 

@@ -24,7 +24,7 @@ class RoutingConfig(Struct, frozen=True):
     its KV blocks left over, once all it holds have theirs, has no room. Affine sessions leave a
     worker that has `affinity_percent` of the mean number of requests."""
 
-    policy: str = "least_load"
+    policy: str = "predicted_ttft"
     slo_interactive_ms: int = 0
     slo_standard_ms: int = 0
     slo_batch_ms: int = 0
@@ -50,7 +50,9 @@ LIMITS = {
     "affinity_percent": (100, 10_000, "session_affinity: load that sends a session elsewhere"),
 }
 """Of each number: least, most, and what it means."""
-_DEFAULTS = [(n, PREFIX + n, str(getattr(RoutingConfig(), n))) for n in NAMES]
+_UNTOLD = RoutingConfig(policy="least_load")
+"""What logs that tell nothing of a setting were decided with."""
+_DEFAULTS = [(n, PREFIX + n, str(getattr(_UNTOLD, n))) for n in NAMES]
 _TEXTS = frozenset(key.removeprefix(PREFIX) for key in CHOICES)
 
 

@@ -33,6 +33,9 @@ LOOKED = 16
 HITS = 32
 """So many workers that hold most of the prompt are looked at one by one; what the others hold
 only bounds how far the order of all must be followed."""
+BLIND = 4
+"""Replicas are blind to one another for some milliseconds only: what another may have sent counts
+as so much less."""
 UNABLE = "tells no token ids"
 FAILED, FULL, TOO_LATE, SILENT = "failed it before", "no KV room", "too late", "silent"
 
@@ -232,7 +235,7 @@ def _merged(board: Board, plain: Found, asked: Asked, turn: int) -> Found:
     hits, count = asked.hits, len(board.workers)
 
     def entry(at: int) -> Entry:
-        return _ttft(board, at, asked), board.outlooks[at].free_at_us, (at - turn) % count, at
+        return _ttft(board, at, asked), boards.turn_of(board.outlooks[at]), (at - turn) % count, at
 
     known, most = {}, 0
     for number, (name, tokens) in enumerate(hits.longest()):
@@ -285,7 +288,8 @@ def _spread(
     slack = 0
     if policy == "predicted_ttft":
         price = board.outlooks[board.index[best.worker]].token_ns
-        slack = (asked.tokens - best.hit_tokens) * price // 1000 * (replicas - 1) // replicas
+        own = (asked.tokens - best.hit_tokens) * price // 1000
+        slack = own * (replicas - 1) // replicas // BLIND
     alike = [x for x in fit if x.cost <= best.cost + slack]
     return alike[draw(view, "spread") % len(alike)] if len(alike) > 1 else best
 

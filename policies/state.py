@@ -127,9 +127,11 @@ class Worker(Struct):
     eager: int = 0
     step_tokens: int = 0
     # where its engine stood (policies.predict): the step under way began with the records of
-    # revision `step_revision`; the last revision with steps, the time from the first to the last
-    # in one (falling slowly) and in this one so far; requests that decode, their tokens in all
+    # revision `step_revision`, its prompts to compute with those of `prompts_revision`; the last
+    # revision with steps, the time from the first to the last in one (falling slowly) and in this
+    # one so far; requests that decode, their tokens in all
     step_revision: int = 0
+    prompts_revision: int = 0
     report_revision: int = 0
     report_us: int = 0
     reported_us: int = 0
@@ -144,6 +146,10 @@ class Worker(Struct):
     prefill_left: int = 0
     flights: int = 0
     flight_left: int = 0
+    # the last dispatch: whose, when on that replica's clock, told at which revision
+    sent_by: str = ""
+    sent_us: int = -1
+    sent_revision: int = 0
     prefilling: int = 0
     prefilling_tokens: int = 0
     attempts: dict[str, Attempt] = field(default_factory=dict)

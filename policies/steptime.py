@@ -1,7 +1,10 @@
 """What an engine step costs, learnt for each class of workers from their recorded steps.
 
     us = base + a * prompt tokens + b * (chunk x context before it) + c * decoding requests
-         + d * their context,  all weights >= 0
+         + d * their context + e, if there are prompt tokens,  all weights >= 0
+
+What a step takes longer for having prompts at all (e) is what an engine loses by leaving the
+beaten path of decoding: a new batch to lay out, no captured graph.
 
 A class is a model on one build and hardware; another build or hardware is another class, which
 begins with the weights of the newest class of its model, else with defaults of the size that is
@@ -18,10 +21,11 @@ from __future__ import annotations
 from events import vocabulary as v
 from policies.state import Fleet, Request, StepTime, Worker
 
-SCALES = (1.0, 1 / 256, 1 / (1 << 20), 1 / 16, 1 / 4096)
-"""Of the features: one, prompt tokens, chunk x context, decoding requests, their context."""
+SCALES = (1.0, 1 / 256, 1 / (1 << 20), 1 / 16, 1 / 4096, 1.0)
+"""Of the features: one, prompt tokens, chunk x context, decoding requests, their context, any
+prompt."""
 
-DEFAULTS = (6000.0, 40.0 * 256, 180.0, 15.0 * 16, 0.05 * 4096)
+DEFAULTS = (6000.0, 40.0 * 256, 180.0, 15.0 * 16, 0.05 * 4096, 500.0)
 """Microseconds a scaled feature while no step of the model was seen."""
 
 NEWS = 1 / 8
@@ -48,10 +52,10 @@ CLIP = 3.0
 SLOWEST = 16.0
 DRIFT = 0.02
 
-OVERHEAD_US = 4000
-"""What a time to first token takes beyond its steps counts as so much off at most, and a quarter
-of what is known."""
-_DIAGONAL = (0, 2, 5, 9, 14)
+OVERHEAD_US = 2000
+"""What a time to first token takes beyond its steps counts as so much off at most, and an eighth
+of what is known: requests that met a step of other length than usual are not to teach it."""
+_DIAGONAL = (0, 2, 5, 9, 14, 20)
 
 
 def ready(fleet: Fleet, worker: Worker, hardware: str) -> None:
@@ -70,8 +74,8 @@ def ready(fleet: Fleet, worker: Worker, hardware: str) -> None:
 
 
 def _fresh(model: str, weights: list[float], grounds: str) -> StepTime:
-    products = [0.0] * 15
-    targets = [0.0] * 5
+    products = [0.0] * 21
+    targets = [0.0] * 6
     for i, weight in enumerate(weights):  # one sample's worth of standing, each for itself
         sure = FIRST / max(weight * weight, 1.0)
         products[_DIAGONAL[i]] = sure
@@ -96,19 +100,21 @@ def learn(fleet: Fleet, worker: Worker, event: v.EngineStep) -> None:
             if type(change) is v.PrefillChunkDone:
                 work += change.tokens * max(change.computed - change.tokens, 0)
                 work += change.tokens * change.tokens // 2
-    _, a, b, c, d = SCALES
-    x = prompt * a, work * b, event.batch * c, event.sum_context * d
+    _, a, b, c, d, _ = SCALES
+    x = prompt * a, work * b, event.batch * c, event.sum_context * d, 1.0 if prompt else 0.0
     _take(model, worker, x, event.duration_us)
 
 
-def _take(
-    model: StepTime, worker: Worker, x: tuple[float, float, float, float], took: float
-) -> None:
+Features = tuple[float, float, float, float, float]
+"""Scaled; the first of all, one, is left out."""
+
+
+def _take(model: StepTime, worker: Worker, x: Features, took: float) -> None:
     """Written out: this is where the fold's time goes. `m` is the lower triangle of the products,
     row by row."""
-    x1, x2, x3, x4 = x
-    w0, w1, w2, w3, w4 = model.weights
-    expected = w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4
+    x1, x2, x3, x4, x5 = x
+    w0, w1, w2, w3, w4, w5 = model.weights
+    expected = w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
     error = (took - expected) / (took if took > expected else expected)  # in (-1, 1)
     size = error if error >= 0 else -error
     most = CLIP * model.spread
@@ -134,14 +140,22 @@ def _take(
     m[12] += b4 * x2
     m[13] += b4 * x3
     m[14] += b4 * x4
+    if x5:  # which is 1
+        m[15] += weight
+        m[16] += b1
+        m[17] += b2
+        m[18] += b3
+        m[19] += b4
+        m[20] += weight
     model.products = m
-    t0, t1, t2, t3, t4 = model.targets
+    t0, t1, t2, t3, t4, t5 = model.targets
     t0 = t0 * FADE + weight * took
     t1 = t1 * FADE + b1 * took
     t2 = t2 * FADE + b2 * took
     t3 = t3 * FADE + b3 * took
     t4 = t4 * FADE + b4 * took
-    model.targets = [t0, t1, t2, t3, t4]
+    t5 = t5 * FADE + x5 * weight * took
+    model.targets = [t0, t1, t2, t3, t4, t5]
     model.weights = _solved(m, model.targets, model.weights)
     _tell(model, x)
     if model.samples == ENOUGH:
@@ -157,7 +171,7 @@ def _solved(m: list[float], targets: list[float], old: list[float]) -> list[floa
     """Weights that solve the equations, damped towards `old` so that what steps do not tell apart
     stays where it was. One that would be negative is 0 and the others are solved again."""
     found = _all_solved(m, targets, old)
-    kept = [0, 1, 2, 3, 4]
+    kept = [0, 1, 2, 3, 4, 5]
     while negative := [i for i in kept if found[i] < 0.0]:
         for i in negative:
             found[i] = 0.0
@@ -189,45 +203,69 @@ def _solved(m: list[float], targets: list[float], old: list[float]) -> list[floa
 
 
 def _all_solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
-    """The same with none at 0, written out: Gauss, row by row from `b` to `f` below `a`."""
-    m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14 = m
+    """The same with none at 0, written out: of a symmetric matrix the lower triangle is enough."""
+    m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10 = m[:11]
+    m11, m12, m13, m14, m15, m16, m17, m18, m19, m20 = m[11:]
+    t0, t1, t2, t3, t4, t5 = targets
+    o0, o1, o2, o3, o4, o5 = old
     damp = m0 * GRIP + TINY
-    a0, at = m0 + damp, targets[0] + damp * old[0]
+    m0, t0 = m0 + damp, t0 + damp * o0
     damp = m2 * GRIP + TINY
-    by = m1 / a0
-    b1, bt = m2 + damp - by * m1, targets[1] + damp * old[1] - by * at
-    b2, b3, b4 = m4 - by * m3, m7 - by * m6, m11 - by * m10
+    m2, t1 = m2 + damp, t1 + damp * o1
     damp = m5 * GRIP + TINY
-    by = m3 / a0
-    c1, c2, ct = m4 - by * m1, m5 + damp - by * m3, targets[2] + damp * old[2] - by * at
-    c3, c4 = m8 - by * m6, m12 - by * m10
-    by = c1 / b1
-    c2, c3, c4, ct = c2 - by * b2, c3 - by * b3, c4 - by * b4, ct - by * bt
+    m5, t2 = m5 + damp, t2 + damp * o2
     damp = m9 * GRIP + TINY
-    by = m6 / a0
-    d1, d2, d3 = m7 - by * m1, m8 - by * m3, m9 + damp - by * m6
-    d4, dt = m13 - by * m10, targets[3] + damp * old[3] - by * at
-    by = d1 / b1
-    d2, d3, d4, dt = d2 - by * b2, d3 - by * b3, d4 - by * b4, dt - by * bt
-    by = d2 / c2
-    d3, d4, dt = d3 - by * c3, d4 - by * c4, dt - by * ct
+    m9, t3 = m9 + damp, t3 + damp * o3
     damp = m14 * GRIP + TINY
-    by = m10 / a0
-    f1, f2, f3 = m11 - by * m1, m12 - by * m3, m13 - by * m6
-    f4, ft = m14 + damp - by * m10, targets[4] + damp * old[4] - by * at
-    by = f1 / b1
-    f2, f3, f4, ft = f2 - by * b2, f3 - by * b3, f4 - by * b4, ft - by * bt
-    by = f2 / c2
-    f3, f4, ft = f3 - by * c3, f4 - by * c4, ft - by * ct
-    by = f3 / d3
-    w4 = (ft - by * dt) / (f4 - by * d4)
-    w3 = (dt - d4 * w4) / d3
-    w2 = (ct - c3 * w3 - c4 * w4) / c2
-    w1 = (bt - b2 * w2 - b3 * w3 - b4 * w4) / b1
-    return [(at - m1 * w1 - m3 * w2 - m6 * w3 - m10 * w4) / a0, w1, w2, w3, w4]
+    m14, t4 = m14 + damp, t4 + damp * o4
+    damp = m20 * GRIP + TINY
+    m20, t5 = m20 + damp, t5 + damp * o5
+    by = m1 / m0
+    m2, m4, m7 = m2 - by * m1, m4 - by * m3, m7 - by * m6
+    m11, m16, t1 = m11 - by * m10, m16 - by * m15, t1 - by * t0
+    by = m3 / m0
+    m5, m8, m12 = m5 - by * m3, m8 - by * m6, m12 - by * m10
+    m17, t2 = m17 - by * m15, t2 - by * t0
+    by = m6 / m0
+    m9, m13, m18 = m9 - by * m6, m13 - by * m10, m18 - by * m15
+    t3 = t3 - by * t0
+    by = m10 / m0
+    m14, m19, t4 = m14 - by * m10, m19 - by * m15, t4 - by * t0
+    by = m15 / m0
+    m20, t5 = m20 - by * m15, t5 - by * t0
+    by = m4 / m2
+    m5, m8, m12 = m5 - by * m4, m8 - by * m7, m12 - by * m11
+    m17, t2 = m17 - by * m16, t2 - by * t1
+    by = m7 / m2
+    m9, m13, m18 = m9 - by * m7, m13 - by * m11, m18 - by * m16
+    t3 = t3 - by * t1
+    by = m11 / m2
+    m14, m19, t4 = m14 - by * m11, m19 - by * m16, t4 - by * t1
+    by = m16 / m2
+    m20, t5 = m20 - by * m16, t5 - by * t1
+    by = m8 / m5
+    m9, m13, m18 = m9 - by * m8, m13 - by * m12, m18 - by * m17
+    t3 = t3 - by * t2
+    by = m12 / m5
+    m14, m19, t4 = m14 - by * m12, m19 - by * m17, t4 - by * t2
+    by = m17 / m5
+    m20, t5 = m20 - by * m17, t5 - by * t2
+    by = m13 / m9
+    m14, m19, t4 = m14 - by * m13, m19 - by * m18, t4 - by * t3
+    by = m18 / m9
+    m20, t5 = m20 - by * m18, t5 - by * t3
+    by = m19 / m14
+    m20, t5 = m20 - by * m19, t5 - by * t4
+    w5 = t5 / m20
+    w4 = (t4 - m19 * w5) / m14
+    w3 = (t3 - m13 * w4 - m18 * w5) / m9
+    w2 = (t2 - m8 * w3 - m12 * w4 - m17 * w5) / m5
+    w1 = (t1 - m4 * w2 - m7 * w3 - m11 * w4 - m16 * w5) / m2
+    w0 = (t0 - m1 * w1 - m3 * w2 - m6 * w3 - m10 * w4 - m15 * w5) / m0
+    return [w0, w1, w2, w3, w4, w5]
 
 
-def _tell(model: StepTime, x: tuple[float, float, float, float]) -> None:
+def _tell(model: StepTime, x: Features) -> None:
     """Make the weights known, if they would tell this step's length differently by much."""
     told = new = 0.0
     for before, now, value in zip(model.told, model.weights, (1.0, *x), strict=True):
@@ -249,16 +287,16 @@ def first_token(fleet: Fleet, request: Request, took_us: int) -> None:
     worker = fleet.workers.get(request.worker)
     if worker is None or request.predicted_us < 0 or took_us < 0:
         return
-    most = OVERHEAD_US + worker.overhead_us // 4
+    most = OVERHEAD_US + worker.overhead_us // 8
     error = min(max(took_us - request.predicted_us - worker.overhead_us, -most), most)
     worker.overhead_us = max(worker.overhead_us + error // 4, 0)
 
 
 class Costs:
     """What steps of one worker cost: microseconds of a step of nothing, and of each token of
-    prompt, token x context, decoding request and token of context."""
+    prompt, token x context, decoding request and token of context; `mixed`: of any prompt."""
 
-    __slots__ = ("base", "context", "grounds", "prompt", "request", "spread", "work")
+    __slots__ = ("base", "context", "grounds", "mixed", "prompt", "request", "spread", "work")
 
     def __init__(self, fleet: Fleet, worker: Worker) -> None:
         model = fleet.steptimes.get(worker.steps_like)
@@ -269,6 +307,7 @@ class Costs:
         self.work = weights[2] * SCALES[2] * by
         self.request = weights[3] * SCALES[3] * by
         self.context = weights[4] * SCALES[4] * by
+        self.mixed = weights[5] * SCALES[5] * by
         self.spread = model.spread if model is not None else 1.0
         """Mean relative error."""
         self.grounds = model.grounds if model is not None else "default"

@@ -32,12 +32,13 @@ from policies.touched import of as touched_of
 
 class _Own(Struct, gc=False):
     """What pending own events say of one attempt: `placed` and `closed` are their
-    positions (0: none pending)."""
+    positions (0: none pending); it was sent `at_us`."""
 
     incarnation: int = 0
     tokens: int = 0
     placed: int = 0
     closed: int = 0
+    at_us: int = -1
 
 
 class _Pending(Struct, gc=False):
@@ -162,7 +163,7 @@ class View:
         if event.worker:
             key = key_of(event.request, event.attempt)
             tokens = event.prompt_tokens + event.delivered - event.cached_tokens
-            own = _Own(event.incarnation, tokens, position)
+            own = _Own(event.incarnation, tokens, position, at_us=event.at_us)
             self._own.setdefault(event.worker, {})[key] = own
             self.moved.note(event.worker)
             self._places.setdefault(event.request, []).append((event.worker, key))
@@ -289,6 +290,17 @@ class View:
                     prefill += own.tokens
                     requests += 1
         return prefill, requests
+
+    def sent_us(self, worker: Worker) -> int:
+        """When the latest dispatch to `worker` that the view knows of was made, on the replica's
+        clock, or of another replica's when it was told; -1 for none."""
+        last = worker.sent_us if worker.sent_by == self.replica else -1
+        if worker.sent_revision and worker.sent_by != self.replica:
+            last = receipts.received_us(self.receipts, worker.sent_revision)
+        for own in self._own.get(worker.name, {}).values():
+            if own.placed and own.at_us > last:
+                last = own.at_us
+        return last
 
 
 def _opens(worker: Worker, key: str, incarnation: int) -> bool:

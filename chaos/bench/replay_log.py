@@ -238,7 +238,7 @@ class FleetLog:
             (),
             query.prefix,
             view.now_us,
-            routing.first_token_us(view, query, choice.worker),
+            routing.first_token_us(view, query, "least_load", choice),
         )
         self._emit(event)
         self._open[request] = event

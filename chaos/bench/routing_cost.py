@@ -141,7 +141,7 @@ class Plane:
         return v.RouteDecided(
             f"r0.b.{name}", basis, name, 1, "arrival", "new", 0, prompt, choice.worker,
             choice.incarnation, policy, MODEL, (), choice.candidates, choice.others,
-            b"", view.now_us, routing.first_token_us(view, query, choice.worker),
+            b"", view.now_us, routing.first_token_us(view, query, policy, choice),
         )  # fmt: skip
 
     def dispatch(self, event: v.RouteDecided) -> None:

@@ -322,7 +322,7 @@ def _check_route(
     if actual != expected:
         verdict.differ(revision, stream, position, "decision", _told(expected), _told(actual))
     elif event.at_us >= 0:
-        ttft_us = routing.first_token_us(view, query, event.worker)
+        ttft_us = routing.first_token_us(view, query, event.policy, choice)
         if ttft_us != event.ttft_us:
             verdict.differ(revision, stream, position, "prediction", event.ttft_us, ttft_us)
 

@@ -138,6 +138,49 @@ def test_dispatches_count_before_the_engine_says_so() -> None:
     assert ttft_us(steps.view, steps.worker, 100) > empty + 900 * TOKEN
 
 
+def test_steps_with_prompts_may_cost_more_than_their_tokens() -> None:
+    """A fixed cost of any prompt is told from that of tokens, and counts once a step."""
+    steps = Steps()
+    for n in range(600):
+        prompt = 512 if n % 3 == 0 else 1 + n % 97 if n % 3 == 1 else 0
+        steps.at_us += 5000 if prompt else 0
+        number, us = n + 1, BASE + TOKEN * prompt + REQUEST * (n % 23) + (5000 if prompt else 0)
+        told = v.EngineStep(1, number, us, n % 23, (n % 23) * 60, prompt, 0, 8)
+        steps.hear(steps.story.tell("w.w0", told).revision)
+    steps.hear(steps.story.tell("w.w0", v.EngineStep(1, 601, BASE, 0, 0, 0, 0, 8)).revision)
+    assert close(ttft_us(steps.view, steps.worker, 10), BASE + 5000 + 10 * TOKEN)
+    assert close(ttft_us(steps.view, steps.worker, 1000), 2 * BASE + 10_000 + 1000 * TOKEN)
+    assert close(tpot_us(steps.view, steps.worker, 8), BASE + 8 * REQUEST)
+
+
+def sent_unconfirmed(report: int) -> Steps:
+    """A worker that decodes, and 900 tokens sent 20 ms later of which nothing is told."""
+    steps = Steps(report=report).learn()
+    steps.say(queued(prompt=100), v.RequestAdmitted("q1", 1, 0))
+    steps.step(100, 0, 0, v.PrefillChunkDone("q1", 1, 100, 100), v.FirstToken("q1", 1))
+    steps.flush()
+    steps.view.own(steps.view.position + 1, arrived("q2"))
+    sent = structs.replace(decided("q2", prompt=900), at_us=steps.at_us + 20_000)
+    steps.view.own(steps.view.position + 1, sent)
+    return steps
+
+
+def test_what_was_sent_is_computed_meanwhile_where_reports_are_gathered() -> None:
+    steps = sent_unconfirmed(report=8)
+    two = 2 * BASE + 900 * TOKEN + 2 * REQUEST
+    soon, half, done = (steps.at(us) for us in (22_000, 50_000, 30_000 + two))
+    assert (soon.prefill_tokens, soon.batch) == (900, 1)
+    assert 0 < half.prefill_tokens < 900
+    assert (done.prefill_tokens, done.flight_tokens, done.batch) == (0, 0, 2)
+    assert done.context > 1000
+
+
+def test_what_was_sent_stands_while_each_step_is_told() -> None:
+    """The engine would have said that it has it."""
+    steps = sent_unconfirmed(report=1)
+    assert steps.at(90_000).prefill_tokens == 900
+
+
 def test_what_first_tokens_take_beyond_steps_is_learnt_though_requests_end_late() -> None:
     steps = Steps().learn()
     computing = ttft_us(steps.view, steps.worker, 100)

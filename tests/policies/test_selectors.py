@@ -108,7 +108,7 @@ def all_by_ttft(view: View, asked: Asked) -> list[tuple[str, int]]:
         if not why(worker, view.suspect(worker.name) == worker.incarnation):
             of = outlook(view, worker)
             cost = expected_us(of, asked, worker.name)
-            ranked.append((cost, of.free_at_us, (at - turn) % count, worker.name))
+            ranked.append((cost, board.turn_of(of), (at - turn) % count, worker.name))
     return [(name, cost) for cost, _, _, name in sorted(ranked)]
 
 
@@ -173,7 +173,7 @@ def loaded(*prompts: int, count: int = 0) -> View:
 
 def test_a_hit_is_weighed_against_the_queue_before_it() -> None:
     view = loaded(600, 0)
-    near, far = Held({"w0": 500}), Held({"w0": 700})
+    near, far = Held({"w0": 500}), Held({"w0": 800})
     assert chosen(view, "predicted_ttft", Asked(900, hits=near))[0] == "w1"
     assert chosen(view, "predicted_ttft", Asked(900, hits=far))[0] == "w0"
     assert chosen(view, "prefix_first", Asked(900, hits=near))[0] == "w0", "however long"
@@ -275,6 +275,18 @@ def test_health_is_never_traded_for_limits() -> None:
     story.tell("w.w1", engine_step(queued("b", prompt=3000)))
     story.tell("r.r0", v.WorkerSuspected("w0", 1, "silent"))
     assert chosen(view_of(story), "predicted_ttft", Asked(200, slo_us=1))[0] == "w1"
+
+
+def test_among_workers_alike_the_one_with_fewest_requests_is_taken() -> None:
+    """What they decode differs by less than can be measured in time."""
+    story = fleet_of(3)
+    for worker, count in (("w0", 3), ("w1", 1), ("w2", 2)):
+        told = [queued(f"{worker}{n}", prompt=0) for n in range(count)]
+        story.tell(f"w.{worker}", engine_step(*told))
+    view = view_of(story)
+    for number in range(3):
+        view.own(view.position + 1, decided(f"x{number}", worker=""))  # another turn
+        assert chosen(view, "predicted_ttft", Asked(200))[0] == "w1"
 
 
 def test_drawn_numbers_depend_on_replica_seed_and_state() -> None:

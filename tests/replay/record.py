@@ -34,7 +34,13 @@ NOTE = "56 streams over four workers with checkpoints, one engine killed"
 async def recorded(folder: Path, zygote: str) -> None:
     """Run the fleet and store its log. Raises AssertionError when it was not the run wanted."""
     options = msgspec.structs.replace(
-        small_fleet(folder, zygote=zygote), workers=4, checkpoint_mb=64
+        small_fleet(folder, zygote=zygote),
+        workers=4,
+        checkpoint_mb=64,
+        # The victim is stopped at times, which on a busy machine is long enough to be noticed.
+        replica_args=(
+            "--policy", "least_load", "--stall-floor-ms", "60000", "--stall-cap-ms", "60000",
+        ),
     )
     async with scene_of(options) as scene:
         await until_daemons(scene, 4)
