@@ -13,6 +13,7 @@ import msgspec
 from controlplane.local_checkpoints import LINKS
 from controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
 from policies.migration_settings import MOVES, MigrationConfig
+from policies.routing_settings import POLICIES, RoutingConfig
 
 CHECKPOINT_MB = 128
 
@@ -63,21 +64,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "more than others (default %(default)s)")  # fmt: skip
     add("--migration-limits", metavar="K=V,K=V", default="",
         help="when and how many, see `relume serve --help`")  # fmt: skip
+    add("--policy", choices=POLICIES, default=RoutingConfig().policy,
+        help="which worker takes a request (default %(default)s)")  # fmt: skip
     add("--host-kind", choices=("zygote", "serve"), default=defaults.host_kind,
         help="engines forked from one process, or stock `vllm serve`")  # fmt: skip
 
 
-def main(args: argparse.Namespace) -> int:
-    """Run until SIGINT or SIGTERM. Exit 1 with the reason when the fleet does not come up."""
+def options_of(args: argparse.Namespace) -> FleetOptions:
+    """The fleet they ask for."""
     options = FleetOptions(
         **{name: getattr(args, name) for name in FleetOptions.__struct_fields__ if name in args}
     )
-    moves = ("--migration-moves", args.migration_moves)
+    replica = ("--policy", args.policy, "--migration-moves", args.migration_moves)
     if args.migration_limits:
-        moves += ("--migration-limits", args.migration_limits)
-    options = msgspec.structs.replace(options, replica_args=moves, tokenizer=True)
+        replica += ("--migration-limits", args.migration_limits)
+    options = msgspec.structs.replace(options, replica_args=replica, tokenizer=True)
     if not args.checkpoints:
         options = msgspec.structs.replace(options, checkpoint_mb=0)
+    return options
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run until SIGINT or SIGTERM. Exit 1 with the reason when the fleet does not come up."""
+    options = options_of(args)
     if not Path(options.model).exists():
         print(f"no model at {options.model}: run `make env`, or give --model", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -195,3 +196,17 @@ def test_a_taken_port_is_one_line_with_the_remedy(monkeypatch, capsys):
     assert "--admin-port" in err and err.count("\n") == 1
     assert main(["serve", "--host", "0.0.0.0"]) == 2
     assert "api_keys" in capsys.readouterr().err
+
+
+def test_up_hands_the_routing_policy_to_its_replicas() -> None:
+    from controlplane import up
+
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    told = up.options_of(parser.parse_args(["--policy", "jsq", "--no-checkpoints"]))
+    assert dict(zip(told.replica_args[::2], told.replica_args[1::2], strict=True)) == {
+        "--policy": "jsq", "--migration-moves": "drain"
+    }  # fmt: skip
+    assert told.checkpoint_mb == 0
+    usual = up.options_of(parser.parse_args([]))
+    assert usual.replica_args[:2] == ("--policy", "predicted_ttft")
