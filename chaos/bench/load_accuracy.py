@@ -14,7 +14,8 @@ state was read: prompt tokens not computed yet, and the decode load (requests, a
 The truth is what the engine holds, and what is on its way to it: dispatched, but not taken in,
 which an engine does between two steps. That is what blinds whoever only looks at engines, most
 of all at the moments of decisions, which are told apart. `own` errors are against what the
-engine holds alone. Loaded times only: a worker without work is known to all.
+engine holds alone. Loaded times only: a worker without work is known to all. `linger_*`: the same
+run, had writers gathered what they say for so long.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ POLLS = {"polled_1s": 1_000_000, "polled_100ms": 100_000}
 WAYS = (*POLLS, "step_bound", "event", "reconciled", "predicted", "gateway")
 QUANTITIES = ("prefill", "batch", "context")
 HALVED = 0.5
+LINGERS_MS = (100, 300)
+"""What writers gather for in fleets of 256 and of 1,000 workers (`log-scale`)."""
 
 Known = tuple[int, int, int]
 """Prompt tokens not computed, requests that decode, their tokens."""
@@ -201,14 +204,35 @@ class Compared(Struct):
     loaded: int = 0
 
 
-def compare(run: Run) -> Compared:
-    """All ways, at all times."""
+def gathered(
+    groups: list[tuple[int, RevisionGroup]], linger_us: int
+) -> list[tuple[int, RevisionGroup]]:
+    """The same as a replica would receive it if writers gathered what they say for so long."""
+    found: list[tuple[int, RevisionGroup]] = []
+    sent, due = -linger_us, 0
+    waiting: list[RevisionGroup] = []
+    for at, group in [*groups, (1 << 62, None)]:
+        if waiting and at >= due:
+            segments = tuple(segment for one in waiting for segment in one.segments)
+            owners = tuple(owner for one in waiting for owner in one.owners)
+            found.append((due, RevisionGroup(waiting[-1].revision, segments, owners)))
+            sent, waiting = due, []
+        if not waiting:
+            due = max(at, sent + linger_us)
+        if group is not None:
+            waiting.append(group)
+    return found
+
+
+def compare(run: Run, linger_us: int = 0) -> Compared:
+    """All ways, at all times; what comes by the log is gathered for `linger_us`."""
     found = Compared()
     sent: dict[str, int] = {}
     views, gateway = Views(), Gateway()
     names: dict[str, str] = {}
+    heard = gathered(run.groups, linger_us) if linger_us else run.groups
     timeline = heapq.merge(
-        ((at, 0, group) for at, group in run.groups),
+        ((at, 0, group) for at, group in heard),
         ((at, 1, (position, event)) for at, position, event in own_events(run)),
         *(_told(*entry) for entry in run.samples.items()),
         key=lambda entry: entry[:2],
@@ -290,6 +314,12 @@ def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
         for way, errors in by_way.items():
             figures[f"{way}_{name}_mean"] = figure(errors.mean("prefill"), "tokens", digits=1)
             figures[f"{way}_{name}_p99"] = figure(errors.p99("prefill"), "tokens")
+    for linger_ms in LINGERS_MS:
+        late = compare(run, linger_ms * 1000)
+        for way in ("step_bound", "reconciled", "predicted"):
+            for quantity in QUANTITIES:
+                value = late.anytime[way].mean(quantity)
+                figures[f"linger_{linger_ms}_{way}_{quantity}_mean"] = figure(value, "", digits=2)
     met = not run.failed
     for quantity in QUANTITIES:
         bound = found.anytime["step_bound"].mean(quantity)
@@ -302,7 +332,8 @@ def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="chaos.bench load-accuracy", description=DESCRIPTION)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--together", action="store_true", help="all processes on all cores")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every-s", type=float, default=2.5, help="between two bursts")
     parser.add_argument("--each", type=float, default=5.0, help="requests of a burst")
@@ -311,7 +342,8 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--keep", type=Path, help="write what was recorded here (pickle)")
     args = parser.parse_args(argv)
     load = Load(seconds=args.seconds, every_s=args.every_s, each=args.each)
-    recorded = asyncio.run(record(wide_model(args.model), args.workers, load, args.seed))
+    model, apart = wide_model(args.model), not args.together
+    recorded = asyncio.run(record(model, args.workers, load, args.seed, apart))
     if args.keep:
         import pickle
 

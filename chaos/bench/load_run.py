@@ -8,6 +8,7 @@ The load comes in bursts at random times. Some prompts begin with one of a few c
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import tempfile
 import threading
@@ -115,21 +116,52 @@ class Sampler:
                 self._run.samples.setdefault(name, []).append(found)
 
 
-async def record(model: str, workers: int, load: Load, seed: int, say: bool = True) -> Run:
-    """Start a fleet, warm it, load it, wait until it is idle."""
+MEMORY = Path("/dev/shm")
+"""The fleet's files are here, if it is there: a disk that others write to holds up etcd for
+seconds."""
+
+
+async def record(
+    model: str, workers: int, load: Load, seed: int, apart: bool = False, tokenizer: bool = False
+) -> Run:
+    """Start a fleet, warm it, load it, wait until it is idle. `apart`: engines have the last core
+    and everything else the others. `tokenizer`: the gateway knows what prompts have in common."""
     run = Run()
-    with tempfile.TemporaryDirectory() as folder:
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         options = FleetOptions(
-            workers=workers, state_dir=folder, port=0, admin_port=0, model=model, engine_args=ARGS
-        )
-        async with LocalFleet(options) as fleet:
-            async with EtcdLog(EtcdConfig(endpoints=(fleet.etcd_endpoint,))) as etcd:
-                following = asyncio.create_task(_follow(etcd, run))
-                try:
-                    await _through(fleet, run, load, seed, following)
-                finally:
-                    following.cancel()
+            workers=workers, state_dir=folder, port=0, admin_port=0, model=model,
+            tokenizer=tokenizer, engine_args=ARGS,
+        )  # fmt: skip
+        if apart:
+            os.sched_setaffinity(0, cores[:-1] or cores)
+        try:
+            async with LocalFleet(options) as fleet:
+                async with EtcdLog(EtcdConfig(endpoints=(fleet.etcd_endpoint,))) as etcd:
+                    following = asyncio.create_task(_follow(etcd, run))
+                    try:
+                        await until(
+                            lambda: (
+                                sum(w.engine == "ready" for w in folded(run).workers.values())
+                                == workers
+                            ),
+                            "the log tells of all engines",
+                        )
+                        if apart:
+                            _settle(folded(run), cores[-1])
+                        await _through(fleet, run, load, seed, following)
+                    finally:
+                        following.cancel()
+        finally:
+            os.sched_setaffinity(0, cores)
     return run
+
+
+def _settle(fleet: Fleet, core: int) -> None:
+    """All threads of the engines compute there."""
+    for worker in fleet.workers.values():
+        for thread in os.listdir(f"/proc/{worker.engine_pid}/task"):
+            os.sched_setaffinity(int(thread), {core})
 
 
 async def _follow(etcd: EtcdLog, run: Run) -> None:

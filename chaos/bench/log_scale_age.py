@@ -241,7 +241,7 @@ class _Replica:
         self._say(
             v.RouteDecided(
                 f"r0.b.{name}.1", basis, name, 1, "arrival", "new", 0, prompt, "w0", 1,
-                "least_load", "m",
+                "least_load", "m", at_us=at_us,
             )
         )  # fmt: skip
 

@@ -3,7 +3,9 @@
 Real workers at moderate load, requests at random times. Predicted is what the dispatch recorded
 (`RouteDecided.ttft_us`), actual what the gateway saw (`RequestEnded.ttft_us`); requests before
 the load, by which step times are learnt, do not count. The median of |predicted - actual| /
-actual is the goal; the bias tells in which direction errors lie.
+actual is the goal; the bias tells in which direction errors lie, `ttft_parts` what they are
+made of. The gateway has the model's tokenizer, so prefix hits are known; engines have a core
+of their own unless `--together`, since a prediction is not of who else wants the core.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from chaos.bench import ttft_parts
 from chaos.bench.failures import wide_model
 from chaos.bench.figures import figure, percentile
 from chaos.bench.load_run import Load, Run, folded, record
@@ -77,19 +80,22 @@ def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
         figures[f"{name}_overhead"] = figure(worker.overhead_us / 1000, "ms", digits=2)
     for number, steps in enumerate(fleet.steptimes.values()):
         figures[f"class_{number}_step_error"] = figure(steps.spread, "ratio")
+    figures |= ttft_parts.figures_of(run)
     return figures, median < GOAL and not run.failed
 
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="chaos.bench ttft-prediction", description=DESCRIPTION)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every-s", type=float, default=0.6, help="between two requests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
+    parser.add_argument("--together", action="store_true", help="all processes on all cores")
     args = parser.parse_args(argv)
     load = Load(seconds=args.seconds, every_s=args.every_s, each=0.3)
-    recorded = asyncio.run(record(wide_model(args.model), args.workers, load, args.seed))
+    model, apart = wide_model(args.model), not args.together
+    recorded = asyncio.run(record(model, args.workers, load, args.seed, apart, tokenizer=True))
     figures, met = figures_of(recorded)
     return {"bench": "ttft-prediction", "met": met, "figures": figures}
