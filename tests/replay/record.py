@@ -39,7 +39,12 @@ async def recorded(folder: Path, zygote: str) -> None:
         checkpoint_mb=64,
         # The victim is stopped at times, which on a busy machine is long enough to be noticed.
         replica_args=(
-            "--policy", "least_load", "--stall-floor-ms", "60000", "--stall-cap-ms", "60000",
+            "--policy",
+            "least_load",
+            "--stall-floor-ms",
+            "60000",
+            "--stall-cap-ms",
+            "60000",
         ),
     )
     async with scene_of(options) as scene:
