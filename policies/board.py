@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from operator import is_not
 
 from policies import outlook
@@ -27,6 +27,8 @@ BOARDS = 16
 """So many are kept, by model and order."""
 LATE = 1 << 52
 """Behind all points of a clock, microseconds."""
+BEHIND = (LATE << 12, 0, 0, 0)
+"""Behind all entries of an order."""
 
 Group = tuple[int, int]
 Order = Callable[[Outlook], tuple[Group, int]]
@@ -125,23 +127,26 @@ class Board(Kept):
                 here, settled = _turned(here, 0, turn)
                 at = here[0][1]
             cost = free_at - at_us + own if free_at > at_us else own
-            heads.append((cost, free_at, (at - turn) % count, at, own, here, 1, settled))
+            heads.append(((cost, free_at, (at - turn) % count, at), own, here, 1, settled))
         heapify(heads)
-        while heads:
-            cost, free_at, turns, at, own, here, following, settled = heads[0]
-            yield cost, free_at, turns, at
-            if following == len(here):
-                heappop(heads)
-                continue
-            free_at, at = here[following]
-            if following >= settled:
-                settled = following + 1
-                if settled < len(here) and here[settled][0] == free_at:
-                    here, settled = _turned(here, following, turn)
-                    at = here[following][1]
-            cost = free_at - at_us + own if free_at > at_us else own
-            turns = (at - turn) % count
-            heapreplace(heads, (cost, free_at, turns, at, own, here, following + 1, settled))
+        while heads:  # from the best group, as long as it is that
+            entry, own, here, following, settled = heappop(heads)
+            others, last = heads[0][0] if heads else BEHIND, len(here)
+            while entry < others:
+                yield entry
+                if following == last:
+                    break
+                free_at, at = here[following]
+                if following >= settled:
+                    settled = following + 1
+                    if settled < last and here[settled][0] == free_at:
+                        here, settled = _turned(here, following, turn)
+                        at = here[following][1]
+                cost = free_at - at_us + own if free_at > at_us else own
+                entry = cost, free_at, (at - turn) % count, at
+                following += 1
+            else:
+                heappush(heads, (entry, own, here, following, settled))
 
     def shortest(self, turn: int) -> Iterator[tuple[int, int, int, int]]:
         """(requests, 0, 0, at) of open workers in that order. For boards `by_requests`."""
