@@ -31,6 +31,22 @@ def let_run(pid: int, seconds: float = 0.008) -> None:
     stop(pid)
 
 
+def let_work(pid: int) -> None:
+    """Let a stopped process run until it has had 20 ms of processor time, and some 300 ms at
+    most: on a busy machine it may not be given any for a while."""
+    os.kill(pid, signal.SIGCONT)
+    until, enough = time.monotonic() + 0.3, worked_ms(pid) + 20
+    while worked_ms(pid) < enough and time.monotonic() < until:
+        time.sleep(0.004)
+    stop(pid)
+
+
+def worked_ms(pid: int) -> int:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 // os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
 def slowed(pid: int, runs_s: float = 0.01, stands_s: float = 0.04) -> Iterator[None]:
     """The process runs a moment at a time; it runs on afterwards, if it is still there."""

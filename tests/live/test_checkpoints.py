@@ -24,8 +24,8 @@ from events import vocabulary as v
 from policies.coverage import covered_tokens
 from policies.fleet import apply_group
 from policies.state import Fleet
-from tests.live.conftest import Scene, let_run, same, scene_of, whole
-from tests.signals import stop
+from tests.live.conftest import Scene, same, scene_of, whole
+from tests.signals import let_work, stop
 
 TOKENS = 400
 COUNT = 6
@@ -67,6 +67,7 @@ class Victim:
         self.pid = worker["engine_pid"]
         self.streams: list[Stream] = []
         self.requests: list[str] = []
+        self._ran_at = time.monotonic()
 
     async def take(self, streams: dict[str, Stream]) -> None:
         """Stop it, and wait until all streams have a worker."""
@@ -74,6 +75,7 @@ class Victim:
         deadline = time.monotonic() + 60
         while not all((places := await self.scene.routes(streams)).values()):
             assert time.monotonic() < deadline, places
+            await self._moment(1.0)
             await asyncio.sleep(0.02)
         for name, made in places.items():
             if made[-1].worker == self.name:
@@ -87,23 +89,28 @@ class Victim:
     async def run_until(self, found: Callable[[Fleet], bool]) -> Fleet:
         """Let it run until the log shows it; it is left stopped. The log may be far behind on
         a busy machine, so half way through the streams it hardly runs on."""
-        deadline, ran_at = time.monotonic() + 60, 0.0
+        deadline = time.monotonic() + 120
         while not found(fleet := await fold(self.scene)):
             placed = [fleet.placed.get(r) for r in self.requests]
             assert time.monotonic() < deadline, (placed, fleet.holders)
             assert not any(s.done for s in self.streams), "a stream ended before that"
             far = max(len(s.tokens) for s in self.streams) >= TOKENS // 2
-            if not far or time.monotonic() - ran_at > 1:
-                await asyncio.to_thread(let_run, self.pid, 0.01)
-                ran_at = time.monotonic()
+            await self._moment(1.0 if far else 0.0)
             await asyncio.sleep(0.05)
         return fleet
 
+    async def _moment(self, since_s: float) -> None:
+        """Let it work for a moment if it has not for so long: who is silent for long is hung."""
+        if time.monotonic() - self._ran_at >= since_s:
+            await asyncio.to_thread(let_work, self.pid)
+            self._ran_at = time.monotonic()
+
     async def until_moved(self, lost: set[str]) -> None:
-        """Wait, with the engine stopped, until none of these is to hold anything of it."""
+        """Wait, the engine all but stopped, until none of these is to hold anything of it."""
         deadline = time.monotonic() + 60
         while lost & self.holders(fleet := await fold(self.scene)):
             assert time.monotonic() < deadline, fleet.holders
+            await self._moment(1.0)
             await asyncio.sleep(0.05)
 
     def covered(self, fleet: Fleet) -> bool:

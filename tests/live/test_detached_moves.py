@@ -19,9 +19,9 @@ from policies.state import Fleet
 from tests.live.conftest import Scene, scene_of
 from tests.live.resuming import Reader
 from tests.live.test_checkpoints import Victim, padding, until_daemons, with_checkpoints
-from tests.live.test_migration import let_work, sliced, troubles
+from tests.live.test_migration import sliced, troubles
 from tests.live.test_resumable import TEXT, asking
-from tests.signals import stop
+from tests.signals import let_work, stop
 
 GRACE_S = 600
 """Far longer than this test: no wait ends because a client has been given up."""

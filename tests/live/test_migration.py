@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from chaos.traffic import Stream
@@ -28,7 +27,7 @@ from tests.live.test_checkpoints import (
     until_daemons,
     with_checkpoints,
 )
-from tests.signals import stop
+from tests.signals import let_work, stop
 
 COOL_TICKS = 3
 
@@ -59,22 +58,6 @@ async def struck(
     assert not whole(calm)
     assert same(calm, hit) == []
     return happened
-
-
-def let_work(pid: int) -> None:
-    """Let a stopped process run until it has had 20 ms of processor time, and some 300 ms at
-    most: on a busy machine it may not be given any for a while."""
-    os.kill(pid, signal.SIGCONT)
-    until, enough = time.monotonic() + 0.3, worked_ms(pid) + 20
-    while worked_ms(pid) < enough and time.monotonic() < until:
-        time.sleep(0.004)
-    stop(pid)
-
-
-def worked_ms(pid: int) -> int:
-    """Processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1000 // os.sysconf("SC_CLK_TCK")
 
 
 async def sliced(victim: Victim, over: Callable[[Fleet], bool], pause_s: float) -> Fleet:
