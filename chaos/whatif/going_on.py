@@ -20,7 +20,14 @@ from controlplane.replay.debugger_whatif import POLICY, WEIGHT, OtherView, weigh
 from controlplane.replica import ReplicaConfig
 from events import vocabulary as v
 from events.errors import LogError
-from policies import checkpoint_settings, migration_settings, routing, routing_settings, stall
+from policies import (
+    checkpoint_settings,
+    migration_settings,
+    routing,
+    routing_settings,
+    stall,
+    waiting_settings,
+)
 from policies.routing import Choice, Query
 from policies.state import Fleet
 from policies.view import View
@@ -50,6 +57,7 @@ def rules_of(stream: str, fold: Fleet, changed: dict[str, str]) -> Rules:
         checkpoints=checkpoint_settings.config_of(view),
         migration=migration_settings.config_of(view),
         routing=routing_settings.config_of(view),
+        waiting=waiting_settings.config_of(view),
     )
     return Rules(config, changed.get(WEIGHT), frozenset(changed))
 

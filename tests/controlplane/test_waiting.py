@@ -61,6 +61,7 @@ class Plane:
         self.refused: list[str] = []
         self.callers: dict[str, Caller] = {}
         self.steps = 0
+        self.running: list[str] = []
         self._folded = 0
 
     def follow(self) -> None:
@@ -88,13 +89,16 @@ class Plane:
         return caller
 
     def decodes(self, *names: str) -> None:
-        """The engine has these in its batch."""
+        """The engine has these in its batch from the end of this step on."""
         self.steps += 1
+        batch = len(self.running)
+        new = [name for name in names if name not in self.running]
+        self.running += new
         changes: list[Any] = []
-        for name in names:
+        for name in new:
             changes += [v.RequestQueued(name, 1, 100), v.FirstToken(name, 1)]
         self.worker.append(
-            v.EngineStep(1, self.steps, 5000, len(names), 100 * len(names), 0, 0, 9, tuple(changes))
+            v.EngineStep(1, self.steps, 5000, batch, 100 * batch, 0, 0, 9, tuple(changes))
         )
         self.follow()
 
@@ -263,6 +267,35 @@ async def test_with_no_worker_open_they_wait_and_go_when_one_comes() -> None:
         assert p.sent == ["b", "a"]
         assert first.why is None
         assert {e.cause for e in p.own(v.RequestHeld)} == {"no worker"}
+
+
+async def test_who_goes_on_behind_a_failure_is_asked_before_the_room_and_never_held() -> None:
+    async with plane(WaitingConfig(queued=1)) as p:
+        p.ask("a")
+        p.decodes("a")
+        p.ask("b")
+        p.ask("new", tier="interactive")
+        assert p.sent == ["a", "b"]
+        assert p.scheduler.assign("a", "reset", 3) is not None, "the bound is not for it"
+        p.worker.append(v.EngineDied("w0", 1, "killed"))
+        p.follow()
+        for name in ("a", "b"):
+            p.scheduler.observed(name, p.scheduler.live[name].attempt, "engine_dead", 3)
+
+        async def goes_on(name: str) -> None:
+            assert await p.scheduler.capacity(name, 20)
+            assert p.scheduler.assign(name, "wait_over", 3) is not None
+
+        waiting = [asyncio.create_task(goes_on(name)) for name in ("a", "b")]
+        await p.settle()
+        p.worker.append(v.EngineStarted("w0", 2, 4, 5))
+        p.worker.append(v.EngineReady("w0", 2, "127.0.0.1", 9, "m", 4096, 16, 512))
+        p.follow()
+        await p.settle()
+        await asyncio.gather(*waiting)
+        routed = [e.request for e in p.own(v.RouteDecided) if e.incarnation == 2]
+        assert routed[:2] == ["a", "b"]
+        assert not [e for e in p.own(v.RequestHeld, v.RequestShed) if e.request in ("a", "b")]
 
 
 async def test_with_no_worker_in_time_they_get_503() -> None:
