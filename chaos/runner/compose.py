@@ -25,6 +25,7 @@ from chaos.scenario.language import (
     Prefixes,
     Sampling,
     Scenario,
+    Tenant,
     Tier,
     Traffic,
     Uniform,
@@ -64,6 +65,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet = _fleet(rng, chosen)
     traffic = _traffic(rng)
     fleet, traffic, later = _later(seed, fleet, traffic, without)
+    fleet, traffic = _room(seed, fleet, traffic)
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",
@@ -122,6 +124,24 @@ def _later(
     elif what == "holder-stop" and not fleet.checkpoint_mb:
         fleet = replace(fleet, checkpoint_mb=rng.choice((8, 64)))
     return fleet, traffic, (_fault(what, FAULTS[what], fleet, rng),)
+
+
+def _room(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
+    """In one of eight workers are busy with little, so that arrivals wait, by tier and tenant.
+    Drawn apart, as above."""
+    rng = Random(f"compose-room:{seed}")
+    if rng.random() >= 0.125:
+        return fleet, traffic
+    waiting = {"queued": rng.choice((1, 1, 2, 4)), "requests": rng.choice((4, 32, 4096))}
+    if rng.random() < 0.3:
+        waiting["ahead_ms"] = rng.choice((5, 50, 500))
+    if rng.random() < 0.5:
+        waiting |= {"age_ms": rng.choice((0, 500)), "most_ms": rng.choice((500, 5_000))}
+    tiers = (Tier("interactive", 0.25), Tier("standard", 0.25), Tier("batch", 0.5))
+    tenants = (Tenant("many", 0.75), Tenant("few", 0.25))
+    arrivals = rng.choice((traffic.arrivals, Burst(rng.choice((32, 96)), 4.0)))
+    traffic = replace(traffic, tiers=tiers, tenants=tenants, arrivals=arrivals)
+    return replace(fleet, waiting=waiting), traffic
 
 
 def _fleet(rng: Random, faults: Collection[str]) -> Fleet:
