@@ -43,6 +43,7 @@ from chaos.sim.worker import WorkerSettings
 from controlplane.replica import ReplicaConfig
 from events import vocabulary as v
 from policies.checkpoint_settings import CheckpointConfig
+from policies.waiting_settings import WaitingConfig
 
 if TYPE_CHECKING:
     from chaos.sim.fleet import SimFleet
@@ -74,6 +75,8 @@ ROUTING = "least_load"
 """Of fresh requests, under all rules but `ROUTED`."""
 ROUTED = {"ours-ttft": "predicted_ttft", "lumen-jsq": "jsq"}
 """The review draws LUMEN's router as join-shortest-queue."""
+STRAIGHT = WaitingConfig(requests=0)
+"""The paper's system has no waiting room: what workers are busy with waits at them."""
 _ALWAYS = 1_000_000
 LOAD_AWARE = CheckpointConfig(placement="load_aware", alpha=BLOCK_TOKENS // 16, beta=64)
 """Eq. 4's alpha is for blocks of 16 tokens. Beta is about what a request's prompt has of them:
@@ -265,7 +268,9 @@ def settings_of(case: Case, meter: Meter) -> simulated.Settings:
         ),
         assist=drafts,
         storage=case.storage,
-        replica=ReplicaConfig(policy=ROUTED.get(case.rules, ROUTING), checkpoints=config),
+        replica=ReplicaConfig(
+            policy=ROUTED.get(case.rules, ROUTING), checkpoints=config, waiting=STRAIGHT
+        ),
         spec=spec,
         steps=model.cost if model is not None else None,
         watching=meter.attach,

@@ -177,7 +177,8 @@ class RequestDetail(Struct, frozen=True):
 
 
 class DecisionInfo(Struct, frozen=True):
-    """One decision, its basis (revision, position) in `decision`. `source`: `log`, or
+    """One decision about where it goes, whether it waits or is refused, its basis (revision,
+    position) in `decision`. `source`: `log`, or
     `admission` when only the worker's journal still holds it (the gateway died first).
     `predicted_ttft_us` where it went, and `actual_ttft_us` on the clock of the replica that
     decided, or of the client's answer (-1: not known)."""
