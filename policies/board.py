@@ -93,7 +93,8 @@ class Board(Kept):
         self._settings: object = None
         self._prices: list[list[float]] = []
         self._heard: list[tuple[int, int]] = []
-        """(revision, at) of what busy workers said: it is forgotten at some time when that came."""
+        """(revision, at) of what counts for busy workers: it is forgotten at some time when that
+        came."""
         self.idle = 0
         self.replicas = 0
         """How many decide at once."""
@@ -103,7 +104,7 @@ class Board(Kept):
         heard = view.receipts.revisions
         while self._heard and heard and self._heard[0][0] < heard[0]:
             revision, at = heappop(self._heard)
-            if self.workers[at].step_revision == revision:
+            if revision in _heard_by(self.workers[at], view.replica):
                 self._look(view, at)
 
     def _prepare(self, view: View) -> None:
@@ -206,8 +207,11 @@ class Board(Kept):
         of = self.outlooks[at] = outlook.outlook(view, self.workers[at])
         self.rows[at] = _row(self.workers[at], of, self.config.kv_reserve_percent)
         now = None if why else self._order(of)
-        if of.silent_at_us > 1:
-            heappush(self._heard, (self.workers[at].step_revision, at))
+        if of.silent_at_us:
+            oldest = view.receipts.revisions[0] if view.receipts.revisions else 0
+            for revision in _heard_by(self.workers[at], view.replica):
+                if revision >= oldest:
+                    heappush(self._heard, (revision, at))
         if before is not None:
             self.requests -= was.requests
         if now is not None:
@@ -232,6 +236,16 @@ class Board(Kept):
                 insort(here, (place, at))
             if before is None:
                 insort(self.there, at)
+
+
+def _heard_by(worker: Worker, replica: str) -> tuple[int, ...]:
+    """Revisions by whose receipt the outlook of a worker counts."""
+    found = [worker.step_revision]
+    if worker.prompts_revision > worker.step_revision:
+        found.append(worker.prompts_revision)
+    if worker.sent_revision and worker.sent_by != replica:
+        found.append(worker.sent_revision)
+    return tuple(found)
 
 
 def _turned(

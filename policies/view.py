@@ -293,10 +293,12 @@ class View:
 
     def sent_us(self, worker: Worker) -> int:
         """When the latest dispatch to `worker` that the view knows of was made, on the replica's
-        clock, or of another replica's when it was told; -1 for none."""
+        clock, or of another replica's when it was told; -1 for none, or where that is forgotten."""
         last = worker.sent_us if worker.sent_by == self.replica else -1
         if worker.sent_revision and worker.sent_by != self.replica:
-            last = receipts.received_us(self.receipts, worker.sent_revision)
+            known, last = self.receipts.revisions, -1
+            if known and worker.sent_revision >= known[0]:
+                last = receipts.received_us(self.receipts, worker.sent_revision)
         for own in self._own.get(worker.name, {}).values():
             if own.placed and own.at_us > last:
                 last = own.at_us

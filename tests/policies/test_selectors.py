@@ -19,7 +19,7 @@ from policies.routing import Query, decide
 from policies.selectors import Asked
 from policies.state import Worker
 from policies.view import View
-from tests.policies.story import MODEL, decided, engine_step, queued
+from tests.policies.story import MODEL, arrived, decided, engine_step, queued
 from tests.policies.test_ranking import Life, fleet_of, view_of
 
 
@@ -64,8 +64,15 @@ class Busy(Life):
         if self.draw.random() < 0.5:
             name = self.draw.choice(self.names)
             worker = self.story.fleet.workers[name]
-            event = stepped(self.draw, worker.incarnation, worker.step + 1)
-            self.story.tell(f"w.{name}", event)
+            steps = [stepped(self.draw, worker.incarnation, worker.step + 1)]
+            if self.draw.random() < 0.3:  # gathered
+                steps.append(stepped(self.draw, worker.incarnation, worker.step + 2))
+            self.story.tell(f"w.{name}", *steps)
+        if self.draw.random() < 0.1:
+            name, number = self.draw.choice(self.names), self.story.revision
+            worker = self.story.fleet.workers[name]
+            sent = decided(f"r{number}", worker=name, incarnation=worker.incarnation, prompt=400)
+            self.story.tell("r.r1", arrived(f"r{number}"), sent)
         if self.draw.random() < 0.1:
             self.receive()
             board.keep_up(self.view)
@@ -341,3 +348,37 @@ def test_old_records_read_as_they_were_written() -> None:
     again: Any = decode(msgspec.msgpack.encode(whole[:16]))
     assert again == decided()
     assert msgspec.convert(["w0", 1, 5, 5, 0, ""], v.Candidate).ttft_us == -1
+
+
+def test_a_dispatch_of_another_replica_is_forgotten_with_its_receipt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though nothing more is heard of the worker it went to."""
+    monkeypatch.setattr(receipts, "KEPT", 8)
+    story = fleet_of(20)
+    view = view_of(story)
+    own: list[v.GroupsReceived] = []
+
+    def receive() -> None:
+        own.append(v.GroupsReceived(story.revision, (0, 9_000)))
+        view.own(view.position + 1, own[-1])
+        view.now_us = 9_000 * len(own)
+
+    def told(stream: str, *events: v.Event) -> None:
+        story.tell(stream, *events)
+        receive()
+
+    steps = [v.EngineStep(1, number, 4000, 2, 50, 0, 0, 9) for number in (1, 2, 3, 4)]
+    told("w.w0", *steps[:2])
+    told("r.r1", arrived("b"), decided("b", worker="w0", prompt=500))
+    told("w.w0", *steps[2:])
+    of = selectors.board_of(view, MODEL, "predicted_ttft", why).outlooks[0]
+    assert of.free_at_us > 0
+    for number in range(7):
+        told(f"w.w{number + 1}", engine_step())
+        kept = selectors.board_of(view, MODEL, "predicted_ttft", why).outlooks[0]
+        fresh = View("r.r0", story.fleet)
+        for position, event in enumerate(own):
+            fresh.own(position + 1, event)
+        assert kept == outlook(fresh, story.fleet.workers["w0"]), number
+    assert kept != of
