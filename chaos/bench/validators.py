@@ -44,8 +44,16 @@ class WithCheckpoints(FleetLog):
             started = v.StateDaemonStarted(engine.name, "b", 1, "", BUDGET)
             self._tell(f"w.{engine.name}", started)
 
-    def _place(self, request: str, attempt: int, cause: str, prompt: int, delivered: int) -> None:
-        super()._place(request, attempt, cause, prompt, delivered)
+    def _place(
+        self,
+        request: str,
+        attempt: int,
+        cause: str,
+        prompt: int,
+        delivered: int,
+        marks: tuple[int, ...],
+    ) -> None:
+        super()._place(request, attempt, cause, prompt, delivered, marks)
         worker = self._open[request].worker
         engine = next(e for e in self._engines if e.name == worker)
         life = engine.incarnation

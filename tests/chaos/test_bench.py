@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from chaos.bench import __main__ as runner
-from chaos.bench import recovery_ablation
+from chaos.bench import recovery_ablation, validators
 from chaos.bench.failover_checkpoints import Arm, _figures
 from chaos.bench.failures import Timed
 from chaos.bench.figures import figure, percentile
@@ -91,3 +91,8 @@ def test_figures_are_rounded_and_percentiles_are_values_that_were_measured() -> 
     assert repr(figure(7.6, "bytes", digits=0)["value"]) == "8"
     values = [float(n) for n in range(100, 0, -1)]
     assert [percentile(values, share) for share in (0.0, 0.5, 0.99, 1.0)] == [1, 51, 100, 100]
+
+
+def test_the_log_of_the_validators_bench_is_sound_and_has_checkpoints() -> None:
+    events, took = validators.judge(2_000)
+    assert events >= 2_000 and {"decoding", "I1", "I8"} <= set(took)
