@@ -188,6 +188,13 @@ class Scene:
         """The whole log as it stands."""
         return await self.etcd.reader().read()
 
+    async def until_told(self, kind: type, timeout_s: float = 30) -> None:
+        """Wait until the log has an event of that kind."""
+        deadline = time.monotonic() + timeout_s
+        while not any(type(e) is kind for e in await self.events()):
+            assert time.monotonic() < deadline, f"no {kind.__name__}"
+            await asyncio.sleep(0.05)
+
     async def events(self, stream: str = "") -> list[Any]:
         """Every event of the log (of one stream) in order."""
         return [

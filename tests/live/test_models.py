@@ -35,9 +35,10 @@ async def test_each_model_is_served_by_its_own_workers(
     options: FleetOptions, small_model: str
 ) -> None:
     models = (f"{MODEL}=tiny", f"{small_model}=small")
-    options = msgspec.structs.replace(options, workers=4, models=models)
+    options = msgspec.structs.replace(options, workers=4, models=models, tokenizer=True)
     async with scene_of(options) as scene:
         await _both_are_listed(scene)
+        await _goes_where_its_prefix_is(scene)
         calm = {m: await scene.streams(4, 200, f"calm-{m}", model=m) for m in HOLDERS}
         tiny, small = (list(calm[m].values()) for m in ("tiny", "small"))
         assert not whole(calm["tiny"]) and not whole(calm["small"])
@@ -53,6 +54,37 @@ async def _both_are_listed(scene: Scene) -> None:
     async with openai.AsyncOpenAI(base_url=f"{scene.url}/v1", api_key="-") as client:
         assert [m.id async for m in client.models.list()] == ["small", "tiny"]
         assert (await client.models.retrieve("small")).id == "small"
+
+
+async def _goes_where_its_prefix_is(scene: Scene) -> None:
+    """Prompts are counted by their model's tokenizer, and the same one again goes to the worker
+    that holds it, though an idle fleet is used in turn."""
+    prompt = " ".join(f"word {number} of many" for number in range(60))
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 2}
+    asked = []
+    async with aiohttp.ClientSession() as session:
+        for number in range(4):
+            headers = {"x-request-id": f"again-{number}"}
+            url = f"{scene.url}/v1/completions"
+            async with session.post(url, json=body, headers=headers) as answer:
+                asked.append((await answer.json())["usage"]["prompt_tokens"])
+            await scene.until_told(v.PrefixBlocksChanged)
+    events = await scene.events()
+    arrived = {e.client_id: e for e in events if type(e) is v.RequestArrived}
+    sent = {e.request: e for e in events if type(e) is v.RouteDecided}
+    first, *again = (arrived[f"again-{number}"] for number in range(4))
+    assert not first.estimated and first.prompt_tokens == asked[0] > 300
+    place = sent[first.request].worker
+    for one in again:
+        decision = sent[one.request]
+        assert decision.worker == place
+        held = {c.worker: c.hit_tokens for c in decision.candidates}
+        assert (
+            decision.cached_tokens
+            == held[place]
+            > 300
+            > max(tokens for worker, tokens in held.items() if worker != place)
+        )
 
 
 async def _stays_within(scene: Scene, model: str, streams: dict) -> None:

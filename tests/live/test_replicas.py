@@ -110,7 +110,7 @@ async def test_why_answers_though_the_gateway_died_before_its_append(
         assert not [e for e in await scene.events()
                     if type(e) is v.RouteDecided and e.request == request]  # fmt: skip
         answer = why(await scene.etcd.reader().read(), request)
-        assert "least_load" in json.dumps(msgspec.to_builtins(answer))
+        assert "predicted_ttft" in json.dumps(msgspec.to_builtins(answer))
 
 
 async def _journalled(scene: Scene) -> list[v.RequestQueued]:
