@@ -25,6 +25,8 @@ from controlplane.replica import ReplicaConfig
 DESCRIPTION = "time to first token of each routing policy on a trace's arrivals, simulated"
 TRACE = "azure-conv"
 MODEL, HARDWARE = "qwen3-32b", "rtxpro6000x2"
+LONGEST = 16_384
+"""Of a prompt, tokens; what is longer is cut."""
 
 
 def ttft_ms(policy: str, scenario: Scenario, seed: int) -> list[float]:
@@ -49,13 +51,14 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trace", default=TRACE)
     args = parser.parse_args(argv)
+    lengths = FromTrace(args.trace, prompt_most=LONGEST)
     figures, met = {}, True
     for speed in args.speeds:
         scenario = Scenario(
             "trace",
             "Conversations as they came to a cloud's service.",
             Fleet(args.workers, MODEL, HARDWARE, control_planes=args.replicas),
-            Traffic(Trace(args.trace, speed), FromTrace(args.trace), requests=args.requests),
+            Traffic(Trace(args.trace, speed), lengths, requests=args.requests),
         )
         p99 = {}
         for policy in args.policies:
