@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -33,6 +34,10 @@ LOOKED = 16
 HITS = 32
 """So many workers that hold most of the prompt are looked at one by one; what the others hold
 only bounds how far the order of all must be followed."""
+SURE, SURE_US = 8, 10_000
+"""Times to first token that differ by less than such a part of them, and by less than so much, are
+alike: who has fewest requests is taken."""
+_requests = attrgetter("requests")
 BLIND = 4
 """Replicas are blind to one another for some milliseconds only: what another may have sent counts
 as so much less."""
@@ -153,9 +158,13 @@ def select(
     order, _, spread = _ORDERS[policy]
     replicas = board.replicas if spread else 1
     looked, chosen = _look(board, order(view, board, asked), asked, named, replicas)
-    if chosen is not None and replicas > 1:
+    if chosen is not None and (replicas > 1 or policy == "predicted_ttft"):
         fit = [x for x in looked if not x.excluded]
-        chosen = _spread(view, board, asked, policy, fit, replicas)
+        if replicas > 1:
+            chosen = _spread(view, board, asked, policy, fit, replicas)
+        else:
+            most = chosen.cost + _unsure(chosen)
+            chosen = min((x for x in fit if x.cost <= most), key=_requests)
     if chosen is None:
         able = [x for x in looked if x.excluded != UNABLE]
         limited = [x for x in able if x.excluded != FAILED]
@@ -279,6 +288,11 @@ def _ttft(board: Board, at: int, asked: Asked) -> int:
     return (wait if wait > 0 else 0) + tokens * of.token_ns // 1000 + of.fixed_us
 
 
+def _unsure(best: Candidate) -> int:
+    """What another's cost may be above the best one's for the two to be alike."""
+    return min(best.cost // SURE, SURE_US)
+
+
 def _spread(
     view: View, board: Board, asked: Asked, policy: str, fit: list[Candidate], replicas: int
 ) -> Candidate:
@@ -289,7 +303,7 @@ def _spread(
     if policy == "predicted_ttft":
         price = board.outlooks[board.index[best.worker]].token_ns
         own = (asked.tokens - best.hit_tokens) * price // 1000
-        slack = own * (replicas - 1) // replicas // BLIND
+        slack = max(own * (replicas - 1) // replicas // BLIND, _unsure(best))
     alike = [x for x in fit if x.cost <= best.cost + slack]
     return alike[draw(view, "spread") % len(alike)] if len(alike) > 1 else best
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -69,9 +70,15 @@ async def _goes_where_its_prefix_is(scene: Scene) -> None:
             async with session.post(url, json=body, headers=headers) as answer:
                 asked.append((await answer.json())["usage"]["prompt_tokens"])
             await scene.until_told(v.PrefixBlocksChanged)
-    events = await scene.events()
-    arrived = {e.client_id: e for e in events if type(e) is v.RequestArrived}
-    sent = {e.request: e for e in events if type(e) is v.RouteDecided}
+    deadline = time.monotonic() + 30
+    while True:
+        events = await scene.events()
+        arrived = {e.client_id: e for e in events if type(e) is v.RequestArrived}
+        sent = {e.request: e for e in events if type(e) is v.RouteDecided}
+        if len(arrived.keys() & {f"again-{n}" for n in range(4)}) == 4 and len(sent) >= 4:
+            break
+        assert time.monotonic() < deadline, arrived
+        await asyncio.sleep(0.05)
     first, *again = (arrived[f"again-{number}"] for number in range(4))
     assert not first.estimated and first.prompt_tokens == asked[0] > 300
     place = sent[first.request].worker

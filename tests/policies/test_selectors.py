@@ -180,9 +180,9 @@ def loaded(*prompts: int, count: int = 0) -> View:
 
 def test_a_hit_is_weighed_against_the_queue_before_it() -> None:
     view = loaded(600, 0)
-    near, far = Held({"w0": 500}), Held({"w0": 800})
-    assert chosen(view, "predicted_ttft", Asked(900, hits=near))[0] == "w1"
-    assert chosen(view, "predicted_ttft", Asked(900, hits=far))[0] == "w0"
+    near, far = Held({"w0": 500}), Held({"w0": 1800})
+    assert chosen(view, "predicted_ttft", Asked(2000, hits=near))[0] == "w1"
+    assert chosen(view, "predicted_ttft", Asked(2000, hits=far))[0] == "w0"
     assert chosen(view, "prefix_first", Asked(900, hits=near))[0] == "w0", "however long"
 
 
@@ -294,6 +294,19 @@ def test_among_workers_alike_the_one_with_fewest_requests_is_taken() -> None:
     for number in range(3):
         view.own(view.position + 1, decided(f"x{number}", worker=""))  # another turn
         assert chosen(view, "predicted_ttft", Asked(200))[0] == "w1"
+
+
+def test_a_worker_a_little_quicker_does_not_get_every_short_request() -> None:
+    story = fleet_of(2)
+    story.fleet.workers["w0"].overhead_us = 0
+    story.fleet.workers["w1"].overhead_us = 900
+    view, sent = view_of(story), Counter[str]()
+    for number in range(8):
+        choice = decide(view, Query(f"q{number}", MODEL, 20, 0), "predicted_ttft")
+        event = decided(f"q{number}", worker=choice.worker, prompt=20)
+        view.own(view.position + 1, event)
+        sent[choice.worker] += 1
+    assert sent == {"w0": 4, "w1": 4}
 
 
 def test_drawn_numbers_depend_on_replica_seed_and_state() -> None:
