@@ -34,7 +34,7 @@ LOOKED = 16
 HITS = 32
 """So many workers that hold most of the prompt are looked at one by one; what the others hold
 only bounds how far the order of all must be followed."""
-SURE, SURE_US = 8, 10_000
+SURE, SURE_US = 4, 10_000
 """Times to first token that differ by less than such a part of them, and by less than so much, are
 alike: who has fewest requests is taken."""
 _requests = attrgetter("requests")

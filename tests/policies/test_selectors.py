@@ -302,8 +302,8 @@ def test_a_worker_a_little_quicker_does_not_get_every_short_request() -> None:
     story.fleet.workers["w1"].overhead_us = 900
     view, sent = view_of(story), Counter[str]()
     for number in range(8):
-        choice = decide(view, Query(f"q{number}", MODEL, 20, 0), "predicted_ttft")
-        event = decided(f"q{number}", worker=choice.worker, prompt=20)
+        choice = decide(view, Query(f"q{number}", MODEL, 2, 0), "predicted_ttft")
+        event = decided(f"q{number}", worker=choice.worker, prompt=2)
         view.own(view.position + 1, event)
         sent[choice.worker] += 1
     assert sent == {"w0": 4, "w1": 4}
