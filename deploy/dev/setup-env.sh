@@ -127,6 +127,9 @@ print("torch", torch.__version__, "vllm", vllm.__version__)'
 [[ $(uname -s) == Linux ]] || die "this is $(uname -s), and vLLM's CPU build is for Linux" \
     "use a Linux machine, virtual machine or container"
 if up_to_date; then exit 0; fi
+# Another checkout's, which would be emptied and made to import this one.
+[[ ! -L $venv ]] || die "$venv is a link to $(readlink "$venv"), whose owner may be using it" \
+    "remove the link, or bring that environment up to date from its own checkout"
 
 python=$(find_python)
 mkdir -p "$state" "$(dirname "$venv")" 2>/dev/null || true
