@@ -228,6 +228,15 @@ class SimEngine:
         steps = self._steps_by(now_ns)
         return Run(self._decoded, self._began, self._first, self._more, steps) if steps else None
 
+    def under_way(self, now_ns: int) -> tuple[int, Step]:
+        """Steps made by now, and the last of them, of a run on its way too if it only decodes."""
+        run = self.running_run(now_ns)
+        if run is None or any(sequence.chunk for sequence in self._prefilling.values()):
+            return self.steps, self.last
+        context = self._context + self._decoding * run.count
+        took_ns = run.took_ns(run.before + run.count)
+        return self.steps + run.count, Step(took_ns, self._decoding, context)
+
     def progress(self, now_ns: int) -> tuple[int, int, int]:
         """Steps made, age of the step on its way (0: none) and time spent in steps, ns."""
         if self._due is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from chaos.sim import prefixes
-from chaos.sim.engine import Job, SimEngine, Told
+from chaos.sim.engine import Job, SimEngine, Step, Told
 from chaos.sim.loop import NS
 from chaos.sim.ports import Answer, Dispatch, Stretch
 from events import vocabulary as v
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 SAMPLE_NS = 5 * NS
 """So often two steps are told one by one, for those who learn what a step takes."""
+
+PULSE_NS = NS
+"""An engine with work tells of it so often at the least. A real one tells of each step."""
 
 EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "choices")
 
@@ -77,6 +80,8 @@ class EngineProcess:
         self._longest_us = 0
         self._told_steps = 0
         self._sampled_ns = -SAMPLE_NS
+        self._pulse_ns = 0
+        self._pulsing = False
         self._armed: int | None = None
         self._lost = 0
         self._sent_ns = 0
@@ -387,26 +392,48 @@ class EngineProcess:
             return
         self._tell_prefixes()
         engine = self.engine
-        changes, self._changes, self._urgent = tuple(self._changes), [], False
-        waiting, used = len(engine.waiting), engine.kv_used
-        if engine.steps == self._told_steps:
+        self._pulse_ns = self._loop.now_ns + PULSE_NS
+        if not self._pulsing:
+            self._pulse()
+        self._urgent = False
+        if engine.steps <= self._told_steps:
+            changes, self._changes = tuple(self._changes), []
+            waiting, used = len(engine.waiting), engine.kv_used
             self.tell(
-                v.EngineStep(self.incarnation, engine.steps, 0, 0, 0, 0, waiting, used, changes)
+                v.EngineStep(self.incarnation, self._told_steps, 0, 0, 0, 0, waiting, used, changes)
             )
             return
         now = self._loop.now_ns
-        last, steps = engine.last, engine.steps
-        if now - self._sampled_ns >= SAMPLE_NS and steps - self._told_steps > 2:
-            self._sample(now, steps, waiting, used)
-        self._told_steps = steps
+        if now - self._sampled_ns >= SAMPLE_NS and engine.steps - self._told_steps > 2:
+            self._sample(now, engine.steps, len(engine.waiting), engine.kv_used)
+        self._tell_steps(engine.steps, engine.last)
+
+    def _tell_steps(self, steps: int, last: Step) -> None:
+        """What the steps since the last report did."""
+        engine = self.engine
+        changes, self._changes, self._told_steps = tuple(self._changes), [], steps
         took_us = max(last.took_ns // 1000, self._longest_us, 1)
         prompt, self._prompt, self._longest_us = self._prompt, 0, 0
         self.tell(
             v.EngineStep(
-                self.incarnation, steps, took_us, last.batch, last.context, prompt, waiting, used,
-                changes,
+                self.incarnation, steps, took_us, last.batch, last.context, prompt,
+                len(engine.waiting), engine.kv_used, changes,
             )
         )  # fmt: skip
+
+    def _pulse(self) -> None:
+        """Tell of steps when nothing else was told for a while, as long as there is work."""
+        engine, now = self.engine, self._loop.now_ns
+        self._pulsing = bool(engine.running)
+        if not self._pulsing:
+            return
+        if now >= self._pulse_ns:
+            self._pulse_ns = now + PULSE_NS
+            self.step()
+            steps, last = engine.under_way(now)
+            if steps > self._told_steps:
+                self._tell_steps(steps, last)
+        self.process.call_at(self._pulse_ns / NS, self._pulse)
 
     def _sample(self, now: int, steps: int, waiting: int, used: int) -> None:
         """Two of the steps before the last one by one, if they only decoded."""

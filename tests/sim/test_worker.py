@@ -149,6 +149,23 @@ def test_the_last_token_of_a_stream_is_known_though_it_was_not_told_when_its_run
     assert len(looks) == 5 and all(seen == newest == last for seen, newest, last in looks)
 
 
+def test_an_engine_that_only_decodes_tells_of_its_steps_every_second():
+    bench = Bench()
+
+    async def work():
+        bench.dispatch(output=4000)
+        await asyncio.sleep(6)
+        return bench.hosts[0].engine.state()["steps"]
+
+    made = bench.run(work())
+    steps = [step for step in bench.events(v.EngineStep) if step.batch]
+    assert 5 <= len(steps) <= 12 and all(step.duration_us > 0 for step in steps)
+    numbers = [step.step for step in steps]
+    assert numbers == sorted(set(numbers))
+    assert steps[-1].sum_context - steps[0].sum_context == numbers[-1] - numbers[0]
+    assert numbers[-1] <= made < 4000
+
+
 def test_what_an_engine_sent_before_it_was_killed_arrives_and_the_next_has_another_number():
     bench = Bench()
 
