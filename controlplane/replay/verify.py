@@ -133,6 +133,8 @@ def _read_once(group: RevisionGroup) -> RevisionGroup:
     for the view of the replica that wrote them, and for the fold."""
     if all(segment.stream[0] == "w" for segment in group.segments):
         return group
+    if all(type(segment.records) is codec.Kept for segment in group.segments):
+        return group
     segments = tuple(replace(s, records=codec.Kept(s.records)) for s in group.segments)
     return RevisionGroup(group.revision, segments, group.owners)
 

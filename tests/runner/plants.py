@@ -119,17 +119,17 @@ def _one_block_more(patch: Set) -> None:
 
 def _by_chance(patch: Set) -> None:
     """routing goes by something that is not in the log"""
-    least = routing.RECORDED["least_load"]
+    best = routing.RECORDED["predicted_ttft"]
     turns = iter(range(1 << 30))
 
     def other(view: Any, query: Any) -> Any:
-        choice = least(view, query)
+        choice = best(view, query)
         open_ = [c for c in choice.candidates if not c.excluded]
         if next(turns) % 7 or not open_:
             return choice
         return replace(choice, worker=open_[-1].worker, incarnation=open_[-1].incarnation)
 
-    patch(routing.RECORDED, "least_load", other)
+    patch(routing.RECORDED, "predicted_ttft", other)
 
 
 def _never_released(patch: Set) -> None:
