@@ -410,7 +410,7 @@ def assert_choices_have_their_numbers(engine: Engine, daemon: Daemon) -> None:
     core = family(engine.pid).get("core", engine.pid)
 
     def held_after_more() -> bool:
-        let_run(core)
+        let_run(core, 0.03)
         time.sleep(0.03)  # blocks leave from another process, which goes on
         return held()
 
