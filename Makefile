@@ -36,7 +36,7 @@ test: models lint wheel ## everything: linters, the wheel, all tests on real etc
 chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live $(or $(ARGS),--set ci)
 
-chaos-nightly: models ## every applicable fault on real processes, three seeds each (some 30 minutes on two cores)
+chaos-nightly: models ## every applicable fault on real processes, three seeds each (half an hour or so)
 	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (a few minutes)

@@ -197,9 +197,12 @@ class Waiting:
     def _call(self, entry: Entry, now_us: int) -> bool:
         self._scheduler.asked_us = now_us
         try:
-            return self._held[entry.request].caller.called()
+            went = self._held[entry.request].caller.called()
         finally:
             self._scheduler.asked_us = -1
+        if went:
+            self.over(entry.request)  # also where it failed: whoever went does not wait
+        return went
 
     def _refuse_late(self) -> int:
         """Refuse whose time is over; how many more may be called in this turn."""

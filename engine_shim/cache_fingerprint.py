@@ -104,7 +104,7 @@ def layout_of(config: Any, spec: Any) -> str:
 
 def fingerprint_of(config: Any, spec: Any, layers: int) -> Fingerprint:
     """`config` is vLLM's, `spec` of its cache. Raises Unshapeable for parallelism whose blocks
-    we do not know."""
+    we do not know, for adapters, and for blocks too large for an image."""
     parallel, model = config.parallel_config, config.model_config
     if (
         getattr(parallel, "decode_context_parallel_size", 1) > 1

@@ -80,7 +80,7 @@ class TensorCache:
         self._layers: list[memoryview] = []
         for name, tensor in tensors.items():
             if not tensor.is_contiguous():
-                raise Unshapeable(f"{name}: the blocks are not contiguous; `staged` reads them")
+                raise Unshapeable(f"{name}: the blocks are not contiguous")
             flat = tensor.view(torch.uint8).reshape(tensor.shape[0], -1)
             self._layers.append(memoryview(flat.numpy()).cast("B"))
             self.piece_bytes = flat.shape[1]
@@ -180,7 +180,7 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
         cache = StagedCache(tensors, self._blocks, _copies_for, config.staging_bytes)
         said = interior_of(self._vllm_config, self._spec) if on_device else None
         order = cache.rows.interior
-        if order != said if said is not None else len(order) > 1:
+        if len(order) > 1 if said is None else order != said:
             raise Unshapeable(
                 "blocks that do not lie as vLLM's layout says (the backend divides them?); "
                 "another --block-size or VLLM_KV_CACHE_LAYOUT may help"

@@ -201,10 +201,6 @@ class StagedSaves:
                     self._refused(sending.job)
                 else:
                     self._taken(sending.job, self._scattered(sending))
-        except Exception:  # thread edge: what was not told is offered again
-            logger.exception("handing blocks to a link failed")
-            for sending in sendings:
-                self._taken(sending.job, 0)
         finally:
             for sending in sendings:
                 self._count(sending, 0)
@@ -225,5 +221,7 @@ class StagedSaves:
                 if more < len(rows):
                     break
         except Unreachable:
-            return taken
+            pass
+        except Exception:  # the edge of one job: its other blocks are offered again
+            logger.exception("handing blocks to a link failed")
         return taken

@@ -6,8 +6,8 @@ than a quantum and two requests, whatever either sends. A tenant's requests stay
 A tenant of whom nobody waits keeps no grant, and one whose request leaves without its turn no
 more than a round's.
 
-Everything is O(1) amortised (a request costs a step for each quantum of its cost), the tenant
-with most that waits O(log n).
+To come, go and leave are O(log n) amortised (a request costs a step for each quantum of its
+cost), for the order of tenants by how much waits.
 """
 
 from __future__ import annotations

@@ -54,8 +54,6 @@ class Choice(Struct, frozen=True):
     """Of those not named among the candidates: how many, by why they could not be chosen."""
     cached_tokens: int = 0
     """Of the prompt, expected to be held there."""
-    ttft_us: int = -1
-    """Expected there; -1: not asked."""
     refused: str = ""
     """Why nobody is to take it though somebody could."""
 
@@ -161,7 +159,7 @@ def _may_return(view: View, source: Candidate, query: Query) -> bool:
 def selected(view: View, query: Query, policy: str) -> Choice:
     """What a policy of `policies.selectors` chooses."""
     model = query.model
-    board = selectors.board_of(view, model, policy, lambda w, d: _excluded(w, model, d))
+    board = selectors.board_of(view, model, policy, shut(model))
     config, count = board.config, len(board.workers)
     asked = selectors.Asked(
         query.prompt_tokens + query.delivered,
@@ -182,9 +180,7 @@ def selected(view: View, query: Query, policy: str) -> Choice:
         others = _others(board, len(named))
     if best is None:
         return Choice("", 0, tuple(named), others, refused=selectors.TOO_LATE if late else "")
-    return Choice(
-        best.worker, best.incarnation, tuple(named), others, best.hit_tokens, best.ttft_us
-    )
+    return Choice(best.worker, best.incarnation, tuple(named), others, best.hit_tokens)
 
 
 POLICIES: dict[str, Callable[[View, Query], Choice]] = {
@@ -230,7 +226,7 @@ def decide(view: View, query: Query, policy: str) -> Choice:
 def _ranked(view: View, query: Query, count: int) -> Choice:
     """As `least_load`, without a look at all of them."""
     model = query.model
-    ranking = ranked(view, model, lambda w, d: _excluded(w, model, d), REQUEST_TOKENS)
+    ranking = ranked(view, model, shut(model), REQUEST_TOKENS)
     named = tuple(islice(ranking.best(view.turn % count), NAMED))
     best = named[0] if named else None
     worker, incarnation = (best.worker, best.incarnation) if best is not None else ("", 0)

@@ -133,7 +133,7 @@ class Limit:
 
     async def _tell(self) -> None:
         assert self._process is not None and self._process.stdin is not None
-        told: list[int] = []
+        told: list[int] | None = None
         while True:
             if (pids := self._pids()) != told:
                 told = pids

@@ -236,7 +236,7 @@ class Host:
         return self.factor / self.share
 
     def jump(self, seconds: float) -> None:
-        """The wall clock jumps forward."""
+        """The wall clock jumps, forward or back."""
         self.clock_s += seconds
         for process in self.processes:
             process.clock_s += seconds

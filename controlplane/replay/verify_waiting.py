@@ -3,7 +3,8 @@
 Who was held and why, who lost its place to whom, who was refused on arrival and with what figures,
 who was called next: each follows from the settings at the basis and from what came before, all of
 which is in the stream. What is taken as told: when the clock was looked at, what a client said of
-its tenant, tier and deadline, and that a gateway stopped.
+its tenant, tier and deadline, until when it would wait, that a gateway stopped, that there was no
+worker for a refusal, why a wait was over, when to try again, and how many waited at a refusal.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ import hashlib
 import msgspec
 from msgspec import Struct
 
+from engine_shim.kv_stream.image import image_bytes
+
 OPAQUE = "opaque"
 """Layout of a block whose inside only an equal build can read (vLLM's CPU kernels pack it
 for the instruction set): it moves whole or not at all."""
@@ -40,7 +42,7 @@ class Fingerprint(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     @property
     def image_bytes(self) -> int:
         """Of one block of one rank as it travels: its token ids and all its layers."""
-        return 4 * self.block_size + self.layers * self.piece_bytes
+        return image_bytes(self.block_size, self.layers, self.piece_bytes)
 
     @property
     def digest(self) -> bytes:

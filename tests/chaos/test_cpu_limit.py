@@ -98,3 +98,9 @@ async def test_nobody_stays_stopped_when_the_runner_is_killed() -> None:
         # At a hundredth of a core this would take longer than is waited.
         await until(lambda: used_s(pid) - used > 1.0)
         assert not stopped(pid)
+
+
+async def test_to_hold_nobody_is_told_and_so_begins() -> None:
+    limit = Limit(0.2, list)
+    assert await limit.begin() == []
+    await limit.end()

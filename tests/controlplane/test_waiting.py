@@ -257,6 +257,18 @@ async def test_who_leaves_leaves_nothing_and_the_next_is_called() -> None:
         assert p.scheduler.waiting.room.size == 0
 
 
+async def test_who_is_called_and_fails_is_not_called_again() -> None:
+    async with plane() as p:
+        for name in ("a", "b", "x"):
+            p.ask(name)
+        called: list[str] = []
+        p.callers["x"].called = lambda: not called.append("x")
+        p.decodes("a", "b")
+        await p.settle()
+        assert called == ["x"]
+        assert not p.scheduler.waiting.room.entries
+
+
 async def test_with_no_worker_open_they_wait_and_go_when_one_comes() -> None:
     async with plane(up=False) as p:
         first = p.ask("a", tier="batch")

@@ -7,6 +7,7 @@ In host memory, where side streams are threads that can be held up; with a GPU t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,36 @@ class Held:
         self.opened = threading.Event()
         self.started: list[Way] = []
         self.fails: RuntimeError | None = None
+        self.step: Callable[[], None] | None = None
+        self.under_way: list[UnderWay] = []
+
+    def late(self, way: Way, work: Callable[[], None], device: str) -> Callable[[], None]:
+        """`work`, started: as this has it."""
+        if self.fails is not None:
+            raise self.fails
+        self.started.append(way)
+
+        def held() -> None:
+            self.delay(way, device)
+            work()
+
+        return held
+
+    def computes(self, device: str, work: Callable[[], None]) -> None:
+        """The engine's step does `work`, a while from now."""
+        if device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda._sleep(SLOW_CYCLES)
+            work()
+        else:
+            self.step = lambda: (time.sleep(0.1), work())[1]
+
+    def wait(self, device: str) -> None:
+        """Until the step is over."""
+        if device == "cuda":
+            torch.cuda.synchronize()
+        for step in self.under_way:
+            step.synchronize()
 
     def open(self) -> None:
         self.opened.set()
@@ -64,21 +95,30 @@ class Held:
         return HeldCuda(self, device) if device.type == "cuda" else HeldHost(self)
 
 
+class UnderWay:
+    """A step that the engine's stream still computes."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+
+    def synchronize(self) -> None:
+        self._thread.join(WAIT_S)
+
+
 class HeldHost(HostCopies):
     def __init__(self, held: Held) -> None:
         super().__init__()
         self.held = held
 
     def start(self, way: Way, work: Callable[[], None], after: Event | None = None) -> Event:
-        if self.held.fails is not None:
-            raise self.held.fails
-        self.held.started.append(way)
+        return super().start(way, self.held.late(way, work, "cpu"), after)
 
-        def late() -> None:
-            self.held.delay(way, "cpu")
-            work()
-
-        return super().start(way, late, after)
+    def computed(self) -> Event:
+        if self.held.step is None:
+            return super().computed()
+        self.held.under_way.append(UnderWay(self.held.step))
+        return self.held.under_way[-1]
 
     def hold(self, event: Event) -> None:
         if not self.held.overtaken:
@@ -93,15 +133,7 @@ class HeldCuda(CudaCopies):
         self.held = held
 
     def start(self, way: Way, work: Callable[[], None], after: Event | None = None) -> Event:
-        if self.held.fails is not None:
-            raise self.held.fails
-        self.held.started.append(way)
-
-        def late() -> None:
-            self.held.delay(way, "cuda")
-            work()
-
-        return super().start(way, late, after)
+        return super().start(way, self.held.late(way, work, "cuda"), after)
 
     def hold(self, event: Event) -> None:
         if not self.held.overtaken:
@@ -159,16 +191,18 @@ def test_a_block_is_saved_as_it_was_though_the_next_step_overwrites_it(
 
 
 def test_what_is_still_being_computed_is_waited_for(device: str) -> None:
-    cache, tensors = staged(device, Held())
+    held = Held()
+    cache, tensors = staged(device, held)
     wanted = image(LAYOUT, 2)
     values = {name: tensor.clone() for name, tensor in tensors.items()}
     for tensor in tensors.values():
         tensor.zero_()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda._sleep(SLOW_CYCLES)
-    for name, tensor in tensors.items():
-        tensor.copy_(values[name])  # this step
+
+    def step() -> None:
+        for name, tensor in tensors.items():
+            tensor.copy_(values[name])
+
+    held.computes(device, step)
     buffer = cache.take()
     assert buffer is not None
     buffer.place(2)
@@ -228,16 +262,19 @@ def test_a_load_overtakes_no_step_that_still_writes_to_its_blocks(device: str) -
     """Of the request that had them: a step that was under way when they were freed."""
     held = Held()
     cache, tensors = staged(device, held)
-    if device == "cuda":
-        torch.cuda._sleep(SLOW_CYCLES)
-    for tensor in tensors.values():
-        tensor[4].fill_(9)
+
+    def step() -> None:
+        for tensor in tensors.values():
+            tensor[4].fill_(9)
+
+    held.computes(device, step)
     begin = cache.loading()
     loading = begin()
     for piece in loading.pieces(4):
         piece[:] = b"\x11" * len(piece)
     loading.landed(BlockIn(0, 4, ()))
     loading.finish()
+    held.wait(device)
     assert show(tensors)[4] == b"\x11" * ROW
     cache.close()
 
