@@ -105,7 +105,8 @@ def test_where_clients_are_fewer_fewer_events_are_waited_for() -> None:
     schedule = expand(scenario, 0)
     _, fitted, notes = scaled(scenario, schedule)
     assert [planned.nth for planned in schedule.faults][2] in (4, 5)
-    assert [planned.nth for planned in fitted.faults] == [1, 1, 2]
+    assert [planned.nth for planned in fitted.faults][1:] == [1, 2]
+    assert fitted.faults[0].nth < schedule.faults[0].nth
     assert any("x 0.33" in note for note in notes)
 
 
