@@ -1,10 +1,12 @@
 """A stretch of a log as a file of its own, with nothing of clients and operators in it.
 
 The window goes on from the fold before it, so it verifies by itself. Prompts and answers
-are never in the log. What names people is replaced by a number, the same throughout:
-clients' request ids and claims, tenants, principals, ids of commands; traces and free texts
-of gateways and agents go. The segments are packed and chained anew, and the state hashes in
-the log are those of the fold as it now is.
+are never in the log, but hashes of prompts' prefixes are, by which a prompt that somebody
+guesses could be recognised: they are replaced by numbers. So is what names people, the same
+throughout: clients' request ids and claims, tenants, principals, ids of commands; traces and
+free texts of gateways and agents go. Sessions stay digests, since who takes one follows from
+its digest. The segments are packed and chained anew, and the state hashes in the log are those
+of the fold as it now is.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import msgspec
 from controlplane.replay.debugger_fold import Timeline
 from controlplane.replay.history import History
 from controlplane.replay.store import Footer, save
-from events import codec
+from events import codec, prefix
 from events import vocabulary as v
+from events.errors import LogError
 from events.log import RevisionGroup
 from events.segment import GENESIS, Segment, pack, unpack
 from policies.fleet import apply_group
@@ -113,6 +116,7 @@ class _Names:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], str] = {}
         self._counts: dict[str, int] = {}
+        self._marks: dict[int, int] = {}
 
     def of(self, kind: str, name: str) -> str:
         """Another name for `name`; none for none."""
@@ -135,6 +139,14 @@ class _Names:
                 resumable=self.of("resumable", event.resumable),
                 trace="",
             )
+        if kind is v.RouteDecided:
+            return self._decided(event)
+        if kind is v.PrefixBlocksChanged:
+            stored, removed = self._prefix(event.stored), self._prefix(event.removed)
+            return replace(event, stored=stored, removed=removed)
+        if kind is v.EngineStep:
+            changes = [self._queued(c) if type(c) is v.RequestQueued else c for c in event.changes]
+            return replace(event, changes=tuple(changes))
         if kind in (v.RequestHeld, v.RequestShed):
             return replace(event, tenant=self.of("tenant", event.tenant))
         if kind is v.AdminCommanded:
@@ -165,6 +177,10 @@ class _Names:
             request.client_id = self.of("client", request.client_id)
             request.tenant = self.of("tenant", request.tenant)
             request.resumable = self.of("resumable", request.resumable)
+        for worker in fleet.workers.values():
+            cached = worker.cached
+            cached.marks = dict.fromkeys(map(self._mark, cached.marks))
+            cached.expected = {key: self._prefix(p) for key, p in cached.expected.items()}
         pending = {}
         for effect in fleet.pending_effects.values():
             effect.decision = self._decision(effect.decision)
@@ -172,6 +188,25 @@ class _Names:
             pending[f"{effect.decision}#{effect.index}"] = effect
         fleet.pending_effects = pending
         return fleet
+
+    def _decided(self, event: v.RouteDecided) -> v.RouteDecided:
+        return replace(event, prefix=self._prefix(event.prefix)) if event.prefix else event
+
+    def _queued(self, change: v.RequestQueued) -> v.RequestQueued:
+        """With its copy of the dispatch, if that is one."""
+        try:
+            decided = codec.decode(change.dispatch)
+        except LogError:
+            return replace(change, dispatch=b"")
+        told = codec.encode(self._decided(decided)) if type(decided) is v.RouteDecided else b""
+        return replace(change, dispatch=told)
+
+    def _prefix(self, packed: bytes) -> bytes:
+        return prefix.pack([self._mark(one) for one in prefix.unpack(packed)])
+
+    def _mark(self, one: int) -> int:
+        """Another name for the hash of a prompt's prefix."""
+        return self._marks.setdefault(one, len(self._marks) + 1)
 
     def _decision(self, decision: str) -> str:
         """What answers a command bears its id."""

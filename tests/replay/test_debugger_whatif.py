@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from chaos.bench import replay, replay_log
 from controlplane.cli import main
 from controlplane.replay.debugger import Debugger
 from controlplane.replay.debugger_fold import Timeline
@@ -18,7 +19,7 @@ from controlplane.replay.debugger_whatif import DEFAULTS, Outcome, parse, what_i
 from controlplane.replay.debugger_window import cut, export_window, redacted
 from controlplane.replay.history import History, from_file
 from controlplane.replay.verify import query_of, verify
-from events import codec
+from events import codec, prefix
 from events import vocabulary as v
 from events.log import RevisionGroup
 from policies import routing, stall
@@ -293,6 +294,41 @@ def test_nothing_of_people_goes_out(tmp_path: Path, share: float) -> None:
     assert verdict.divergences == []
     if not share:
         assert verdict.answers >= 3, "the leader's answers to commands are worked out again"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_no_hash_of_a_prompt_goes_out(tmp_path: Path, share: float) -> None:
+    """And what workers hold of which prompt is the same as before, so decisions are."""
+    history = History(replay.read(replay_log.make_log(1500, 4)), "")
+    timeline = Timeline(history)
+    first, last = timeline.revisions[int(share * timeline.end)], timeline.revisions[-1]
+    path = tmp_path / "window.rlog"
+    footer = export_window(timeline, path, first, last)
+    before, after = cut(timeline, first, last), from_file(path)
+    named = dict(zip(marks_of(before), marks_of(after), strict=True))
+    assert len(named) > 500 and len(set(named.values())) == len(named)
+    assert sum(b == a for b, a in named.items()) == 0
+    verdict = verify(after.groups, after.base, end=footer.end)
+    assert verdict.ok and verdict.contested > 50
+    assert [e.candidates for _, e in recorded(after.groups, v.RouteDecided)] == [
+        e.candidates for _, e in recorded(before.groups, v.RouteDecided)
+    ]
+
+
+def marks_of(history: History) -> list[int]:
+    """Hashes of prefixes, as often as they stand there."""
+    found: list[int] = []
+    for worker in history.base.workers.values() if history.base is not None else ():
+        found += worker.cached.marks
+        found += (m for packed in worker.cached.expected.values() for m in prefix.unpack(packed))
+    for group in history.groups:
+        for segment in group.segments:
+            for event in codec.decode_all(segment.records):
+                if type(event) is v.PrefixBlocksChanged:
+                    found += prefix.unpack(event.stored) + prefix.unpack(event.removed)
+                elif type(event) is v.RouteDecided:
+                    found += prefix.unpack(event.prefix)
+    return found
 
 
 def test_a_name_stays_the_same_name() -> None:
