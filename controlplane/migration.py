@@ -81,8 +81,10 @@ class MigrationWatch:
         if not self._due:
             return
         self._due = False
+        sources = list(migration.sources(self._scheduler.view))
         self._forget()
-        for worker, cause in migration.sources(self._scheduler.view):
+        self._told = {w: said for w, said in self._told.items() if (w, "drain") in sources}
+        for worker, cause in sources:
             try:
                 self._plan(worker, cause)
             except LogError as error:

@@ -66,6 +66,7 @@ class NoticeWatch:
         """One link to each worker that is there and says where; no others."""
         workers = self._scheduler.view.fleet.workers
         wanted = {w.name: w.notices for w in workers.values() if w.present and w.notices}
+        self._told = {name: told for name, told in self._told.items() if name in workers}
         for name, (address, task) in list(self._links.items()):
             if wanted.get(name) != address:
                 task.cancel()

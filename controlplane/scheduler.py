@@ -217,6 +217,7 @@ class Scheduler:
         """The request is another replica's now, or nobody's: nothing more is said of it."""
         self.live.pop(request, None)
         self.waiting.over(request)
+        self.view.let_go(request)
 
     async def changed(self) -> None:
         """Wait until the fold advances."""

@@ -79,6 +79,7 @@ class StallWatch:
         self._due: dict[tuple[str, int], float] = {}
         """Before then an engine cannot have been silent for half the least bound."""
         self._died: list[tuple[str, int]] = []
+        self._left = False
         self._session: aiohttp.ClientSession | None = None
         self._judged = 0
 
@@ -94,6 +95,9 @@ class StallWatch:
                 self._last_step[stream[2:]] = self._now()
         elif kind is v.EngineDied:
             self._died.append((event.worker, event.incarnation))
+            self._left = True
+        elif kind in (v.WorkerDeregistered, v.WorkerForgotten):
+            self._left = True
 
     def folded(self, group: RevisionGroup) -> None:
         """Called when a whole group was folded and the scheduler knows it."""
@@ -116,6 +120,9 @@ class StallWatch:
         the last sign of the engine silent longest, and never less than the period."""
         now = self._now()
         workers = self._scheduler.view.fleet.workers
+        if self._left:
+            self._left = False
+            self._forget(now)
         config = stall.config_of(self._scheduler.view)
         activities, due = self._gateway.activity, self._due
         if len(due) > len(activities):
@@ -133,6 +140,17 @@ class StallWatch:
             if worker.incarnation == incarnation and worker.engine == "ready":
                 self._start(tasks, worker, self._recheck(worker, incarnation))
         return self._period_s if suspects else max(self._period_s, soonest - now)
+
+    def _forget(self, now: float) -> None:
+        """Engines that are gone and have no stream here any more, and workers that are."""
+        workers, activities = self._scheduler.view.fleet.workers, self._gateway.activity
+        for name, incarnation in [k for k, a in activities.items() if not a.open_streams]:
+            worker = workers.get(name)
+            if worker is None or worker.incarnation != incarnation or worker.engine != "ready":
+                del activities[name, incarnation]
+        self._last_step = {n: at for n, at in self._last_step.items() if n in workers}
+        due = self._next_check.items()
+        self._next_check = {k: at for k, at in due if at > now and k[0] in workers}
 
     def _judge(
         self,

@@ -35,12 +35,14 @@ class Index:
     """`masks`: by hash, the workers that hold or expect it, as bits. `bits`: the bit of each
     worker. `counts`: by worker, how many of its attempts expect a hash."""
 
-    __slots__ = ("bits", "counts", "masks", "names")
+    __slots__ = ("bits", "counts", "free", "masks", "names")
 
     def __init__(self, fleet: Fleet) -> None:
         self.masks: dict[int, int] = {}
         self.bits: dict[str, int] = {}
         self.names: list[str] = []
+        self.free: list[int] = []
+        """Bits of workers that are forgotten."""
         self.counts: dict[str, dict[int, int]] = {}
         for worker in fleet.workers.values():
             self.gained(worker, worker.cached.marks)
@@ -51,9 +53,22 @@ class Index:
         """The bit of a worker."""
         found = self.bits.get(name)
         if found is None:
-            found = self.bits[name] = 1 << len(self.names)
-            self.names.append(name)
+            if self.free:
+                found = self.free.pop()
+                self.names[found.bit_length() - 1] = name
+            else:
+                found = 1 << len(self.names)
+                self.names.append(name)
+            self.bits[name] = found
         return found
+
+    def forget(self, name: str) -> None:
+        """The worker holds nothing, and its bit is another's from now on."""
+        self.counts.pop(name, None)
+        bit = self.bits.pop(name, 0)
+        if bit:
+            self.names[bit.bit_length() - 1] = ""
+            self.free.append(bit)
 
     def gained(self, worker: Worker, hashes: Iterable[int]) -> None:
         """The worker holds these."""
@@ -182,3 +197,11 @@ def cleared(fleet: Fleet, worker: Worker) -> None:
     for key in list(cached.expected):
         settled(fleet, worker, key)
     _forget_all(fleet.__dict__.get("prefixes"), worker)
+
+
+def forgotten(fleet: Fleet, worker: Worker) -> None:
+    """The worker itself is."""
+    cleared(fleet, worker)
+    index = fleet.__dict__.get("prefixes")
+    if index is not None:
+        index.forget(worker.name)

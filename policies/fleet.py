@@ -17,6 +17,7 @@ from policies import (
     cached,
     counted,
     coverage,
+    forgetting,
     orders,
     pace,
     receipts,
@@ -471,7 +472,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
             cached.settled_beyond(fleet, worker)
         worker.recent.append(len(worker.attempts))
         del worker.recent[:-RECENT_TICKS]
-        if worker.present and f"w.{worker.name}" not in fleet.owners:
+        if f"w.{worker.name}" not in fleet.owners:
             fleet.gone.setdefault(f"w.{worker.name}", event.number)
     for replica in fleet.replicas.values():
         if replica.alive and f"r.{replica.name}" not in fleet.owners:
@@ -517,6 +518,7 @@ _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.Tick: _on_tick,
     v.WorkerLost: _on_worker_lost,
     **orders.HANDLERS,
+    **forgetting.HANDLERS,
     **returns.HANDLERS,
     **coverage.HANDLERS,
 }

@@ -14,6 +14,7 @@ from events import vocabulary as v
 from policies import (
     checkpoint_settings,
     coverage,
+    forgetting,
     migration_settings,
     returns,
     routing_settings,
@@ -59,8 +60,9 @@ def step(fleet: Fleet, event: Any) -> list[Any]:
 
 
 def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
-    """Declare lost what has been without owner long enough, end orphans, have blocks
-    of ended requests let go, and state again what agents have not answered."""
+    """Declare lost what has been without owner long enough, forget what has been for very long,
+    end orphans, have blocks of ended requests let go, and state again what agents have not
+    answered."""
     out = _unanswered(fleet, event.number)
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
@@ -74,6 +76,7 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     for replica in fleet.replicas.values():
         if replica.alive and _gone(fleet, f"r.{replica.name}", event.number):
             out.append(v.ReplicaLost(replica.name, replica.epoch))
+    out += forgetting.due(fleet, event.number)
     return out
 
 

@@ -18,6 +18,8 @@ from policies.state import Fleet
 
 KEPT = 2048
 """So many notes are kept one by one; of older ones, only whom they name."""
+NAMES = 16_384
+"""With more names, among them those of workers long gone, it is all of them again."""
 
 
 class Touched:
@@ -42,6 +44,8 @@ class Touched:
             self._old.update(recent)
             self._begin = self.count
             recent.clear()
+            if len(self._old) > NAMES:
+                self.everything()
 
     def everything(self) -> None:
         """Anything may be different now."""

@@ -103,6 +103,10 @@ class View:
         the log itself) say nothing to the view."""
         self.position = max(self.position, position)
 
+    def let_go(self, request: str) -> None:
+        """The replica will say nothing more of it: its end is another's."""
+        self._places.pop(request, None)
+
     def landed(self) -> None:
         """The fold has advanced: forget what it now holds of this stream."""
         head = self.fleet.streams.get(self.stream)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from collections.abc import Callable
 from typing import Any
 
 from chaos.sim.doors import AnswerSender
@@ -253,14 +254,16 @@ class SimExchange(Attempts):
 class _Transport:
     """A connection as `Upstream` uses its transport."""
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: End, lost: Callable[[], None]) -> None:
         self._end = end
+        self._lost = lost
 
     def is_closing(self) -> bool:
         return self._end.closed
 
     def abort(self) -> None:
         self._end.close()
+        self._lost()
 
     close = abort
 
@@ -279,7 +282,7 @@ class SimUpstream(Upstream):
         self, pool: SimPool, key: EngineKey, activity: Activity, end: End, endpoint: Endpoint
     ) -> None:
         super().__init__(pool, key, activity)
-        transport: Any = _Transport(end)
+        transport: Any = _Transport(end, lambda: pool.forget(self))
         self.transport = transport
         self._end = end
         self._endpoint = endpoint

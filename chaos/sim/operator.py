@@ -34,7 +34,7 @@ class Operator:
         """For ever, until cancelled."""
         while True:
             target = self._workers[self._count // 2 % len(self._workers)]
-            if self._give("undrain" if self._count % 2 else "drain", target):
+            if self.give("undrain" if self._count % 2 else "drain", target):
                 self._count += 1
             await asyncio.sleep(EVERY_S)
 
@@ -44,12 +44,13 @@ class Operator:
         durable = (name for name, by, position in self._given if by.writer.durable >= position)
         return tuple((name, PRINCIPAL) for name in durable)
 
-    def _give(self, command: str, target: str) -> bool:
+    def give(self, command: str, target: str) -> bool:
+        """One command; whether a replica took it."""
         for plane in self._planes:
             replica, process = plane.replica, plane.process
             if replica is None or process is None or process.stopped:
                 continue
-            name = f"{PRINCIPAL}:c{self._count}"
+            name = f"{PRINCIPAL}:c{len(self._given)}"
             asked = v.AdminCommanded(name, PRINCIPAL, command, target)
             try:
                 position = process.context.run(replica.scheduler.emit, asked)

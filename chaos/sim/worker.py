@@ -160,8 +160,19 @@ class Host:
         self.later(self._restart_s, self._again)
 
     def _again(self) -> None:
-        if not self.off:
+        if not self.off and (self.agent is None or not self.agent.process.alive):
             self.start()
+
+    def leave(self) -> None:
+        """The agent is asked to leave, and not started again before `come`."""
+        self.off = True
+        if self.agent is not None and self.agent.process.alive:
+            self.agent.process.context.run(self.agent.stop, "asked to")
+
+    def come(self) -> None:
+        """It runs an agent from now on."""
+        self.off = False
+        self._again()
 
     async def start_engine(self, order: EngineOrder) -> EngineHandle:
         """Start the next engine, which loads for a while."""

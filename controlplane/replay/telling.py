@@ -378,6 +378,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.WorkerSuspected: lambda e: [f"{e.worker}:{e.incarnation} is suspected: {e.reason}"],
     v.WorkerCleared: lambda e: [f"{e.worker}:{e.incarnation} is cleared: {e.evidence}"],
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
+    v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is forgotten"],
     v.ReplicaLost: lambda e: [f"its gateway {e.replica} is lost"],
     v.ReplicaStopped: lambda e: [f"its gateway {e.replica} stopped: {e.reason}"],
 }

@@ -55,6 +55,7 @@ from events.vocabulary.leader import (
     SnapshotTaken,
     StateHashed,
     Tick,
+    WorkerForgotten,
     WorkerLost,
 )
 from events.vocabulary.migration import MigrationAbandoned, MigrationChoice, MigrationPlanned
@@ -139,6 +140,7 @@ LEADER_EVENTS = (
     | LeaderResigned
     | Tick
     | WorkerLost
+    | WorkerForgotten
     | ReplicaLost
     | EffectsDecided
     | CheckpointsReleased

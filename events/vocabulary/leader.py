@@ -36,6 +36,14 @@ class WorkerLost(Event, frozen=True, tag="worker_lost/1"):
     reason: str
 
 
+class WorkerForgotten(Event, frozen=True, tag="worker_forgotten/1"):
+    """The worker left so long ago that nobody waits for it: nothing is kept under its name. Void
+    if somebody else than the owner of `epoch` has come since."""
+
+    worker: str
+    epoch: int
+
+
 class ReplicaLost(Event, frozen=True, tag="replica_lost/1"):
     """A replica's lease is gone while the log was healthy; its streams are orphans."""
 
