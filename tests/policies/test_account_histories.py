@@ -21,7 +21,7 @@ REPLICAS = ("r0", "r1")
 WHAT = st.sampled_from((
     "arrive", "arrive", "arrive", "queue", "queue", "admit", "step", "step", "step", "finish",
     "preempt", "abort", "refuse", "fail over", "die", "lose records", "again", "lie", "late step",
-    "tick", "gateway dies",
+    "tick", "gateway dies", "leave",
 ))  # fmt: skip
 
 
@@ -134,6 +134,8 @@ class World:
             self.number[name] = 0
             self.said[name].clear()
             self.begin(name)
+        elif what == "leave":
+            self.leave(name)
         elif what == "lose records" and held:
             key = self.any(held)
             one = held.pop(key)
@@ -167,6 +169,28 @@ class World:
             key = f"ghost-{request}"
             self.engine[target][f"{key}/1"] = Held(key, 1, prompt)
             self.say(target, v.RequestQueued(key, 1, prompt))
+
+    def leave(self, name: str) -> None:
+        """It leaves by itself or is lost, may be forgotten, and comes again."""
+        self.engine[name].clear()
+        self.said[name].clear()
+        epoch = self.story.epochs[f"w.{name}"]
+        if self.draw(st.booleans()):
+            self.story.tell(f"w.{name}", v.WorkerDeregistered(name, "asked to"))
+        else:
+            self.story.tell("fleet", v.WorkerLost(name, epoch, "lease lapsed"))
+        if self.draw(st.booleans()):
+            self.story.tell("fleet", v.WorkerForgotten(name, epoch))
+        while self.under_way and self.draw(st.booleans()):  # sent there all the same
+            request, _, attempt, prompt = self.under_way.pop()
+            late = decided(request, attempt + 1, name, self.incarnation[name], prompt)
+            self.story.tell("r.r0", late)
+        self.under_way = [u for u in self.under_way if u[1] != name]
+        self.story.own(f"w.{name}")
+        self.story.tell(f"w.{name}", v.WorkerRegistered(name, "host", 7))
+        self.incarnation[name] += 1
+        self.number[name] = 0
+        self.begin(name)
 
     def dispatch(self, replica: str, request: str, name: str, attempt: int, prompt: int) -> None:
         told = decided(request, attempt, name, self.incarnation[name], prompt)
