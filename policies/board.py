@@ -17,16 +17,19 @@ from operator import is_not
 
 from policies import outlook
 from policies.affinity import Ring
+from policies.fullness import Bound, bound
 from policies.kept import Kept, Why
 from policies.outlook import Outlook
 from policies.routing_settings import RoutingConfig, config_of
 from policies.state import Worker
 from policies.view import View
+from policies.waiting_settings import config_of as room_of
 
 BOARDS = 16
 """So many are kept, by model and order."""
 LATE = 1 << 52
 """Behind all points of a clock, microseconds."""
+NOBODY = (-1, -1)
 BEHIND = (LATE << 12, 0, 0, 0)
 """Behind all entries of an order."""
 
@@ -80,6 +83,8 @@ class Board(Kept):
     def __init__(self, why: Why, order: Order) -> None:
         super().__init__(why)
         self.config = RoutingConfig()
+        self.limit = Bound()
+        """What fills a worker, where policies go by it."""
         self.outlooks: list[Outlook] = []
         self.rows: list[Row] = []
         self.there: list[int] = []
@@ -116,6 +121,9 @@ class Board(Kept):
         if told != self._settings:  # as with all that is rare, who lives may have changed too
             self._settings, self.config, self._marks = told, config_of(view), None
             self.replicas = sum(replica.alive for replica in fleet.replicas.values())
+            room = room_of(view)
+            spread = self.config.overfill == "off" and room.requests
+            self.limit = bound(view, room) if spread else Bound()
 
     def quickest(self, at_us: int, tokens: int, turn: int) -> Iterator[tuple[int, int, int, int]]:
         """(microseconds to its first token, end of its prompts, its turn, at) of open workers in
@@ -159,20 +167,20 @@ class Board(Kept):
                 place, at = here[number]
                 yield place // LATE, 0, 0, at
 
-    def soonest_us(self, queued: int, others: int) -> int:
-        """The earliest end of prompts on workers with fewer than `queued` requests that do not
-        decode yet, those that the fold does not have counted `others` times more; -1: there is
-        none. For boards `by_queue`."""
-        soonest = -1
+    def soonest(self, limit: Bound) -> tuple[int, int]:
+        """The earliest end of prompts on workers whose requests do not fill them, and who that is,
+        the first of equals; (-1, -1): there is none. For boards `by_queue`."""
+        soonest = NOBODY
         for (waiting, _), here in self._groups.items():
-            if waiting >= queued:
+            if limit.full(waiting, 0):
                 continue
-            for free_at, at in here:
-                if 0 <= soonest <= free_at:
+            for entry in here:
+                if NOBODY != soonest <= entry:
                     break
+                at = entry[1]
                 unheard = self.outlooks[at].requests - len(self.workers[at].attempts)
-                if unheard <= 0 or waiting + others * unheard < queued:
-                    soonest = free_at
+                if not limit.full(waiting, unheard):
+                    soonest = entry
                     break
         return soonest
 

@@ -17,6 +17,7 @@ from itertools import islice
 from msgspec import Struct
 
 from events.vocabulary import Candidate
+from policies import board as boards
 from policies import hits, predict, prefixes, selectors
 from policies.kept import Kept, Why
 from policies.ranking import of as ranked
@@ -172,7 +173,10 @@ def selected(view: View, query: Query, policy: str) -> Choice:
         query.delivered > 0,
     )
     whole = count <= WHOLE
-    best, named, late = selectors.select(view, board, policy, asked, WHOLE if whole else NAMED)
+    best, named, late = selectors.select(
+        view, board, policy, asked, WHOLE if whole else NAMED,
+        lambda: boards.of(view, model, shut(model), boards.by_queue),
+    )  # fmt: skip
     others: tuple[tuple[str, int], ...] = ()
     if whole:
         named += selectors.unasked(board, {x.worker for x in named})

@@ -22,7 +22,8 @@ class RoutingConfig(Struct, frozen=True):
     long (0: whenever it comes); where no worker is expected to keep that, it goes to the best
     all the same, or with `shed` on is refused. A worker with less than `kv_reserve_percent` of
     its KV blocks left over, once all it holds have theirs, has no room. Affine sessions leave a
-    worker that has `affinity_percent` of the mean number of requests."""
+    worker that has `affinity_percent` of the mean number of requests. With `overfill` off, one
+    that is full by the waiting room's bounds gets nothing while another is not."""
 
     policy: str = "predicted_ttft"
     slo_interactive_ms: int = 0
@@ -31,6 +32,7 @@ class RoutingConfig(Struct, frozen=True):
     shed: str = "off"
     kv_reserve_percent: int = 0
     affinity_percent: int = 125
+    overfill: str = "off"
 
     def slo_us(self, tier: str) -> int:
         """Of a tier; 0 for none, and for tiers nobody knows."""
@@ -40,7 +42,7 @@ class RoutingConfig(Struct, frozen=True):
 
 
 NAMES = RoutingConfig.__struct_fields__
-CHOICES = {POLICY: POLICIES, f"{PREFIX}shed": ("off", "on")}
+CHOICES = {POLICY: POLICIES, f"{PREFIX}shed": ("off", "on"), f"{PREFIX}overfill": ("off", "on")}
 INTEGERS = tuple(PREFIX + name for name in NAMES if PREFIX + name not in CHOICES)
 LIMITS = {
     "slo_interactive_ms": (0, 3_600_000, "first token of interactive requests within (0: none)"),
@@ -50,7 +52,7 @@ LIMITS = {
     "affinity_percent": (100, 10_000, "session_affinity: load that sends a session elsewhere"),
 }
 """Of each number: least, most, and what it means."""
-_UNTOLD = RoutingConfig(policy="least_load")
+_UNTOLD = RoutingConfig(policy="least_load", overfill="on")
 """What logs that tell nothing of a setting were decided with."""
 _DEFAULTS = [(n, PREFIX + n, str(getattr(_UNTOLD, n))) for n in NAMES]
 _TEXTS = frozenset(key.removeprefix(PREFIX) for key in CHOICES)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from policies import board, routing
 from policies.board import Board
+from policies.fullness import bound
 from policies.view import View
 from policies.waiting_settings import WaitingConfig
 
@@ -31,12 +32,12 @@ def saturation(
     of = _board(view, model)
     if not of.open:
         return NO_WORKER, UNKNOWN
-    soonest_us = of.soonest_us(config.queued or board.LATE, _others(view))
+    limit = bound(view, config)
+    soonest_us, _ = of.soonest(limit)
     if soonest_us < 0:
         return SATURATED, UNKNOWN
-    allowed_us = now_us + config.ahead_ms * 1000
-    if config.ahead_ms and soonest_us > allowed_us:
-        return SATURATED, soonest_us - config.ahead_ms * 1000
+    if limit.late(soonest_us, now_us):
+        return SATURATED, soonest_us - limit.ahead_us
     return FREE, UNKNOWN
 
 
@@ -51,18 +52,12 @@ def _board(view: View, model: str) -> Board:
 
 def _glance(view: View, model: str, config: WaitingConfig) -> bool:
     """Whether one of a few workers takes a request: at light load that is all it costs."""
-    shut, others = routing.shut(model), _others(view)
+    shut, limit = routing.shut(model), bound(view, config)
     for number, worker in enumerate(view.fleet.workers.values()):
         if number == GLANCES:
             break
         requests = view.load(worker)[1]
-        unheard = max(requests - len(worker.attempts), 0)
-        if not config.queued or requests - worker.decoding + others * unheard < config.queued:
+        if not limit.full(requests - worker.decoding, requests - len(worker.attempts)):
             if not shut(worker, view.suspect(worker.name) == worker.incarnation):
                 return True
     return False
-
-
-def _others(view: View) -> int:
-    """Other replicas that may be sending too."""
-    return max(sum(replica.alive for replica in view.fleet.replicas.values()) - 1, 0)

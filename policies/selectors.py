@@ -4,9 +4,11 @@ A selector brings workers into an order (`_ORDERS`), out of which as few as poss
 at. The first without an objection is chosen. Objections come in two kinds. Health is never
 traded: a worker that is lost, drains or is suspected is on no board. Limits are: no room for
 the prompt's KV, a silence where work should be told of, a first token expected too late for the
-request's tier, a failure of this very request there; where all that were looked at have one, the
-first is taken all the same, unless late requests are to be shed. What a worker cannot do at all
-(a server without our plugin goes on with nothing that was begun) stays an objection.
+request's tier, a failure of this very request there, as many requests as the waiting room lets a
+worker have (`policies.fullness`); where all that were looked at have one, the first is taken all
+the same, unless late requests are to be shed. A policy may look at full workers only while others
+are not: then it is the one that the room is open for. What a worker cannot do at all (a server
+without our plugin goes on with nothing that was begun) stays an objection.
 
 Several replicas decide at once, each blind for a moment to what the others just did. One that
 is not alone therefore draws among those that are no worse than the best would be if each of
@@ -43,6 +45,7 @@ BLIND = 4
 as so much less."""
 UNABLE = "tells no token ids"
 FAILED, FULL, TOO_LATE, SILENT = "failed it before", "no KV room", "too late", "silent"
+BUSY = "saturated"
 
 
 class Asked(Struct, frozen=True, gc=False):
@@ -150,16 +153,27 @@ def board_of(view: View, model: str, policy: str, why: Why) -> Board:
 
 
 def select(
-    view: View, board: Board, policy: str, asked: Asked, named: int
+    view: View,
+    board: Board,
+    policy: str,
+    asked: Asked,
+    named: int,
+    queues: Callable[[], Board] | None = None,
 ) -> tuple[Candidate | None, list[Candidate], bool]:
     """Whom `policy` chooses, those looked at (the `named` best, and whoever else it turned on),
     and whether nobody was chosen because it would be too late. What excludes a candidate is its
-    objection; the chosen one may have one."""
+    objection; the chosen one may have one. `queues` gives the board of the waiting room."""
     order, _, spread = _ORDERS[policy]
     replicas = board.replicas if spread else 1
     looked, chosen = _look(board, order(view, board, asked), asked, named, replicas)
-    if chosen is not None and (replicas > 1 or policy == "predicted_ttft"):
+    busy = [x for x in looked if x.excluded == BUSY] if chosen is None else []
+    if busy and queues is not None:
+        chosen = _open(board, queues(), asked, looked)
+    if chosen is None and busy:  # all are: it goes where it would go anyhow
+        chosen, fit = busy[0], busy
+    else:
         fit = [x for x in looked if not x.excluded]
+    if chosen is not None and (replicas > 1 or policy == "predicted_ttft"):
         if replicas > 1:
             chosen = _spread(view, board, asked, policy, fit, replicas)
         else:
@@ -192,6 +206,9 @@ def _look(
     hits = asked.hits if asked.hits else None
     whole, at_us, slo_us = asked.tokens, asked.at_us, asked.slo_us
     of_its_own = asked.begun or asked.avoid
+    limit = board.limit
+    latest = at_us + limit.ahead_us if limit.ahead_us else boards.LATE
+    few = limit.queued // (limit.others + 1) if limit.queued else boards.LATE
     for cost, _, _, at in found:
         (
             name, incarnation, free_at, token_ns, fixed_us, block, room, silent_at,
@@ -210,6 +227,11 @@ def _look(
             objection = SILENT
         elif slo_us and expected > slo_us:
             objection = TOO_LATE
+        elif free_at > latest or (
+            requests >= few
+            and limit.full(requests - batch, requests - len(board.workers[at].attempts))
+        ):
+            objection = BUSY
         else:
             objection = ""
         if of_its_own:
@@ -228,6 +250,16 @@ def _look(
         if seen >= enough and (best is not None or seen >= most):
             break
     return looked, best
+
+
+def _open(board: Board, queues: Board, asked: Asked, looked: list[Candidate]) -> Candidate | None:
+    """The worker that is open when those looked at are full, if nothing else speaks against it."""
+    _, at = queues.soonest(board.limit)
+    if at < 0 or any(x.worker == board.workers[at].name for x in looked):
+        return None
+    found, best = _look(board, iter([(_ttft(board, at, asked), 0, 0, at)]), asked, 1, 1)
+    looked += found
+    return best
 
 
 def _own_objection(board: Board, at: int, asked: Asked) -> str:

@@ -81,6 +81,7 @@ KNOWN: dict[str, Known] = {
             *(_migration(name, *limits) for name, limits in migration_settings.LIMITS.items()),
             _routing("policy", 0, 0, "which worker takes a request"),
             _routing("shed", 0, 0, "requests that would begin too late are refused"),
+            _routing("overfill", 0, 0, "full workers get requests though others have room"),
             *(_routing(name, *limits) for name, limits in routing_settings.LIMITS.items()),
             *(_waiting(name, *limits) for name, limits in waiting_settings.LIMITS.items()),
         )
