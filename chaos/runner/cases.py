@@ -54,7 +54,7 @@ def case_of(given: str, seed: int = 0) -> Case:
         schedule = _schedule((path / "schedule.json").read_bytes(), given)
         return Case(given, scenario, schedule, fixed=True)
     path = reading.find(given)
-    text = path.read_text(encoding="utf-8")
+    text = reading.text_of(path)
     if "\nschedule:" in text:
         return parse_fixed(text, given, path.parent)
     scenario = reading.parse(text, str(path), path.parent)
@@ -63,23 +63,24 @@ def case_of(given: str, seed: int = 0) -> Case:
 
 def parse_fixed(text: str, given: str, folder: Path | None = None) -> Case:
     """A fixed case from its YAML. Raises ScenarioError."""
-    try:
-        whole = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ScenarioError(given, [Problem(0, "", str(error), "mend the YAML")]) from None
-    if not isinstance(whole, dict) or set(whole) != {"scenario", "schedule"}:
+    root = reading.composed(text, given)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    if sorted(str(key.value) for key, _ in pairs) != ["scenario", "schedule"]:
         remedy = "give `scenario:` and `schedule:`, nothing else"
         raise ScenarioError(given, [Problem(1, "", "is no fixed case", remedy)])
-    scenario = reading.parse(yaml.safe_dump(whole["scenario"]), f"{given} (scenario)", folder)
-    return Case(given, scenario, _schedule(msgspec.json.encode(whole["schedule"]), given), True)
+    nodes = {key.value: (key.start_mark.line + 1, node) for key, node in pairs}
+    scenario = reading.scenario_at(nodes["scenario"][1], given, folder)
+    line, node = nodes["schedule"]
+    schedule = msgspec.json.encode(reading.plain_at(node, given))
+    return Case(given, scenario, _schedule(schedule, given, line), fixed=True)
 
 
-def _schedule(data: bytes, given: str) -> Schedule:
+def _schedule(data: bytes, given: str, line: int = 0) -> Schedule:
     try:
         return msgspec.json.decode(data, type=Schedule)
     except msgspec.MsgspecError as error:
         remedy = "take one that `relume-chaos` wrote"
-        raise ScenarioError(given, [Problem(0, "schedule", str(error), remedy)]) from None
+        raise ScenarioError(given, [Problem(line, "schedule", str(error), remedy)]) from None
 
 
 def fixed_yaml(case: Case, note: str = "") -> str:

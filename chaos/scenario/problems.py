@@ -28,4 +28,5 @@ class ScenarioError(Exception):
     def __init__(self, file: str, problems: Sequence[Problem]) -> None:
         self.file = file
         self.problems = tuple(problems)
-        super().__init__("\n".join(f"{file}:{p.line}: {p}" for p in problems))
+        told = (f"{file}:{p.line}: {p}" if p.line else f"{file}: {p}" for p in problems)
+        super().__init__("\n".join(told))

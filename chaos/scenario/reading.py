@@ -42,7 +42,17 @@ def find(given: str) -> Path:
 
 def load(path: Path) -> Scenario:
     """Read a scenario. Raises ScenarioError with all problems found, OSError."""
-    return parse(path.read_text(encoding="utf-8"), str(path), path.parent)
+    return parse(text_of(path), str(path), path.parent)
+
+
+def text_of(path: Path) -> str:
+    """What stands in a file. Raises ScenarioError where it is no UTF-8 text, OSError."""
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ScenarioError(str(path), [Problem(line, "", "is no text", "give UTF-8")]) from None
 
 
 def parse(text: str, file: str = "scenario", folder: Path | None = None) -> Scenario:
@@ -50,15 +60,28 @@ def parse(text: str, file: str = "scenario", folder: Path | None = None) -> Scen
 
     Raises ScenarioError with all problems found.
     """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        said = getattr(error, "problem", None) or str(error)
-        line = mark.line + 1 if mark else 0
-        raise ScenarioError(file, [Problem(line, "", said, "mend the YAML")]) from None
+    root = composed(text, file)
     if root is None:
         raise ScenarioError(file, [Problem(1, "", "is empty", "see `relume-chaos list`")])
+    return scenario_at(root, file, folder)
+
+
+def composed(text: str, file: str) -> yaml.Node | None:
+    """The nodes of a YAML document; None for an empty one. Raises ScenarioError."""
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        if isinstance(error, yaml.reader.ReaderError):
+            said, line = error.reason, text.count("\n", 0, error.position) + 1
+        else:
+            said, line = getattr(error, "problem", None) or str(error), mark.line + 1 if mark else 0
+        raise ScenarioError(file, [Problem(line, "", said, "mend the YAML")]) from None
+
+
+def scenario_at(root: yaml.Node, file: str, folder: Path | None = None) -> Scenario:
+    """The scenario that a node describes, a whole document or a part of one; `folder` as in
+    `parse`. Raises ScenarioError with all problems found, at their lines of the document."""
     source = _Source()
     plain = source.plain(root, ())
     problems = source.problems or list(_misfits(plain, Scenario, (), source))
@@ -69,6 +92,15 @@ def parse(text: str, file: str = "scenario", folder: Path | None = None) -> Scen
     if problems:
         raise ScenarioError(file, sorted(problems, key=lambda p: p.line))
     return scenario
+
+
+def plain_at(root: yaml.Node, file: str) -> Any:
+    """The plain value of a node. Raises ScenarioError."""
+    source = _Source()
+    plain = source.plain(root, ())
+    if source.problems:
+        raise ScenarioError(file, source.problems)
+    return plain
 
 
 def shown(path: Path_) -> str:

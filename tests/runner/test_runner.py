@@ -86,8 +86,14 @@ def test_a_fixed_case_is_what_it_was(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="no fixed case"):
         parse_fixed("a: 1\nschedule: {}\n", "x")
     whole = fixed_yaml(case).partition("\nschedule:")[0]
-    with pytest.raises(ScenarioError, match="schedule"):
+    at = whole.count("\n") + 2
+    with pytest.raises(ScenarioError, match=f"x:{at}: schedule"):
         parse_fixed(f"{whole}\nschedule: {{seed: 1}}\n", "x")
+    at = whole.partition("workers:")[0].count("\n") + 1
+    with pytest.raises(ScenarioError, match=f"x:{at}: fleet.workers"):
+        parse_fixed(fixed_yaml(case).replace("workers: 4", "workers: many", 1), "x")
+    with pytest.raises(ScenarioError, match="x:2: "):
+        parse_fixed("scenario: 1\n  schedule: [\n", "x")
 
 
 # --- fuzz ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.scenario.language import Closed, Poisson, Uniform
 from chaos.scenario.problems import ScenarioError
-from chaos.scenario.reading import find, named, parse
+from chaos.scenario.reading import find, load, named, parse
 
 GOOD = """\
 name: good
@@ -106,6 +106,14 @@ def test_a_file_that_is_not_yaml_is_refused_with_its_line() -> None:
     assert problems("name: x\nfleet: [1, 2\ntraffic: 3\n")[0][0] >= 2
     assert problems("")[0][0] == 1
     assert problems("- 1\n")[0][:2] == (1, "")
+
+
+def test_what_is_no_text_is_refused_with_its_line(tmp_path: Path) -> None:
+    assert problems("name: x\nabout: \x01\n")[0][0] == 2
+    file = tmp_path / "bytes.yaml"
+    file.write_bytes(b"name: x\n\nabout: \xff\n")
+    with pytest.raises(ScenarioError, match=r"bytes\.yaml:3: is no text"):
+        load(file)
 
 
 def test_an_alias_within_itself_ends() -> None:
