@@ -18,6 +18,7 @@ from chaos.scenario.language import Scenario
 from chaos.scenario.problems import ScenarioError
 from chaos.scenario.reading import load, named, parse
 from chaos.scenario.schedule import NS, Schedule, expand
+from chaos.sim.faults import Faults
 from chaos.validators import CHECKS
 
 TEXT = """\
@@ -167,6 +168,15 @@ def test_a_feature_that_appears_without_a_scenario_is_found(
     monkeypatch.setattr(catalogue, "exists", lambda module: module == "policies.canary")
     assert printing.uncovered(kept) == ["weights-flipped"]
     assert printing.uncovered(library) == []
+
+
+def test_a_feature_that_appears_without_its_fault_in_the_simulator_is_found() -> None:
+    """Live has a test of its own."""
+    missing = [
+        what for what in catalogue.FAULTS if not hasattr(Faults, f"_{what.replace('-', '_')}")
+    ]
+    assert [what for what in missing if catalogue.applicable(what)] == []
+    assert "weights-flipped" in missing or catalogue.applicable("weights-flipped")
 
 
 def test_a_promise_whose_feature_appears_without_a_validator_is_found(
