@@ -262,7 +262,7 @@ def _resolve(place: str) -> Callable[..., int]:
 def serve(args: argparse.Namespace) -> int:
     """`relume serve`."""
     from controlplane import config
-    from controlplane.cli_client import EXIT_USAGE, CliError
+    from controlplane.cli_client import EXIT_NO, EXIT_USAGE, CliError
 
     settings = config.load(vars(args), os.environ, args.config)
     _refuse_foreign_names()
@@ -270,10 +270,14 @@ def serve(args: argparse.Namespace) -> int:
 
     setup_logging(settings.log_level, settings.log_format)
     from controlplane.serve import main as serve_main
+    from events.disk import is_full
 
     try:
         return serve_main(settings)
     except OSError as error:
+        if is_full(error):
+            remedy = "make room where --spool-dir and --archive-dir are; `relume doctor` looks"
+            raise CliError(f"{error}: {remedy}", EXIT_NO) from None
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
             raise
         raise CliError(

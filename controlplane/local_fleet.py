@@ -22,6 +22,7 @@ from typing import Any, Self
 import aiohttp
 from msgspec import Struct
 
+from controlplane.history.files import write_whole
 from controlplane.leftovers import end_daemons
 from controlplane.local_checkpoints import LocalCheckpoints
 from controlplane.processes import Child, free_port
@@ -281,9 +282,11 @@ class LocalFleet:
         return child
 
     async def supervise(self) -> None:
-        """Restart whatever dies, as systemd or Kubernetes would; for ever."""
+        """Restart whatever dies, as systemd or Kubernetes would; for ever. What a full disk
+        does not allow is tried again."""
         delays: dict[str, float] = {}
         due: dict[str, float] = {}
+        stale = False
         while True:
             now = time.monotonic()
             for name, child in list(self.children.items()):
@@ -296,26 +299,29 @@ class LocalFleet:
                     self.say(f"{name} stopped with code {code}; restart in {delays[name]:.1f} s")
                 elif now >= due[name]:
                     del due[name]
-                    self.restart(name)
+                    try:
+                        self.restart(name)
+                        stale = True
+                    except OSError as error:
+                        self.say(f"{name} does not start: {error}")
+            if stale:
+                with contextlib.suppress(OSError):
                     self._write_fleet_file()
+                    stale = False
             await asyncio.sleep(0.2)
 
     def _write_fleet_file(self) -> None:
+        """Raises OSError; then what stood there still does."""
+        told = {
+            "gateways": self.gateways,
+            "admins": self.admins,
+            "admin_token": self.admin_token,
+            "etcd": [self.etcd_endpoint],
+            "supervisor": os.getpid(),
+            "pids": {name: child.pid for name, child in self.children.items()},
+        }
         path = self.dir / "run" / "fleet.json"
-        path.write_text(
-            json.dumps(
-                {
-                    "gateways": self.gateways,
-                    "admins": self.admins,
-                    "admin_token": self.admin_token,
-                    "etcd": [self.etcd_endpoint],
-                    "supervisor": os.getpid(),
-                    "pids": {name: child.pid for name, child in self.children.items()},
-                },
-                indent=1,
-            )
-        )
-        path.chmod(0o600)
+        write_whole(path, json.dumps(told, indent=1).encode(), 0o600)
 
     # --- waiting ---------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import msgspec
 
 from controlplane.local_checkpoints import LINKS
 from controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
+from events.disk import SteadyOutput, is_full
 from policies.migration_settings import MOVES, MigrationConfig
 from policies.routing_settings import POLICIES, RoutingConfig
 
@@ -95,6 +96,11 @@ def main(args: argparse.Namespace) -> int:
     except FleetFailed as error:
         print(f"relume up: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"relume up: {error}: make room, or give --state-dir", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -103,7 +109,12 @@ async def _run(options: FleetOptions) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    fleet = LocalFleet(options, lambda text: print(text, flush=True))
+    output = SteadyOutput(sys.stdout)
+
+    def say(text: str) -> None:
+        output.write(text + "\n")
+
+    fleet = LocalFleet(options, say)
     starting = asyncio.create_task(fleet.__aenter__())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -113,15 +124,13 @@ async def _run(options: FleetOptions) -> None:
         return
     try:
         await starting
-        print(
-            NEXT_STEPS.format(
-                gateway=fleet.gateways[0], model=options.model_name, logs=fleet.dir / "logs"
-            ),
-            flush=True,
+        steps = NEXT_STEPS.format(
+            gateway=fleet.gateways[0], model=options.model_name, logs=fleet.dir / "logs"
         )
+        say(steps)
         supervising = asyncio.create_task(fleet.supervise())
         await asyncio.wait({stopping, supervising}, return_when=asyncio.FIRST_COMPLETED)
         supervising.cancel()
-        print("stopping", flush=True)
+        say("stopping")
     finally:
         await fleet.stop()

@@ -17,13 +17,19 @@ from typing import Any
 
 from engine_shim.agent_checkpoints import checkpoints_of
 from engine_shim.agent_config import AgentConfig, parse
-from engine_shim.agent_errors import EXIT_FAILED, AgentError, ConfigInvalid
+from engine_shim.agent_errors import (
+    EXIT_FAILED,
+    AgentError,
+    ConfigInvalid,
+    RunDirectoryUnusable,
+)
 from engine_shim.agent_fleet import FleetReader
 from engine_shim.agent_hosts import make_host
 from engine_shim.agent_life import Agent
 from engine_shim.agent_logging import Logger, make_logger
 from engine_shim.agent_state import RunDirectory
 from engine_shim.agent_takeover import free_stream
+from events.disk import is_full
 from events.errors import RelumeError, first_cause
 from events.etcd.factory import EtcdLog
 
@@ -58,8 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with RunDirectory(Path(config.run_dir)) as directory:
             _run(run_agent(config, directory, logger))
-    except (RelumeError, BaseExceptionGroup) as error:
+    except (RelumeError, OSError, BaseExceptionGroup) as error:
         cause = first_cause(error)
+        if is_full(cause):
+            cause = RunDirectoryUnusable(config.run_dir, str(cause))
         logger.error("agent stops", why=str(cause), kind=type(cause).__name__)
         if not isinstance(cause, RelumeError):
             raise  # a bug: its traceback belongs on stderr

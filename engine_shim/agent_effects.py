@@ -14,6 +14,9 @@ a state and needs no answer.
 - restart: the engine is killed and started anew, without a backoff.
 - drain, undrain: noted and shown; routing around the worker is the control plane's part.
 
+An effect that the state file has no room for is neither carried out nor answered; the
+leader states it again.
+
 `CheckpointsReleased` of the same stream is passed on: dropping twice what is gone harms
 nothing.
 """
@@ -175,8 +178,8 @@ class EffectRunner:
             self._tell(key, APPLIED)  # we died between the file and the log
             return
         outcome = judge(effect, self._supervisor.incarnation, state.held)
-        if outcome == APPLIED:
-            self._remember(key, effect)
+        if outcome == APPLIED and not self._remember(key, effect):
+            return
         self._tell(key, outcome)
         self._logger.info("effect", decision=key[0], kind=effect.kind, outcome=outcome)
         if outcome != APPLIED:
@@ -186,14 +189,26 @@ class EffectRunner:
         elif effect.kind == "release":
             self._supervisor.poke()
 
-    def _remember(self, key: Key, effect: Effect) -> None:
+    def _remember(self, key: Key, effect: Effect) -> bool:
+        """Whether the state file has it."""
         state = self._directory.state
         held, draining = _TARGETS[effect.kind]
-        self._directory.remember_applied(
-            key,
-            held=state.held if held is None else held,
-            draining=state.draining if draining is None else draining,
-        )
+        try:
+            self._directory.remember_applied(
+                key,
+                held=state.held if held is None else held,
+                draining=state.draining if draining is None else draining,
+            )
+        except OSError as error:
+            self._logger.error(
+                "effect cannot be remembered; it waits to be stated again",
+                decision=key[0],
+                kind=effect.kind,
+                why=str(error),
+                remedy=f"make room on the disk of {self._directory.path}",
+            )
+            return False
+        return True
 
     def _tell(self, key: Key, outcome: str) -> None:
         self._told[key] = outcome

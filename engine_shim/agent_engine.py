@@ -154,9 +154,9 @@ class Supervisor:
 
     async def _live(self) -> tuple[float, str]:
         """One engine from start to end: (seconds it was ready, reason of its death)."""
-        incarnation = self._directory.next_incarnation()
         self.phase = "starting"
         try:
+            incarnation = self._count()
             order = self._order = self._prepare(incarnation)
             self._starting = asyncio.create_task(self._host.start(order))
             engine = await asyncio.shield(self._starting)
@@ -169,6 +169,15 @@ class Supervisor:
         ready_for_s = engine.died_at - self._ready_at if engine.ready else 0.0
         await self._bury(engine, engine.reason, engine.detail)
         return ready_for_s, engine.reason
+
+    def _count(self) -> int:
+        """The next incarnation. Raises HostRefused: one that is not on disk might be given
+        to another engine."""
+        try:
+            return self._directory.next_incarnation()
+        except OSError as error:
+            where = f"make room on the disk of {self._directory.path}"
+            raise HostRefused(f"its incarnation cannot be remembered ({error}); {where}") from None
 
     def _prepare(self, incarnation: int) -> EngineOrder:
         """All the next engine needs. Raises HostRefused."""

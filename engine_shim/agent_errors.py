@@ -36,6 +36,17 @@ class RunDirectoryBusy(AgentError):
         self.path = path
 
 
+class RunDirectoryUnusable(AgentError):
+    """The run directory cannot be made, or nothing can be made in it: no room, no right."""
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(
+            f"{path}: {detail}; make room on its disk, or give --run-dir a path where this user "
+            "may write"
+        )
+        self.path = path
+
+
 class StateUnreadable(AgentError):
     """The state file exists but does not decode. Starting without it could reuse an
     incarnation or leave an orphan engine alive, so the agent refuses."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from engine_shim import agent_ipc
+from engine_shim import agent_ipc, progress
 from engine_shim.agent_child import EngineProcesses
 from engine_shim.agent_config import AgentConfig
 from engine_shim.agent_errors import HostRefused
@@ -87,9 +87,17 @@ def prepare_engine_log(run: RunDirectory) -> Path:
 
 
 def _new_page(run: RunDirectory) -> str:
-    """Where the next engine counts its steps and load; what the one before wrote is gone."""
+    """Where the next engine counts its steps and load; what the one before wrote is gone.
+    There is room for it: a page without would kill the engine when it is written to.
+
+    Raises HostRefused.
+    """
     page = run.path / "progress"
-    page.unlink(missing_ok=True)
+    try:
+        page.unlink(missing_ok=True)
+        progress.Progress(str(page))
+    except OSError as error:
+        raise HostRefused(f"{page}: {error}") from None
     return str(page)
 
 

@@ -175,6 +175,7 @@ class Journal:
             "position": self._writer.position,
             "durable": self._writer.durable,
             "spooled_bytes": getattr(self._writer, "waiting_bytes", 0),
+            "spool_trouble": getattr(self._writer, "spool_trouble", ""),
             "facts_waiting": len(self._waiting),
             "steps": self.steps,
             "shedding": self.shedding,

@@ -43,6 +43,7 @@ from events.vocabulary import EngineDied, StateDaemonLost, WorkerDeregistered, W
 OWNED_POLL_S = 0.25
 UNAVAILABLE_POLL_S = 0.5
 TELL_EVERY_S = 5.0
+SAVE_AGAIN_S = 1.0
 
 MakeWriter = Callable[[str], AbstractAsyncContextManager[StreamWriter]]
 T = TypeVar("T")
@@ -211,6 +212,7 @@ class Agent:
         """All there is to do until the agent leaves; ends only by cancellation or error."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._until_fenced(journal))
+            tasks.create_task(self._keep_saved())
             if self._daemon is not None:
                 tasks.create_task(self._daemon.run())
             await effects.catch_up()
@@ -220,6 +222,20 @@ class Agent:
     async def _until_fenced(self, journal: Journal) -> None:
         await journal.fenced()
         raise WorkerFenced(journal.stream, journal.epoch)
+
+    async def _keep_saved(self) -> None:
+        """Write the state file when there is room again, for ever."""
+        directory, told = self._directory, False
+        while True:
+            await asyncio.sleep(SAVE_AGAIN_S)
+            if directory.save():
+                if told:
+                    self._logger.info("the state file is up to date again")
+                told = False
+            elif not told:
+                remedy = f"make room on the disk of {directory.path}"
+                self._logger.error("no room for state", why=directory.unsaved, remedy=remedy)
+                told = True
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work`; None when the agent was asked to leave before it ended."""
@@ -244,6 +260,7 @@ class Agent:
             "pid": os.getpid(),
             "stopping": self._stopping.is_set(),
             "run_dir": str(self._directory.path),
+            "unsaved": self._directory.unsaved,
             "engine": self._supervisor.describe() if self._supervisor is not None else None,
             "log": self._journal.describe() if self._journal is not None else None,
             "gateways_listening": self._board.listeners if self._board is not None else 0,

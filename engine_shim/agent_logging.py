@@ -1,7 +1,8 @@
 """The agent's own log lines: JSON on stderr, by structlog where it is installed.
 
 structlog is not a dependency of a worker host; the standard library writes the same
-shape without it: `{"event": ..., "level": ..., "timestamp": ..., <fields>}`.
+shape without it: `{"event": ..., "level": ..., "timestamp": ..., <fields>}`. A line that
+stderr does not take (its file's disk is full) ends nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import sys
 from datetime import UTC, datetime
 from typing import Any, Protocol
+
+from events.disk import SteadyOutput
 
 try:
     import structlog
@@ -30,21 +33,16 @@ class Logger(Protocol):
 class _PlainLogger:
     """structlog's calls on the standard library alone."""
 
-    def __init__(self, level: int, bound: dict[str, Any]) -> None:
+    def __init__(self, level: int, bound: dict[str, Any], output: SteadyOutput) -> None:
         self._level = level
         self._bound = bound
+        self._output = output
 
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
         if level < self._level:
             return
-        line = {
-            **self._bound,
-            **fields,
-            "event": event,
-            "level": logging.getLevelName(level).lower(),
-            "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-        }
-        print(json.dumps(line, default=str), file=sys.stderr, flush=True)
+        told = {**self._bound, **fields}
+        self._output.write(_line(event, logging.getLevelName(level).lower(), told))
 
     def debug(self, event: str, **fields: Any) -> None:
         self._write(logging.DEBUG, event, fields)
@@ -59,13 +57,23 @@ class _PlainLogger:
         self._write(logging.ERROR, event, fields)
 
 
+def _line(event: str, level: str, fields: dict[str, Any]) -> str:
+    at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    told = {**fields, "event": event, "level": level, "timestamp": at}
+    return json.dumps(told, default=str) + "\n"
+
+
 def make_logger(level: str = "info", **bound: Any) -> Logger:
     """A logger whose lines all carry `bound`."""
     number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+    output = SteadyOutput(
+        sys.stderr,
+        lambda count: _line("log lines were refused", "warning", {**bound, "lines": count}),
+    )
     if structlog is None:
-        return _PlainLogger(number, bound)
+        return _PlainLogger(number, bound, output)
     return structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
+        structlog.WriteLogger(output),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),

@@ -28,13 +28,14 @@ GONE_TIMEOUT_S = 10.0
 async def kill_orphan(run: RunDirectory, worker: str, logger: Logger) -> EngineDied | None:
     """Kill the recorded engine and all it spawned; what the log is to say of it.
 
-    None when nothing is recorded. The record is erased by the caller, once the returned
-    event is written.
+    None when nothing is recorded and nothing is left: one that a full disk kept from being
+    recorded is found by its environment. The record is erased by the caller, once the
+    returned event is written.
     """
-    record = run.state.engine
-    if record is None:
+    state, record = run.state, run.state.engine
+    if record is None and not (state.incarnation and _remaining(None, run)):
         return None
-    was_alive = is_alive(record.process)
+    was_alive = record is None or is_alive(record.process)
     deadline = time.monotonic() + GONE_TIMEOUT_S
     killed: set[ProcessId] = set()
     while remaining := _remaining(record, run):
@@ -46,19 +47,20 @@ async def kill_orphan(run: RunDirectory, worker: str, logger: Logger) -> EngineD
             break
         await asyncio.sleep(0.01)
     pids = sorted(p.pid for p in killed)
-    logger.warning("engine of the previous agent", incarnation=record.incarnation, killed=pids)
+    incarnation = state.incarnation if record is None else record.incarnation
+    logger.warning("engine of the previous agent", incarnation=incarnation, killed=pids)
     return EngineDied(
         worker=worker,
-        incarnation=record.incarnation,
+        incarnation=incarnation,
         reason="killed" if was_alive else "unknown",
         detail=f"orphan of a dead agent; killed pids {pids}" if pids else "gone with its agent",
     )
 
 
-def _remaining(record: EngineRecord, run: RunDirectory) -> set[ProcessId]:
-    known = (record.process, *record.members)
+def _remaining(record: EngineRecord | None, run: RunDirectory) -> set[ProcessId]:
+    known = (record.process, *record.members) if record is not None else ()
     found = {p for p in known if is_alive(p)}
-    if found:
+    if record is not None and found:
         # While one of them lives, the session number is theirs and nobody else's.
         found.update(stat.id for stat in session_members(record.process.pid))
     found.update(marked_processes(run.marker))

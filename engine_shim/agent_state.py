@@ -4,6 +4,11 @@ Written whole to a temporary name, fsynced, renamed. The counter of incarnations
 raised here *before* an engine starts, and an engine is written down right after, so a
 successor can kill it by pid and start time. `RunDirectory` also holds the lock that
 keeps two agents out of one directory.
+
+A disk without room. What must not be forgotten (an incarnation given, an effect carried
+out) is not done unless it can be written: OSError. What has happened (an engine runs or
+ended, the stream is owned under another epoch) is known in memory at once and written as
+soon as that is possible: `unsaved` says why it is not, `save` tries again.
 """
 
 from __future__ import annotations
@@ -16,7 +21,12 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from engine_shim.agent_errors import ConfigInvalid, RunDirectoryBusy, StateUnreadable
+from engine_shim.agent_errors import (
+    ConfigInvalid,
+    RunDirectoryBusy,
+    RunDirectoryUnusable,
+    StateUnreadable,
+)
 from engine_shim.agent_process import ProcessId
 
 MAX_APPLIED = 1024
@@ -59,9 +69,13 @@ class AgentState(Struct, frozen=True):
 class RunDirectory:
     """The agent's directory: lock, state file, socket, engine log. A context manager.
 
-    Entering raises RunDirectoryBusy when another agent lives in it, StateUnreadable when
-    the state file does not decode, ConfigInvalid when its path is too long for a socket.
+    Entering raises RunDirectoryBusy when another agent lives in it, RunDirectoryUnusable
+    when it cannot be made or read, StateUnreadable when the state file does not decode,
+    ConfigInvalid when its path is too long for a socket.
     """
+
+    unsaved = ""
+    """Why the file does not say what `state` does; empty when it does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -74,10 +88,13 @@ class RunDirectory:
         self._lock = -1
 
     def __enter__(self) -> Self:
-        self.path.mkdir(parents=True, exist_ok=True)
         if len(os.fsencode(self.socket_path)) > _UNIX_PATH_MAX:
             raise ConfigInvalid("--run-dir", f"{self.path} is too long to hold a unix socket")
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RunDirectoryUnusable(str(self.path), str(error)) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,19 +113,44 @@ class RunDirectory:
         os.close(self._lock)
 
     def update(self, **changes: object) -> AgentState:
-        """Replace fields of the state and make it durable before returning."""
+        """Replace fields of the state and make it durable before returning.
+
+        Raises OSError; then nothing was replaced.
+        """
+        state = msgspec.structs.replace(self.state, **changes)
+        if state != self.state or self.unsaved:
+            self._write(state)
+            self.state, self.unsaved = state, ""
+        return state
+
+    def note(self, **changes: object) -> None:
+        """Replace fields of the state; durable before returning, if that is possible now."""
         state = msgspec.structs.replace(self.state, **changes)
         if state != self.state:
-            self._write(state)
-            self.state = state
-        return state
+            self.state, self.unsaved = state, self.unsaved or "not written yet"
+            self.save()
+
+    def save(self) -> bool:
+        """Write what is noted and not in the file yet; whether the file is up to date."""
+        if self.unsaved:
+            try:
+                self._write(self.state)
+            except OSError as error:
+                self.unsaved = str(error)
+            else:
+                self.unsaved = ""
+        return not self.unsaved
 
     def _write(self, state: AgentState) -> None:
         temporary = self._file.with_suffix(".tmp")
-        with open(temporary, "wb") as file:
-            file.write(msgspec.json.encode(state))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(temporary, "wb") as file:
+                file.write(msgspec.json.encode(state))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         os.rename(temporary, self._file)
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -117,22 +159,22 @@ class RunDirectory:
             os.close(directory)
 
     def next_incarnation(self) -> int:
-        """Count one engine start; never gives a number twice."""
+        """Count one engine start; never gives a number twice. Raises OSError."""
         return self.update(incarnation=self.state.incarnation + 1).incarnation
 
     def remember_epoch(self, epoch: int) -> None:
         """Note under which epoch the stream is owned now."""
-        self.update(epoch=epoch)
+        self.note(epoch=epoch)
 
     def remember_engine(self, engine: EngineRecord | None) -> None:
         """Note the engine that runs now (None: none does)."""
-        self.update(engine=engine)
+        self.note(engine=engine)
 
     def remember_daemon(self, daemon: DaemonRecord | None) -> None:
         """Note the state daemon that runs now (None: none does)."""
-        self.update(daemon=daemon)
+        self.note(daemon=daemon)
 
     def remember_applied(self, effect: tuple[str, int], *, held: bool, draining: bool) -> None:
-        """Note an effect and the target state it leads to, in one write."""
+        """Note an effect and the target state it leads to, in one write. Raises OSError."""
         applied = (*self.state.applied, effect)[-MAX_APPLIED:]
         self.update(applied=applied, held=held, draining=draining)

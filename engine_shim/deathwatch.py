@@ -41,7 +41,8 @@ def path_of(agent_socket: str, pid: int) -> str:
 def hold(path: str) -> mmap.mmap | None:
     """Create the mutex at `path` and lock it in this thread, which must never end by itself.
 
-    Returns the mapping, to be kept; None when this system has no robust mutexes.
+    Returns the mapping, to be kept; None when this system has no robust mutexes, or the
+    disk no room.
     """
     try:
         page = _map(path, create=True)
@@ -66,7 +67,7 @@ def _map(path: str, create: bool) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
         if create:
-            os.ftruncate(fd, SIZE)
+            os.posix_fallocate(fd, 0, SIZE)  # a page the disk has no room for would be fatal
         return mmap.mmap(fd, SIZE)
     finally:
         os.close(fd)

@@ -25,13 +25,16 @@ class Progress:
     that ever came."""
 
     def __init__(self, path: str = "") -> None:
-        """Maps `path` (created when missing); an anonymous page without a path."""
+        """Maps `path` (created when missing); an anonymous page without a path.
+
+        Raises OSError.
+        """
         if not path:
             self._page = mmap.mmap(-1, SIZE)
             return
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(fd, SIZE)
+            os.posix_fallocate(fd, 0, SIZE)  # a page the disk has no room for would be fatal
             self._page = mmap.mmap(fd, SIZE)
         finally:
             os.close(fd)

@@ -26,6 +26,7 @@ import time
 from typing import Any, NoReturn
 
 from engine_shim.agent_process import weigh_session
+from events.disk import SteadyOutput
 
 PRELOAD = (
     "engine_shim.engine_host",
@@ -207,8 +208,9 @@ class Zygote:
 
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for output in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):  # a full disk: this fork must still end here
+                    output.flush()
             # No interpreter exit: threads of the engine may be inside torch.
             os._exit(status)
 
@@ -249,7 +251,7 @@ def main() -> None:
     args = parser.parse_args()
     preload()
     zygote = Zygote(args.socket, args.lifeline_fd)
-    print("zygote ready", flush=True)
+    SteadyOutput(sys.stdout).write("zygote ready\n")
     try:
         zygote.run()
     finally:  # not reached in a fork, which ends in os._exit

@@ -168,6 +168,8 @@ class _FoldCollector(Collector):
         )
         yield _gauge("log_healthy", "1 while appends land", int(writer.healthy))
         yield _gauge("spool_bytes", "Own events on disk for etcd", spool_bytes(self._config))
+        trouble = getattr(writer, "spool_trouble", "")
+        yield _gauge("spool_failing", "1 while the spool's disk takes nothing", int(bool(trouble)))
         yield _gauge("leader", "1 while this replica leads", int(replica.leadership.leading))
         yield _gauge("commands_open", "Commands without an answer", len(fleet.open_commands))
         yield _gauge("effects_pending", "Effects no agent applied yet", len(fleet.pending_effects))
@@ -223,6 +225,7 @@ def _upkeep(status: KeeperStatus) -> Iterator[Any]:
     yield _gauge("archived_revision", "The log is archived up to here", status.archived)
     yield _gauge("snapshot_revision", "Newest snapshot of the fold", status.snapshot)
     yield _gauge("trimmed_revision", "The log is gone from etcd up to here", status.trimmed)
+    yield _gauge("history_failing", "1 while rounds of upkeep fail", int(bool(status.failing)))
     failures = CounterMetricFamily("relume_history_failures", "Rounds of upkeep that failed")
     failures.add_metric([], status.failures)
     yield failures

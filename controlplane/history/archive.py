@@ -22,6 +22,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -313,7 +314,8 @@ class ArchiveFile:
         name = f"{self.after:016x}-{last:016x}-{self._author}.rla"
         size = self._file.tell()
         self._file.close()
-        publish(self._aside, self._archive.directory / name)
+        path = self._archive.directory / name
+        publish(self._aside, path)
         entry = msgspec.structs.replace(
             footer,
             file=name,
@@ -321,13 +323,18 @@ class ArchiveFile:
             hash=digest.hexdigest(),
             sealed_at_ms=time.time_ns() // 1_000_000,
         )
-        append_line(self._archive.directory / MANIFEST, msgspec.json.encode(entry))
+        try:
+            append_line(self._archive.directory / MANIFEST, msgspec.json.encode(entry))
+        except OSError:
+            path.unlink(missing_ok=True)  # no line names it
+            raise
         self._archive.entries.append(entry)
         return entry
 
     def discard(self) -> None:
         """Give up what is not sealed."""
-        self._file.close()
+        with suppress(OSError):  # closing writes what is buffered: a full disk refuses it again
+            self._file.close()
         self._aside.unlink(missing_ok=True)
 
 

@@ -12,28 +12,48 @@ def publish(aside: Path, path: Path) -> None:
     sync_directory(path.parent)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write `data` to `path` so that a crash leaves all of it or nothing. Raises OSError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("wb") as file:
-        file.write(data)
-        sync(file.fileno())
+    try:
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        try:
+            write_all(fd, data)
+            sync(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     publish(aside, path)
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Add `line` to `path`, durably; a torn line before it stays a line of its own."""
+    """Add `line` to `path`, durably; a torn line before it stays a line of its own.
+
+    Raises OSError; then `line` may be there in part.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line
-        os.write(fd, line + b"\n")
+        write_all(fd, line + b"\n")
         sync(fd)
     finally:
         os.close(fd)
     if not size:
         sync_directory(path.parent)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`: where room ends within it, a write is short before one fails.
+
+    Raises OSError.
+    """
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def make_directory(path: Path) -> None:

@@ -32,6 +32,7 @@ from controlplane.history.quota import Level, QuotaConfig
 from controlplane.history.relief import relieve
 from controlplane.history.vault import Vault
 from events import vocabulary as v
+from events.disk import is_full
 from events.errors import Compacted, Fenced, LogError
 from events.etcd.errors import NoSpace
 from events.etcd.maintenance import Maintenance
@@ -138,11 +139,18 @@ class Keeper:
             except Fenced as error:
                 log.info("history_left_to_the_leader", reason=str(error))
             except (LogError, OSError) as error:
-                self.status.failures += 1
-                self.status.failing = str(error)
-                log.warning("history_postponed", reason=str(error), retry_s=self.retry_s)
+                self._failed(error)
                 await asyncio.sleep(self.retry_s)
             await asyncio.sleep(POLL_S)
+
+    def _failed(self, error: LogError | OSError) -> None:
+        self.status.failures += 1
+        self.status.failing = str(error)
+        if is_full(error):
+            remedy = f"make room in {self.config.root}: etcd keeps all that is not archived"
+            log.error("archive_disk_full", reason=str(error), remedy=remedy, retry_s=self.retry_s)
+        else:
+            log.warning("history_postponed", reason=str(error), retry_s=self.retry_s)
 
     async def _lead(self, epoch: int) -> None:
         """Rounds as they fall due, while our leadership is of `epoch`."""

@@ -1,4 +1,8 @@
-"""Log lines: JSON for machines, columns for people, with what they are about bound."""
+"""Log lines: JSON for machines, columns for people, with what they are about bound.
+
+A line that its stream does not take (a file on a full disk) ends nothing: the first one
+that is taken again is preceded by how many were refused.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from typing import Any, TextIO
 
 import structlog
 
+from events.disk import SteadyOutput
+
 
 def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None = None) -> None:
     """Configure structlog for this process; call once at the edge.
@@ -17,7 +23,7 @@ def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None
     terminal). `stream`: stderr by default. Libraries' own logging goes the same way from
     warnings up. Tracebacks show no variables: prompts and keys are among them.
     """
-    out = stream or sys.stderr
+    out = SteadyOutput(stream or sys.stderr, _refused)
     number = getattr(logging, level.upper())
     people = form == "console" or (form == "auto" and out.isatty())
     shared: list[Any] = [
@@ -40,7 +46,7 @@ def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(out)
@@ -53,6 +59,10 @@ def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))
+
+
+def _refused(count: int) -> str:
+    return f'{{"event": "log_lines_refused", "level": "warning", "lines": {count}}}\n'
 
 
 def about(**names: Any) -> AbstractContextManager[Any]:

@@ -9,15 +9,20 @@ to the log: `relume.decision`, `relume.basis.revision`, `relume.basis.position`.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
 from controlplane.scheduler import Scheduler
 from events import vocabulary as v
+
+log = structlog.get_logger("relume.traces")
 
 OTLP = "OTEL_EXPORTER_OTLP_ENDPOINT"
 FILE = "RELUME_TRACE_FILE"
@@ -71,23 +76,41 @@ def _otlp_exporter(environ: Mapping[str, str]) -> Any:
 
 
 def _file_exporter(path: Path) -> Any:
-    """Appends spans as JSON lines; called from the batch processor's own thread."""
+    """Appends spans as JSON lines; called from the batch processor's own thread. A batch that
+    the disk does not take is lost whole, and that is said once until one is taken again."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     class FileExporter(SpanExporter):
+        failing = False
+
         def export(self, spans: Sequence[Any]) -> Any:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("ab") as out:
-                    out.write(b"".join(msgspec.json.encode(_plain(s)) + b"\n" for s in spans))
-            except OSError:
+                _append(path, b"".join(msgspec.json.encode(_plain(s)) + b"\n" for s in spans))
+            except OSError as error:
+                if not self.failing:
+                    log.warning("spans_not_written", reason=str(error), file=str(path))
+                self.failing = True
                 return SpanExportResult.FAILURE
+            self.failing = False
             return SpanExportResult.SUCCESS
 
         def shutdown(self) -> None:
             """Nothing is held open."""
 
     return FileExporter()
+
+
+def _append(path: Path, data: bytes) -> None:
+    """All of `data` or nothing. Raises OSError."""
+    with path.open("ab", buffering=0) as out:
+        end = os.fstat(out.fileno()).st_size
+        try:
+            if out.write(data) != len(data):  # room ended within it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            os.ftruncate(out.fileno(), end)
+            raise
 
 
 def _plain(span: Any) -> dict[str, Any]:

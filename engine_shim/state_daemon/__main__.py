@@ -27,6 +27,7 @@ from engine_shim.state_daemon.local_server import LocalServer
 from engine_shim.state_daemon.remote_server import RemoteServer
 from engine_shim.state_daemon.service import Service
 from engine_shim.state_daemon.store import BlockStore
+from events.disk import SteadyOutput
 
 HOUSEKEEPING_S = 1.0
 BAD_CONFIG_EXIT = 2
@@ -83,7 +84,7 @@ async def serve(config: DaemonConfig, service: Service, path: str = "") -> None:
             tasks = [group.create_task(server.serve()) for server in servers]
             tasks.append(group.create_task(_keep_house(service, config.abandoned_s, stop)))
             ready = {"ready": True, "boot": service.boot, "notes": service.notes}
-            print(json.dumps(ready), flush=True)
+            SteadyOutput(sys.stdout).write(json.dumps(ready) + "\n")
             await stop.wait()
             for task in tasks:
                 task.cancel()

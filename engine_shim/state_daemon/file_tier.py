@@ -8,10 +8,13 @@ remote store: allocate, write, read, release, used, budget.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 
 from engine_shim.state_daemon.extents import Extents
+
+logger = logging.getLogger("relume.state")
 
 
 class FileTier:
@@ -22,6 +25,7 @@ class FileTier:
     def __init__(self, directory: str, budget: int) -> None:
         """Raises OSError."""
         self._extents = Extents(budget)
+        self._failing = False
         handle, path = tempfile.mkstemp(prefix="relume-cold-", dir=directory)
         os.unlink(path)
         self._fd = handle
@@ -43,9 +47,15 @@ class FileTier:
             done = 0
             while done < len(image):
                 done += os.pwrite(self._fd, image[done:], offset + done)
-        except OSError:  # a full or failing disk: the block is not taken, others stand
+        except OSError as error:  # a full or failing disk: the block is not taken, others stand
             self._extents.release(offset)
+            if not self._failing:
+                logger.warning("the file takes no more blocks, memory keeps them: %s", error)
+            self._failing = True
             return None
+        if self._failing:
+            logger.info("the file takes blocks again")
+        self._failing = False
         # Cached pages would take from the host what this tier is to spare it.
         os.posix_fadvise(self._fd, offset, len(image), os.POSIX_FADV_DONTNEED)
         return offset

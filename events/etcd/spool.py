@@ -75,15 +75,16 @@ class Spool:
         """A new file, locked and durable in its directory. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         frame = _framed(msgspec.msgpack.encode(head))
-        _write_at(fd, frame, 0)
-        os.fdatasync(fd)
-        directory = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_at(fd, frame, 0)
+            os.fdatasync(fd)
+            _sync_directory(path.parent)
+        except OSError:
+            path.unlink(missing_ok=True)  # it would be in the way of the next
+            os.close(fd)
+            raise
         return cls(path, fd, head, len(frame), len(frame))
 
     @classmethod
@@ -184,6 +185,14 @@ def leftovers(directory: str, stream: str) -> list[Path]:
         return []
     found = [p for p in root.iterdir() if mine.fullmatch(p.name)]
     return sorted(found, key=lambda p: p.stat().st_mtime_ns)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _framed(payload: bytes) -> bytes:

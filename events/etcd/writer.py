@@ -175,6 +175,12 @@ class EtcdWriter:
         return str(self._trouble or self._fence or "")
 
     @property
+    def spool_trouble(self) -> str:
+        """Why the spool does not take what waits, which is then in memory alone until all of
+        it has landed; empty when it does, or is not needed."""
+        return str(self._backlog.disk_error or "")
+
+    @property
     def waiting_bytes(self) -> int:
         """Size of what was taken and has not landed."""
         return self._backlog.bytes + (self._under_way.size if self._under_way else 0)

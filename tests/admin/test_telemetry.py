@@ -11,8 +11,9 @@ import structlog
 
 from controlplane.gateway.ports import Arrival
 from controlplane.telemetry.logs import about, setup_logging
-from controlplane.telemetry.traces import tracing
+from controlplane.telemetry.traces import _append, tracing
 from tests.admin.scene import Scene
+from tests.full_disk import full_disk
 
 
 @pytest.fixture
@@ -37,6 +38,30 @@ def test_log_lines_are_json_with_what_they_are_about(fresh_logging):
     assert [line["event"] for line in lines] == ["moved", "after", "theirs 1"]
     assert (lines[0]["request"], lines[0]["worker"], lines[0]["attempt"]) == ("req-1", "w0", 2)
     assert "request" not in lines[1] and lines[1]["level"] == "warning"
+
+
+def test_lines_that_a_full_disk_refuses_raise_nothing_and_are_counted(fresh_logging, tmp_path):
+    with (tmp_path / "log").open("w") as out:
+        setup_logging("info", "json", out)
+        log = structlog.get_logger("relume.test")
+        with full_disk():
+            for _ in range(3):
+                log.error("meanwhile", padding="x" * 10_000)
+                logging.getLogger("library").error("theirs")
+        log.info("after")
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["event"] for line in lines[-2:]] == ["log_lines_refused", "after"]
+    assert lines[-2]["lines"] == 6
+
+
+def test_spans_find_room_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "spans"
+    _append(path, b"one\n")
+    for room in (0, 3):
+        with full_disk(4 + room), pytest.raises(OSError):
+            _append(path, b"three\n")
+    _append(path, b"two\n")
+    assert path.read_bytes() == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize("form", ["json", "console"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from controlplane.local_fleet import FleetOptions, LocalFleet
 from controlplane.processes import free_port
+from tests.full_disk import full_disk
 
 
 def test_ports_lie_below_the_ephemeral_range_and_none_is_given_twice() -> None:
@@ -43,6 +47,32 @@ def test_a_child_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
     while _runs(pid):
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.02)
+
+
+async def test_what_dies_on_a_full_disk_is_restarted_and_shown_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    fleet = LocalFleet(FleetOptions(state_dir=str(tmp_path)), lambda text: None)
+    (tmp_path / "run").mkdir()
+    file = tmp_path / "run" / "fleet.json"
+    first = fleet._child("c", ["sleep", "300"])
+    fleet._write_fleet_file()
+    told = file.read_bytes()
+    supervising = asyncio.create_task(fleet.supervise())
+    try:
+        async with asyncio.timeout(30):
+            with full_disk():
+                first.kill()
+                while fleet.children["c"].pid == first.pid:
+                    await asyncio.sleep(0.05)
+                assert file.read_bytes() == told, "what stood there still does"
+            pids = {"c": fleet.children["c"].pid}
+            while json.loads(file.read_bytes())["pids"] != pids:
+                await asyncio.sleep(0.05)
+        assert not supervising.done() and file.stat().st_mode & 0o777 == 0o600
+    finally:
+        supervising.cancel()
+        await fleet.stop()
 
 
 def _runs(pid: int) -> bool:
