@@ -19,14 +19,21 @@ from events import vocabulary as v
 from events.errors import LogError
 from policies import routing_settings, waiting
 from policies.fair_queue import Entry
-from policies.saturation import FREE, NO_WORKER, SATURATED, UNKNOWN, open_workers, saturation
+from policies.saturation import (
+    FREE,
+    NO_WORKER,
+    SATURATED,
+    UNKNOWN,
+    held_back,
+    open_workers,
+    saturation,
+)
 from policies.waiting import Judged, Room
 from policies.waiting_settings import WaitingConfig, config_of
 
 if TYPE_CHECKING:
     from controlplane.scheduler import Scheduler
 
-BEHIND = "behind"
 AT_ONCE = 32
 """So many are called or refused in one turn of the loop."""
 RETRY_S = 5
@@ -144,7 +151,7 @@ class Waiting:
     def _cause(self, model: str, now_us: int) -> str:
         view = self._scheduler.view
         if self.room.waiting(model):
-            return BEHIND if open_workers(view, model) else NO_WORKER
+            return held_back(FREE if open_workers(view, model) else NO_WORKER, True)
         cause, again_us = saturation(view, model, self.config, now_us)
         self._look_again(again_us)
         return FREE if cause == SATURATED and self._blind else cause

@@ -16,7 +16,7 @@ from policies.fullness import bound
 from policies.view import View
 from policies.waiting_settings import WaitingConfig
 
-FREE, SATURATED, NO_WORKER = "", "saturated", "no worker"
+FREE, SATURATED, NO_WORKER, BEHIND = "", "saturated", "no worker", "behind"
 GLANCES = 4
 """So many workers are glanced at before all of them are considered."""
 UNKNOWN = -1
@@ -39,6 +39,11 @@ def saturation(
     if limit.late(soonest_us, now_us):
         return SATURATED, soonest_us - limit.ahead_us
     return FREE, UNKNOWN
+
+
+def held_back(cause: str, waiting: bool) -> str:
+    """Why an arrival is: by what `saturation` says, and because others of its model wait."""
+    return BEHIND if waiting and cause != NO_WORKER else cause
 
 
 def open_workers(view: View, model: str) -> int:

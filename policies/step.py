@@ -19,6 +19,7 @@ from policies import (
     returns,
     routing_settings,
     unheard,
+    waiting_settings,
 )
 from policies.stall import StallConfig, settings_of
 from policies.state import Fleet, OpenCommand, Request, Unheard
@@ -45,6 +46,7 @@ _INTEGERS = (
     *checkpoint_settings.INTEGERS,
     *migration_settings.INTEGERS,
     *routing_settings.INTEGERS,
+    *waiting_settings.INTEGERS,
 )
 _CHOICES = {
     **checkpoint_settings.CHOICES,

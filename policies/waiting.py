@@ -117,6 +117,10 @@ class Room:
             self._add(line, entry, now_us)
         return Judged(refused, evicted, requests, tokens, predicted_us)
 
+    def put(self, entry: Entry, now_us: int) -> None:
+        """Let it wait whatever speaks against it."""
+        self._add(self._line(entry.model), entry, now_us)
+
     def _line(self, model: str) -> _Line:
         line = self._lines.get(model)
         if line is None:

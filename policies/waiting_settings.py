@@ -27,6 +27,7 @@ class WaitingConfig(Struct, frozen=True):
 
 
 NAMES = WaitingConfig.__struct_fields__
+INTEGERS = tuple(PREFIX + name for name in NAMES)
 LIMITS = {
     "queued": (0, 1_000_000, "requests a worker may hold that do not decode yet (0: any number)"),
     "ahead_ms": (0, 3_600_000, "prompts ahead of an arrival at a worker, in ms (0: any number)"),

@@ -49,8 +49,10 @@ class Routes:
                 self._routes.labels(event.policy).inc()
                 self._cached.inc(event.cached_tokens)
                 self._predicted.pop(event.request, None)
-                if event.attempt == 1 and event.ttft_us > 0 and len(self._predicted) < OPEN:
+                if event.attempt == 1 and event.ttft_us > 0:
                     self._predicted[event.request] = event.ttft_us
+                    if len(self._predicted) > OPEN:  # some never end here
+                        del self._predicted[next(iter(self._predicted))]
             elif event.refused:
                 self._refused.labels(event.tier or "standard").inc()
         elif kind is v.RequestEnded:

@@ -13,6 +13,8 @@ from events import vocabulary as v
 from policies.routing_settings import TIERS
 from policies.waiting import REASONS
 
+OPEN = 65_536
+"""So many waits are remembered until they end."""
 _WAIT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -45,7 +47,10 @@ class Waits:
         if kind is v.RequestHeld:
             self._held.labels(event.tier).inc()
             self._since[event.request] = event.at_us, event.tier
+            if len(self._since) > OPEN:  # clients who went elsewhere leave without an end here
+                del self._since[next(iter(self._since))]
         elif kind is v.RequestShed:
+            self._since.pop(event.request, None)
             self._refused.labels(event.reason, event.tier).inc()
         elif kind is v.RequestEnded:
             self._since.pop(event.request, None)

@@ -9,29 +9,20 @@ worker for a refusal, why a wait was over, when to try again, and how many waite
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from events import vocabulary as v
 from policies import waiting
 from policies.fair_queue import Entry
-from policies.saturation import NO_WORKER, saturation
+from policies.saturation import held_back, saturation
 from policies.view import View
 from policies.waiting import Judged, Room, rank_of
 from policies.waiting_settings import config_of
 
-BEHIND = "behind"
+if TYPE_CHECKING:
+    from controlplane.replay.verify import Verdict
+
 ON_ARRIVAL = (waiting.DEADLINE, waiting.EXPIRED, waiting.FULL, waiting.SHARE)
-
-
-class Verdict(Protocol):
-    """What is needed of `verify.Verdict`."""
-
-    decisions: int
-    waits: int
-
-    def differ(
-        self, revision: int, stream: str, position: int, what: str, expected: Any, actual: Any
-    ) -> None: ...
 
 
 class RoomReplay:
@@ -64,9 +55,8 @@ class RoomReplay:
     def _held(self, room: Room, position: int, event: v.RequestHeld, founded: bool) -> None:
         view, config = self._view, config_of(self._view)
         cause, _ = saturation(view, event.model, config, event.at_us)
-        if cause != NO_WORKER and room.waiting(event.model):
-            cause = BEHIND
-        judged = room.enter(_entry(event), event.at_us, config)
+        cause = held_back(cause, room.waiting(event.model))
+        judged = room.enter(entry_of(event), event.at_us, config)
         self._evicted = dict.fromkeys(judged.evicted, event.request)
         told = event.cause, event.ahead_requests, event.ahead_tokens, event.predicted_us
         found = cause, judged.ahead_requests, judged.ahead_tokens, judged.predicted_us
@@ -85,7 +75,7 @@ class RoomReplay:
             in_time = event.at_us < waited.end_us and event.reason != waiting.STOPPING
             self._compare(position, event, False, in_time)
         elif event.reason in ON_ARRIVAL:
-            judged = room.enter(_entry(event), event.at_us, config_of(self._view))
+            judged = room.enter(entry_of(event), event.at_us, config_of(self._view))
             room.leave(event.request)
             told = event.ahead_requests, event.ahead_tokens, event.predicted_us
             self._compare(position, event, Judged(event.reason, (), *told), judged)
@@ -107,7 +97,8 @@ class RoomReplay:
             self._verdict.differ(*where, "decision", expected, actual)
 
 
-def _entry(event: v.RequestHeld | v.RequestShed) -> Entry:
+def entry_of(event: v.RequestHeld | v.RequestShed) -> Entry:
+    """The request as it came to the room."""
     until_us = event.until_us if type(event) is v.RequestHeld else event.at_us + 1
     return Entry(
         event.request, event.model, rank_of(event.tier), event.tenant, event.tokens, event.size,

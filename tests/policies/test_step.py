@@ -168,6 +168,11 @@ def test_setting_is_changed_or_refused_with_the_reason() -> None:
     story = led()
     good = v.AdminCommanded("c1", "root", "config", "stall.cap_us", "5000000")
     assert owed(story, "r.r1", good) == [v.ConfigChanged("stall.cap_us", "5000000", "c1")]
+    for key in ("waiting.queued", "routing.overfill"):
+        odd = v.AdminCommanded(f"c{key}", "root", "config", key, "soon")
+        story.tell("r.r1", odd)
+        (answer,) = step(story.fleet, odd)
+        assert (answer.key, answer.value[: len(key)]) == ("", key)
     bad = v.AdminCommanded("c2", "root", "config", "stall.cap_us", "soon")
     (refused,) = owed(story, "r.r1", bad)
     assert (refused.key, refused.decision) == ("", "c2")
