@@ -18,11 +18,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from msgspec import Struct, field
 
+from controlplane.replay import debugger_waiting
 from controlplane.replay.debugger_estimates import Answer, candidate, judged, named, site, way
+from controlplane.replay.debugger_waiting import OtherRoom
 from controlplane.replay.history import History
 from controlplane.replay.verify import NEVER, Divergence, Replay, Verdict, query_of
 from events import codec
@@ -54,6 +57,7 @@ DEFAULTS: dict[str, str] = {
     **dict(stall.settings_of(StallConfig())),
     **dict(checkpoint_settings.settings_of(CheckpointConfig())),
     **dict(migration_settings.settings_of(MigrationConfig())),
+    **debugger_waiting.DEFAULTS,
 }
 """What may be set otherwise, with the defaults."""
 
@@ -70,9 +74,9 @@ class BadSetting(ValueError):
 
 class Difference(Struct, frozen=True):
     """A decision that comes out differently: `recorded` and `other` say what is done, each
-    with what it weighed, line by line. `kind`: route, holders, plan, migration, stall. `about`
-    is the request, or the engine judged. `revision` and `after` are the basis. `asked`: False
-    when the log has no such decision, and the question is put together."""
+    with what it weighed, line by line. `kind`: route, holders, plan, migration, stall, waiting.
+    `about` is the request, or the engine judged. `revision` and `after` are the basis. `asked`:
+    False when the log has no such decision, and the question is put together."""
 
     kind: str
     about: str
@@ -102,7 +106,10 @@ class Outcome(Struct):
     broken: Divergence | None = None
 
 
-_FLAGS = (("checkpoint_", "checkpoints."), ("migration_", "migration."), ("stall_", "stall."))
+_FLAGS = (
+    ("checkpoint_", "checkpoints."), ("migration_", "migration."), ("stall_", "stall."),
+    ("waiting_", "waiting."),
+)  # fmt: skip
 
 
 def parse(words: list[str]) -> dict[str, str]:
@@ -141,7 +148,7 @@ def what_if(history: History, settings: Mapping[str, str], since: int = 0) -> Ou
     """Ask every decision again, with `settings` in force from revision `since` on."""
     asked = _Asked(history.groups, dict(settings), since)
     base = load(dump(history.base or Fleet()))
-    replay = Replay(list(history.groups), base, asked.checks, asked.view)
+    replay = Replay(list(history.groups), base, asked.checks, asked.view, asked.room)
     replay.run(NEVER, None)
     outcome = asked.outcome
     outcome.skipped = replay.verdict.skipped
@@ -193,6 +200,9 @@ class _Asked:
         self._settings = settings
         self._since = since
         self._planned: set[tuple[str, str, int]] = set()
+        self._rooms = bool(set(settings) & set(debugger_waiting.DEFAULTS))
+        if self._rooms:
+            self.checks |= {v.RequestHeld: _in_room, v.RequestShed: _in_room}
         unasked = {f"{checkpoint_settings.PREFIX}{name}" for name in ("placement", "recovery")}
         self._log = _Around(groups if unasked & set(settings) else [])
 
@@ -200,13 +210,17 @@ class _Asked:
         """A view with the other settings."""
         return OtherView(stream, fleet, self._settings, self._since)
 
+    def room(self, view: View, verdict: Verdict) -> OtherRoom | None:
+        """What follows the waiting room of a view, where its settings are others."""
+        return OtherRoom(view, partial(self._note, "waiting")) if self._rooms else None
+
     def _note(
         self, kind: str, about: str, event: Any, stream: str, position: int,
         recorded: Answer, other: Answer,
-        asked: bool = True,
+        asked: bool = True, counted: bool = True,
     ) -> None:  # fmt: skip
         outcome = self.outcome
-        outcome.decisions += asked
+        outcome.decisions += asked and counted
         if recorded[0] == other[0]:
             outcome.estimates += recorded[1] != other[1]
             return
@@ -341,6 +355,10 @@ class _Asked:
                 "plan", choice.request, event, stream, position,
                 ("no plan", ()), way(choice), asked=False,
             )  # fmt: skip
+
+
+def _in_room(view: View, stream: str, position: int, event: Any, verdict: Verdict) -> None:
+    """What `OtherRoom` looks at."""
 
 
 class _Around:

@@ -20,7 +20,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -144,9 +144,17 @@ Check = Callable[[View, str, int, Any, Verdict], None]
 position, event, verdict)."""
 
 
+class Room(Protocol):
+    """Follows the waiting room of one replica."""
+
+    def seen(self, position: int, event: Any, founded: bool) -> None:
+        """See RoomReplay.seen."""
+        ...
+
+
 class Replay:
     """One pass over the log. `checks` say what is done with each kind of decision, `view`
-    makes a replica's view of its stream and the fold."""
+    makes a replica's view of its stream and the fold, `rooms` what follows its waiting room."""
 
     def __init__(
         self,
@@ -154,6 +162,7 @@ class Replay:
         fleet: Fleet,
         checks: Mapping[type, Check] | None = None,
         view: Callable[[str, Fleet], View] = View,
+        rooms: Callable[[View, Verdict], Room | None] = RoomReplay,
     ) -> None:
         self.groups = groups
         self.fleet = fleet
@@ -168,7 +177,7 @@ class Replay:
                 list(_events(groups, name)),
                 self.verdict,
                 checks or _CHECKS,
-                checks is None,
+                rooms,
             )
             for name in sorted(names)
             if name.startswith("r.")
@@ -254,12 +263,12 @@ class _ReplicaReplay:
         events: list[tuple[int, Any]],
         verdict: Verdict,
         checks: Mapping[type, Check],
-        rooms: bool,
+        rooms: Callable[[View, Verdict], Room | None],
     ) -> None:
         self.stream = view.stream
         self.view = view
         self.view.landed()
-        self._room = RoomReplay(view, verdict) if rooms else None
+        self._room = rooms(view, verdict)
         self.due = 0
         """Revision of the state its next decision was taken on."""
         self._began = view.fleet.revision
