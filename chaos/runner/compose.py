@@ -41,6 +41,15 @@ _LATER = ("cpu-limit", "gateway-cpu-limit", "disk-full", "holder-stop", "clock-b
 
 _APART = (SLOW, *_LATER)
 
+_IN_RECOVERY = (
+    ("engine-kill", "restore", "subject"), ("engine-kill", "restore", "subject"),
+    ("engine-kill", "recovery", "subject"), ("engine-kill", "engine-start", "subject"),
+    ("engine-kill", "checkpoint", "subject"), ("agent-kill", "restore", "subject"),
+    ("agent-kill", "engine-start", "subject"), ("holder-kill", "restore", "any"),
+    ("gateway-kill", "recovery", "leader"), ("gateway-kill", "restore", "any"),
+)  # fmt: skip
+"""Who dies in the middle of which step of a recovery."""
+
 _AMOUNTS = {
     "worker-slow": (2.0, 20.0), "reload-fails": (1, 3), "block-corrupt": (1, 32),
     "dram-budget": (0.1, 0.8), "stream-loss": (0.01, 0.3), "stream-duplicate": (0.05, 0.5),
@@ -66,6 +75,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     traffic = _traffic(rng)
     fleet, traffic, later = _later(seed, fleet, traffic, without)
     fleet, traffic = _room(seed, fleet, traffic)
+    fleet, traffic, again = _in_recovery(seed, fleet, traffic, without)
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",
@@ -76,6 +86,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
             *_at_effects(seed, fleet, without),
             *_slow_link(seed, without),
             *later,
+            *again,
         ),
         expect=(Bound("requests", least=traffic.requests),),
     )
@@ -124,6 +135,29 @@ def _later(
     elif what == "holder-stop" and not fleet.checkpoint_mb:
         fleet = replace(fleet, checkpoint_mb=rng.choice((8, 64)))
     return fleet, traffic, (_fault(what, FAULTS[what], fleet, rng),)
+
+
+def _in_recovery(
+    seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]
+) -> tuple[Fleet, Traffic, tuple[Fault, ...]]:
+    """In one of six an engine dies, and somebody in the middle of what is done about it; in some,
+    somebody else too. Drawn apart, as above."""
+    rng = Random(f"compose-recovery:{seed}")
+    steps = rng.choices(_IN_RECOVERY, k=rng.choice((1, 1, 2)))
+    if rng.random() >= 1 / 6 or {"engine-kill", *(what for what, _, _ in steps)} & {*without}:
+        return fleet, traffic, ()
+    kept = When(event="CheckpointsAcknowledged", nth=rng.randint(12, 48))
+    faults = [Fault("engine-kill", kept, "subject")]
+    for what, phase, target in steps:
+        faults.append(Fault(what, When(during=phase), target))
+    # Enough that something is restored.
+    traffic = replace(
+        traffic, arrivals=Closed(4 * fleet.workers), lengths=Uniform((100, 400), (192, 320))
+    )
+    fleet = replace(fleet, checkpoint_mb=max(fleet.checkpoint_mb, 64), waiting={})
+    if any(what == "gateway-kill" for what, _, _ in steps):
+        fleet = replace(fleet, control_planes=max(fleet.control_planes, 2))
+    return fleet, traffic, tuple(faults)
 
 
 def _room(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:

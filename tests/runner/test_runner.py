@@ -28,7 +28,7 @@ from chaos.runner.judge import judge
 from chaos.runner.page import page
 from chaos.runner.timeline import timeline
 from chaos.scenario import reading
-from chaos.scenario.catalogue import FAULTS, applicable
+from chaos.scenario.catalogue import FAULTS, PHASES, applicable
 from chaos.scenario.problems import ScenarioError
 from tests.runner.recorded import outcome
 
@@ -60,12 +60,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_composed_scenarios_are_sound_and_reach_every_applicable_fault() -> None:
-    had = set()
+    had, steps = set(), set()
     for seed in range(300):
         scenario = compose(seed)
         assert reading.parse(scenario_yaml(scenario)) == scenario
         had |= {fault.what for fault in scenario.faults}
+        steps |= {fault.when.during for fault in scenario.faults}
     assert had == {name for name in FAULTS if applicable(name)}
+    assert steps == {None, *PHASES}
     assert compose(7) == compose(7) != compose(8)
 
 
