@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any
 
 BENCHES = (
-    "startup", "failover-gap", "relay", "log", "log-scale", "replay", "shim-overhead",
-    "checkpoint-overhead", "restore", "recovery-ablation", "sim-speed", "validators",
-    "routing-cost", "routing-quality", "routing-simulated", "load-accuracy", "ttft-prediction",
-    "tokenize", "waiting-room",
+    "startup", "failover-gap", "relay", "log", "log-scale", "replay", "replay-open",
+    "shim-overhead", "checkpoint-overhead", "restore", "recovery-ablation", "sim-speed",
+    "validators", "routing-cost", "routing-quality", "routing-simulated", "load-accuracy",
+    "ttft-prediction", "tokenize", "waiting-room",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from chaos.bench import __main__ as runner
-from chaos.bench import recovery_ablation, validators
+from chaos.bench import recovery_ablation, replay_open, validators
 from chaos.bench.failover_checkpoints import Arm, _figures
 from chaos.bench.failures import Timed
 from chaos.bench.figures import figure, percentile
@@ -96,3 +96,9 @@ def test_figures_are_rounded_and_percentiles_are_values_that_were_measured() -> 
 def test_the_log_of_the_validators_bench_is_sound_and_has_checkpoints() -> None:
     events, took = validators.judge(2_000)
     assert events >= 2_000 and {"decoding", "I1", "I8"} <= set(took)
+
+
+def test_with_snapshots_the_end_of_a_log_is_near() -> None:
+    found = replay_open.run(["--records", "3000", "--every", "200"])["figures"]
+    assert found["file_folded"]["value"] == found["log"]["value"] > 400
+    assert 0 < found["archive_folded"]["value"] < 200
