@@ -79,6 +79,7 @@ async def complete(
     model: str = "tiny",
     on_token: Callable[[Stream], None] | None = None,
     timeout_s: float = 120.0,
+    headers: Mapping[str, str] = {},
     **extra: Any,
 ) -> Stream:
     """Send one streaming greedy completion and record it, as `ask` does."""
@@ -92,7 +93,7 @@ async def complete(
         "return_token_ids": True,
         **extra,
     }
-    return await ask(session, f"{url}/v1/completions", stream, body, on_token, timeout_s)
+    return await ask(session, f"{url}/v1/completions", stream, body, on_token, timeout_s, headers)
 
 
 async def ask(

@@ -30,12 +30,14 @@ CHECKPOINT_MB = 512
 
 
 class Timed(Struct):
-    """One stream, its random prompt, and when its tokens came (monotonic seconds)."""
+    """One stream, its random prompt, and when its tokens came (monotonic seconds). `headers` go
+    with its request."""
 
     stream: Stream
     prompt: list[int]
     output: int
     at: list[float] = field(default_factory=list)
+    headers: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -49,8 +51,8 @@ class Timed(Struct):
     async def run(self, session: aiohttp.ClientSession, url: str) -> None:
         """Sends it and follows it to its end; never raises for what the server does."""
         await complete(
-            session, url, self.stream, self.output, on_token=self._note, prompt=self.prompt,
-            ignore_eos=True, stream_options=None,
+            session, url, self.stream, self.output, on_token=self._note, headers=self.headers,
+            prompt=self.prompt, ignore_eos=True, stream_options=None,
         )  # fmt: skip
 
     def _note(self, stream: Stream) -> None:

@@ -83,6 +83,11 @@ def prompt_of(due: Due, block: int, run: str) -> list[int]:
     return tokens + own.choices(VOCABULARY, k=due.rest)
 
 
+def session_of(due: Due, run: str) -> dict[str, str]:
+    """What says to whose conversation it belongs: the first block that not all have in common."""
+    return {"x-session-id": f"{run}:{due.blocks[1]}"} if len(due.blocks) > 1 else {}
+
+
 async def one_run(
     fleet: LocalFleet, policy: str, run: str, due: list[Due], block: int
 ) -> list[float]:
@@ -92,9 +97,12 @@ async def one_run(
     if answer.get("state") != "decided":
         raise RuntimeError(f"the policy was not changed: {answer}")
     sent = [
-        Timed(Stream(f"{run}-{n}", ""), prompt_of(one, block, run), one.output)
+        Timed(
+            Stream(f"{run}-{n}", ""), prompt_of(one, block, run), one.output,
+            headers=session_of(one, run),
+        )
         for n, one in enumerate(due)
-    ]
+    ]  # fmt: skip
     connector = aiohttp.TCPConnector(limit=0)
     took: list[float] = []
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from events import vocabulary as v
+from policies.outlook import outlook
 from policies.predict import Forecast, forecast, tpot_us, ttft_us
 from policies.state import Worker
 from policies.view import View
@@ -126,6 +127,18 @@ def test_silence_beyond_all_measure_is_no_progress() -> None:
     steps.say(queued(prompt=3000), v.RequestAdmitted("q1", 1, 0))
     hung = steps.at(60_000_000)
     assert (hung.prefill_tokens, hung.silent) == (3000, True)
+
+
+def test_reports_without_progress_are_credited_with_none() -> None:
+    """The engine makes steps, and computes nothing of the prompt it has."""
+    steps = Steps(report=1).learn()
+    steps.say(queued(prompt=1500), v.RequestAdmitted("q1", 1, 0))
+    for _ in range(40):
+        steps.step(0, 3, 300)
+        told = steps.at(2 * BASE)
+        assert told.prefill_tokens >= 1500 - 512, "one step at most may be on its way"
+        assert outlook(steps.view, steps.worker).free_at_us > steps.view.now_us + 2 * BASE
+    assert steps.at(0).prefill_tokens == 1500
 
 
 def test_dispatches_count_before_the_engine_says_so() -> None:
