@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def stop(pid: int, timeout_s: float = 10.0) -> None:
     """
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + timeout_s
-    while running := [t for t in Path(f"/proc/{pid}/task").iterdir() if _state(t) != "T"]:
+    while running := [t for t in Path(f"/proc/{pid}/task").iterdir() if _state(t) not in "TZX"]:
         assert time.monotonic() < deadline, f"threads of {pid} still run: {running}"
         time.sleep(0.001)
 
@@ -48,14 +48,39 @@ def worked_ms(pid: int) -> int:
 
 
 @contextmanager
+def stepped(pid: int) -> Iterator[Callable[[Callable[[], object], str], None]]:
+    """The process stands, but for the moments that `until(condition, what)` gives it until the
+    condition holds: what the test does in between costs it nothing, however long that takes.
+    It runs on afterwards."""
+
+    def until(condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, f"timed out: {what}"
+            let_work(pid)
+            time.sleep(0.03)  # what it did reaches others, who run on
+
+    stop(pid)
+    try:
+        yield until
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
 def slowed(pid: int, runs_s: float = 0.01, stands_s: float = 0.04) -> Iterator[None]:
-    """The process runs a moment at a time; it runs on afterwards, if it is still there."""
+    """The process runs a moment at a time; it runs on afterwards, if it is still there.
+
+    It is seen to stand before it goes on: SIGCONT takes back a SIGSTOP that was not delivered
+    yet, so on a busy machine it would never stand.
+    """
     over = threading.Event()
 
     def pace() -> None:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, FileNotFoundError):
             while not over.wait(runs_s):
-                os.kill(pid, signal.SIGSTOP)
+                stop(pid)
                 over.wait(stands_s)
                 os.kill(pid, signal.SIGCONT)
 

@@ -27,7 +27,7 @@ from events.vocabulary import (
 from tests.engine import client
 from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
 from tests.processes import family
-from tests.signals import let_run, slowed, stop
+from tests.signals import let_run, slowed, stepped, stop
 from tests.state_daemon.daemon import Cache, Daemon, daemon_in, hello, local, peer_of, stats
 
 pytestmark = pytest.mark.engine
@@ -37,6 +37,8 @@ HANDOVER = "/relume/handover"
 BLOCK = 32
 PROMPT = " ".join(f"Block {i} of the lease is held by worker {i * 7 % 13}." for i in range(14))
 TOKENS = 600
+LONG = {"max_tokens": 1500, "ignore_eos": True}
+"""What no core ends while it is let run a moment at a time."""
 
 
 def connector(
@@ -394,7 +396,7 @@ def test_choices_are_kept_apart(second: Engine, daemon: Daemon) -> None:
 def assert_choices_have_their_numbers(engine: Engine, daemon: Daemon) -> None:
     """Two choices of a short and of a long prompt; those of the long one fill most blocks, in
     whatever order the core met them."""
-    body = body_for(prompt=["short", PROMPT], n=2, temperature=0.8, seed=5, max_tokens=400)
+    body = body_for(prompt=["short", PROMPT], n=2, temperature=0.8, seed=5, **LONG)
     prompt = full_blocks(engine, 1)
     headers = client.headers_for(request="numbers", checkpoint=endpoint(daemon))
     most: dict[int, int] = {}
@@ -407,24 +409,15 @@ def assert_choices_have_their_numbers(engine: Engine, daemon: Daemon) -> None:
                 most[change.child] = max(change.blocks, most.get(change.child, 0))
         return len(most) == 4 and sum(blocks >= prompt for blocks in most.values()) >= 2
 
-    core = family(engine.pid).get("core", engine.pid)
-
-    def held_after_more() -> bool:
-        let_run(core, 0.03)
-        time.sleep(0.03)  # blocks leave from another process, which goes on
-        return held()
-
-    stop(core)
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            asked = pool.submit(client.open_stream, engine.port, PATH, body, headers)
-            wait_until(held_after_more, "all choices are held", 60.0)
-        finally:
-            os.kill(core, signal.SIGCONT)
-        connection, response = asked.result()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        stepped(family(engine.pid).get("core", engine.pid)) as until,
+    ):
+        asked = pool.submit(client.open_stream, engine.port, PATH, body, headers)
+        until(held, "all choices are held")
+        until(asked.done, "the answer has begun")
     assert set(sorted(most, key=lambda child: most[child])[2:]) == {2, 3}
-    response.read()
-    connection.close()
+    asked.result()[0].close()
 
 
 def test_a_clients_transfer_parameters_do_not_reach_the_core(second: Engine) -> None:
@@ -476,7 +469,7 @@ def test_it_works_inside_multi_connector(
 
 @pytest.mark.serve
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_stock_vllm_serve_restores_what_another_wrote(
     zygote: Zygote, tmp_path: Path, tiny_model: Path, daemon: Daemon
 ) -> None:
@@ -484,31 +477,38 @@ def test_stock_vllm_serve_restores_what_another_wrote(
     stock = StockServe(tmp_path, tiny_model).start(*connector())
     with engine_of(stock):
         with engine_of(zygote.fork(*connector())) as first:
-            expected = whole(first, "stock-plain")
+            body = body_for(**LONG)
+            expected = client.ask(first.port, PATH, body, request="stock-plain")
             ids = run_until_killed(first, daemon, "stock", 60)
         stock.wait_ready()
+        core = family(stock.pid)["core"]
         assert stock.state()["exact"]["restore"] is True
         created = client.created_of(expected.payload)
         rest = resumed(stock, daemon, "stock", ids, created)
-        assert rest.ids == expected.ids[60:]
+        assert rest.ids == expected.ids[60:TOKENS]
         assert isinstance(outcome(stock, "stock")[-1], RestoreDone)
         assert_choices_have_their_numbers(stock, daemon)
-        with (
-            slowed(family(stock.pid)["core"]),  # its server may be slower than its engine
-            daemon_in(tmp_path / "other", budget_bytes=64 << 20) as other,
-        ):
+        with daemon_in(tmp_path / "other", budget_bytes=64 << 20) as other:
             headers = client.headers_for(request="stock-saves", checkpoint=endpoint(other))
-            connection, response = client.open_stream(stock.port, PATH, body_for(), headers)
             asked = {"request": "stock-saves", "attempt": 1, "incarnation": 1}
-            to = {"holders": [endpoint(daemon)]}
-            assert client.post(stock.port, "/relume/checkpoint", {**asked, **to}).status == 200
-            wait_until(lambda: held_blocks(daemon, "stock-saves") > 0, "moved", 10.0)
+            to = {**asked, "holders": [endpoint(daemon)]}
+            with ThreadPoolExecutor(1) as pool, stepped(core) as until:
+                opened = pool.submit(client.open_stream, stock.port, PATH, body, headers)
+                until(lambda: held_blocks(other, "stock-saves") > 0, "held where it was")
+                until(opened.done, "the answer has begun")
+                moved = pool.submit(client.post, stock.port, "/relume/checkpoint", to)
+                until(moved.done, "it is answered")
+                assert moved.result().status == 200
+                until(lambda: held_blocks(daemon, "stock-saves") > 0, "moved")
+            connection, response = opened.result()
             assert client.sort_frames(response.read()).ids == expected.ids
             connection.close()
-        with slowed(family(stock.pid)["core"]):
-            began = full_blocks(stock, 1)
-            first = handed_over(stock, daemon, "stock-hands", began + 2)
-        assert first.ids == expected.ids[: len(first.ids)] and len(first.ids) < TOKENS
+        began = full_blocks(stock, 1)
+        with ThreadPoolExecutor(1) as pool, stepped(core) as until:
+            handing = pool.submit(handed_over, stock, daemon, "stock-hands", began + 2, **LONG)
+            until(handing.done, "handed over")
+        first = handing.result()
+        assert first.ids == expected.ids[: len(first.ids)] and len(first.ids) < len(expected.ids)
         assert held_blocks(daemon, "stock-hands") >= began + 2
     assert stats(daemon)["dropped"] > 0
 
