@@ -9,6 +9,7 @@ validators demand of such an answer only that what there is of it be right.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Literal
 
@@ -136,7 +137,7 @@ def not_yet() -> list[str]:
 
 def _known(run: Outcome) -> Known:
     given = run.scenario.fleet.checkpoint_mb << 20
-    return Known(given or None, _stopped(run), run.landed, run.commands)
+    return Known(given or None, _stopped(run), _unserved_ms(run), run.landed, run.commands)
 
 
 def _stopped(run: Outcome) -> list[tuple[str, int]]:
@@ -147,6 +148,25 @@ def _stopped(run: Outcome) -> list[tuple[str, int]]:
         if fired.what == "leader-stop"
         for name in fired.target.split(",")
     ]
+
+
+def _unserved_ms(run: Outcome) -> int:
+    """How long faults kept every worker from the gateways at once, all such times together."""
+    peers = {planned.name: planned.peer for planned in run.schedule.faults}
+    away: list[tuple[int, int, str]] = []
+    for fired in run.fired:
+        if fired.what == "engine-stop" or (
+            fired.what in ("cut", "cut-one-way") and peers.get(fired.name) == "gateway"
+        ):
+            until_ns = fired.until_ns or run.ended_ns
+            away += [(fired.at_ns, until_ns, name) for name in fired.target.split(",")]
+    times = sorted({at for begun, until, _ in away for at in (begun, until)})
+    unserved_ns = 0
+    for begun, until in itertools.pairwise(times):
+        gone = {name for since, to, name in away if since <= begun and until <= to}
+        if gone >= run.schedule.workers.keys():
+            unserved_ns += until - begun
+    return unserved_ns // 1_000_000
 
 
 def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Expectation]:

@@ -57,11 +57,12 @@ __all__ = ["CHECKS", "ClientRecord", "Known", "Violation", "check_all", "untrack
 class Known(Struct, frozen=True):
     """What somebody kept beside log and clients' records. `given_bytes`: for checkpoints, to
     each host (None: nobody knows); `stopped`: streams of replicas that stood still, and for how
-    many ms; `landed`: what writers were told is durable; `commands`: (id, principal) of admin
-    changes that were acknowledged."""
+    many ms; `unserved_ms`: for so long no worker could be reached; `landed`: what writers were
+    told is durable; `commands`: (id, principal) of admin changes that were acknowledged."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
+    unserved_ms: int = 0
     landed: Sequence[Landed] = ()
     commands: Sequence[tuple[str, str]] = ()
 
@@ -73,7 +74,9 @@ def violations(
     checks = {
         **CHECKS,
         "I8": partial(i8_budget.check, given=known.given_bytes),
-        "I10": partial(i10_recovery_bound.check, stopped=known.stopped),
+        "I10": partial(
+            i10_recovery_bound.check, stopped=known.stopped, unserved_ms=known.unserved_ms
+        ),
         "I13": partial(i13_durable.check, landed=known.landed),
         "I16": partial(i16_admin_logged.check, sent=known.commands),
     }

@@ -53,10 +53,13 @@ def check(
     clients: Sequence[ClientRecord],
     bound_ms: int = BOUND_MS,
     stopped: Sequence[tuple[str, int]] = (),
+    unserved_ms: int = 0,
 ) -> list[Violation]:
     """Recoveries that took too long or never ended. `stopped`: streams of replicas that stood
-    still, and for how many ms: so much longer may take what they serve."""
+    still, and for how many ms: so much longer may take what they serve. `unserved_ms`: for so
+    long no worker could be reached, whoever asked."""
     out = []
+    bound_ms += unserved_ms
     patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
     silences = list(_silences(groups))
     for one in recoveries(groups):

@@ -35,7 +35,9 @@ def requests_of(event: Any) -> set[str]:
     """The requests an event is about."""
     named = {getattr(event, "request", "")}
     for field in ("choices", "changes", "held"):
-        named |= {part.request for part in getattr(event, field, ())}
+        parts = getattr(event, field, ())
+        if type(parts) is tuple:  # of a judgement `held` is a number
+            named |= {part.request for part in parts}
     named |= set(getattr(event, "requests", ()))
     return {name.partition("#")[0] for name in named} - {""}
 

@@ -7,8 +7,12 @@ import io
 import json
 import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
 
 from controlplane.cli import main
 from controlplane.history import snapshots
@@ -17,10 +21,11 @@ from controlplane.replay.debugger import Debugger
 from controlplane.replay.debugger_commands import COMMANDS, BadQuestion
 from controlplane.replay.debugger_diff import diff
 from controlplane.replay.debugger_fold import Timeline
-from controlplane.replay.debugger_match import match
+from controlplane.replay.debugger_match import kind_of, match, requests_of, workers_of
 from controlplane.replay.debugger_show import _SHOWN
 from controlplane.replay.history import History, from_file
 from events.log import RevisionGroup
+from events.vocabulary import AnyEvent
 from policies.fleet import apply_group
 from policies.state import Fleet, dump
 from tests.replay.test_scheduler_replay import eventful_log
@@ -299,3 +304,14 @@ def test_every_command_is_shown_and_explained() -> None:
     assert set(_SHOWN) == set(COMMANDS)
     for command in COMMANDS.values():
         assert callable(getattr(Debugger, command.method))
+
+
+@pytest.mark.parametrize("kind", get_args(AnyEvent))
+def test_whatever_an_event_is_about_is_told(kind: type[Struct]) -> None:
+    @settings(max_examples=5, deadline=None, derandomize=True)
+    @given(st.from_type(kind))
+    def told(event: Struct) -> None:
+        assert kind_of(event)
+        assert "" not in requests_of(event) | workers_of("r.r0", event)
+
+    told()

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from chaos.outcome import Outcome
+from chaos.outcome import Fired, Outcome
 from chaos.runner import artifacts, figures, telling
 from chaos.runner.judge import Verdict, judge
 from chaos.scenario.catalogue import FIGURES
 from chaos.scenario.language import Bound, Fault, When
-from chaos.scenario.schedule import expand
+from chaos.scenario.schedule import Planned, expand
 from chaos.validators import CHECKS
 from chaos.validators.records import Log, events_of
 from controlplane.cli import main as relume
@@ -54,6 +54,26 @@ def test_a_broken_promise_fails_and_is_named(good: Outcome) -> None:
     assert verdict.signature == ("I10",)
     assert "I10 is broken" in verdict.why
     assert "11000 ms" in "\n".join(telling.verdict_lines(verdict))
+
+
+def test_while_every_worker_is_cut_off_nobody_recovers(good: Outcome) -> None:
+    names = sorted(good.schedule.workers)
+    cuts = tuple(
+        Planned(f"c{n}", "cut-one-way", name, at_ns=0, peer="gateway")
+        for n, name in enumerate(names)
+    )
+    schedule = replace(good.schedule, faults=(*good.schedule.faults, *cuts))
+    waited = replace(with_client(good, 5, gaps_ms=[11_000.0]), schedule=schedule)
+    begun_ns = 500_000_000
+    for until_s, targets, result in (
+        (3, names, "passed"), (2, names, "failed"), (3, names[1:], "failed"),
+    ):  # fmt: skip
+        cut = tuple(
+            Fired(f"c{n}", "cut-one-way", name, begun_ns * (n + 1), begun_ns + until_s * 10**9)
+            for n, name in enumerate(names)
+            if name in targets
+        )
+        assert judge(replace(waited, fired=(*good.fired, *cut))).result == result
 
 
 def test_a_bound_that_is_not_met_fails(good: Outcome) -> None:
