@@ -16,6 +16,7 @@ gateways are the real code; `RULES` are settings of it. What is measured of a ru
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -297,7 +298,7 @@ class Meter:
 
     def attach(self, fleet: SimFleet) -> None:
         """Look at `fleet` from now on."""
-        self._loop = fleet.loop
+        self._loop = weakref.proxy(fleet.loop)
         for host in fleet.hosts.values():
             host.met = self.asked.__setitem__
             host.seen = self._seen

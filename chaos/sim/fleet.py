@@ -265,12 +265,12 @@ def run(
     itself is told in the outcome's `error`.
     """
     schedule = expand(scenario, seed) if schedule is None else schedule
-    loop = VirtualLoop(seed)
-    wires = Wires(loop)
     error = ""
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects live as long as the run
     gc.freeze()  # when it is over, only what came of it is looked through
+    loop = VirtualLoop(seed)
+    wires = Wires(loop)
     try:
         with standing_in(wires):
             fleet = make(loop, wires, scenario, schedule, settings or Settings())
@@ -281,9 +281,11 @@ def run(
             finally:
                 outcome = _outcome(fleet, scenario, error)
                 fleet.etcd.close()
-                del fleet  # the next run would freeze it if it were not garbage by now
+                del fleet
                 loop.close()
     finally:
+        del loop, wires
+        gc.collect()  # what is left now the next run would freeze, and no run would look at it
         gc.unfreeze()
         if collecting:
             gc.enable()

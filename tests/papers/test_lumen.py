@@ -54,16 +54,16 @@ def test_without_a_failure_nothing_is_lost_and_a_run_is_repeated() -> None:
 
 
 def test_a_meter_holds_nothing_of_a_fleet_that_ran() -> None:
-    made: list[weakref.ref[SimFleet]] = []
+    made: list[weakref.ref[Any]] = []
 
     def make(*args: Any) -> SimFleet:
         fleet = SimFleet(*args)
-        made.append(weakref.ref(fleet))
+        made.extend(map(weakref.ref, (fleet, fleet.loop, fleet.etcd)))
         return fleet
 
     case, meter = replace(LIGHT, short=True), Meter()
     simulated.run(scenario_of(case), 3, settings=settings_of(case, meter), make=make)
-    assert meter.first and [fleet() for fleet in made] == [None]
+    assert meter.first and [one() for one in made] == [None] * 3
 
 
 def flat(value: float, count: int = 30) -> list[tuple[float, int]]:
