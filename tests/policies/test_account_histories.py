@@ -179,8 +179,10 @@ class World:
             self.story.tell(f"w.{name}", v.WorkerDeregistered(name, "asked to"))
         else:
             self.story.tell("fleet", v.WorkerLost(name, epoch, "lease lapsed"))
+        nothing_left(self.story.fleet.workers[name])
         if self.draw(st.booleans()):
             self.story.tell("fleet", v.WorkerForgotten(name, epoch))
+            assert name not in self.story.fleet.workers
         while self.under_way and self.draw(st.booleans()):  # sent there all the same
             request, _, attempt, prompt = self.under_way.pop()
             late = decided(request, attempt + 1, name, self.incarnation[name], prompt)
