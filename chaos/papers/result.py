@@ -30,10 +30,12 @@ class Published(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """What a run found: our figure of each key; further lines for people."""
+    """What a run found: our figure of each key; further lines for people. `left_out`: keys of
+    sizes that were not asked for."""
 
     figures: Mapping[str, float]
     lines: tuple[str, ...] = ()
+    left_out: frozenset[str] = frozenset()
 
 
 class Result(Struct, frozen=True):
@@ -64,8 +66,10 @@ class Compared(Struct, frozen=True):
 
 
 def compare(result: Result, found: Found) -> list[Compared]:
-    """Every published figure beside ours. Raises KeyError when a run left one out."""
-    return [_beside(figure, found.figures[figure.key]) for figure in result.published]
+    """Every published figure that was asked for beside ours. Raises KeyError when a run has not
+    one of them."""
+    asked = [figure for figure in result.published if figure.key not in found.left_out]
+    return [_beside(figure, found.figures[figure.key]) for figure in asked]
 
 
 def _beside(figure: Published, ours: float) -> Compared:

@@ -120,6 +120,19 @@ def test_each_sample_stands_beside_its_published_figure(
     assert len(seen) == once  # what was kept is not run again
 
 
+def test_the_table_of_four_workers_may_be_asked_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Case] = []
+    monkeypatch.setattr(sampling, "measure", lambda case: seen.append(case) or invented(case))
+    result = registry.load("lumen-prototype")
+    found = result.run(Sampling(0, 2, 4))
+    assert {case.workers for case in seen} == {4} and all(
+        "4 workers" in c.what for c in compare(result, found)
+    )
+    assert (
+        len(compare(result, found)) == 6 and len(compare(result, result.run(Sampling(0, 2)))) == 12
+    )
+
+
 def test_a_run_that_went_wrong_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(invented(LIGHT), error="2 streams broke")
     monkeypatch.setattr(sampling, "measure", lambda _case: wrong)
