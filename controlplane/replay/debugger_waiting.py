@@ -153,6 +153,9 @@ class OtherRoom:
         """Of one that was called; empty: nobody knows, the log was away."""
         if event.cause != "wait_over":
             return ""
+        if config.most_ms < self._recorded().most_ms:
+            if room.entries[event.request].end_us <= event.at_us:
+                return f"is refused: {waiting.TOO_LONG}"
         here = self._busy(event, config)
         if here and not self._busy(event, self._recorded()):
             return "waits on: saturated"

@@ -99,6 +99,13 @@ async def test_a_longer_patience_is_seen_where_one_ended() -> None:
     assert longer == ("x", "is refused: too long", "waits on", True)
 
 
+async def test_a_shorter_patience_would_have_refused_who_was_called_later() -> None:
+    groups = await turns()
+    told = first(groups, "waiting.most_ms=150")
+    assert told == ("s2", "its turn", "is refused: too long", True), "others waited 100 ms only"
+    assert asked(groups, "waiting.most_ms=29000").first is None
+
+
 async def test_a_tenant_with_a_smaller_share_is_refused() -> None:
     async with plane(replace(USUAL, tenant_percent=100)) as p:
         for name in ("a", "b", "t1", "t2", "t3"):
