@@ -159,7 +159,12 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = {"run": _run, "fuzz": fuzz_command, "shrink": _shrink, "report": _report}
     try:
-        return work[given.command](given)
+        status = work[given.command](given)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `relume-chaos report RUN | head`: not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0 if given.command == "report" else 2
     except (ScenarioError, TraceError, artifacts.BadRun, LogError, OSError) as error:
         _say(str(error))
         return 2

@@ -61,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at", type=int, metavar="REVISION", default=0, help="only the log up to here"
     )
-    parser.add_argument("--export", metavar="FILE", default="", help="store the log in a file")
+    parser.add_argument(
+        "--export",
+        metavar="FILE",
+        default="",
+        help="store the log in a file, names and hashes of prompts too (else --do 'export FILE')",
+    )
     parser.add_argument("--note", default="", help="a remark to go into the exported file")
     parser.add_argument(
         "--what-if",

@@ -394,6 +394,18 @@ def test_what_cannot_be_run_is_told(capsys: pytest.CaptureFixture[str], tmp_path
     assert "holds no run" in capsys.readouterr().err
 
 
+def test_a_report_of_which_only_the_head_is_read_is_no_error(tmp_path: Path) -> None:
+    artifacts.keep(tmp_path, GOOD, judge(GOOD), "relume-chaos run it")
+    report = [sys.executable, "-m", "chaos.runner", "report", str(tmp_path)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(report, stdout=writer, stderr=subprocess.PIPE, timeout=120)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_fuzz_and_shrink_from_the_command_line(
     played: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
