@@ -137,7 +137,10 @@ def not_yet() -> list[str]:
 
 def _known(run: Outcome) -> Known:
     given = run.scenario.fleet.checkpoint_mb << 20
-    return Known(given or None, _stopped(run), _unserved_ms(run), run.landed, run.commands)
+    return Known(
+        given or None, _stopped(run), _killed(run), _unserved_ms(run), _shared(run), run.landed,
+        run.commands,
+    )  # fmt: skip
 
 
 def _stopped(run: Outcome) -> list[tuple[str, int]]:
@@ -148,6 +151,26 @@ def _stopped(run: Outcome) -> list[tuple[str, int]]:
         if fired.what == "leader-stop"
         for name in fired.target.split(",")
     ]
+
+
+def _killed(run: Outcome) -> list[tuple[str, int]]:
+    """Streams of replicas that a fault killed, and when, ms."""
+    return [
+        (f"r.{name}", run.began_ms + fired.at_ns // 1_000_000)
+        for fired in run.fired
+        if fired.what == "gateway-kill"
+        for name in fired.target.split(",")
+    ]
+
+
+def _shared(run: Outcome) -> dict[str, int]:
+    """Of each client's request: with how many tokens it begins as others do."""
+    planned = {r.name: len(r.prefix) * r.prefix_block for r in run.schedule.requests if r.prefix}
+    return {
+        history.record.request: planned[history.request]
+        for history in run.histories
+        if history.request in planned
+    }
 
 
 def _unserved_ms(run: Outcome) -> int:

@@ -57,12 +57,16 @@ __all__ = ["CHECKS", "ClientRecord", "Known", "Violation", "check_all", "untrack
 class Known(Struct, frozen=True):
     """What somebody kept beside log and clients' records. `given_bytes`: for checkpoints, to
     each host (None: nobody knows); `stopped`: streams of replicas that stood still, and for how
-    many ms; `unserved_ms`: for so long no worker could be reached; `landed`: what writers were
-    told is durable; `commands`: (id, principal) of admin changes that were acknowledged."""
+    many ms; `killed`: those that were killed, and when (ms, as in `Segment.at_ms`);
+    `unserved_ms`: for so long no worker could be reached; `shared`: so many tokens a client's
+    prompt begins with as others do; `landed`: what writers were told is durable;
+    `commands`: (id, principal) of admin changes that were acknowledged."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
+    killed: Sequence[tuple[str, int]] = ()
     unserved_ms: int = 0
+    shared: Mapping[str, int] = {}
     landed: Sequence[Landed] = ()
     commands: Sequence[tuple[str, str]] = ()
 
@@ -75,9 +79,13 @@ def violations(
         **CHECKS,
         "I8": partial(i8_budget.check, given=known.given_bytes),
         "I10": partial(
-            i10_recovery_bound.check, stopped=known.stopped, unserved_ms=known.unserved_ms
+            i10_recovery_bound.check,
+            stopped=known.stopped,
+            killed=known.killed,
+            unserved_ms=known.unserved_ms,
         ),
         "I13": partial(i13_durable.check, landed=known.landed),
+        "I14": partial(i14_no_bad_block.check, shared=known.shared),
         "I16": partial(i16_admin_logged.check, sent=known.commands),
     }
     for name in promises:

@@ -54,24 +54,33 @@ def check(
     bound_ms: int = BOUND_MS,
     stopped: Sequence[tuple[str, int]] = (),
     unserved_ms: int = 0,
+    killed: Sequence[tuple[str, int]] = (),
 ) -> list[Violation]:
     """Recoveries that took too long or never ended. `stopped`: streams of replicas that stood
     still, and for how many ms: so much longer may take what they serve. `unserved_ms`: for so
-    long no worker could be reached, whoever asked."""
+    long no worker could be reached, whoever asked. `killed`: streams of replicas that were
+    killed, and when (wall ms): what they served begins anew to be recovered then."""
     out = []
     bound_ms += unserved_ms
     patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
     silences = list(_silences(groups))
+    owners = {course.request: course.owners for course in courses(groups).values()}
     for one in recoveries(groups):
+        begun_ms = max(
+            [one.begun_ms, *(
+                ms for stream, ms in killed
+                if stream in owners[one.request] and ms < one.back_ms
+            )]
+        )  # fmt: skip
         unknown = sum(
-            max(0, min(one.back_ms, until) - max(one.begun_ms, since)) for since, until in silences
+            max(0, min(one.back_ms, until) - max(begun_ms, since)) for since, until in silences
         )
         bound = bound_ms + patience.get(one.request, 0) + unknown
         if one.back_ms < 0:
             text = f"attempt {one.attempt} was cut, and nothing followed"
             out.append(Violation(PROMISE, one.request, text))
-        elif one.back_ms - one.begun_ms > bound:
-            took = one.back_ms - one.begun_ms
+        elif one.back_ms - begun_ms > bound:
+            took = one.back_ms - begun_ms
             text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound} ms"
             out.append(Violation(PROMISE, one.request, text))
     for client in clients:

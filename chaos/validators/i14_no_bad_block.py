@@ -8,7 +8,7 @@ A restore whose end nobody told, though its request went on, is a violation too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chaos.validators import i2_identical_stream
 from chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
@@ -32,9 +32,20 @@ class _Restore:
         self.died = False
 
 
-def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
-    """Blocks that were used though they could not be."""
+def check(
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    shared: Mapping[str, int] | None = None,
+) -> list[Violation]:
+    """Blocks that were used though they could not be. `shared`: so many tokens a client's prompt
+    begins with as others do; while it waited for its blocks the engine may have computed those
+    for somebody else."""
     restores, several = _restores(groups)
+    alike: dict[str, int] = {}
+    if shared:
+        for client, course in of_clients(courses(groups), clients):
+            if course is not None:
+                alike[course.request] = shared.get(client.request, 0)
     out = []
     for (worker, _, request, attempt), restore in restores.items():
         if (worker, request, attempt) in several:
@@ -44,7 +55,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
             if restore.begun >= 0 and not restore.died:
                 text = f"{worker} went on, and its restore never ended"
                 out.append(Violation(PROMISE, about, text, restore.revision))
-        elif restore.begun > restore.usable:
+        elif restore.begun > max(restore.usable, alike.get(request, 0)):
             text = (
                 f"{worker} computed from token {restore.begun} on, but only "
                 f"{restore.usable} of {restore.wanted} could be had"

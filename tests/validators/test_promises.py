@@ -435,6 +435,19 @@ def test_i10_is_not_misled_by_a_worker_that_tells_late() -> None:
     assert i10_recovery_bound.check(groups, [], bound_ms=300)
 
 
+def test_i10_begins_anew_when_the_gateway_is_killed() -> None:
+    story = short()
+    story.tell("r.r0", observed())
+    cut = story.revision
+    story.tell("r.r0", ended())
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 5900})
+    for stream, at_ms, fine in (
+        ("r.r0", 5500, True), ("r.r0", 5100, False), ("r.r1", 5500, False), ("r.r0", 5950, False),
+    ):  # fmt: skip
+        found = i10_recovery_bound.check(groups, [], bound_ms=500, killed=[(stream, at_ms)])
+        assert (found == []) is fine
+
+
 def test_i10_finds_a_cut_that_nothing_followed() -> None:
     story = short()
     story.tell("r.r0", observed())
@@ -606,6 +619,15 @@ def test_i14_leaves_out_what_the_log_cannot_tell() -> None:
     lost = v.EngineStep(1, 9, 5, 0, 0, 0, 0, 0, (v.PrefillChunkDone("q1", 1, 9, 100),), lost=3)
     story.tell("w.w0", lost)
     assert i14_no_bad_block.check(story.groups, []) == [], "its first chunk may be lost"
+
+
+@pytest.mark.parametrize(("shared", "fine"), [(64, True), (63, False), (0, False)])
+def test_i14_knows_what_others_computed_meanwhile(shared: int, fine: bool) -> None:
+    story = restoring(64, failed(32))
+    story.tell("r.r0", ended())
+    client = ClientRecord("q1", 200, "completed")
+    found = i14_no_bad_block.check(story.groups, [client], {"q1": shared} if shared else {})
+    assert (found == []) is fine
 
 
 def test_i14_compares_what_restored_requests_answered() -> None:
