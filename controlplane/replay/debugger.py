@@ -269,7 +269,8 @@ class Debugger:
         if not words:
             raise BadQuestion("export FILE [FIRST [LAST]]")
         first = self._revision(words[1]) if len(words) > 1 else self.timeline.revision_at(1)
-        last = self._revision(words[2]) if len(words) > 2 else self.timeline.revision
+        here = self.timeline.revision_at(self.timeline.at or self.timeline.end)
+        last = self._revision(words[2]) if len(words) > 2 else here
         if self.timeline.place(first - 1) >= self.timeline.place(last):
             raise BadQuestion(f"nothing in revisions {first} to {last}")
         footer = export_window(self.timeline, words[0], first, last)

@@ -88,7 +88,8 @@ what would have happened; later ones are counted each by itself. `settings` list
         "questions", "export", "export FILE [FIRST [LAST]]",
         "store revisions as a replay test, without clients and operators",
         "It goes on from the fold before FIRST, so `relume replay --verify --log FILE` stands\n"
-        "by itself. Default: all up to here. Add it to tests/replay/logs to keep it true.",
+        "by itself. Default: all up to here; at the start, all there is.\n"
+        "Add it to tests/replay/logs to keep it true.",
     ),
     "types": Command("questions", "types", "types", "the types of events"),
 }  # fmt: skip

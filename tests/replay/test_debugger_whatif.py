@@ -352,5 +352,10 @@ def test_export_refuses_an_empty_window(killed: History, tmp_path: Path) -> None
     debugger = Debugger(killed)
     with pytest.raises(ValueError, match="nothing in revisions"):
         debugger.run(f"export {tmp_path / 'x.rlog'} 200 100")
+    whole = debugger.run(f"export {tmp_path / 'x.rlog'}")[1]
+    assert (whole["first"], whole["last"]) == (
+        killed.groups[0].revision,
+        killed.groups[-1].revision,
+    )
     told = debugger.run(f"export {tmp_path / 'x.rlog'} 100 end")[1]
     assert told["verified"] and told["divergences"] == 0
