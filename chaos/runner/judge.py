@@ -173,16 +173,13 @@ def _shared(run: Outcome) -> dict[str, int]:
     }
 
 
+RELOAD_NS = 5_000_000_000
+"""So long behind its death an engine may not be back, whoever starts it again."""
+
+
 def _unserved_ms(run: Outcome) -> int:
     """How long faults kept every worker from the gateways at once, all such times together."""
-    peers = {planned.name: planned.peer for planned in run.schedule.faults}
-    away: list[tuple[int, int, str]] = []
-    for fired in run.fired:
-        if fired.what == "engine-stop" or (
-            fired.what in ("cut", "cut-one-way") and peers.get(fired.name) == "gateway"
-        ):
-            until_ns = fired.until_ns or run.ended_ns
-            away += [(fired.at_ns, until_ns, name) for name in fired.target.split(",")]
+    away = [*_away(run)]
     times = sorted({at for begun, until, _ in away for at in (begun, until)})
     unserved_ns = 0
     for begun, until in itertools.pairwise(times):
@@ -190,6 +187,29 @@ def _unserved_ms(run: Outcome) -> int:
         if gone >= run.schedule.workers.keys():
             unserved_ns += until - begun
     return unserved_ns // 1_000_000
+
+
+def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
+    """From when to when (ns) a fault kept which worker from serving: it was cut from the gateways,
+    stopped, or dead while its agent was stopped."""
+    peers = {planned.name: planned.peer for planned in run.schedule.faults}
+    deaths = [
+        (fired.at_ns, name)
+        for fired in run.fired
+        for name, domain in run.schedule.workers.items()
+        if (fired.what == "engine-kill" and name in fired.target.split(","))
+        or (fired.what == "domain-loss" and domain in fired.target.split(","))
+    ]
+    for fired in run.fired:
+        until_ns = fired.until_ns or run.ended_ns
+        cut = fired.what in ("cut", "cut-one-way") and peers.get(fired.name) == "gateway"
+        for name in fired.target.split(","):
+            if cut or fired.what == "engine-stop":
+                yield fired.at_ns, until_ns, name
+            elif fired.what == "agent-stop":
+                for died_ns, dead in deaths:
+                    if dead == name and fired.at_ns - RELOAD_NS <= died_ns < until_ns:
+                        yield max(fired.at_ns, died_ns), until_ns, name
 
 
 def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Expectation]:

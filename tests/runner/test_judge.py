@@ -74,6 +74,16 @@ def test_while_every_worker_is_cut_off_nobody_recovers(good: Outcome) -> None:
             if name in targets
         )
         assert judge(replace(waited, fired=(*good.fired, *cut))).result == result
+    cut = tuple(
+        Fired(f"c{n}", "cut-one-way", name, begun_ns, 4 * begun_ns)
+        for n, name in enumerate(names[1:], 1)
+    )
+    stopped = Fired("s", "agent-stop", names[0], begun_ns, 4 * begun_ns)
+    died = Fired("k", "engine-kill", names[0], begun_ns // 2)
+    for more, result in (
+        ((stopped,), "failed"), ((stopped, died), "passed"), ((died,), "failed"),
+    ):  # fmt: skip
+        assert judge(replace(waited, fired=(*good.fired, *cut, *more))).result == result
 
 
 def test_a_bound_that_is_not_met_fails(good: Outcome) -> None:
