@@ -48,16 +48,15 @@ class Kept:
         if marks is self._marks and stand == self._stand and distrusted == self._distrusted:
             return
         self._prepare(view)
-        names = own = None
+        names = own = stepped = None
         if marks is self._marks and len(fleet.workers) == len(self.workers):
             names, own = marks.since(self._stand[0]), moved.since(self._stand[1])
-        if names is None or own is None:
+            stepped = steps.since(self._stand[2]) if self.steps else ()
+        if names is None or own is None or stepped is None:
             self._distrusted = distrusted
             self._build(view)
         else:
-            changed = {*names, *own}
-            if self.steps:
-                changed.update(steps.since(self._stand[2]) or ())
+            changed = {*names, *own, *stepped}
             if fleet.tick != self._stand[3]:  # what ended early may be forgotten then
                 changed.update(view.overlaid())
             if distrusted != self._distrusted:

@@ -127,7 +127,10 @@ def _ended(fleet: Fleet, stream: str, event: v.RequestEnded) -> Iterable[str]:
     request = fleet.requests.get(event.request)
     if request is None:  # its dispatches stand in no list
         return (*fleet.workers, *_holders_of(fleet, event.request))
-    return (*(name for name, _ in request.places), *_holders_of(fleet, event.request))
+    places = (name for name, _ in request.places)
+    # Its engine may have told of it, and of its end, before its gateway: then it stands nowhere,
+    # and its first token counts for its worker all the same.
+    return (request.worker, *places, *_holders_of(fleet, event.request))
 
 
 _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from policies.routing import Query, decide
 from policies.selectors import Asked
 from policies.state import Worker
 from policies.view import View
-from tests.policies.story import MODEL, arrived, decided, engine_step, queued
+from tests.policies.story import MODEL, arrived, decided, ended, engine_step, finished, queued
 from tests.policies.test_ranking import Life, fleet_of, view_of
 
 
@@ -136,6 +137,23 @@ def test_order_of_predicted_ttft_is_that_of_a_pass_over_all(
             found = selectors.predicted_ttft(life.view, kept, asked)
             names = [(kept.workers[at].name, cost) for cost, *_, at in found]
             assert names == all_by_ttft(life.view, asked), f"seed {seed}"
+
+
+def test_a_first_token_counts_though_the_engine_told_of_the_end_before_the_dispatch() -> None:
+    """Found by composed 425: the board knew nothing of it."""
+    story = fleet_of(20)
+    view = view_of(story)
+    sent = msgspec.structs.replace(decided("q1", worker="w4", prompt=64), ttft_us=1_000)
+    story.tell("w.w4", engine_step(queued("q1"), finished("q1")))
+    kept = selectors.board_of(view, MODEL, "predicted_ttft", why)
+    before = kept.outlooks[kept.index["w4"]]
+    story.tell("r.r1", arrived("q1", prompt=64), sent)
+    board.keep_up(view)
+    story.tell("r.r1", msgspec.structs.replace(ended("q1"), ttft_us=400_000))
+    kept = selectors.board_of(view, MODEL, "predicted_ttft", why)
+    now = kept.outlooks[kept.index["w4"]]
+    assert now == outlook(view, story.fleet.workers["w4"])
+    assert now.fixed_us > before.fixed_us
 
 
 @pytest.mark.parametrize("policy", selectors.POLICIES)
