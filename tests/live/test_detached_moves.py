@@ -39,10 +39,10 @@ async def test_stream_of_an_absent_client_leaves_a_draining_worker(options: Flee
         url = f"{scene.url}/v1/completions"
         calm, away = Reader("calm"), Reader("away")
         body = asking(TOKENS, ignore_eos=True, prompt=TEXT + padding("away"))
-        await calm.read(session, url, body)
         worker = await scene.until_ready("w0")
-        for name in ("w1", "w2"):
+        for name in ("w1", "w2"):  # nobody else is to have the beginning in its prefix cache
             await scene.drain(name)
+        await calm.read(session, url, body)
 
         stop(worker["engine_pid"])
         reading = asyncio.create_task(
