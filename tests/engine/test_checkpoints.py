@@ -530,7 +530,7 @@ def test_a_prefill_leaves_blocks_behind_before_it_is_over(
     body = body_for(prompt=prompt, max_tokens=40)
     with daemon_in(tmp_path, budget_bytes=64 << 20) as holder:
         arguments = connector(layered=True, bound_bytes=64 << 20)
-        with engine_of(zygote.fork(*arguments, "--max-num-batched-tokens", "128")) as first:
+        with engine_of(zygote.fork(*arguments, "--max-num-batched-tokens", "64")) as first:
             headers = client.headers_for(request="early", checkpoint=endpoint(holder))
             stop(first.pid)
             connection = client.connect(first.port)
@@ -538,6 +538,7 @@ def test_a_prefill_leaves_blocks_behind_before_it_is_over(
 
             def covered() -> bool:
                 let_run(first.pid)
+                time.sleep(0.02)  # what it sent reaches the holder
                 assert not any(isinstance(c, FirstToken) for c in first.agent.changes("early"))
                 return held_blocks(holder, "early") >= 8
 

@@ -40,7 +40,7 @@ async def test_each_model_is_served_by_its_own_workers(
     async with scene_of(options) as scene:
         await _both_are_listed(scene)
         await _goes_where_its_prefix_is(scene)
-        calm = {m: await scene.streams(4, 200, f"calm-{m}", model=m) for m in HOLDERS}
+        calm = {m: await scene.streams(8, 200, f"calm-{m}", model=m) for m in HOLDERS}
         tiny, small = (list(calm[m].values()) for m in ("tiny", "small"))
         assert not whole(calm["tiny"]) and not whole(calm["small"])
         assert [s.text for s in tiny] != [s.text for s in small]
@@ -107,7 +107,7 @@ async def _killed(scene: Scene, model: str, name: str, calm: dict) -> None:
         await scene.paced(streams, 12, name, victim["engine_pid"])
         os.kill(victim["engine_pid"], signal.SIGKILL)
 
-    hit = await scene.streams(4, 200, f"{model}-killed", kill, model=model)
+    hit = await scene.streams(8, 200, f"{model}-killed", kill, model=model)
     assert not whole(hit)
     assert same(calm, hit) == []
     await _stays_within(scene, model, hit)
