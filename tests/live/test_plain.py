@@ -132,7 +132,7 @@ async def _broken(scene: Scene, server: int) -> None:
 
     broken = await scene.streams(2, 400, "broken", kill)
     assert all("told no token ids" in s.error for s in broken.values()), whole(broken)
-    assert not whole(await scene.streams(2, 20, "again")), "it is taken back when it is ready"
+    assert not whole(await scene.streams(2, 60, "again")), "it is taken back when it is ready"
     await scene.until_ready("p0", known["incarnation"] + 1)
 
 
