@@ -158,7 +158,7 @@ def select(
     policy: str,
     asked: Asked,
     named: int,
-    queues: Callable[[], Board] | None = None,
+    queues: Callable[[], Board],
 ) -> tuple[Candidate | None, list[Candidate], bool]:
     """Whom `policy` chooses, those looked at (the `named` best, and whoever else it turned on),
     and whether nobody was chosen because it would be too late. What excludes a candidate is its
@@ -167,7 +167,7 @@ def select(
     replicas = board.replicas if spread else 1
     looked, chosen = _look(board, order(view, board, asked), asked, named, replicas)
     busy = [x for x in looked if x.excluded == BUSY] if chosen is None else []
-    if busy and queues is not None:
+    if busy:
         chosen = _open(board, queues(), asked, looked)
     if chosen is None and busy:  # all are: it goes where it would go anyhow
         chosen, fit = busy[0], busy

@@ -182,7 +182,9 @@ def test_kept_boards_choose_as_new_ones(
 def chosen(view: View, policy: str, asked: Asked) -> tuple[str, dict[str, v.Candidate], bool]:
     """Name of the chosen, whom was looked at, and whether it is refused."""
     kept = selectors.board_of(view, MODEL, policy, why)
-    best, looked, late = selectors.select(view, kept, policy, asked, 8)
+    best, looked, late = selectors.select(
+        view, kept, policy, asked, 8, lambda: board.of(view, MODEL, why, board.by_queue)
+    )
     shown = {x.worker: x for x in looked}
     return best.worker if best is not None else "", shown, late
 

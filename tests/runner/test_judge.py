@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from chaos.outcome import Fired, Outcome
 from chaos.runner import artifacts, figures, telling
-from chaos.runner.judge import Verdict, judge
+from chaos.runner.judge import Verdict, _known, judge
 from chaos.scenario.catalogue import FIGURES
 from chaos.scenario.language import Bound, Fault, When
 from chaos.scenario.schedule import Planned, expand
@@ -84,6 +84,19 @@ def test_while_every_worker_is_cut_off_nobody_recovers(good: Outcome) -> None:
         ((stopped,), "failed"), ((stopped, died), "passed"), ((died,), "failed"),
     ):  # fmt: skip
         assert judge(replace(waited, fired=(*good.fired, *cut, *more))).result == result
+
+
+def test_validators_know_who_was_killed_and_what_prompts_share(good: Outcome) -> None:
+    requests = (replace(good.schedule.requests[0], prefix=(1, 2), prefix_block=32),)
+    run = replace(
+        good,
+        schedule=replace(good.schedule, requests=(*requests, *good.schedule.requests[1:])),
+        fired=(Fired("g", "gateway-kill", "r0", 2_000_000_000),),
+    )
+    known = _known(run)
+    assert known.killed == [("r.r0", good.began_ms + 2000)]
+    named = {h.record.request for h in good.histories if h.request == requests[0].name}
+    assert known.shared == dict.fromkeys(named, 64) and named
 
 
 def test_a_bound_that_is_not_met_fails(good: Outcome) -> None:
