@@ -34,10 +34,10 @@ test: models lint wheel ## everything: linters, the wheel, all tests on real etc
 	@$(WITH_ETCD); exec $(BIN)/python -m tests.lanes $(ARGS)
 
 chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
-	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live $(or $(ARGS),--set ci)
+	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live $(or $(ARGS),--set ci)
 
 chaos-nightly: models ## every applicable fault on real processes, three seeds each (half an hour or so)
-	@$(WITH_ETCD); exec $(BIN)/python -m chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
+	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (a few minutes)
 	@exec $(BIN)/python -m tests.lanes --check $(ARGS)
@@ -50,7 +50,7 @@ wheel: env ## build the wheel and try it with the checkout off the path
 	@deploy/dev/check_wheel.sh
 
 bench: models ## run one bench: make bench ARGS=NAME (without a name: list them)
-	@$(WITH_ETCD); exec $(BIN)/python -m chaos.bench $(ARGS)
+	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.bench $(ARGS)
 
 lock: env ## write deploy/dev/lock.txt anew from what is installed
 	@$(BIN)/python deploy/dev/requirements.py lock >deploy/dev/lock.txt.new

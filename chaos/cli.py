@@ -10,17 +10,17 @@ import sys
 from collections.abc import Sequence
 
 _COMMANDS = {
-    "demo": ("chaos.demo", "kill a worker under load, see that no client notices"),
-    "bench": ("chaos.bench", "measure one thing: relume-chaos bench NAME"),
-    "live": ("chaos.live", "scenarios on real processes, judged: --set ci, --set nightly"),
-    "list": ("chaos.scenario list", "the named scenarios, and what is not yet applicable"),
-    "run": ("chaos.runner run", "run a scenario, simulated or --live, and judge it"),
-    "fuzz": ("chaos.runner fuzz", "run many seeds over many scenarios"),
-    "shrink": ("chaos.runner shrink", "make a failing scenario small"),
-    "report": ("chaos.runner report", "show a run that was kept, as text, JSON or a page"),
-    "schedule": ("chaos.scenario schedule", "what a seed makes of a scenario"),
-    "what-if": ("chaos.whatif", "a log under other settings: the simulator goes on from there"),
-    "papers": ("chaos.papers", "published results beside what we compute"),
+    "demo": ("relume.chaos.demo", "kill a worker under load, see that no client notices"),
+    "bench": ("relume.chaos.bench", "measure one thing: relume-chaos bench NAME"),
+    "live": ("relume.chaos.live", "scenarios on real processes, judged: --set ci, --set nightly"),
+    "list": ("relume.chaos.scenario list", "the named scenarios, and what is not yet applicable"),
+    "run": ("relume.chaos.runner run", "run a scenario, simulated or --live, and judge it"),
+    "fuzz": ("relume.chaos.runner fuzz", "run many seeds over many scenarios"),
+    "shrink": ("relume.chaos.runner shrink", "make a failing scenario small"),
+    "report": ("relume.chaos.runner report", "show a run that was kept, as text, JSON or a page"),
+    "schedule": ("relume.chaos.scenario schedule", "what a seed makes of a scenario"),
+    "what-if": ("relume.chaos.whatif", "a log under other settings: the simulator goes on from there"),
+    "papers": ("relume.chaos.papers", "published results beside what we compute"),
 }
 
 _HELP = "usage: relume-chaos COMMAND ...\n\ncommands:\n" + "".join(

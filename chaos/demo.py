@@ -22,14 +22,14 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from chaos.traffic import Stream, complete, prompts
-from controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
-from controlplane.replay.verify import Verdict, verify
-from events import vocabulary as v
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.chaos.traffic import Stream, complete, prompts
+from relume.controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
+from relume.controlplane.replay.verify import Verdict, verify
+from relume.events import vocabulary as v
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 
 DELIVERED_BEFORE = 16
 LACKING_AFTER = 64
@@ -251,7 +251,7 @@ def passed(result: Result) -> bool:
 
 
 def main() -> int:
-    """Entry of `python -m chaos.demo`."""
+    """Entry of `python -m relume.chaos.demo`."""
     defaults = FleetOptions()
     parser = argparse.ArgumentParser(prog="relume demo", description=__doc__)
     parser.add_argument("--workers", type=int, default=3)

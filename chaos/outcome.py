@@ -6,10 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from chaos.scenario.language import Scenario
-from chaos.scenario.schedule import Schedule
-from chaos.validators.records import ClientRecord
-from events.log import Landed, RevisionGroup
+from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.schedule import Schedule
+from relume.chaos.validators.records import ClientRecord
+from relume.events.log import Landed, RevisionGroup
 
 Kind = Literal["sim", "live"]
 

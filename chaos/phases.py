@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from chaos.scenario.catalogue import PHASES
-from events import vocabulary as v
+from relume.chaos.scenario.catalogue import PHASES
+from relume.events import vocabulary as v
 
 RECENT = 50
 """So many phases, the latest, say how long one takes."""

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import structlog
 from msgspec import Struct
 
-from events import vocabulary as v
-from events.errors import LogError
-from policies import checkpoints
-from policies.checkpoint_settings import config_of
-from policies.counted import prompt_tokens
-from policies.fleet import SUSPICIOUS
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.policies import checkpoints
+from relume.policies.checkpoint_settings import config_of
+from relume.policies.counted import prompt_tokens
+from relume.policies.fleet import SUSPICIOUS
+from relume.policies.view import View
 
 if TYPE_CHECKING:
-    from controlplane.scheduler import LiveRequest, Scheduler
+    from relume.controlplane.scheduler import LiveRequest, Scheduler
 
 log = structlog.get_logger("relume.checkpoints")
 

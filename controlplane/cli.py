@@ -39,8 +39,8 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "up": Command(
         "run a whole fleet on this machine until Ctrl-C",
-        "controlplane.up:add_arguments",
-        "controlplane.up:main",
+        "relume.controlplane.up:add_arguments",
+        "relume.controlplane.up:main",
         """
   relume up                          3 workers on the tiny model, OpenAI endpoint on 8000
   relume up --workers 2 --replicas 2 two control plane replicas: kill one, clients reconnect
@@ -51,14 +51,14 @@ It prints what to try next. Everything it writes is under .relume/.""",
     "demo": Command(
         "kill a worker under load and show that no client notices",
         "",
-        "controlplane.cli:demo",
+        "relume.controlplane.cli:demo",
         """
   relume demo                        needs nothing but this machine; about a minute""",
     ),
     "status": Command(
         "what runs, who leads, whether requests are taken",
-        "controlplane.cli_arguments:listing",
-        "controlplane.cli_fleet:status",
+        "relume.controlplane.cli_arguments:listing",
+        "relume.controlplane.cli_fleet:status",
         """
   relume status
   relume status --json | jq .log
@@ -66,16 +66,16 @@ It prints what to try next. Everything it writes is under .relume/.""",
     ),
     "workers": Command(
         "workers with their state, load and pids",
-        "controlplane.cli_arguments:listing",
-        "controlplane.cli_fleet:workers",
+        "relume.controlplane.cli_arguments:listing",
+        "relume.controlplane.cli_fleet:workers",
         """
   relume workers
   kill -9 $(relume workers --json | jq '.workers[0].engine_pid')   see it come back""",
     ),
     "requests": Command(
         "live requests and the last that ended",
-        "controlplane.cli_arguments:requests",
-        "controlplane.cli_fleet:requests",
+        "relume.controlplane.cli_arguments:requests",
+        "relume.controlplane.cli_fleet:requests",
         """
   relume requests                    the newest 100
   relume requests --state live       only those being served
@@ -83,8 +83,8 @@ It prints what to try next. Everything it writes is under .relume/.""",
     ),
     "events": Command(
         "what the log says, from the past or as it happens",
-        "controlplane.cli_arguments:events",
-        "controlplane.cli_events:events",
+        "relume.controlplane.cli_arguments:events",
+        "relume.controlplane.cli_events:events",
         """
   relume events                      the newest, without the noise of engine steps
   relume events --follow             as they happen
@@ -94,15 +94,15 @@ It prints what to try next. Everything it writes is under .relume/.""",
     ),
     "why": Command(
         "why a request went where it went",
-        "controlplane.replay.cli:add_why_arguments",
-        "controlplane.replay.cli:run_why",
+        "relume.controlplane.replay.cli:add_why_arguments",
+        "relume.controlplane.replay.cli:run_why",
         """
   relume why cmpl-4f2a               each decision, its basis, and what the others would cost""",
     ),
     "replay": Command(
         "take every decision of a log again and compare; step through it; ask what if",
-        "controlplane.replay.cli:add_arguments",
-        "controlplane.replay.cli:run",
+        "relume.controlplane.replay.cli:add_arguments",
+        "relume.controlplane.replay.cli:run",
         """
   relume replay --verify             exit 1 when anything comes out differently
   relume replay --at 120             the fleet as it was after revision 120
@@ -113,8 +113,8 @@ It prints what to try next. Everything it writes is under .relume/.""",
     ),
     "drain": Command(
         "give a worker nothing new; what runs there moves to others, or ends there",
-        "controlplane.cli_arguments:drain",
-        "controlplane.cli_drain:drain",
+        "relume.controlplane.cli_arguments:drain",
+        "relume.controlplane.cli_drain:drain",
         """
   relume drain w0 --wait 60          return when nothing runs there and nothing is held there;
                                      what cannot move ends there, and where its client stays
@@ -123,52 +123,52 @@ It prints what to try next. Everything it writes is under .relume/.""",
     ),
     "undrain": Command(
         "give a drained worker requests again",
-        "controlplane.cli_arguments:one_worker",
-        "controlplane.cli_fleet:change",
+        "relume.controlplane.cli_arguments:one_worker",
+        "relume.controlplane.cli_fleet:change",
         """
   relume undrain w0""",
     ),
     "restart": Command(
         "restart a worker's engine; its streams go on elsewhere",
-        "controlplane.cli_arguments:one_worker",
-        "controlplane.cli_fleet:change",
+        "relume.controlplane.cli_arguments:one_worker",
+        "relume.controlplane.cli_fleet:change",
         """
   relume drain w0 --wait && relume restart w0 && relume undrain w0   without a client noticing""",
     ),
     "hold": Command(
         "do not restart a worker's engine when it ends",
-        "controlplane.cli_arguments:one_worker",
-        "controlplane.cli_fleet:change",
+        "relume.controlplane.cli_arguments:one_worker",
+        "relume.controlplane.cli_fleet:change",
         """
   relume hold w0                     to look at a crashing engine in peace""",
     ),
     "release": Command(
         "let a held worker's engine be restarted again",
-        "controlplane.cli_arguments:one_worker",
-        "controlplane.cli_fleet:change",
+        "relume.controlplane.cli_arguments:one_worker",
+        "relume.controlplane.cli_fleet:change",
         """
   relume release w0""",
     ),
     "config": Command(
         "settings of the fleet that decisions depend on",
-        "controlplane.cli_arguments:config",
-        "controlplane.cli_fleet:config",
+        "relume.controlplane.cli_arguments:config",
+        "relume.controlplane.cli_fleet:config",
         """
   relume config get
   relume config set stall.cap_us 5000000   allow engines five seconds of silence""",
     ),
     "leader": Command(
         "which replica leads; have it step down",
-        "controlplane.cli_arguments:leader",
-        "controlplane.cli_fleet:leader",
+        "relume.controlplane.cli_arguments:leader",
+        "relume.controlplane.cli_fleet:leader",
         """
   relume leader                      exit 1 when nobody does
   relume leader resign               another replica takes over (needs the role admin)""",
     ),
     "doctor": Command(
         "check this machine, the configuration and etcd",
-        "controlplane.cli_doctor:add_arguments",
-        "controlplane.cli_doctor:doctor",
+        "relume.controlplane.cli_doctor:add_arguments",
+        "relume.controlplane.cli_doctor:doctor",
         """
   relume doctor                      each line ok, warn or fail, with the remedy
   relume doctor --repair             first the way out of etcd's NOSPACE
@@ -176,8 +176,8 @@ It prints what to try next. Everything it writes is under .relume/.""",
     ),
     "serve": Command(
         "run one control plane replica",
-        "controlplane.config:add_arguments",
-        "controlplane.cli:serve",
+        "relume.controlplane.config:add_arguments",
+        "relume.controlplane.cli:serve",
         """
   relume serve --etcd 10.0.0.5:2379 --name r0
   relume serve --config relume.yaml --port 9000
@@ -189,7 +189,7 @@ exit codes: 0 stopped; 1 no log; 2 configuration; 3 fenced by another with its n
     "worker": Command(
         "run the agent of one worker (its own flags: relume worker --help)",
         "",
-        "controlplane.cli:worker",
+        "relume.controlplane.cli:worker",
         """
   relume worker --worker w0 --etcd 10.0.0.5:2379 --model /models/qwen""",
     ),
@@ -212,8 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from controlplane.cli_client import EXIT_NO, CliError
-    from events.errors import RelumeError
+    from relume.controlplane.cli_client import EXIT_NO, CliError
+    from relume.events.errors import RelumeError
 
     try:
         return _resolve(COMMANDS[args.command].run)(args)
@@ -261,16 +261,16 @@ def _resolve(place: str) -> Callable[..., int]:
 
 def serve(args: argparse.Namespace) -> int:
     """`relume serve`."""
-    from controlplane import config
-    from controlplane.cli_client import EXIT_NO, EXIT_USAGE, CliError
+    from relume.controlplane import config
+    from relume.controlplane.cli_client import EXIT_NO, EXIT_USAGE, CliError
 
     settings = config.load(vars(args), os.environ, args.config)
     _refuse_foreign_names()
-    from controlplane.telemetry.logs import setup_logging
+    from relume.controlplane.telemetry.logs import setup_logging
 
     setup_logging(settings.log_level, settings.log_format)
-    from controlplane.serve import main as serve_main
-    from events.disk import is_full
+    from relume.controlplane.serve import main as serve_main
+    from relume.events.disk import is_full
 
     try:
         return serve_main(settings)
@@ -288,8 +288,8 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def _refuse_foreign_names() -> None:
-    from controlplane.cli_client import EXIT_USAGE, CliError
-    from controlplane.cli_owners import conflicts
+    from relume.controlplane.cli_client import EXIT_USAGE, CliError
+    from relume.controlplane.cli_owners import conflicts
 
     for found in conflicts():
         raise CliError(
@@ -301,12 +301,12 @@ def _refuse_foreign_names() -> None:
 
 def worker(rest: list[str]) -> int:
     """`relume worker`: becomes the agent; the control plane never imports it."""
-    return _become("engine_shim.agent", rest)
+    return _become("relume.engine_shim.agent", rest)
 
 
 def demo(rest: list[str]) -> int:
     """`relume demo`: becomes the demo, which stands above us and is not imported either."""
-    return _become("chaos.demo", rest)
+    return _become("relume.chaos.demo", rest)
 
 
 def _become(module: str, rest: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from controlplane.cli_client import add_arguments as listing
+from relume.controlplane.cli_client import add_arguments as listing
 
 __all__ = ["config", "drain", "events", "leader", "listing", "one_worker", "requests"]
 

@@ -22,14 +22,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from controlplane import config as configuration
-from controlplane.cli_client import EXIT_NO, read_fleet_file
-from controlplane.cli_output import print_json
-from controlplane.cli_owners import owners
-from controlplane.config import ConfigError, ServeConfig
+from relume.controlplane import config as configuration
+from relume.controlplane.cli_client import EXIT_NO, read_fleet_file
+from relume.controlplane.cli_output import print_json
+from relume.controlplane.cli_owners import owners
+from relume.controlplane.config import ConfigError, ServeConfig
 
 if TYPE_CHECKING:  # grpc is imported when etcd is asked, not before
-    from events.etcd.factory import EtcdLog, Probe
+    from relume.events.etcd.factory import EtcdLog, Probe
 
 PACKAGES = (
     "aetcd", "aiohttp", "grpc", "httptools", "msgspec", "prometheus_client", "structlog", "uvloop",
@@ -108,7 +108,7 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
         text = "none: the log grows in etcd until its quota"
         yield Finding("warn", "archive", text, "name one that all replicas share (--archive-dir)")
     if args.repair:
-        from controlplane.cli_repair import repaired
+        from relume.controlplane.cli_repair import repaired
 
         done, text = repaired(config)
         yield Finding("ok" if done else "fail", "repair", text, "" if done else "see above")
@@ -263,7 +263,7 @@ def check_folder(check: str, folder: str, flag: str) -> Finding:
 
 async def check_etcd(config: ServeConfig) -> list[Finding]:
     """Version, health, space, and the shortest lease it grants."""
-    from events.etcd.factory import EtcdLog
+    from relume.events.etcd.factory import EtcdLog
 
     where = ", ".join(config.etcd)
     async with EtcdLog(configuration.etcd_config(config)) as log:
@@ -307,7 +307,7 @@ def _space(probe: Probe, config: ServeConfig) -> Finding:
 
 
 async def _lease(log: EtcdLog, config: ServeConfig) -> Finding:
-    from events.errors import LogError
+    from relume.events.errors import LogError
 
     try:
         lease = await log.client.lease_grant(config.lease_ttl_s)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from controlplane.cli_client import EXIT_NO, AdminClient
-from controlplane.cli_fleet import change
+from relume.controlplane.cli_client import EXIT_NO, AdminClient
+from relume.controlplane.cli_fleet import change
 
 POLL_S = 0.5
 

@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from controlplane.cli_client import AdminClient
+from relume.controlplane.cli_client import AdminClient
 
 NOISE = (
     "engine_step,groups_received,tick,state_hashed,"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from controlplane.cli_client import EXIT_NO, AdminClient
-from controlplane.cli_output import milliseconds, print_json, print_table
+from relume.controlplane.cli_client import EXIT_NO, AdminClient
+from relume.controlplane.cli_output import milliseconds, print_json, print_table
 
 
 def status(args: argparse.Namespace) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from controlplane.config import ServeConfig, etcd_config
-from controlplane.history.errors import HistoryError
-from controlplane.history.repair import repair
-from events.errors import Fenced, LogUnavailable
-from events.etcd.factory import EtcdLog
+from relume.controlplane.config import ServeConfig, etcd_config
+from relume.controlplane.history.errors import HistoryError
+from relume.controlplane.history.repair import repair
+from relume.events.errors import Fenced, LogUnavailable
+from relume.events.etcd.factory import EtcdLog
 
 
 def repaired(config: ServeConfig) -> tuple[bool, str]:

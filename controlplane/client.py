@@ -1,7 +1,7 @@
 """Streams of OpenAI's Python client that survive their connection and their gateway.
 
     from openai import OpenAI
-    from controlplane.client import stream
+    from relume.controlplane.client import stream
 
     client = OpenAI(base_url="http://a:8000/v1", api_key="-")
     for chunk in stream(client, replicas=["http://b:8000/v1"], model="tiny", messages=[...]):

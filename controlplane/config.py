@@ -22,15 +22,15 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from events.errors import RelumeError
-from events.etcd.config import EtcdConfig, parse_url
-from events.etcd.errors import BadUrl
-from policies import routing_settings, waiting_settings
-from policies.checkpoint_settings import PLACEMENTS, RECOVERIES, CheckpointConfig
-from policies.migration_settings import LIMITS, MOVES, MigrationConfig
-from policies.routing_settings import RoutingConfig
-from policies.step import HEALTHY_TICKS
-from policies.waiting_settings import WaitingConfig
+from relume.events.errors import RelumeError
+from relume.events.etcd.config import EtcdConfig, parse_url
+from relume.events.etcd.errors import BadUrl
+from relume.policies import routing_settings, waiting_settings
+from relume.policies.checkpoint_settings import PLACEMENTS, RECOVERIES, CheckpointConfig
+from relume.policies.migration_settings import LIMITS, MOVES, MigrationConfig
+from relume.policies.routing_settings import RoutingConfig
+from relume.policies.step import HEALTHY_TICKS
+from relume.policies.waiting_settings import WaitingConfig
 
 ROLES = ("viewer", "operator", "admin")
 LOG_LEVELS = ("debug", "info", "warning", "error")

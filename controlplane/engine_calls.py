@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from policies.state import Fleet
+from relume.policies.state import Fleet
 
 TIMEOUT_S = 2.0
 LOST = (aiohttp.ClientError, TimeoutError, OSError)

@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 import structlog
 
-from controlplane import engine_calls
-from controlplane.checkpoints import Replaced
-from controlplane.scheduler import Scheduler
-from events import vocabulary as v
-from events.errors import LogError
-from events.log import RevisionGroup
+from relume.controlplane import engine_calls
+from relume.controlplane.checkpoints import Replaced
+from relume.controlplane.scheduler import Scheduler
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.events.log import RevisionGroup
 
 TELLERS = 16
 """So many engines are told at once; a slow one must not hold up the others."""

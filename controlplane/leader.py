@@ -15,11 +15,11 @@ from typing import Any
 
 import structlog
 
-from events import vocabulary as v
-from events.errors import Fenced, LogError, LogFull, LogUnavailable, StreamOwned
-from events.log import StreamWriter
-from policies.state import SHAPE, Fleet, state_hash
-from policies.step import step
+from relume.events import vocabulary as v
+from relume.events.errors import Fenced, LogError, LogFull, LogUnavailable, StreamOwned
+from relume.events.log import StreamWriter
+from relume.policies.state import SHAPE, Fleet, state_hash
+from relume.policies.step import step
 
 STREAM = "fleet"
 ABSTAIN_TICKS = 10

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from controlplane.processes import free_port
+from relume.controlplane.processes import free_port
 
 LINKS = ("shared", "plain", "curve")
 KEYS_TIMEOUT_S = 30.0
@@ -54,7 +54,7 @@ class LocalCheckpoints:
         for file in (*self._directory.glob("w*.json"), *self._directory.glob("w*.secret")):
             file.unlink()
         named = [f"w{index}={address}" for index, address in enumerate(self._advertise)]
-        command = [sys.executable, "-m", "engine_shim.checkpoint_keys"]
+        command = [sys.executable, "-m", "relume.engine_shim.checkpoint_keys"]
         command += ["--out", str(self._directory), *named]
         subprocess.run(command, check=True, capture_output=True, timeout=KEYS_TIMEOUT_S)
 

@@ -22,12 +22,12 @@ from typing import Any, Self
 import aiohttp
 from msgspec import Struct
 
-from controlplane.history.files import write_whole
-from controlplane.leftovers import end_daemons
-from controlplane.local_checkpoints import LocalCheckpoints
-from controlplane.processes import Child, free_port
-from events.errors import RelumeError
-from events.etcd.versions import judge, parse_version
+from relume.controlplane.history.files import write_whole
+from relume.controlplane.leftovers import end_daemons
+from relume.controlplane.local_checkpoints import LocalCheckpoints
+from relume.controlplane.processes import Child, free_port
+from relume.events.errors import RelumeError
+from relume.events.etcd.versions import judge, parse_version
 
 ENGINE_ENV = {
     "HF_HUB_OFFLINE": "1",
@@ -204,7 +204,7 @@ class LocalFleet:
         self.zygote_socket = str(self.dir / "run" / "zygote.sock")
         Path(self.zygote_socket).unlink(missing_ok=True)
         # On cores shared with engines, who notices and decides goes before who computes.
-        argv = ["nice", "-n", str(ENGINE_NICE), sys.executable, "-m", "engine_shim.zygote"]
+        argv = ["nice", "-n", str(ENGINE_NICE), sys.executable, "-m", "relume.engine_shim.zygote"]
         self._child("zygote", [*argv, "--socket", self.zygote_socket], ENGINE_ENV)
         self.say("zygote is importing vLLM")
 
@@ -215,7 +215,7 @@ class LocalFleet:
         self.gateways.append(f"http://127.0.0.1:{port}")
         self.admins.append(f"http://127.0.0.1:{admin}")
         argv = [
-            sys.executable, "-m", "controlplane.cli", "serve",
+            sys.executable, "-m", "relume.controlplane.cli", "serve",
             "--name", f"r{index}", "--port", str(port), "--admin-port", str(admin),
             "--etcd", self.options.replica_etcd or self.etcd_endpoint,
             "--lease-ttl-s", str(self.options.lease_ttl_s), "--spool-dir", str(self.dir / "spool"),
@@ -243,7 +243,7 @@ class LocalFleet:
         if options.models:
             model, _, served_as = options.models[index % len(options.models)].rpartition("=")
         argv = [
-            sys.executable, "-m", "engine_shim.agent",
+            sys.executable, "-m", "relume.engine_shim.agent",
             "--worker", name, "--etcd", self.etcd_endpoint,
             "--run-dir", str(self.dir / "run" / name),
             "--host-kind", options.host_kind, "--model", str(Path(model).absolute()),

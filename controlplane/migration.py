@@ -20,17 +20,17 @@ import aiohttp
 import structlog
 from msgspec import Struct
 
-from controlplane import engine_calls
-from controlplane.gateway.ports import Arrival, GatewayPort
-from events import vocabulary as v
-from events.errors import LogError
-from events.log import RevisionGroup
-from policies import checkpoints, migration, recovery, routing
-from policies.account import key_of
-from policies.checkpoint_settings import config_of
+from relume.controlplane import engine_calls
+from relume.controlplane.gateway.ports import Arrival, GatewayPort
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.events.log import RevisionGroup
+from relume.policies import checkpoints, migration, recovery, routing
+from relume.policies.account import key_of
+from relume.policies.checkpoint_settings import config_of
 
 if TYPE_CHECKING:
-    from controlplane.scheduler import LiveRequest, Scheduler
+    from relume.controlplane.scheduler import LiveRequest, Scheduler
 
 MOVERS = 8
 """So many engines are asked at once: a target gets no more than these at a time."""

@@ -19,11 +19,11 @@ from typing import cast
 
 import structlog
 
-from controlplane.gateway.ports import GatewayPort
-from controlplane.scheduler import Scheduler
-from events import vocabulary as v
-from events.errors import LogError
-from events.notice import BadNotice, Died, NoticeReader
+from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.scheduler import Scheduler
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.events.notice import BadNotice, Died, NoticeReader
 
 TOLD = "its agent saw it die"
 CONNECT_TIMEOUT_S = 5.0

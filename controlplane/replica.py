@@ -18,17 +18,17 @@ from typing import Any, Protocol
 import structlog
 from msgspec import Struct, structs
 
-from controlplane.holder_watch import HolderWatch
-from controlplane.leader import Leadership
-from controlplane.migration import MigrationWatch
-from controlplane.notices import NoticeWatch
-from controlplane.scheduler import Scheduler
-from controlplane.stall_watch import StallWatch
-from events import vocabulary as v
-from events.errors import BrokenChain, Compacted, Fenced, LogUnavailable
-from events.log import LogReader, RevisionGroup, StreamWriter
-from events.segment import GENESIS
-from policies import (
+from relume.controlplane.holder_watch import HolderWatch
+from relume.controlplane.leader import Leadership
+from relume.controlplane.migration import MigrationWatch
+from relume.controlplane.notices import NoticeWatch
+from relume.controlplane.scheduler import Scheduler
+from relume.controlplane.stall_watch import StallWatch
+from relume.events import vocabulary as v
+from relume.events.errors import BrokenChain, Compacted, Fenced, LogUnavailable
+from relume.events.log import LogReader, RevisionGroup, StreamWriter
+from relume.events.segment import GENESIS
+from relume.policies import (
     cached,
     checkpoint_settings,
     migration_settings,
@@ -37,13 +37,13 @@ from policies import (
     touched,
     waiting_settings,
 )
-from policies.checkpoint_settings import CheckpointConfig
-from policies.fleet import apply_group
-from policies.migration_settings import MigrationConfig
-from policies.routing_settings import RoutingConfig
-from policies.state import Fleet
-from policies.view import View
-from policies.waiting_settings import WaitingConfig
+from relume.policies.checkpoint_settings import CheckpointConfig
+from relume.policies.fleet import apply_group
+from relume.policies.migration_settings import MigrationConfig
+from relume.policies.routing_settings import RoutingConfig
+from relume.policies.state import Fleet
+from relume.policies.view import View
+from relume.policies.waiting_settings import WaitingConfig
 
 RELOAD_RETRY_S = 0.5
 SAY_S = 5.0
@@ -76,7 +76,7 @@ class KeptFold(Protocol):
 
 
 class KeptHistory(Protocol):
-    """What is needed of `controlplane.history.restore.History`."""
+    """What is needed of `relume.controlplane.history.restore.History`."""
 
     async def restore(self) -> KeptFold:
         """The newest fold there is. Raises LogError."""

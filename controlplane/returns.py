@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from controlplane.gateway.ports import Arrival, Assignment
-from events import vocabulary as v
-from events.errors import LogError
-from policies import coverage
+from relume.controlplane.gateway.ports import Arrival, Assignment
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.policies import coverage
 
 if TYPE_CHECKING:
-    from controlplane.scheduler import Scheduler
+    from relume.controlplane.scheduler import Scheduler
 
 log = structlog.get_logger("relume.returns")
 

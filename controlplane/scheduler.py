@@ -14,19 +14,19 @@ from typing import Any
 
 import msgspec
 
-from controlplane.checkpoints import Checkpoints
-from controlplane.gateway.ports import Arrival, Assignment, Hopeless
-from controlplane.returns import Returns
-from controlplane.waiting import Waiting
-from events import codec
-from events import vocabulary as v
-from events.log import StreamWriter
-from policies import board, prefixes, recovery, routing
-from policies.counted import prompt_tokens
-from policies.receipts import Unsaid
-from policies.routing_settings import POLICY
-from policies.state import Worker
-from policies.view import View
+from relume.controlplane.checkpoints import Checkpoints
+from relume.controlplane.gateway.ports import Arrival, Assignment, Hopeless
+from relume.controlplane.returns import Returns
+from relume.controlplane.waiting import Waiting
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.log import StreamWriter
+from relume.policies import board, prefixes, recovery, routing
+from relume.policies.counted import prompt_tokens
+from relume.policies.receipts import Unsaid
+from relume.policies.routing_settings import POLICY
+from relume.policies.state import Worker
+from relume.policies.view import View
 
 GATHERED = (
     v.RequestArrived,

@@ -9,22 +9,22 @@ from contextlib import AsyncExitStack, suppress
 
 import structlog
 
-from controlplane.config import ServeConfig, etcd_config
-from controlplane.gateway.config import GatewayConfig, ResumeConfig
-from controlplane.gateway.gateway import Gateway
-from controlplane.history.keeper import Keeper
-from controlplane.history.wiring import keeper_of, prepared_history
-from controlplane.replica import Replica, ReplicaConfig
-from controlplane.telemetry.traces import tracing
-from events import vocabulary as v
-from events.errors import Fenced, LogError, LogUnavailable, StreamOwned, first_cause
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
-from policies.checkpoint_settings import CheckpointConfig
-from policies.migration_settings import MigrationConfig
-from policies.routing_settings import RoutingConfig
-from policies.stall import StallConfig
-from policies.waiting_settings import WaitingConfig
+from relume.controlplane.config import ServeConfig, etcd_config
+from relume.controlplane.gateway.config import GatewayConfig, ResumeConfig
+from relume.controlplane.gateway.gateway import Gateway
+from relume.controlplane.history.keeper import Keeper
+from relume.controlplane.history.wiring import keeper_of, prepared_history
+from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.controlplane.telemetry.traces import tracing
+from relume.events import vocabulary as v
+from relume.events.errors import Fenced, LogError, LogUnavailable, StreamOwned, first_cause
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.policies.checkpoint_settings import CheckpointConfig
+from relume.policies.migration_settings import MigrationConfig
+from relume.policies.routing_settings import RoutingConfig
+from relume.policies.stall import StallConfig
+from relume.policies.waiting_settings import WaitingConfig
 
 DRAIN_S = 10.0
 """A stopping replica lets open streams finish this long."""
@@ -92,8 +92,8 @@ async def _serve(config: ServeConfig) -> None:
         gateway = Gateway(replica.scheduler, _gateway_config(config))
         await stack.enter_async_context(gateway)
         if config.admin_port:
-            from controlplane.admin.server import AdminServer
-            from controlplane.admin.token_metrics import TokenCollector
+            from relume.controlplane.admin.server import AdminServer
+            from relume.controlplane.admin.token_metrics import TokenCollector
 
             log_id = Maintenance(etcd.client).identity
             admin = await stack.enter_async_context(AdminServer(replica, config, reader, log_id))

@@ -16,13 +16,13 @@ import aiohttp
 import msgspec
 import structlog
 
-from controlplane.gateway.ports import Activity, GatewayPort
-from controlplane.scheduler import Scheduler
-from events import vocabulary as v
-from events.errors import LogError
-from events.log import RevisionGroup
-from policies import stall
-from policies.state import Worker
+from relume.controlplane.gateway.ports import Activity, GatewayPort
+from relume.controlplane.scheduler import Scheduler
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.events.log import RevisionGroup
+from relume.policies import stall
+from relume.policies.state import Worker
 
 PROBE_MIN_S = 0.2
 RECHECK_S = 0.25

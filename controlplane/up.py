@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from controlplane.local_checkpoints import LINKS
-from controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
-from events.disk import SteadyOutput, is_full
-from policies.migration_settings import MOVES, MigrationConfig
-from policies.routing_settings import POLICIES, RoutingConfig
+from relume.controlplane.local_checkpoints import LINKS
+from relume.controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
+from relume.events.disk import SteadyOutput, is_full
+from relume.policies.migration_settings import MOVES, MigrationConfig
+from relume.policies.routing_settings import POLICIES, RoutingConfig
 
 CHECKPOINT_MB = 128
 

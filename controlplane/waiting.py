@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from controlplane.gateway.ports import Arrival, Caller, Hopeless
-from events import vocabulary as v
-from events.errors import LogError
-from policies import routing_settings, waiting
-from policies.fair_queue import Entry
-from policies.saturation import (
+from relume.controlplane.gateway.ports import Arrival, Caller, Hopeless
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.policies import routing_settings, waiting
+from relume.policies.fair_queue import Entry
+from relume.policies.saturation import (
     FREE,
     NO_WORKER,
     SATURATED,
@@ -28,11 +28,11 @@ from policies.saturation import (
     open_workers,
     saturation,
 )
-from policies.waiting import Judged, Room
-from policies.waiting_settings import WaitingConfig, config_of
+from relume.policies.waiting import Judged, Room
+from relume.policies.waiting_settings import WaitingConfig, config_of
 
 if TYPE_CHECKING:
-    from controlplane.scheduler import Scheduler
+    from relume.controlplane.scheduler import Scheduler
 
 AT_ONCE = 32
 """So many are called or refused in one turn of the loop."""
@@ -58,7 +58,7 @@ class _Held(NamedTuple):
 
 
 class Waiting:
-    """Implements controlplane.gateway.ports.WaitingPort for a scheduler."""
+    """Implements relume.controlplane.gateway.ports.WaitingPort for a scheduler."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.room = Room()

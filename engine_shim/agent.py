@@ -15,23 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine_shim.agent_checkpoints import checkpoints_of
-from engine_shim.agent_config import AgentConfig, parse
-from engine_shim.agent_errors import (
+from relume.engine_shim.agent_checkpoints import checkpoints_of
+from relume.engine_shim.agent_config import AgentConfig, parse
+from relume.engine_shim.agent_errors import (
     EXIT_FAILED,
     AgentError,
     ConfigInvalid,
     RunDirectoryUnusable,
 )
-from engine_shim.agent_fleet import FleetReader
-from engine_shim.agent_hosts import make_host
-from engine_shim.agent_life import Agent
-from engine_shim.agent_logging import Logger, make_logger
-from engine_shim.agent_state import RunDirectory
-from engine_shim.agent_takeover import free_stream
-from events.disk import is_full
-from events.errors import RelumeError, first_cause
-from events.etcd.factory import EtcdLog
+from relume.engine_shim.agent_fleet import FleetReader
+from relume.engine_shim.agent_hosts import make_host
+from relume.engine_shim.agent_life import Agent
+from relume.engine_shim.agent_logging import Logger, make_logger
+from relume.engine_shim.agent_state import RunDirectory
+from relume.engine_shim.agent_takeover import free_stream
+from relume.events.disk import is_full
+from relume.events.errors import RelumeError, first_cause
+from relume.events.etcd.factory import EtcdLog
 
 try:
     import uvloop

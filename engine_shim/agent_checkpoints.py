@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from engine_shim.agent_config import AgentConfig
-from engine_shim.agent_errors import ConfigInvalid
-from engine_shim.kv_stream import auth
-from engine_shim.state_daemon import host_memory
+from relume.engine_shim.agent_config import AgentConfig
+from relume.engine_shim.agent_errors import ConfigInvalid
+from relume.engine_shim.kv_stream import auth
+from relume.engine_shim.state_daemon import host_memory
 
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _EVERYWHERE = ("0.0.0.0", "::", "[::]", "*")
@@ -56,7 +56,7 @@ class Checkpoints(Struct, frozen=True):
         """vLLM's arguments that make an engine take part; `epoch` is its worker's."""
         connector = {
             "kv_connector": "RelumeConnector",
-            "kv_connector_module_path": "engine_shim.connector",
+            "kv_connector_module_path": "relume.engine_shim.connector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {**self.links, "epoch": epoch},

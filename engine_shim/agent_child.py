@@ -16,8 +16,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from engine_shim.agent_logging import Logger
-from engine_shim.agent_process import (
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.agent_process import (
     ProcessId,
     describe_exit,
     exit_status,
@@ -31,7 +31,7 @@ from engine_shim.agent_process import (
     stat_of,
     weigh_session,
 )
-from engine_shim.deathwatch import DeathWatch
+from relume.engine_shim.deathwatch import DeathWatch
 
 _POLL_S = 0.01
 WEIGH_AGAIN_S, WEIGH_TRIES = 0.15, 20

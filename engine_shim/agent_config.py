@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from engine_shim.agent_errors import ConfigInvalid
-from events.etcd.config import EtcdConfig, parse_url
-from events.etcd.errors import BadUrl
+from relume.engine_shim.agent_errors import ConfigInvalid
+from relume.events.etcd.config import EtcdConfig, parse_url
+from relume.events.etcd.errors import BadUrl
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -189,7 +189,7 @@ _HELP: dict[str, tuple[str, str]] = {
     ),
     "checkpoint_curve_file": (
         "FILE",
-        "CURVE keys of this host and the others, as `python -m engine_shim.checkpoint_keys` "
+        "CURVE keys of this host and the others, as `python -m relume.engine_shim.checkpoint_keys` "
         'writes them: {"public", "secret_file", "hosts": {"tcp://HOST:PORT": public key}}',
     ),
     "checkpoint_file_dir": (
@@ -240,7 +240,7 @@ def _defaults() -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m engine_shim.agent",
+        prog="python -m relume.engine_shim.agent",
         description="Supervise one vLLM worker: start, watch and restart its engine, and write "
         "what happens to it into the worker's log stream.",
         epilog=_EPILOG,

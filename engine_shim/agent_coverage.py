@@ -15,19 +15,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from engine_shim.agent_checkpoints import Checkpoints
-from engine_shim.agent_config import AgentConfig
-from engine_shim.agent_daemon import DaemonProcess
-from engine_shim.agent_engine import Backoff
-from engine_shim.agent_journal import Journal
-from engine_shim.agent_logging import Logger
-from engine_shim.agent_process import ProcessId
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.channel import LocalChannel
-from engine_shim.kv_stream.errors import KvStreamError
-from engine_shim.kv_stream.peer import Peer
-from engine_shim.state_daemon.coverage import CoverageReports, together
-from events.vocabulary import StateDaemonLost, StateDaemonReported, StateDaemonStarted
+from relume.engine_shim.agent_checkpoints import Checkpoints
+from relume.engine_shim.agent_config import AgentConfig
+from relume.engine_shim.agent_daemon import DaemonProcess
+from relume.engine_shim.agent_engine import Backoff
+from relume.engine_shim.agent_journal import Journal
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.agent_process import ProcessId
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.channel import LocalChannel
+from relume.engine_shim.kv_stream.errors import KvStreamError
+from relume.engine_shim.kv_stream.peer import Peer
+from relume.engine_shim.state_daemon.coverage import CoverageReports, together
+from relume.events.vocabulary import StateDaemonLost, StateDaemonReported, StateDaemonStarted
 
 POLL_S = 0.2
 REPORT_EVERY = 50

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engine_shim.agent_checkpoints import Checkpoints, kernel_boot
-from engine_shim.agent_logging import Logger
-from engine_shim.agent_process import (
+from relume.engine_shim.agent_checkpoints import Checkpoints, kernel_boot
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.agent_process import (
     ProcessId,
     describe_exit,
     exit_status,
@@ -31,7 +31,7 @@ from engine_shim.agent_process import (
     signal_process,
     stat_of,
 )
-from engine_shim.agent_state import DaemonRecord, RunDirectory
+from relume.engine_shim.agent_state import DaemonRecord, RunDirectory
 
 STOP_S = 5.0
 _POLL_S = 0.01
@@ -83,7 +83,7 @@ class DaemonProcess:
         name, _, socket = self._marker.partition("=")
         with open(log, "ab") as output:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "engine_shim.state_daemon", "--config", str(path)],
+                [sys.executable, "-m", "relume.engine_shim.state_daemon", "--config", str(path)],
                 env={**self._environment, name: socket},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -9,10 +9,10 @@ filled its last word stays.
 
 from __future__ import annotations
 
-from events.codec import decode, encode
-from events.errors import LogError
-from events.prefix import HASH_BYTES, pack, unpack
-from events.vocabulary import (
+from relume.events.codec import decode, encode
+from relume.events.errors import LogError
+from relume.events.prefix import HASH_BYTES, pack, unpack
+from relume.events.vocabulary import (
     AnyChange,
     EngineStep,
     KvBlocksFilled,

@@ -27,14 +27,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from engine_shim.agent_engine import Supervisor
-from engine_shim.agent_journal import Journal
-from engine_shim.agent_logging import Logger
-from engine_shim.agent_state import RunDirectory
-from events.codec import decode
-from events.errors import Compacted, LogError, LogUnavailable
-from events.log import RevisionGroup
-from events.vocabulary import CheckpointsReleased, Effect, EffectApplied, EffectsDecided
+from relume.engine_shim.agent_engine import Supervisor
+from relume.engine_shim.agent_journal import Journal
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.agent_state import RunDirectory
+from relume.events.codec import decode
+from relume.events.errors import Compacted, LogError, LogUnavailable
+from relume.events.log import RevisionGroup
+from relume.events.vocabulary import CheckpointsReleased, Effect, EffectApplied, EffectsDecided
 
 FLEET = "fleet"
 APPLIED = "applied"

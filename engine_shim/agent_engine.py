@@ -21,20 +21,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from engine_shim import agent_ipc, deathwatch
-from engine_shim.agent_checkpoints import checkpoints_of
-from engine_shim.agent_child import EngineProcesses
-from engine_shim.agent_config import AgentConfig
-from engine_shim.agent_errors import HostRefused
-from engine_shim.agent_hosts import EngineHost, EngineOrder, make_order
-from engine_shim.agent_journal import Journal
-from engine_shim.agent_logging import Logger
-from engine_shim.agent_notices import NoticeBoard
-from engine_shim.agent_process import may_lower_nice, stat_of
-from engine_shim.agent_reports import ReportServer
-from engine_shim.agent_state import EngineRecord, RunDirectory
-from engine_shim.reports import Hello, Layout, Ready
-from events.vocabulary import EngineDied, EngineReady, EngineRestartScheduled, EngineStarted
+from relume.engine_shim import agent_ipc, deathwatch
+from relume.engine_shim.agent_checkpoints import checkpoints_of
+from relume.engine_shim.agent_child import EngineProcesses
+from relume.engine_shim.agent_config import AgentConfig
+from relume.engine_shim.agent_errors import HostRefused
+from relume.engine_shim.agent_hosts import EngineHost, EngineOrder, make_order
+from relume.engine_shim.agent_journal import Journal
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.agent_notices import NoticeBoard
+from relume.engine_shim.agent_process import may_lower_nice, stat_of
+from relume.engine_shim.agent_reports import ReportServer
+from relume.engine_shim.agent_state import EngineRecord, RunDirectory
+from relume.engine_shim.reports import Hello, Layout, Ready
+from relume.events.vocabulary import EngineDied, EngineReady, EngineRestartScheduled, EngineStarted
 
 _MAX_NICE = 19
 

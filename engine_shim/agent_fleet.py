@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from itertools import groupby
 
-from events.etcd.client import EtcdClient
-from events.etcd.keys import Keys, after_prefix
-from events.etcd.scan import Placed, Scan, placed
-from events.etcd.watch import Watch
-from events.log import RevisionGroup
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.etcd.scan import Placed, Scan, placed
+from relume.events.etcd.watch import Watch
+from relume.events.log import RevisionGroup
 
 _PUT = 0
 

@@ -16,13 +16,13 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from engine_shim import agent_ipc, progress
-from engine_shim.agent_child import EngineProcesses
-from engine_shim.agent_config import AgentConfig
-from engine_shim.agent_errors import HostRefused
-from engine_shim.agent_logging import Logger
-from engine_shim.agent_process import ProcessId, free_port, stat_of
-from engine_shim.agent_state import RunDirectory
+from relume.engine_shim import agent_ipc, progress
+from relume.engine_shim.agent_child import EngineProcesses
+from relume.engine_shim.agent_config import AgentConfig
+from relume.engine_shim.agent_errors import HostRefused
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.agent_process import ProcessId, free_port, stat_of
+from relume.engine_shim.agent_state import RunDirectory
 
 FORK_TIMEOUT_S = 30.0
 ZYGOTE_POLL_S = 0.2
@@ -71,7 +71,7 @@ def make_order(
 
 
 def _backend(config: AgentConfig) -> tuple[str, ...]:
-    """Where the plain server is, for `engine_shim.plain`."""
+    """Where the plain server is, for `relume.engine_shim.plain`."""
     if config.host_kind != "plain":
         return ()
     key = ("--api-key-file", config.backend_key_file) if config.backend_key_file else ()
@@ -188,13 +188,13 @@ class ZygoteHost:
 
 
 class ServeHost:
-    """Runs `python -m engine_shim.serve` as a child in a session of its own."""
+    """Runs `python -m relume.engine_shim.serve` as a child in a session of its own."""
 
     def __init__(
         self,
         run: RunDirectory,
         logger: Logger,
-        command: Sequence[str] = (sys.executable, "-m", "engine_shim.serve"),
+        command: Sequence[str] = (sys.executable, "-m", "relume.engine_shim.serve"),
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._run = run
@@ -240,5 +240,5 @@ def make_host(config: AgentConfig, run: RunDirectory, logger: Logger) -> EngineH
     if config.host_kind == "zygote":
         return ZygoteHost(config.zygote, run, logger)
     if config.host_kind == "plain":
-        return ServeHost(run, logger, (sys.executable, "-m", "engine_shim.plain"))
+        return ServeHost(run, logger, (sys.executable, "-m", "relume.engine_shim.plain"))
     return ServeHost(run, logger)

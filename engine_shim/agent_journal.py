@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from engine_shim.agent_detail import PER_S, Merger
-from engine_shim.agent_logging import Logger
-from events.codec import encode
-from events.errors import Fenced, LogFull
-from events.log import Landed, StreamWriter
-from events.segment import MAX_SEGMENT_BYTES
+from relume.engine_shim.agent_detail import PER_S, Merger
+from relume.engine_shim.agent_logging import Logger
+from relume.events.codec import encode
+from relume.events.errors import Fenced, LogFull
+from relume.events.log import Landed, StreamWriter
+from relume.events.segment import MAX_SEGMENT_BYTES
 
 # Restarts go on while etcd is away; at four facts a restart and 30 s between them
 # this is a day and a half beyond a full spool.

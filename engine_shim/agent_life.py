@@ -19,26 +19,31 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
 
-from engine_shim import agent_ipc
-from engine_shim.agent_checkpoints import checkpoints_of
-from engine_shim.agent_config import AgentConfig
-from engine_shim.agent_coverage import StateDaemonKeeper
-from engine_shim.agent_daemon import DaemonProcess, end_unwanted
-from engine_shim.agent_effects import EffectReader, EffectRunner
-from engine_shim.agent_engine import Supervisor
-from engine_shim.agent_errors import WorkerFenced, WorkerOwned
-from engine_shim.agent_hosts import EngineHost
-from engine_shim.agent_journal import Journal
-from engine_shim.agent_logging import Logger
-from engine_shim.agent_notices import NoticeBoard
-from engine_shim.agent_orphan import kill_orphan
-from engine_shim.agent_reports import ReportServer
-from engine_shim.agent_state import RunDirectory
-from engine_shim.agent_status import StatusServer
-from engine_shim.agent_takeover import FreeStream
-from events.errors import LogUnavailable, StreamOwned
-from events.log import StreamWriter
-from events.vocabulary import EngineDied, StateDaemonLost, WorkerDeregistered, WorkerRegistered
+from relume.engine_shim import agent_ipc
+from relume.engine_shim.agent_checkpoints import checkpoints_of
+from relume.engine_shim.agent_config import AgentConfig
+from relume.engine_shim.agent_coverage import StateDaemonKeeper
+from relume.engine_shim.agent_daemon import DaemonProcess, end_unwanted
+from relume.engine_shim.agent_effects import EffectReader, EffectRunner
+from relume.engine_shim.agent_engine import Supervisor
+from relume.engine_shim.agent_errors import WorkerFenced, WorkerOwned
+from relume.engine_shim.agent_hosts import EngineHost
+from relume.engine_shim.agent_journal import Journal
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.agent_notices import NoticeBoard
+from relume.engine_shim.agent_orphan import kill_orphan
+from relume.engine_shim.agent_reports import ReportServer
+from relume.engine_shim.agent_state import RunDirectory
+from relume.engine_shim.agent_status import StatusServer
+from relume.engine_shim.agent_takeover import FreeStream
+from relume.events.errors import LogUnavailable, StreamOwned
+from relume.events.log import StreamWriter
+from relume.events.vocabulary import (
+    EngineDied,
+    StateDaemonLost,
+    WorkerDeregistered,
+    WorkerRegistered,
+)
 
 OWNED_POLL_S = 0.25
 UNAVAILABLE_POLL_S = 0.5

@@ -13,7 +13,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from events.disk import SteadyOutput
+from relume.events.disk import SteadyOutput
 
 try:
     import structlog

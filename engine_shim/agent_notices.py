@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from engine_shim.agent_logging import Logger
-from events.notice import Died, hello_line
+from relume.engine_shim.agent_logging import Logger
+from relume.events.notice import Died, hello_line
 
 MAX_LISTENERS = 64
 

@@ -11,16 +11,16 @@ import asyncio
 import signal
 import time
 
-from engine_shim.agent_logging import Logger
-from engine_shim.agent_process import (
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.agent_process import (
     ProcessId,
     is_alive,
     marked_processes,
     session_members,
     signal_process,
 )
-from engine_shim.agent_state import EngineRecord, RunDirectory
-from events.vocabulary import EngineDied
+from relume.engine_shim.agent_state import EngineRecord, RunDirectory
+from relume.events.vocabulary import EngineDied
 
 GONE_TIMEOUT_S = 10.0
 

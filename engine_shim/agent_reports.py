@@ -25,9 +25,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine_shim.agent_journal import MAX_RECORD_BYTES, RETRY_S, Journal
-from engine_shim.agent_logging import Logger
-from engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
+from relume.engine_shim.agent_journal import MAX_RECORD_BYTES, RETRY_S, Journal
+from relume.engine_shim.agent_logging import Logger
+from relume.engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
 
 MAX_CONNECTIONS = 256
 HELLO_TIMEOUT_S = 5.0

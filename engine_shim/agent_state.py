@@ -21,13 +21,13 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from engine_shim.agent_errors import (
+from relume.engine_shim.agent_errors import (
     ConfigInvalid,
     RunDirectoryBusy,
     RunDirectoryUnusable,
     StateUnreadable,
 )
-from engine_shim.agent_process import ProcessId
+from relume.engine_shim.agent_process import ProcessId
 
 MAX_APPLIED = 1024
 _UNIX_PATH_MAX = 107

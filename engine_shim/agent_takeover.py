@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from aetcd import rpc
 
-from events.etcd.client import EtcdClient
-from events.etcd.keys import Keys
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.keys import Keys
 
 FreeStream = Callable[[str, int], Awaitable[bool]]
 _CREATE = 1  # Compare.CompareTarget.CREATE

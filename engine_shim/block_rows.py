@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine_shim.kv_stream.errors import Unshapeable
+from relume.engine_shim.kv_stream.errors import Unshapeable
 
 _UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 Interior = tuple[tuple[int, int], ...]

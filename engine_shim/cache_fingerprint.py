@@ -12,10 +12,10 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from engine_shim.block_rows import Interior, interior
-from engine_shim.kv_stream.errors import Unshapeable
-from engine_shim.kv_stream.fingerprint import HEADS, OPAQUE, TOKENS, Fingerprint
-from engine_shim.kv_stream.messages import MAX_IMAGE_BYTES
+from relume.engine_shim.block_rows import Interior, interior
+from relume.engine_shim.kv_stream.errors import Unshapeable
+from relume.engine_shim.kv_stream.fingerprint import HEADS, OPAQUE, TOKENS, Fingerprint
+from relume.engine_shim.kv_stream.messages import MAX_IMAGE_BYTES
 
 SAMPLE_BYTES = 1 << 20
 

@@ -41,7 +41,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 done, 1 not written, 2 wrong usage."""
     parser = argparse.ArgumentParser(
-        prog="python -m engine_shim.checkpoint_keys",
+        prog="python -m relume.engine_shim.checkpoint_keys",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
-from engine_shim.kv_stream.errors import Unreachable
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.peer import Peer
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
+from relume.engine_shim.kv_stream.errors import Unreachable
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.peer import Peer
 
 MAX_LINKS = 64
 REMAKE_S = 2.0
@@ -114,7 +114,7 @@ class Links:
         if endpoint.startswith("unix:"):
             staging = 2 * max(self.bound_bytes, m.MAX_CHUNK_BYTES)
             return LocalChannel(endpoint.removeprefix("unix:"), wake, staging)
-        from engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
+        from relume.engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
 
         config = self._config
         if server := config.curve_servers.get(endpoint):

@@ -16,12 +16,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from engine_shim.checkpoint_links import Links
-from engine_shim.checkpointing import Key, Lender
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream import prefix
-from engine_shim.kv_stream.errors import KvStreamError
-from engine_shim.kv_stream.image import pack_tokens
+from relume.engine_shim.checkpoint_links import Links
+from relume.engine_shim.checkpointing import Key, Lender
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream import prefix
+from relume.engine_shim.kv_stream.errors import KvStreamError
+from relume.engine_shim.kv_stream.image import pack_tokens
 
 ASK_POLL_S = 0.005
 OTHERS_S = 0.05

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from engine_shim.checkpoint_links import Links
-from engine_shim.checkpoint_lookup import Found, Lookup, scope_of
-from engine_shim.checkpointing import DropJob, Key, LoadJob, SaveJob
-from engine_shim.generation import IDENTITY_KEY, UNREPORTED
+from relume.engine_shim.checkpoint_links import Links
+from relume.engine_shim.checkpoint_lookup import Found, Lookup, scope_of
+from relume.engine_shim.checkpointing import DropJob, Key, LoadJob, SaveJob
+from relume.engine_shim.generation import IDENTITY_KEY, UNREPORTED
 
 LOOKUPS_AT_ONCE = 8
 BLOCKS_A_STEP = 64

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine_shim.checkpoint_links import LinkConfig, Links
-from engine_shim.checkpointing import DropJob, LoadJob, SaveJob
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import KvStreamError, Unreachable
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.image import pack_tokens
-from engine_shim.kv_stream.peer import Peer
-from engine_shim.kv_stream.stream import (
+from relume.engine_shim.checkpoint_links import LinkConfig, Links
+from relume.engine_shim.checkpointing import DropJob, LoadJob, SaveJob
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.errors import KvStreamError, Unreachable
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.image import pack_tokens
+from relume.engine_shim.kv_stream.peer import Peer
+from relume.engine_shim.kv_stream.stream import (
     BlockIn,
     BlockOut,
     CacheView,
@@ -33,9 +33,9 @@ from engine_shim.kv_stream.stream import (
     reason_of,
     scatter,
 )
-from engine_shim.link_probe import LinkProbe, Saved
-from engine_shim.staged_saves import STOP_S, Loading, Staged, StagedSaves
-from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
+from relume.engine_shim.link_probe import LinkProbe, Saved
+from relume.engine_shim.staged_saves import STOP_S, Loading, Staged, StagedSaves
+from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 
 logger = logging.getLogger(__name__)
 Reached = dict[tuple[str, int, int, str], int]

@@ -16,7 +16,7 @@ import re
 
 from msgspec import Struct
 
-from engine_shim.generation import MalformedDispatch
+from relume.engine_shim.generation import MalformedDispatch
 
 MAX_ENDPOINTS = 4
 _ENDPOINT = re.compile(r"unix:/[A-Za-z0-9_./-]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{1,120}:[0-9]{1,5}")

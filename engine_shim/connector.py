@@ -1,7 +1,7 @@
 """vLLM's KV connector: checkpoints out in the background, and back after a failure.
 
 Given to vLLM as `kv_transfer_config = {kv_connector: "RelumeConnector",
-kv_connector_module_path: "engine_shim.connector", kv_role: "kv_both",
+kv_connector_module_path: "relume.engine_shim.connector", kv_role: "kv_both",
 kv_load_failure_policy: "recompute", kv_connector_extra_config: {...}}`, alone or inside
 `MultiConnector`. A leaf: it turns vLLM's calls into those of `checkpoint_plan` (in the
 scheduler's process) and `checkpoint_rank` (in each worker's), which know no vLLM.
@@ -32,18 +32,18 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from engine_shim import identity, plugin
-from engine_shim.cache_fingerprint import fingerprint_of, interior_of
-from engine_shim.checkpoint_links import LinkConfig, Links
-from engine_shim.checkpoint_plan import CheckpointPlan
-from engine_shim.checkpoint_rank import CheckpointRank, Reached
-from engine_shim.checkpointing import DropJob, LoadJob, SaveJob
-from engine_shim.copies import Copies, HostCopies
-from engine_shim.generation import reported
-from engine_shim.kv_stream.errors import Unshapeable
-from engine_shim.reports import Layout, frame, layout_frame
-from engine_shim.staged_cache import StagedCache
-from events import codec
+from relume.engine_shim import identity, plugin
+from relume.engine_shim.cache_fingerprint import fingerprint_of, interior_of
+from relume.engine_shim.checkpoint_links import LinkConfig, Links
+from relume.engine_shim.checkpoint_plan import CheckpointPlan
+from relume.engine_shim.checkpoint_rank import CheckpointRank, Reached
+from relume.engine_shim.checkpointing import DropJob, LoadJob, SaveJob
+from relume.engine_shim.copies import Copies, HostCopies
+from relume.engine_shim.generation import reported
+from relume.engine_shim.kv_stream.errors import Unshapeable
+from relume.engine_shim.reports import Layout, frame, layout_frame
+from relume.engine_shim.staged_cache import StagedCache
+from relume.events import codec
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def _copies_for(device: torch.device) -> Copies:
         return HostCopies()
     if device.type != "cuda":
         raise Unshapeable(f"the KV cache lies on {device}; CUDA, ROCm and host memory are read")
-    from engine_shim.cuda_copies import CudaCopies
+    from relume.engine_shim.cuda_copies import CudaCopies
 
     return CudaCopies(device)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine_shim.copies import Event, Way
+from relume.engine_shim.copies import Event, Way
 
 
 class CudaCopies:

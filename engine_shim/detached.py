@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from engine_shim import frames
-from engine_shim.generation import Generation, MalformedDispatch, number
+from relume.engine_shim import frames
+from relume.engine_shim.generation import Generation, MalformedDispatch, number
 
 if TYPE_CHECKING:
-    from engine_shim.shelf import Shelf
+    from relume.engine_shim.shelf import Shelf
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -17,9 +17,9 @@ from vllm.entrypoints.launchers.launcher import create_server_socket, validate_a
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core_client import EngineCoreClient
 
-from engine_shim import plugin, vllm_private_runner
-from engine_shim.inproc_core import ThreadedCoreClient
-from engine_shim.serve import MIDDLEWARE, SCHEDULER
+from relume.engine_shim import plugin, vllm_private_runner
+from relume.engine_shim.inproc_core import ThreadedCoreClient
+from relume.engine_shim.serve import MIDDLEWARE, SCHEDULER
 
 _parser: FlexibleArgumentParser | None = None
 

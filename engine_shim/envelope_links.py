@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from engine_shim import identity
-from engine_shim.checkpoint_links import LinkConfig, Links
-from engine_shim.connector_settings import settings_of
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import KvStreamError
-from engine_shim.kv_stream.image import digest_of
+from relume.engine_shim import identity
+from relume.engine_shim.checkpoint_links import LinkConfig, Links
+from relume.engine_shim.connector_settings import settings_of
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.errors import KvStreamError
+from relume.engine_shim.kv_stream.image import digest_of
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from engine_shim import frames
-from engine_shim.generation import Generation, Taken
+from relume.engine_shim import frames
+from relume.engine_shim.generation import Generation, Taken
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from engine_shim.generation import Generation, MalformedDispatch, request_id
+from relume.engine_shim.generation import Generation, MalformedDispatch, request_id
 
 PATH = "/relume/handover"
 KIND = "moved"

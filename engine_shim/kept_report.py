@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine_shim import plugin
-from events.codec import encode
-from events.vocabulary import StreamsReported
+from relume.engine_shim import plugin
+from relume.events.codec import encode
+from relume.events.vocabulary import StreamsReported
 
 REPORT_S = 5.0
 """Between two reports at least; what did not change is not told."""

@@ -19,11 +19,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from engine_shim.checkpoint_links import Links
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import KvStreamError
-from engine_shim.kv_stream.peer import Peer
-from events.vocabulary import LinkMeasured
+from relume.engine_shim.checkpoint_links import Links
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.errors import KvStreamError
+from relume.engine_shim.kv_stream.peer import Peer
+from relume.events.vocabulary import LinkMeasured
 
 logger = logging.getLogger(__name__)
 

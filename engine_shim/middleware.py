@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from engine_shim import frames, handover, identity, plugin
-from engine_shim.checkpointing import endpoints
-from engine_shim.detached import Bounds
-from engine_shim.envelope import Envelope, unpacked
-from engine_shim.envelope_links import EnvelopeLinks
-from engine_shim.framing import FramedResponse
-from engine_shim.generation import (
+from relume.engine_shim import frames, handover, identity, plugin
+from relume.engine_shim.checkpointing import endpoints
+from relume.engine_shim.detached import Bounds
+from relume.engine_shim.envelope import Envelope, unpacked
+from relume.engine_shim.envelope_links import EnvelopeLinks
+from relume.engine_shim.framing import FramedResponse
+from relume.engine_shim.generation import (
     CURRENT,
     Generation,
     MalformedDispatch,
@@ -32,9 +32,9 @@ from engine_shim.generation import (
     parse_resume,
     request_id,
 )
-from engine_shim.kept_report import KeptReport
-from engine_shim.reports import Ready
-from engine_shim.shelf import RELEASED, Gone, Shelf
+from relume.engine_shim.kept_report import KeptReport
+from relume.engine_shim.reports import Ready
+from relume.engine_shim.shelf import RELEASED, Gone, Shelf
 
 logger = logging.getLogger(__name__)
 

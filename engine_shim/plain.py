@@ -25,15 +25,15 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from engine_shim import frames, identity
-from engine_shim.generation import MalformedDispatch, dispatch_record
-from engine_shim.plain_account import PlainAccount
-from engine_shim.plain_stream import EventTooLong, PlainStream
-from engine_shim.reporter import Reporter
-from engine_shim.reports import Hello, Ready, frame, ready_frame
-from events import codec
-from events.errors import LogError
-from events.vocabulary import RouteDecided
+from relume.engine_shim import frames, identity
+from relume.engine_shim.generation import MalformedDispatch, dispatch_record
+from relume.engine_shim.plain_account import PlainAccount
+from relume.engine_shim.plain_stream import EventTooLong, PlainStream
+from relume.engine_shim.reporter import Reporter
+from relume.engine_shim.reports import Hello, Ready, frame, ready_frame
+from relume.events import codec
+from relume.events.errors import LogError
+from relume.events.vocabulary import RouteDecided
 
 FRAMED = ("/v1/completions", "/v1/chat/completions")
 HEALTH = ("/health", "/v1/models")
@@ -313,7 +313,7 @@ def _told_reason(body: bytes) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m engine_shim.plain",
+        prog="python -m relume.engine_shim.plain",
         description="Stands in an engine's place before an OpenAI-compatible server without our "
         "plugin. Started by an agent with --host-kind plain.",
     )

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from events.vocabulary import EngineFinished, EngineStep, FirstToken, RequestQueued
-from events.vocabulary.changes import AnyChange
+from relume.events.vocabulary import EngineFinished, EngineStep, FirstToken, RequestQueued
+from relume.events.vocabulary.changes import AnyChange
 
 EVERY_S = 0.1
 """Between two records of running streams."""

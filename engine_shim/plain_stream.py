@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from engine_shim import frames
+from relume.engine_shim import frames
 
 _FINISH = re.compile(rb'"finish_reason":\s*"([a-z_]+)"')
 _SHOWN = (b'"content":', b'"text":', b'"reasoning_content":', b'"arguments":')

@@ -11,10 +11,10 @@ import multiprocessing
 import os
 from typing import Any
 
-from engine_shim import identity
-from engine_shim.progress import Progress
-from engine_shim.reporter import Reporter
-from engine_shim.reports import Hello, Ready, frame, ready_frame
+from relume.engine_shim import identity
+from relume.engine_shim.progress import Progress
+from relume.engine_shim.reporter import Reporter
+from relume.engine_shim.reports import Hello, Ready, frame, ready_frame
 
 _registered_pid = 0
 _reporter: Reporter | None = None
@@ -37,11 +37,11 @@ def register(role: str = "") -> None:
         _reporter = Reporter(me.agent_socket, Hello(os.getpid(), role, me.incarnation))
     _progress = Progress(me.progress)
     if role == "worker":
-        from engine_shim import vllm_private_runner
+        from relume.engine_shim import vllm_private_runner
 
         vllm_private_runner.install()
     else:
-        from engine_shim import vllm_private
+        from relume.engine_shim import vllm_private
 
         vllm_private.install()
 
@@ -94,7 +94,7 @@ def hardware(ranks: int) -> str:
 async def test_exactness(engine: Any) -> None:
     """Runs the self-test on vLLM's AsyncLLM, once, before the engine says it is ready."""
     global _exact
-    from engine_shim import selftest, selftest_restore, vllm_private
+    from relume.engine_shim import selftest, selftest_restore, vllm_private
 
     vllm_private.pin_tool_call_ids()
     found = await selftest.verdicts(engine)
@@ -115,7 +115,7 @@ def keeps_blocks() -> bool:
 
 def parses_output(scope: Any, body: bytes) -> bool:
     """Whether a parser with a state of its own reads what the request of `scope` streams."""
-    from engine_shim import vllm_private
+    from relume.engine_shim import vllm_private
 
     if not scope["path"].endswith("/chat/completions"):
         return False
@@ -128,7 +128,7 @@ def parses_output(scope: Any, body: bytes) -> bool:
 
 async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool:
     """Other holders for a running attempt; False when it is not here."""
-    from engine_shim import vllm_private, vllm_private_core
+    from relume.engine_shim import vllm_private, vllm_private_core
 
     if not keeps_blocks():
         return False
@@ -137,14 +137,14 @@ async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool
 
 async def hand_over(request: str, attempt: int) -> bool:
     """Stops a running attempt that is to go on elsewhere; False when it is not here."""
-    from engine_shim import vllm_private, vllm_private_core
+    from relume.engine_shim import vllm_private, vllm_private_core
 
     return await vllm_private_core.hand_over(vllm_private.engines(), request, attempt)
 
 
 def state() -> dict[str, Any]:
     """What `GET /relume/state` shows beside the identity."""
-    from engine_shim import vllm_private
+    from relume.engine_shim import vllm_private
 
     held = vllm_private.unfinished()
     return {"pid": os.getpid(), **progress().read(), "unfinished": held, "exact": exact()}

@@ -14,8 +14,8 @@ import select
 import socket
 import threading
 
-from engine_shim import deathwatch
-from engine_shim.reports import Hello, hello_frame
+from relume.engine_shim import deathwatch
+from relume.engine_shim.reports import Hello, hello_frame
 
 ORPHANED_EXIT = 70
 BUFFER_BYTES = 1 << 20

@@ -17,11 +17,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from engine_shim import identity, plugin, vllm_private_prefixes, vllm_private_resume
-from engine_shim.generation import IDENTITY_KEY, reported
-from engine_shim.reports import frame
-from events import codec
-from events.vocabulary import (
+from relume.engine_shim import identity, plugin, vllm_private_prefixes, vllm_private_resume
+from relume.engine_shim.generation import IDENTITY_KEY, reported
+from relume.engine_shim.reports import frame
+from relume.events import codec
+from relume.events.vocabulary import (
     AnyChange,
     EngineFinished,
     EngineStep,

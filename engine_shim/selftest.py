@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from engine_shim.generation import CURRENT, UNREPORTED, Delivered, Generation, Resume
+from relume.engine_shim.generation import CURRENT, UNREPORTED, Delivered, Generation, Resume
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from engine_shim.connector_settings import settings_of
-from engine_shim.generation import SELF_TEST, Generation, Resume
-from engine_shim.selftest import FEATURES, LATE, TOKENS, UNTESTED, Decoded, decode, prompt_of
-from engine_shim.state_daemon.errors import StateDaemonError
-from engine_shim.state_daemon.own_holder import OwnHolder, own_holder
-from engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.connector_settings import settings_of
+from relume.engine_shim.generation import SELF_TEST, Generation, Resume
+from relume.engine_shim.selftest import FEATURES, LATE, TOKENS, UNTESTED, Decoded, decode, prompt_of
+from relume.engine_shim.state_daemon.errors import StateDaemonError
+from relume.engine_shim.state_daemon.own_holder import OwnHolder, own_holder
+from relume.engine_shim.state_daemon.store import BlockStore
 
 logger = logging.getLogger(__name__)
 

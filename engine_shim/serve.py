@@ -13,9 +13,9 @@ import sys
 from importlib.metadata import entry_points
 from typing import NoReturn
 
-PLUGIN = "engine_shim.plugin:register"
-MIDDLEWARE = "engine_shim.middleware.RelumeMiddleware"
-SCHEDULER = "engine_shim.scheduler.relume_scheduler"
+PLUGIN = "relume.engine_shim.plugin:register"
+MIDDLEWARE = "relume.engine_shim.middleware.RelumeMiddleware"
+SCHEDULER = "relume.engine_shim.scheduler.relume_scheduler"
 
 
 class PluginNotInstalled(RuntimeError):

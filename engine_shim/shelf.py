@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from engine_shim.detached import GRACE_OVER, Bounds, Kept
-from engine_shim.generation import Generation
+from relume.engine_shim.detached import GRACE_OVER, Bounds, Kept
+from relume.engine_shim.generation import Generation
 
 TOMBSTONES = 256
 NO_ROOM = "no room for detached streams"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from engine_shim.block_rows import BlockRows
-from engine_shim.copies import Copies, Event, Way
-from engine_shim.kv_stream.stream import BlockIn
+from relume.engine_shim.block_rows import BlockRows
+from relume.engine_shim.copies import Copies, Event, Way
+from relume.engine_shim.kv_stream.stream import BlockIn
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from engine_shim.checkpoint_links import Links
-from engine_shim.checkpointing import SaveJob
-from engine_shim.kv_stream.errors import Unreachable
-from engine_shim.kv_stream.image import TOKEN_BYTES
-from engine_shim.kv_stream.stream import BlockIn, BlockOut, CacheView, scatter
+from relume.engine_shim.checkpoint_links import Links
+from relume.engine_shim.checkpointing import SaveJob
+from relume.engine_shim.kv_stream.errors import Unreachable
+from relume.engine_shim.kv_stream.image import TOKEN_BYTES
+from relume.engine_shim.kv_stream.stream import BlockIn, BlockOut, CacheView, scatter
 
 logger = logging.getLogger(__name__)
 STOP_S = 5.0

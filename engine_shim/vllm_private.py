@@ -44,8 +44,8 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request
 
-from engine_shim import identity, records, vllm_private_core
-from engine_shim.generation import (
+from relume.engine_shim import identity, records, vllm_private_core
+from relume.engine_shim.generation import (
     CURRENT,
     IDENTITY_KEY,
     Delivered,
@@ -53,9 +53,9 @@ from engine_shim.generation import (
     Generation,
     ReplayMismatch,
 )
-from engine_shim.handover import KIND, HandedOver, note_running
-from engine_shim.vllm_private_outputs import OrderedCollector, logprobs_of, record_of
-from engine_shim.vllm_private_resume import TAIL, packed
+from relume.engine_shim.handover import KIND, HandedOver, note_running
+from relume.engine_shim.vllm_private_outputs import OrderedCollector, logprobs_of, record_of
+from relume.engine_shim.vllm_private_resume import TAIL, packed
 
 SUPPORTED = "0.32."
 

@@ -12,9 +12,9 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 
-from engine_shim import identity
-from engine_shim.generation import CURRENT, IDENTITY_KEY, Generation
-from engine_shim.handover import given_up
+from relume.engine_shim import identity
+from relume.engine_shim.generation import CURRENT, IDENTITY_KEY, Generation
+from relume.engine_shim.handover import given_up
 
 _stock_rejected = AsyncLLM.notify_kv_transfer_request_rejected
 

@@ -13,8 +13,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.outputs import LogprobsLists
 
-from engine_shim import records
-from engine_shim.generation import Delivered, ReplayMismatch
+from relume.engine_shim import records
+from relume.engine_shim.generation import Delivered, ReplayMismatch
 
 MERGE_AFTER = 64
 """Outputs a slow reader may leave unread before further ones are merged into the last."""

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from engine_shim.reports import frame
-from events import codec, prefix
-from events.vocabulary import PrefixBlocksChanged
+from relume.engine_shim.reports import frame
+from relume.events import codec, prefix
+from relume.events.vocabulary import PrefixBlocksChanged
 
 GATHERED = 64
 """So many are told without a further occasion."""

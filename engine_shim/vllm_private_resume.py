@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-from engine_shim.generation import IDENTITY_KEY
+from relume.engine_shim.generation import IDENTITY_KEY
 
 TAIL = "t"
 """Key of the delivered tokens in the identity: uint32, this machine's byte order."""
@@ -64,6 +64,6 @@ def advance_grammar(scheduler: Any, request: Request) -> bool:
 def patch_runner() -> None:
     """Patch the model runner if it lives in this process."""
     if "vllm.v1.worker.gpu_model_runner" in sys.modules:
-        from engine_shim import vllm_private_runner
+        from relume.engine_shim import vllm_private_runner
 
         vllm_private_runner.install()

@@ -26,7 +26,7 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine_shim.vllm_private_resume import delivered_of
+from relume.engine_shim.vllm_private_resume import delivered_of
 
 _stock_sample = GPUModelRunner._sample
 _stock_bookkeeping = GPUModelRunner._bookkeeping_sync

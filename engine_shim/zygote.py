@@ -25,14 +25,14 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from engine_shim.agent_process import weigh_session
-from events.disk import SteadyOutput
+from relume.engine_shim.agent_process import weigh_session
+from relume.events.disk import SteadyOutput
 
 PRELOAD = (
-    "engine_shim.engine_host",
-    "engine_shim.middleware",
-    "engine_shim.scheduler",
-    "engine_shim.selftest_restore",
+    "relume.engine_shim.engine_host",
+    "relume.engine_shim.middleware",
+    "relume.engine_shim.scheduler",
+    "relume.engine_shim.selftest_restore",
     "model_hosting_container_standards.sagemaker",
     "pydantic.v1",
     "uvicorn.lifespan.on",
@@ -84,7 +84,7 @@ def preload() -> None:
         # or it says so itself.
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    from engine_shim import engine_host
+    from relume.engine_shim import engine_host
 
     engine_host.argument_parser()
     gc.collect()
@@ -197,7 +197,7 @@ class Zygote:
             os.environ.update(env)
             sys.argv = ["relume-engine", *argv]
             _name_process(f"relume-engine {env.get('RELUME_WORKER', '')}")
-            from engine_shim import engine_host
+            from relume.engine_shim import engine_host
 
             engine_host.main(argv)
             status = 0

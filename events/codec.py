@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from events.errors import MalformedRecord, UnknownEvent
-from events.vocabulary import AnyEvent
+from relume.events.errors import MalformedRecord, UnknownEvent
+from relume.events.vocabulary import AnyEvent
 
 TAGS: dict[str, type] = {t.__struct_config__.tag: t for t in get_args(AnyEvent)}  # type: ignore[attr-defined]
 

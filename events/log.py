@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from events.segment import Segment
+from relume.events.segment import Segment
 
 
 class RevisionGroup(Struct, frozen=True, gc=False):

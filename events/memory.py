@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
-from events.codec import encode
-from events.errors import Compacted, Fenced, StreamOwned
-from events.log import Landed, RevisionGroup
-from events.segment import GENESIS, pack, unpack
+from relume.events.codec import encode
+from relume.events.errors import Compacted, Fenced, StreamOwned
+from relume.events.log import Landed, RevisionGroup
+from relume.events.segment import GENESIS, pack, unpack
 
 
 class MemoryLog:
@@ -63,7 +63,7 @@ class MemoryLog:
         news.set()
 
     async def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
-        """See events.log.LogReader.follow."""
+        """See relume.events.log.LogReader.follow."""
         while True:
             news = self._news
             for group in await self.read(after):
@@ -73,14 +73,14 @@ class MemoryLog:
                 await news.wait()
 
     async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
-        """See events.log.LogReader.read."""
+        """See relume.events.log.LogReader.read."""
         if after and after < self._trimmed:
             raise Compacted(after, self._trimmed + 1)
         last = until or self.revision
         return [g for g in self.groups if after < g.revision <= last]
 
     async def owners(self) -> dict[str, int]:
-        """See events.log.LogReader.owners."""
+        """See relume.events.log.LogReader.owners."""
         return dict(self.owner_epochs)
 
 

@@ -19,7 +19,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from events.errors import BrokenChain, CorruptSegment
+from relume.events.errors import BrokenChain, CorruptSegment
 
 MAGIC = b"RLM1"
 GENESIS = bytes(16)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from events import vocabulary as v
-from policies.state import Attempt, Worker
+from relume.events import vocabulary as v
+from relume.policies.state import Attempt, Worker
 
 TOMBSTONES = 4096
 """At most so many early finishes are remembered a worker; the oldest go first."""

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from operator import is_not
 
-from policies import outlook
-from policies.affinity import Ring
-from policies.fullness import Bound, bound
-from policies.kept import Kept, Why
-from policies.outlook import Outlook
-from policies.routing_settings import RoutingConfig, config_of
-from policies.state import Worker
-from policies.view import View
-from policies.waiting_settings import config_of as room_of
+from relume.policies import outlook
+from relume.policies.affinity import Ring
+from relume.policies.fullness import Bound, bound
+from relume.policies.kept import Kept, Why
+from relume.policies.outlook import Outlook
+from relume.policies.routing_settings import RoutingConfig, config_of
+from relume.policies.state import Worker
+from relume.policies.view import View
+from relume.policies.waiting_settings import config_of as room_of
 
 BOARDS = 16
 """So many are kept, by model and order."""

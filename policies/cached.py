@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import repeat
 
-from events import vocabulary as v
-from events.prefix import MAX_TOLD, unpack
-from policies.state import Fleet, Worker
+from relume.events import vocabulary as v
+from relume.events.prefix import MAX_TOLD, unpack
+from relume.policies.state import Fleet, Worker
 
 TOTAL = 1 << 20
 SHARE = 1 << 10

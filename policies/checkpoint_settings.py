@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from policies import placement, recovery_plan
-from policies.view import View
+from relume.policies import placement, recovery_plan
+from relume.policies.view import View
 
 PLACEMENTS = placement.POLICIES
 RECOVERIES = (*recovery_plan.POLICIES, "recompute")

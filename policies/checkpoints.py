@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from events.vocabulary import RecoveryChoice
-from policies import coverage, placement, recovery_plan, routing, touched
-from policies.checkpoint_settings import CheckpointConfig, config_of
-from policies.counted import prompt_tokens
-from policies.own_checkpoints import Kept
-from policies.pace import prefill_ns
-from policies.placement import Demand, Index, Placement, Site, Weights
-from policies.recovery_plan import Estimates, Interrupted, Links, Rules, Stored, Target
-from policies.state import Fleet, Worker
-from policies.view import View
+from relume.events.vocabulary import RecoveryChoice
+from relume.policies import coverage, placement, recovery_plan, routing, touched
+from relume.policies.checkpoint_settings import CheckpointConfig, config_of
+from relume.policies.counted import prompt_tokens
+from relume.policies.own_checkpoints import Kept
+from relume.policies.pace import prefill_ns
+from relume.policies.placement import Demand, Index, Placement, Site, Weights
+from relume.policies.recovery_plan import Estimates, Interrupted, Links, Rules, Stored, Target
+from relume.policies.state import Fleet, Worker
+from relume.policies.view import View
 
 MOST_HOLDERS = 4
 """So many endpoints fit into a dispatch."""

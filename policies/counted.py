@@ -8,11 +8,11 @@ for each and none for itself: the estimate stands.
 
 from __future__ import annotations
 
-from events import codec
-from events import vocabulary as v
-from events.errors import LogError
-from policies.account import key_of
-from policies.state import Fleet, Request, Worker
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.policies.account import key_of
+from relume.policies.state import Fleet, Request, Worker
 
 SEVERAL = -1
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from events import vocabulary as v
-from policies.state import Coverage, Fleet, Holder, Placed, Planned, Rate, Worker
+from relume.events import vocabulary as v
+from relume.policies.state import Coverage, Fleet, Holder, Placed, Planned, Rate, Worker
 
 RELEASE_TICKS = 3
 """A request's engine tells its holders of the end by itself; after so many ticks the leader

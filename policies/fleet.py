@@ -9,10 +9,10 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
-from events import codec
-from events import vocabulary as v
-from events.log import RevisionGroup
-from policies import (
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
+from relume.policies import (
     account,
     cached,
     counted,
@@ -26,9 +26,9 @@ from policies import (
     touched,
     unheard,
 )
-from policies.account import CHANGES, SANE, key_of
-from policies.state import Fleet, Head, Receipts, Replica, Request, Worker
-from policies.steptime import PROMPT_EACH
+from relume.policies.account import CHANGES, SANE, key_of
+from relume.policies.state import Fleet, Head, Receipts, Replica, Request, Worker
+from relume.policies.steptime import PROMPT_EACH
 
 
 def apply_group(

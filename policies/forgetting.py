@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from events import vocabulary as v
-from policies import account, cached
-from policies.state import Fleet, Worker
+from relume.events import vocabulary as v
+from relume.policies import account, cached
+from relume.policies.state import Fleet, Worker
 
 FORGET_TICKS = 3_600
 """A worker that left, or died with its host, is forgotten after so long without an owner."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from policies.view import View
-from policies.waiting_settings import WaitingConfig
+from relume.policies.view import View
+from relume.policies.waiting_settings import WaitingConfig
 
 
 class Bound(Struct, frozen=True, gc=False):

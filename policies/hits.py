@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policies import prefixes
-from policies.cached import index_of
-from policies.view import View
+from relume.policies import prefixes
+from relume.policies.cached import index_of
+from relume.policies.view import View
 
 
 class Hits:
-    """Of a prompt with these marks (`events.prefix`). Tokens, by worker's name."""
+    """Of a prompt with these marks (`relume.events.prefix`). Tokens, by worker's name."""
 
     __slots__ = ("_bits", "_names", "_runs")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policies import touched
-from policies.state import Worker
-from policies.view import View
+from relume.policies import touched
+from relume.policies.state import Worker
+from relume.policies.view import View
 
 Why = Callable[[Worker, bool], str]
 """Why a worker, distrusted or not, cannot take a request; empty when it can."""

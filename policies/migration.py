@@ -23,15 +23,15 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from events.vocabulary import MigrationChoice, RecoveryOption
-from policies import checkpoints, routing
-from policies.account import key_of
-from policies.checkpoints import Lost
-from policies.migration_settings import MigrationConfig, config_of
-from policies.pace import token_us
-from policies.recovery_plan import Estimates, Interrupted
-from policies.state import Worker
-from policies.view import View
+from relume.events.vocabulary import MigrationChoice, RecoveryOption
+from relume.policies import checkpoints, routing
+from relume.policies.account import key_of
+from relume.policies.checkpoints import Lost
+from relume.policies.migration_settings import MigrationConfig, config_of
+from relume.policies.pace import token_us
+from relume.policies.recovery_plan import Estimates, Interrupted
+from relume.policies.state import Worker
+from relume.policies.view import View
 
 CAUSES = ("drain", "imbalance")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from policies.view import View
+from relume.policies.view import View
 
 MOVES = ("off", "drain", "all")
 PREFIX = "migration."

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from events import vocabulary as v
-from policies.state import Fleet, OpenCommand, PendingEffect
+from relume.events import vocabulary as v
+from relume.policies.state import Fleet, OpenCommand, PendingEffect
 
 COMMANDS = 10_000
 """So many admin command ids are remembered to make a resend a no-op (I16)."""

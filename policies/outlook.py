@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from policies.predict import REPORT_US, SILENT_US, STEP_TOKENS
-from policies.receipts import received_us
-from policies.state import Fleet, Worker
-from policies.steptime import DEFAULTS, SCALES
-from policies.view import View
+from relume.policies.predict import REPORT_US, SILENT_US, STEP_TOKENS
+from relume.policies.receipts import received_us
+from relume.policies.state import Fleet, Worker
+from relume.policies.steptime import DEFAULTS, SCALES
+from relume.policies.view import View
 
 TOKEN_DIGITS = 4
 FIXED_DIGITS = 3

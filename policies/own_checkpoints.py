@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from events import vocabulary as v
-from policies.coverage import placed_by, planned_by, share
-from policies.placement import Index
-from policies.state import Fleet, Placed, Planned
+from relume.events import vocabulary as v
+from relume.policies.coverage import placed_by, planned_by, share
+from relume.policies.placement import Index
+from relume.policies.state import Fleet, Placed, Planned
 
 
 class Kept(Struct):

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from events.prefix import HASH_BYTES, common, unpack
-from policies.state import Fleet, Worker
+from relume.events.prefix import HASH_BYTES, common, unpack
+from relume.policies.state import Fleet, Worker
 
 FEW = 32
 

@@ -11,8 +11,8 @@ class of workers; the two stay apart, since a plan weighed otherwise would not v
 
 from __future__ import annotations
 
-from events import vocabulary as v
-from policies.state import Fleet, Worker
+from relume.events import vocabulary as v
+from relume.policies.state import Fleet, Worker
 
 FADE_TOKENS = 1 << 16
 """Beyond so many tokens, older ones count half."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from events.vocabulary import HolderCandidate
+from relume.events.vocabulary import HolderCandidate
 
 POLICIES = ("load_aware", "neighbour", "none")
 FAR = 1 << 62

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from policies.receipts import received_us
-from policies.state import Worker
-from policies.steptime import Costs
-from policies.view import View
+from relume.policies.receipts import received_us
+from relume.policies.state import Worker
+from relume.policies.steptime import Costs
+from relume.policies.view import View
 
 STEP_TOKENS = 2048
 """Of a step, where the engine does not tell."""

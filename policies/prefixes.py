@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from events.prefix import HASH_BYTES, MAX_MARKS, blocks_at, common, unpack
-from policies.cached import index_of
-from policies.state import Worker
-from policies.view import View
+from relume.events.prefix import HASH_BYTES, MAX_MARKS, blocks_at, common, unpack
+from relume.policies.cached import index_of
+from relume.policies.state import Worker
+from relume.policies.view import View
 
 _MOST = HASH_BYTES * MAX_MARKS
 FEW = 64

@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from events.vocabulary import Candidate
-from policies.kept import Kept, Why
-from policies.view import View
+from relume.events.vocabulary import Candidate
+from relume.policies.kept import Kept, Why
+from relume.policies.view import View
 
 MODELS = 8
 """Rankings are kept for so many models."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 
-from events import vocabulary as v
-from policies.state import Receipts
+from relume.events import vocabulary as v
+from relume.policies.state import Receipts
 
 KEPT = 1024
 """So many are remembered; what is older counts as received with the oldest of them."""

@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from policies import touched
-from policies.view import View
+from relume.policies import touched
+from relume.policies.view import View
 
 MODES: dict[tuple[str, bool], str] = {
     ("exact", False): "new",

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from events.vocabulary import RecoveryChoice, RecoveryOption
+from relume.events.vocabulary import RecoveryChoice, RecoveryOption
 
 POLICIES = ("completion", "eq6", "least_delay", "least_total")
 

@@ -25,7 +25,7 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from policies.spans import Span, Spans, common, cut, normal, size, without
+from relume.policies.spans import Span, Spans, common, cut, normal, size, without
 
 Held = Mapping[int, Spans]
 """Units of each living rank: normal spans, disjoint between ranks."""

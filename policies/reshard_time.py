@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from policies.reshard import Plan
+from relume.policies.reshard import Plan
 
 
 class Links(Struct, frozen=True):

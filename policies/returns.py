@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from events import vocabulary as v
-from policies.state import Fleet, Request
+from relume.events import vocabulary as v
+from relume.policies.state import Fleet, Request
 
 
 def orphan(fleet: Fleet, request: Request) -> None:

@@ -16,13 +16,13 @@ from itertools import islice
 
 from msgspec import Struct
 
-from events.vocabulary import Candidate
-from policies import board as boards
-from policies import hits, predict, prefixes, selectors
-from policies.kept import Kept, Why
-from policies.ranking import of as ranked
-from policies.state import Worker
-from policies.view import View
+from relume.events.vocabulary import Candidate
+from relume.policies import board as boards
+from relume.policies import hits, predict, prefixes, selectors
+from relume.policies.kept import Kept, Why
+from relume.policies.ranking import of as ranked
+from relume.policies.state import Worker
+from relume.policies.view import View
 
 REQUEST_TOKENS = 32
 """Tokens of prefill that one held request weighs as much as."""
@@ -158,7 +158,7 @@ def _may_return(view: View, source: Candidate, query: Query) -> bool:
 
 
 def selected(view: View, query: Query, policy: str) -> Choice:
-    """What a policy of `policies.selectors` chooses."""
+    """What a policy of `relume.policies.selectors` chooses."""
     model = query.model
     board = selectors.board_of(view, model, policy, shut(model))
     config, count = board.config, len(board.workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from policies.view import View
+from relume.policies.view import View
 
 PREFIX = "routing."
 POLICY = f"{PREFIX}policy"

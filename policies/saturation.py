@@ -10,11 +10,11 @@ times: the others may have sent as much meanwhile, so that together they stay wi
 
 from __future__ import annotations
 
-from policies import board, routing
-from policies.board import Board
-from policies.fullness import bound
-from policies.view import View
-from policies.waiting_settings import WaitingConfig
+from relume.policies import board, routing
+from relume.policies.board import Board
+from relume.policies.fullness import bound
+from relume.policies.view import View
+from relume.policies.waiting_settings import WaitingConfig
 
 FREE, SATURATED, NO_WORKER, BEHIND = "", "saturated", "no worker", "behind"
 GLANCES = 4

@@ -24,12 +24,12 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from events.vocabulary import Candidate
-from policies import board as boards
-from policies.board import Board
-from policies.hits import NONE, Hits
-from policies.kept import Why
-from policies.view import View
+from relume.events.vocabulary import Candidate
+from relume.policies import board as boards
+from relume.policies.board import Board
+from relume.policies.hits import NONE, Hits
+from relume.policies.kept import Why
+from relume.policies.view import View
 
 LOOKED = 16
 """So many of the best are looked at for one without objection. Logs depend on it."""

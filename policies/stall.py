@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from policies.state import Worker
-from policies.view import View
+from relume.policies.state import Worker
+from relume.policies.view import View
 
 
 class StallConfig(Struct, frozen=True):

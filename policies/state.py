@@ -11,7 +11,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct, field
 
-from events.vocabulary import Effect
+from relume.events.vocabulary import Effect
 
 
 class Attempt(Struct):

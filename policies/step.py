@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from events import vocabulary as v
-from policies import (
+from relume.events import vocabulary as v
+from relume.policies import (
     checkpoint_settings,
     coverage,
     forgetting,
@@ -21,8 +21,8 @@ from policies import (
     unheard,
     waiting_settings,
 )
-from policies.stall import StallConfig, settings_of
-from policies.state import Fleet, OpenCommand, Request, Unheard
+from relume.policies.stall import StallConfig, settings_of
+from relume.policies.state import Fleet, OpenCommand, Request, Unheard
 
 GONE_TICKS = 2
 """An owner key must be missing this many ticks before its worker counts as lost."""

@@ -18,8 +18,8 @@ A fold must be cheap: after the first steps only some are taken. Scalar float64 
 
 from __future__ import annotations
 
-from events import vocabulary as v
-from policies.state import Fleet, Request, StepTime, Worker
+from relume.events import vocabulary as v
+from relume.policies.state import Fleet, Request, StepTime, Worker
 
 SCALES = (1.0, 1 / 256, 1 / (1 << 20), 1 / 16, 1 / 4096, 1.0)
 """Of the features: one, prompt tokens, chunk x context, decoding requests, their context, any

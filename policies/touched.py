@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from events import vocabulary as v
-from policies.state import Fleet
+from relume.events import vocabulary as v
+from relume.policies.state import Fleet
 
 KEPT = 2048
 """So many notes are kept one by one; of older ones, only whom they name."""

@@ -10,10 +10,10 @@ the log, lands its own word later. Then the leader ends the request like other o
 
 from __future__ import annotations
 
-from events import codec
-from events import vocabulary as v
-from events.errors import LogError
-from policies.state import Fleet, Replica, Unheard
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.policies.state import Fleet, Replica, Unheard
 
 WAIT_TICKS = 60
 """A request of a lost replica is ended so long after its engine told of it."""

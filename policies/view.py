@@ -19,15 +19,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from events import vocabulary as v
-from policies import receipts
-from policies.account import key_of
-from policies.fleet import SUSPICIOUS, places_of
-from policies.own_checkpoints import OwnCheckpoints
-from policies.own_prefixes import OwnPrefixes
-from policies.state import Fleet, Receipts, Worker
-from policies.touched import Touched
-from policies.touched import of as touched_of
+from relume.events import vocabulary as v
+from relume.policies import receipts
+from relume.policies.account import key_of
+from relume.policies.fleet import SUSPICIOUS, places_of
+from relume.policies.own_checkpoints import OwnCheckpoints
+from relume.policies.own_prefixes import OwnPrefixes
+from relume.policies.state import Fleet, Receipts, Worker
+from relume.policies.touched import Touched
+from relume.policies.touched import of as touched_of
 
 
 class _Own(Struct, gc=False):
@@ -77,7 +77,7 @@ class View:
         self.moved = Touched()
         """Whose load the overlay may show otherwise than before."""
         self.rankings: dict[str, Any] = {}
-        """What `policies.ranking` keeps here, by model; no part of what the view tells."""
+        """What `relume.policies.ranking` keeps here, by model; no part of what the view tells."""
         self.grounds: tuple[Any, dict[Any, Any]] = (None, {})
         """What `recovery.grounded` keeps here."""
 
@@ -310,7 +310,7 @@ class View:
 
 
 def _opens(worker: Worker, key: str, incarnation: int) -> bool:
-    """Whether folding the dispatch would open an account entry (policies.account)."""
+    """Whether folding the dispatch would open an account entry (relume.policies.account)."""
     return (
         worker.incarnation == incarnation
         and worker.engine == "ready"

@@ -26,9 +26,9 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-from policies.fair_queue import MOST_COST, Entry, FairQueue
-from policies.routing_settings import TIERS, USUAL_TIER
-from policies.waiting_settings import WaitingConfig
+from relume.policies.fair_queue import MOST_COST, Entry, FairQueue
+from relume.policies.routing_settings import TIERS, USUAL_TIER
+from relume.policies.waiting_settings import WaitingConfig
 
 AGED_PART = 8
 """Logs depend on it."""

@@ -24,7 +24,7 @@ BENCHES = (
 
 def load(name: str) -> ModuleType:
     """The module of bench `name`."""
-    return importlib.import_module(f"chaos.bench.{name.replace('-', '_')}")
+    return importlib.import_module(f"relume.chaos.bench.{name.replace('-', '_')}")
 
 
 def describe(module: ModuleType) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from chaos.bench.checkpoint_parts import (
+from relume.chaos.bench.checkpoint_parts import (
     Answer,
     Daemon,
     Engine,
@@ -34,9 +34,9 @@ from chaos.bench.checkpoint_parts import (
     engines,
     state_daemon,
 )
-from chaos.bench.figures import figure, percentile
-from chaos.bench.shim_overhead import cpu_s, interval
-from chaos.traffic import prompts
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.bench.shim_overhead import cpu_s, interval
+from relume.chaos.traffic import prompts
 
 DESCRIPTION = "tokens per CPU-second and ITL of an engine with checkpointing against without"
 GOAL = 0.98
@@ -199,7 +199,7 @@ async def ablate(model: str, count: int, streams: int, tokens: int) -> dict[str,
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(
-        prog="chaos.bench checkpoint-overhead", description=DESCRIPTION
+        prog="relume.chaos.bench checkpoint-overhead", description=DESCRIPTION
     )
     parser.add_argument("--rounds", type=int, default=24, help="of the three ways to run")
     parser.add_argument("--ablation-rounds", type=int, default=6, help="0: no ablation")

@@ -16,12 +16,12 @@ from typing import Any
 import aiohttp
 from msgspec import Struct, field
 
-from chaos.bench.shim_overhead import fork, until_healthy
-from controlplane.local_fleet import ENGINE_ENV
-from controlplane.processes import Child, free_port
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.channel import LocalChannel
-from engine_shim.kv_stream.peer import Peer
+from relume.chaos.bench.shim_overhead import fork, until_healthy
+from relume.controlplane.local_fleet import ENGINE_ENV
+from relume.controlplane.processes import Child, free_port
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.channel import LocalChannel
+from relume.engine_shim.kv_stream.peer import Peer
 
 START_TIMEOUT_S = 90.0
 ENGINE_ARGS = (
@@ -34,7 +34,7 @@ def connector_args(**extra: Any) -> tuple[str, ...]:
     """Arguments that make an engine take part; `extra` is `checkpoint_links.LinkConfig`."""
     config = {
         "kv_connector": "RelumeConnector",
-        "kv_connector_module_path": "engine_shim.connector",
+        "kv_connector_module_path": "relume.engine_shim.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
@@ -51,7 +51,7 @@ async def state_daemon(folder: str, name: str = "state", **options: Any) -> Asyn
     }  # fmt: skip
     path = Path(folder) / f"{name}.json"
     path.write_text(json.dumps(config))
-    argv = [sys.executable, "-m", "engine_shim.state_daemon", "--config", str(path)]
+    argv = [sys.executable, "-m", "relume.engine_shim.state_daemon", "--config", str(path)]
     child = Child.start(name, argv, Path(folder) / f"{name}.log")
     try:
         await _until(lambda: '"ready"' in child.tail(), child)
@@ -109,7 +109,7 @@ async def engines(
 ) -> AsyncIterator[dict[str, Engine]]:
     """One engine a variant (name to further arguments), all forked from one zygote."""
     zygote = f"{folder}/zygote.sock"
-    argv = [sys.executable, "-m", "engine_shim.zygote", "--socket", zygote]
+    argv = [sys.executable, "-m", "relume.engine_shim.zygote", "--socket", zygote]
     child = Child.start("zygote", argv, Path(folder) / "zygote.log", ENGINE_ENV)
     found: dict[str, Engine] = {}
     try:

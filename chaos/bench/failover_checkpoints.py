@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 from msgspec import Struct, field
 
-from chaos.bench.failures import (
+from relume.chaos.bench.failures import (
     Log,
     Timed,
     configure,
@@ -29,10 +29,10 @@ from chaos.bench.failures import (
     until,
     until_back,
 )
-from chaos.bench.figures import figure
-from chaos.bench.shim_overhead import interval
-from controlplane.local_fleet import LocalFleet
-from events import vocabulary as v
+from relume.chaos.bench.figures import figure
+from relume.chaos.bench.shim_overhead import interval
+from relume.controlplane.local_fleet import LocalFleet
+from relume.events import vocabulary as v
 
 GOAL = 1 / 3
 STREAMS = 8

@@ -21,14 +21,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from chaos.bench import failover_checkpoints
-from chaos.bench.failures import wide_model
-from chaos.bench.figures import figure, percentile
-from chaos.demo import Watch, find_victim, run_all
-from chaos.traffic import Stream, prompts
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
+from relume.chaos.bench import failover_checkpoints
+from relume.chaos.bench.failures import wide_model
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.demo import Watch, find_victim, run_all
+from relume.chaos.traffic import Stream, prompts
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
 
 DESCRIPTION = "the client's longest gap after a kill -9, split into its parts"
 PARTS = ("noticing", "deciding", "resubmitting", "recomputing")
@@ -160,7 +160,7 @@ def _ms(seconds: float) -> dict[str, Any]:
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
-    parser = argparse.ArgumentParser(prog="chaos.bench failover-gap", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="relume.chaos.bench failover-gap", description=DESCRIPTION)
     parser.add_argument("--kills", type=int, default=6, help="without checkpoints; 0: none")
     parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=192)

@@ -17,12 +17,12 @@ from typing import Any
 import aiohttp
 from msgspec import Struct, field
 
-from chaos.demo import Watch
-from chaos.traffic import Stream, complete
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from events import vocabulary as v
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
+from relume.chaos.demo import Watch
+from relume.chaos.traffic import Stream, complete
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.events import vocabulary as v
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
 
 PATIENCE_S = 90.0
 CHECKPOINT_MB = 512
@@ -149,6 +149,6 @@ async def until_back(log: Log, victim: str, incarnation: int) -> None:
 
 def wide_model(path: Path) -> str:
     """Makes the `wide` model there, if it is not; its absolute path."""
-    script = Path(__file__).parents[2] / "deploy" / "dev" / "make_model.py"
+    script = Path(__file__).resolve().parents[2] / "deploy" / "dev" / "make_model.py"
     subprocess.run([sys.executable, str(script), "--size", "wide", "--out", str(path)], check=True)
     return str(path.absolute())

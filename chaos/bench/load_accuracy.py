@@ -30,17 +30,17 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from chaos.bench.failures import wide_model
-from chaos.bench.figures import figure, percentile
-from chaos.bench.load_run import Load, Run, Sample, Seen, record
-from events import vocabulary as v
-from events.codec import decode_all
-from events.log import RevisionGroup
-from policies.fleet import apply_group, fold
-from policies.predict import forecast
-from policies.receipts import take
-from policies.state import Fleet, Worker
-from policies.view import View
+from relume.chaos.bench.failures import wide_model
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.bench.load_run import Load, Run, Sample, Seen, record
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
+from relume.events.log import RevisionGroup
+from relume.policies.fleet import apply_group, fold
+from relume.policies.predict import forecast
+from relume.policies.receipts import take
+from relume.policies.state import Fleet, Worker
+from relume.policies.view import View
 
 DESCRIPTION = "error of a worker's load as known by polling, events, accounts, prediction, gateways"
 POLLS = {"polled_1s": 1_000_000, "polled_100ms": 100_000}
@@ -331,7 +331,7 @@ def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
-    parser = argparse.ArgumentParser(prog="chaos.bench load-accuracy", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="relume.chaos.bench load-accuracy", description=DESCRIPTION)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--together", action="store_true", help="all processes on all cores")
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -19,15 +19,15 @@ from pathlib import Path
 import aiohttp
 from msgspec import Struct, field
 
-from chaos.bench.failures import Timed, until
-from chaos.traffic import Stream
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from engine_shim.progress import Progress
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.log import RevisionGroup
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.chaos.bench.failures import Timed, until
+from relume.chaos.traffic import Stream
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.engine_shim.progress import Progress
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.log import RevisionGroup
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 
 ARGS = (
     "--dtype", "float32", "--max-model-len", "4096", "--block-size", "32",

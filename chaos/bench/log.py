@@ -27,16 +27,16 @@ import grpc
 import uvloop
 from aetcd import rpc
 
-from chaos.bench.figures import figure, percentile
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from events import vocabulary as v
-from events.codec import encode
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.etcd.writer import EtcdWriter
-from events.segment import pack
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.chaos.bench.figures import figure, percentile
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.writer import EtcdWriter
+from relume.events.segment import pack
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 
 DESCRIPTION = "fenced appends beside raw etcd transactions; append to fold"
 RATIO_GOAL = 0.8
@@ -225,7 +225,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
-    parser = argparse.ArgumentParser(prog="python -m chaos.bench log", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="python -m relume.chaos.bench log", description=DESCRIPTION)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn of one way")
     parser.add_argument("--turns", type=int, default=5)

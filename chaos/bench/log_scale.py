@@ -21,17 +21,17 @@ from typing import Any
 import uvloop
 from msgspec import Struct
 
-from chaos.bench.figures import figure, percentile
-from chaos.bench.log import rates
-from chaos.bench.log_scale_age import errors
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from events import vocabulary as v
-from events.codec import encode
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.etcd.writer import EtcdWriter
-from events.log import Landed
-from events.segment import pack
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.bench.log import rates
+from relume.chaos.bench.log_scale_age import errors
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.writer import EtcdWriter
+from relume.events.log import Landed
+from relume.events.segment import pack
 
 DESCRIPTION = "events and bytes a second of 64 to 1,000 workers, the linger they need, its cost"
 WORKERS = (64, 256, 1000)
@@ -206,7 +206,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(
-        prog="python -m chaos.bench log-scale", description=DESCRIPTION
+        prog="python -m relume.chaos.bench log-scale", description=DESCRIPTION
     )
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each fleet's load")

@@ -15,14 +15,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from events import vocabulary as v
-from events.codec import encode
-from events.log import RevisionGroup
-from events.segment import GENESIS, pack, unpack
-from policies.fleet import apply_group
-from policies.predict import forecast
-from policies.state import Fleet
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.log import RevisionGroup
+from relume.events.segment import GENESIS, pack, unpack
+from relume.policies.fleet import apply_group
+from relume.policies.predict import forecast
+from relume.policies.state import Fleet
+from relume.policies.view import View
 
 BASE_US, PROMPT_US, REQUEST_US = 24_000, 90, 150
 """Of a step, of a prompt token in it, of a decoding request: some 30 steps a second."""

@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 from msgspec import Struct, field
 
-from chaos.bench.failures import (
+from relume.chaos.bench.failures import (
     Log,
     Timed,
     configure,
@@ -37,13 +37,13 @@ from chaos.bench.failures import (
     until_back,
     wide_model,
 )
-from chaos.bench.figures import figure
-from chaos.scenario import traces
-from controlplane.local_fleet import LocalFleet
-from policies import checkpoints, coverage, placement
-from policies.checkpoint_settings import config_of
-from policies.placement import Weights
-from policies.view import View
+from relume.chaos.bench.figures import figure
+from relume.chaos.scenario import traces
+from relume.controlplane.local_fleet import LocalFleet
+from relume.policies import checkpoints, coverage, placement
+from relume.policies.checkpoint_settings import config_of
+from relume.policies.placement import Weights
+from relume.policies.view import View
 
 DESCRIPTION = "holders and recovery rules compared after kills, on Azure conversation lengths"
 TRACE = "azure-conv"
@@ -241,7 +241,7 @@ def bars(ways: dict[str, Way], width: int = 40) -> str:
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
-    parser = argparse.ArgumentParser(prog="chaos.bench recovery-ablation", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="relume.chaos.bench recovery-ablation", description=DESCRIPTION)
     parser.add_argument("--repetitions", type=int, default=3, help="kills of each way")
     parser.add_argument("--requests", type=int, default=72, help="of each way and repetition")
     parser.add_argument("--at-once", type=int, default=24, help="streams at a time")

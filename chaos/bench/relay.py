@@ -19,8 +19,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from chaos.bench.figures import figure
-from chaos.bench.relay_routers import BenchFailed, LoadClient, Routers, cpu_ns
+from relume.chaos.bench.figures import figure
+from relume.chaos.bench.relay_routers import BenchFailed, LoadClient, Routers, cpu_ns
 
 CPU_GOAL = 0.8
 STREAMS = (1, 16, 64)
@@ -154,6 +154,6 @@ def run(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from chaos.bench.__main__ import main
+    from relume.chaos.bench.__main__ import main
 
     sys.exit(main(["relay", *sys.argv[1:]]))

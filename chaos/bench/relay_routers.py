@@ -19,14 +19,14 @@ from typing import Any, Self
 
 import aiohttp
 
-from chaos.bench.relay_upstream import MODEL
-from controlplane.config import ServeConfig
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from controlplane.processes import Child, free_port
-from events import vocabulary as v
-from events.errors import RelumeError
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
+from relume.chaos.bench.relay_upstream import MODEL
+from relume.controlplane.config import ServeConfig
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.controlplane.processes import Child, free_port
+from relume.events import vocabulary as v
+from relume.events.errors import RelumeError
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
 
 START_TIMEOUT_S = 40.0
 
@@ -61,7 +61,7 @@ class Routers:
 
     async def _start(self) -> None:
         engines = [free_port(), free_port()]
-        self._child("engines", ["-m", "chaos.bench.relay_upstream", *map(str, engines)])
+        self._child("engines", ["-m", "relume.chaos.bench.relay_upstream", *map(str, engines)])
         self.ports["direct"] = engines[0]
         await self._answers("direct", "/v1/models")
         # Every process is started before this one has a gRPC client: forking under its
@@ -83,7 +83,7 @@ class Routers:
             "etcd": [fleet.etcd_endpoint],
             "spool_dir": str(self._dir / "spool"),
         }
-        child = self._child("relume", ["-m", "chaos.bench.relay_routers", json.dumps(config)])
+        child = self._child("relume", ["-m", "relume.chaos.bench.relay_routers", json.dumps(config)])
         self.ports["relume"], self.pids["relume"] = config["port"], child.pid
         return fleet.etcd_endpoint
 
@@ -152,7 +152,7 @@ class LoadClient:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "chaos.bench.relay_load"],
+            [sys.executable, "-m", "relume.chaos.bench.relay_load"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -187,7 +187,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def _serve() -> int:
-    from controlplane.serve import main
+    from relume.controlplane.serve import main
 
     given = json.loads(sys.argv[1])
     return main(ServeConfig(**{**given, "etcd": tuple(given["etcd"])}))

@@ -21,15 +21,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from chaos.bench.figures import figure
-from chaos.bench.replay_log import make_log
-from controlplane.replay.verify import verify
-from events import vocabulary as v
-from events.codec import decode_all
-from events.log import RevisionGroup
-from events.segment import Chain, unpack
-from policies.fleet import apply_group
-from policies.state import Fleet, state_hash
+from relume.chaos.bench.figures import figure
+from relume.chaos.bench.replay_log import make_log
+from relume.controlplane.replay.verify import verify
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
+from relume.events.log import RevisionGroup
+from relume.events.segment import Chain, unpack
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet, state_hash
 
 GOAL = 200_000
 
@@ -42,7 +42,7 @@ class BenchFailed(RuntimeError):
 
 def parser() -> argparse.ArgumentParser:
     """Arguments of the bench."""
-    made = argparse.ArgumentParser(prog="python -m chaos.bench replay", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m relume.chaos.bench replay", description=__doc__)
     made.add_argument("--records", type=int, default=300_000, help="records in the log")
     made.add_argument("--repeat", type=int, default=5)
     made.add_argument("--seed", type=int, default=1)

@@ -12,15 +12,15 @@ import random
 import msgspec
 from msgspec import Struct
 
-from events import prefix
-from events import vocabulary as v
-from events.codec import encode
-from events.log import RevisionGroup
-from events.segment import GENESIS, Segment, pack, unpack
-from policies import routing
-from policies.fleet import apply_group
-from policies.state import SHAPE, Fleet, state_hash
-from policies.view import View
+from relume.events import prefix
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.log import RevisionGroup
+from relume.events.segment import GENESIS, Segment, pack, unpack
+from relume.policies import routing
+from relume.policies.fleet import apply_group
+from relume.policies.state import SHAPE, Fleet, state_hash
+from relume.policies.view import View
 
 MODEL = "m"
 BLOCK = 16

@@ -16,18 +16,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chaos.bench.figures import figure
-from chaos.bench.replay import read
-from chaos.bench.replay_log import make_log
-from controlplane.history import snapshots
-from controlplane.history.archive import Archive
-from controlplane.history.keeper import KeeperConfig
-from controlplane.replay.debugger import Debugger
-from controlplane.replay.history import from_file
-from controlplane.replay.store import save
-from events.log import RevisionGroup
-from policies.fleet import apply_group
-from policies.state import Fleet, dump
+from relume.chaos.bench.figures import figure
+from relume.chaos.bench.replay import read
+from relume.chaos.bench.replay_log import make_log
+from relume.controlplane.history import snapshots
+from relume.controlplane.history.archive import Archive
+from relume.controlplane.history.keeper import KeeperConfig
+from relume.controlplane.replay.debugger import Debugger
+from relume.controlplane.replay.history import from_file
+from relume.controlplane.replay.store import save
+from relume.events.log import RevisionGroup
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet, dump
 
 GOAL_S = 5.0
 BACK = 5_000
@@ -37,7 +37,7 @@ KEPT = KeeperConfig("")
 
 def parser() -> argparse.ArgumentParser:
     """Arguments of the bench."""
-    made = argparse.ArgumentParser(prog="python -m chaos.bench replay-open", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m relume.chaos.bench replay-open", description=__doc__)
     made.add_argument("--records", type=int, default=300_000, help="records in the log")
     made.add_argument(
         "--every", type=int, default=KEPT.every_revisions, help="revisions between snapshots"

@@ -32,7 +32,7 @@ from typing import Any
 import aiohttp
 import zmq
 
-from chaos.bench.checkpoint_parts import (
+from relume.chaos.bench.checkpoint_parts import (
     Daemon,
     Engine,
     complete,
@@ -40,16 +40,16 @@ from chaos.bench.checkpoint_parts import (
     engines,
     state_daemon,
 )
-from chaos.bench.figures import figure
-from chaos.bench.shim_overhead import interval
-from controlplane.processes import Child, free_port
-from engine_shim import frames
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.peer import Peer
-from engine_shim.kv_stream.stream import ASKED_BYTES, BlockIn, BlockOut, gather, scatter
-from engine_shim.kv_stream.zmq_channel import HIGH_WATER, READ_BYTES, CurveKeys, ZmqChannel
+from relume.chaos.bench.figures import figure
+from relume.chaos.bench.shim_overhead import interval
+from relume.controlplane.processes import Child, free_port
+from relume.engine_shim import frames
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.peer import Peer
+from relume.engine_shim.kv_stream.stream import ASKED_BYTES, BlockIn, BlockOut, gather, scatter
+from relume.engine_shim.kv_stream.zmq_channel import HIGH_WATER, READ_BYTES, CurveKeys, ZmqChannel
 
 DESCRIPTION = "restored bytes per second against a bare transfer, and time to the next token"
 TRANSFER_GOAL = 0.8
@@ -130,7 +130,7 @@ async def bare_server(folder: str, keys: Keys | None) -> AsyncIterator[zmq.Socke
     name = f"bare{next(_numbers)}"
     address = f"tcp://127.0.0.1:{free_port()}"
     pair = [key.decode() for key in keys.server] if keys else ["", ""]
-    code = f"from chaos.bench.restore import serve_bare; serve_bare({[address, *pair]!r})"
+    code = f"from relume.chaos.bench.restore import serve_bare; serve_bare({[address, *pair]!r})"
     child = Child.start(name, [sys.executable, "-c", code], Path(folder) / f"{name}.log")
     socket = zmq.Context.instance().socket(zmq.DEALER)
     try:
@@ -360,7 +360,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
-    parser = argparse.ArgumentParser(prog="chaos.bench restore", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="relume.chaos.bench restore", description=DESCRIPTION)
     parser.add_argument("--pairs", type=int, default=24, help="transfers of each; 0: none")
     parser.add_argument("--blocks", type=int, default=512, help="of 256 KiB, in one transfer")
     parser.add_argument("--requests", type=int, default=10, help="0: none")
@@ -368,7 +368,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
     args = parser.parse_args(argv)
     if args.requests:
-        script = Path(__file__).parents[2] / "deploy" / "dev" / "make_model.py"
+        script = Path(__file__).resolve().parents[2] / "deploy" / "dev" / "make_model.py"
         made = [sys.executable, str(script), "--size", "wide", "--out", str(args.model)]
         subprocess.run(made, check=True)
     figures = asyncio.run(measure(args))

@@ -19,16 +19,16 @@ from collections import deque
 from statistics import median
 from typing import Any
 
-from chaos.bench.figures import figure, percentile
-from chaos.bench.replay_log import MODEL, Engine, Running
-from events import vocabulary as v
-from events.codec import encode
-from policies import board, routing, selectors
-from policies.fleet import fold
-from policies.receipts import Unsaid
-from policies.routing_settings import POLICY
-from policies.state import Fleet, Head
-from policies.view import View
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.bench.replay_log import MODEL, Engine, Running
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.policies import board, routing, selectors
+from relume.policies.fleet import fold
+from relume.policies.receipts import Unsaid
+from relume.policies.routing_settings import POLICY
+from relume.policies.state import Fleet, Head
+from relume.policies.view import View
 
 DESCRIPTION = "microseconds, decisions a second and bytes of routing decisions"
 GOALS_US = {64: 50.0, 1000: 300.0}
@@ -70,7 +70,7 @@ class Plane:
         self.number = 0
 
     def tell(self, stream: str, event: Any) -> None:
-        """A group of another stream comes: `controlplane.replica` and its scheduler."""
+        """A group of another stream comes: `relume.controlplane.replica` and its scheduler."""
         self.fleet.revision += 1
         if not self.unsaid.received(self.view.receipts, self.fleet.revision, self.now_us):
             board.forget(self.view)
@@ -131,7 +131,7 @@ class Plane:
         return name, prompt
 
     def decide(self, name: str, prompt: int) -> v.RouteDecided:
-        """The decision, as `controlplane.scheduler` takes it."""
+        """The decision, as `relume.controlplane.scheduler` takes it."""
         view = self.view
         policy = view.setting(POLICY, self.policy)
         self.receive()
@@ -249,7 +249,7 @@ def selectors_of(plane: Plane) -> None:
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(
-        prog="python -m chaos.bench routing-cost", description=DESCRIPTION
+        prog="python -m relume.chaos.bench routing-cost", description=DESCRIPTION
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[64, 1000])
     parser.add_argument("--policies", nargs="+", default=["predicted_ttft"])

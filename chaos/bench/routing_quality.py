@@ -27,13 +27,13 @@ from typing import Any
 import aiohttp
 from msgspec import Struct
 
-from chaos.bench.failures import Timed, wide_model
-from chaos.bench.figures import figure, percentile
-from chaos.bench.load_run import MEMORY
-from chaos.scenario import traces
-from chaos.traffic import Stream
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from policies.routing_settings import POLICY
+from relume.chaos.bench.failures import Timed, wide_model
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.bench.load_run import MEMORY
+from relume.chaos.scenario import traces
+from relume.chaos.traffic import Stream
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.policies.routing_settings import POLICY
 
 DESCRIPTION = "time to first token of each routing policy on the same arrivals, real workers"
 POLICIES = ("predicted_ttft", "least_load", "jsq", "round_robin")
@@ -156,7 +156,7 @@ async def measure(args: argparse.Namespace, model: str) -> dict[str, list[list[f
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(
-        prog="python -m chaos.bench routing-quality", description=DESCRIPTION
+        prog="python -m relume.chaos.bench routing-quality", description=DESCRIPTION
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--replicas", type=int, default=1)

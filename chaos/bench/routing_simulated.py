@@ -14,13 +14,13 @@ import argparse
 import statistics
 from typing import Any
 
-from chaos.bench.figures import figure
-from chaos.bench.routing_quality import BEATEN, POLICIES
-from chaos.runner.figures import quantile, real
-from chaos.scenario.language import Fleet, FromTrace, Scenario, Trace, Traffic
-from chaos.sim.fleet import Settings
-from chaos.sim.fleet import run as simulate
-from controlplane.replica import ReplicaConfig
+from relume.chaos.bench.figures import figure
+from relume.chaos.bench.routing_quality import BEATEN, POLICIES
+from relume.chaos.runner.figures import quantile, real
+from relume.chaos.scenario.language import Fleet, FromTrace, Scenario, Trace, Traffic
+from relume.chaos.sim.fleet import Settings
+from relume.chaos.sim.fleet import run as simulate
+from relume.controlplane.replica import ReplicaConfig
 
 DESCRIPTION = "time to first token of each routing policy on a trace's arrivals, simulated"
 TRACE = "azure-conv"
@@ -41,7 +41,7 @@ def ttft_ms(policy: str, scenario: Scenario, seed: int) -> list[float]:
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(
-        prog="python -m chaos.bench routing-simulated", description=DESCRIPTION
+        prog="python -m relume.chaos.bench routing-simulated", description=DESCRIPTION
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--replicas", type=int, default=1)

@@ -24,10 +24,10 @@ from typing import Any
 
 import aiohttp
 
-from chaos.bench.figures import figure
-from chaos.traffic import prompts
-from controlplane.local_fleet import ENGINE_ENV, FleetOptions
-from controlplane.processes import Child, free_port
+from relume.chaos.bench.figures import figure
+from relume.chaos.traffic import prompts
+from relume.controlplane.local_fleet import ENGINE_ENV, FleetOptions
+from relume.controlplane.processes import Child, free_port
 
 DESCRIPTION = "tokens per CPU-second of an engine with event reporting against without"
 GOAL = 0.98
@@ -119,7 +119,7 @@ async def two_engines(model: str, folder: str) -> Any:
         zygote = f"{folder}/zygote.sock"
         child = Child.start(
             "zygote",
-            [sys.executable, "-m", "engine_shim.zygote", "--socket", zygote],
+            [sys.executable, "-m", "relume.engine_shim.zygote", "--socket", zygote],
             Path(folder) / "zygote.log",
             ENGINE_ENV,
         )
@@ -204,7 +204,7 @@ async def measure(model: str, pairs: int, streams: int, tokens: int) -> dict[str
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
-    parser = argparse.ArgumentParser(prog="chaos.bench shim-overhead", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="relume.chaos.bench shim-overhead", description=DESCRIPTION)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=384)

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.bench.figures import figure
-from chaos.outcome import Outcome
-from chaos.scenario.language import Fleet, FromTrace, Poisson, Scenario, Traffic
-from chaos.scenario.schedule import Request, requests_of
-from chaos.sim import fleet as fleets
-from chaos.sim.clock import Clock
-from chaos.sim.cost import load
-from chaos.sim.engine import EngineConfig, Job, SimEngine
+from relume.chaos.bench.figures import figure
+from relume.chaos.outcome import Outcome
+from relume.chaos.scenario.language import Fleet, FromTrace, Poisson, Scenario, Traffic
+from relume.chaos.scenario.schedule import Request, requests_of
+from relume.chaos.sim import fleet as fleets
+from relume.chaos.sim.clock import Clock
+from relume.chaos.sim.cost import load
+from relume.chaos.sim.engine import EngineConfig, Job, SimEngine
 
 DESCRIPTION = "simulated engines, and whole fleets: 64 workers x 20,000 requests, 1,000 x 60,000"
 SIZES = ((64, 20_000, 10.0), (1_000, 60_000, 60.0))

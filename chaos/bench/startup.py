@@ -18,8 +18,8 @@ from typing import Any
 
 import aiohttp
 
-from chaos.bench.figures import figure
-from controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.chaos.bench.figures import figure
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
 
 DESCRIPTION = "time until three workers answer; memory of the control plane"
 ANSWER_GOAL_S = 60.0
@@ -95,7 +95,7 @@ async def once(model: str, workers: int, burst: int, tokens: int) -> dict[str, f
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
-    parser = argparse.ArgumentParser(prog="python -m chaos.bench startup", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="python -m relume.chaos.bench startup", description=DESCRIPTION)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--burst", type=int, default=64, help="streams at once, for the peak")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each of them")

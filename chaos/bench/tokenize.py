@@ -18,8 +18,8 @@ from typing import Any
 
 import uvloop
 
-from chaos.bench.figures import figure
-from controlplane.gateway.tokens import Tokens
+from relume.chaos.bench.figures import figure
+from relume.controlplane.gateway.tokens import Tokens
 
 BLOCK = 16
 WORDS = (
@@ -30,7 +30,7 @@ LENGTHS = (100, 1_000, 10_000, 100_000)
 
 def parser() -> argparse.ArgumentParser:
     """Arguments of the bench."""
-    made = argparse.ArgumentParser(prog="python -m chaos.bench tokenize", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m relume.chaos.bench tokenize", description=__doc__)
     made.add_argument("--tokenizer", default=".relume/models/tiny", help="folder or name")
     made.add_argument("--quick", action="store_true", help="fewer repetitions")
     return made

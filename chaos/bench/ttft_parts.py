@@ -17,12 +17,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from chaos.bench.figures import figure
-from chaos.bench.load_accuracy import Views, own_events
-from chaos.bench.load_run import Run
-from events import vocabulary as v
-from events.codec import decode_all
-from policies.steptime import Costs
+from relume.chaos.bench.figures import figure
+from relume.chaos.bench.load_accuracy import Views, own_events
+from relume.chaos.bench.load_run import Run
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
+from relume.policies.steptime import Costs
 
 
 class Parts(Struct, frozen=True):

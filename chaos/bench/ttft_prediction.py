@@ -18,12 +18,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from chaos.bench import ttft_parts
-from chaos.bench.failures import wide_model
-from chaos.bench.figures import figure, percentile
-from chaos.bench.load_run import Load, Run, folded, record
-from events import vocabulary as v
-from events.codec import decode_all
+from relume.chaos.bench import ttft_parts
+from relume.chaos.bench.failures import wide_model
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.bench.load_run import Load, Run, folded, record
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
 
 DESCRIPTION = "predicted against actual time to first token, request by request"
 GOAL = 0.15
@@ -86,7 +86,7 @@ def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
-    parser = argparse.ArgumentParser(prog="chaos.bench ttft-prediction", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="relume.chaos.bench ttft-prediction", description=DESCRIPTION)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every-s", type=float, default=0.6, help="between two requests")

@@ -14,12 +14,12 @@ import gc
 import time
 from typing import Any
 
-from chaos.bench.figures import figure
-from chaos.bench.replay import read
-from chaos.bench.replay_log import FleetLog
-from chaos.validators import CHECKS, untracked
-from chaos.validators.records import ClientRecord, Log, events_of
-from events import vocabulary as v
+from relume.chaos.bench.figures import figure
+from relume.chaos.bench.replay import read
+from relume.chaos.bench.replay_log import FleetLog
+from relume.chaos.validators import CHECKS, untracked
+from relume.chaos.validators.records import ClientRecord, Log, events_of
+from relume.events import vocabulary as v
 
 DESCRIPTION = "judging logs of 10^4 to 10^6 events: time per event, promise by promise"
 SIZES = (10_000, 100_000, 1_000_000)

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from chaos.bench.figures import figure, percentile
-from chaos.bench.replay_log import MODEL
-from chaos.bench.routing_cost import Plane
-from policies.fair_queue import Entry
-from policies.routing_settings import TIERS
-from policies.saturation import FREE, saturation
-from policies.waiting import Room
-from policies.waiting_settings import WaitingConfig
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.bench.replay_log import MODEL
+from relume.chaos.bench.routing_cost import Plane
+from relume.policies.fair_queue import Entry
+from relume.policies.routing_settings import TIERS
+from relume.policies.saturation import FREE, saturation
+from relume.policies.waiting import Room
+from relume.policies.waiting_settings import WaitingConfig
 
 DESCRIPTION = "microseconds of CPU an operation of the waiting room"
 GOAL_US = 100.0
@@ -84,7 +84,7 @@ class Crowd:
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(
-        prog="python -m chaos.bench waiting-room", description=DESCRIPTION
+        prog="python -m relume.chaos.bench waiting-room", description=DESCRIPTION
     )
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--tenants", type=int, nargs="+", default=[1, 1000])

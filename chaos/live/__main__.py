@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.live import applicable, sets
-from chaos.live.bed import Bed
-from chaos.live.fleet import Turn, run_in
-from chaos.live.judging import Judging
-from chaos.scenario.problems import ScenarioError
-from chaos.scenario.schedule import expand
-from events.errors import RelumeError, first_cause
+from relume.chaos.live import applicable, sets
+from relume.chaos.live.bed import Bed
+from relume.chaos.live.fleet import Turn, run_in
+from relume.chaos.live.judging import Judging
+from relume.chaos.scenario.problems import ScenarioError
+from relume.chaos.scenario.schedule import expand
+from relume.events.errors import RelumeError, first_cause
 
 MOST_TOLD = 8
 

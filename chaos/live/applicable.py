@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 
-from chaos.scenario.catalogue import FAULTS, applicable
-from chaos.scenario.language import Scenario
+from relume.chaos.scenario.catalogue import FAULTS, applicable
+from relume.chaos.scenario.language import Scenario
 
 
 def _strace() -> str:

@@ -18,11 +18,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
-from chaos.live.errors import LiveError
-from chaos.live.etcd import Etcd
-from chaos.validators.records import ClientRecord
-from controlplane.local_fleet import ENGINE_ENV, ENGINE_NICE
-from controlplane.processes import Child
+from relume.chaos.live.errors import LiveError
+from relume.chaos.live.etcd import Etcd
+from relume.chaos.validators.records import ClientRecord
+from relume.controlplane.local_fleet import ENGINE_ENV, ENGINE_NICE
+from relume.controlplane.processes import Child
 
 ZYGOTE_S = 180.0
 MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny"))
@@ -63,7 +63,7 @@ class Bed:
 
     async def _start_zygote(self) -> None:
         self.zygote = str(self.directory / "z.sock")
-        argv = ["nice", "-n", str(ENGINE_NICE), sys.executable, "-m", "engine_shim.zygote"]
+        argv = ["nice", "-n", str(ENGINE_NICE), sys.executable, "-m", "relume.engine_shim.zygote"]
         log = self.directory / "zygote.log"
         child = Child.start("zygote", [*argv, "--socket", self.zygote], log, ENGINE_ENV)
         self._stack.push_async_callback(child.stop)

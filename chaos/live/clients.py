@@ -19,12 +19,12 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from chaos.outcome import History
-from chaos.scenario.schedule import Request, Schedule
-from chaos.traffic import Stream, ask
-from chaos.validators.clients import record_of
-from chaos.validators.records import ClientRecord
-from policies.routing_settings import TIERS
+from relume.chaos.outcome import History
+from relume.chaos.scenario.schedule import Request, Schedule
+from relume.chaos.traffic import Stream, ask
+from relume.chaos.validators.clients import record_of
+from relume.chaos.validators.records import ClientRecord
+from relume.policies.routing_settings import TIERS
 
 TOKENS = range(300, 2800)
 """Ids of ordinary tokens of the tiny model."""

@@ -14,13 +14,13 @@ from typing import Self
 import aiohttp
 from aetcd import rpc
 
-from chaos.live.errors import LiveError
-from chaos.live.processes import kill
-from controlplane.processes import Child, free_port
-from events.errors import LogError
-from events.etcd.client import EtcdClient
-from events.etcd.config import EtcdConfig
-from events.etcd.maintenance import NOSPACE, Maintenance
+from relume.chaos.live.errors import LiveError
+from relume.chaos.live.processes import kill
+from relume.controlplane.processes import Child, free_port
+from relume.events.errors import LogError
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.maintenance import NOSPACE, Maintenance
 
 HEARTBEAT_MS = 50
 """Elections within a second; etcd then grants leases of a second and more."""

@@ -13,16 +13,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from chaos.live import memory, processes
-from chaos.live.clients import Clients
-from chaos.live.cpu_limit import Limit
-from chaos.live.errors import CannotStrike
-from chaos.live.host import Host
-from chaos.live.links import Link
-from chaos.live.messages import Disturbance
-from chaos.live.watch import Watch
-from chaos.scenario.schedule import Planned
-from events.errors import LogError
+from relume.chaos.live import memory, processes
+from relume.chaos.live.clients import Clients
+from relume.chaos.live.cpu_limit import Limit
+from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.host import Host
+from relume.chaos.live.links import Link
+from relume.chaos.live.messages import Disturbance
+from relume.chaos.live.watch import Watch
+from relume.chaos.scenario.schedule import Planned
+from relume.events.errors import LogError
 
 Undo = Callable[[], Awaitable[None]]
 Struck = tuple[Undo | None, str]

@@ -16,26 +16,26 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from chaos.live import applicable
-from chaos.live.bed import Bed
-from chaos.live.clients import Clients, wrong_beginnings
-from chaos.live.errors import LiveError
-from chaos.live.faults import Faults
-from chaos.live.host import Host, gone, options_of
-from chaos.live.operator import Operator
-from chaos.live.rest import at_rest
-from chaos.live.scale import scaled
-from chaos.live.timing import Plan
-from chaos.live.watch import Watch
-from chaos.outcome import Fired, Outcome
-from chaos.scenario.language import Scenario
-from chaos.scenario.schedule import Schedule, expand
-from controlplane.local_fleet import FleetFailed
-from controlplane.replay.history import History, from_etcd
-from events.errors import RelumeError
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.log import Landed, RevisionGroup
+from relume.chaos.live import applicable
+from relume.chaos.live.bed import Bed
+from relume.chaos.live.clients import Clients, wrong_beginnings
+from relume.chaos.live.errors import LiveError
+from relume.chaos.live.faults import Faults
+from relume.chaos.live.host import Host, gone, options_of
+from relume.chaos.live.operator import Operator
+from relume.chaos.live.rest import at_rest
+from relume.chaos.live.scale import scaled
+from relume.chaos.live.timing import Plan
+from relume.chaos.live.watch import Watch
+from relume.chaos.outcome import Fired, Outcome
+from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.schedule import Schedule, expand
+from relume.controlplane.local_fleet import FleetFailed
+from relume.controlplane.replay.history import History, from_etcd
+from relume.events.errors import RelumeError
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.log import Landed, RevisionGroup
 
 TRAFFIC_S = 150.0
 REST_S = 60.0

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.live.etcd import Etcd
-from chaos.live.forks import Forks
-from chaos.live.links import Link
-from chaos.live.messages import Disturber
-from chaos.live.scale import LEASE_S
-from chaos.scenario.language import Fleet
-from chaos.scenario.schedule import Planned, Schedule
-from controlplane.leftovers import daemons
-from controlplane.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
-from controlplane.processes import free_port
+from relume.chaos.live.etcd import Etcd
+from relume.chaos.live.forks import Forks
+from relume.chaos.live.links import Link
+from relume.chaos.live.messages import Disturber
+from relume.chaos.live.scale import LEASE_S
+from relume.chaos.scenario.language import Fleet
+from relume.chaos.scenario.schedule import Planned, Schedule
+from relume.controlplane.leftovers import daemons
+from relume.controlplane.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
+from relume.controlplane.processes import free_port
 
 CLOCK = Path(__file__).parent / "clock"
 _BLOCKS = ("stream-loss", "stream-duplicate", "stream-reorder")

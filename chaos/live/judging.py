@@ -12,12 +12,12 @@ from typing import Self
 
 from msgspec import Struct
 
-from chaos.live import sets
-from chaos.outcome import Outcome
-from chaos.runner import pool
-from chaos.runner.artifacts import keep
-from chaos.runner.judge import judge
-from events.errors import RelumeError
+from relume.chaos.live import sets
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner import pool
+from relume.chaos.runner.artifacts import keep
+from relume.chaos.runner.judge import judge
+from relume.events.errors import RelumeError
 
 NICE = 19
 

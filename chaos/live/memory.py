@@ -17,7 +17,7 @@ import signal
 from pathlib import Path
 from random import Random
 
-from chaos.live.processes import send
+from relume.chaos.live.processes import send
 
 ARENA = "relume-checkpoints"
 FILE = "relume-cold-"

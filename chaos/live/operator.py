@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import aiohttp
 
-from chaos.live.host import Host
+from relume.chaos.live.host import Host
 
 EVERY_S = 0.8
 

@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from chaos import validators
-from chaos.live.host import Host
-from chaos.live.watch import Watch
-from chaos.outcome import History
-from chaos.validators.i12_drained import left_over
-from chaos.validators.records import ClientRecord
+from relume.chaos import validators
+from relume.chaos.live.host import Host
+from relume.chaos.live.watch import Watch
+from relume.chaos.outcome import History
+from relume.chaos.validators.i12_drained import left_over
+from relume.chaos.validators.records import ClientRecord
 
 AGAIN_S = 0.25
 

@@ -10,8 +10,8 @@ import math
 
 import msgspec
 
-from chaos.scenario.language import Bound, Closed, Fleet, Scenario, Traffic
-from chaos.scenario.schedule import Planned, Request, Schedule
+from relume.chaos.scenario.language import Bound, Closed, Fleet, Scenario, Traffic
+from relume.chaos.scenario.schedule import Planned, Request, Schedule
 
 MOST_WORKERS = 4
 MOST_CHECKPOINT_MB = 64

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from chaos.live.applicable import obstacles
-from chaos.outcome import Outcome
-from chaos.runner.judge import Verdict
-from chaos.scenario import reading
-from chaos.scenario.language import Scenario
+from relume.chaos.live.applicable import obstacles
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner.judge import Verdict
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.language import Scenario
 
 CI = (
     "engine-killed-in-decode",

@@ -9,15 +9,15 @@ from contextlib import suppress
 
 import msgspec
 
-from chaos.live.clients import Clients
-from chaos.live.errors import CannotStrike
-from chaos.live.faults import Faults, Undo
-from chaos.live.host import Host
-from chaos.live.watch import Watch
-from chaos.outcome import Fired
-from chaos.phases import Seen
-from chaos.scenario.catalogue import FAULTS
-from chaos.scenario.schedule import Planned, Schedule
+from relume.chaos.live.clients import Clients
+from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.faults import Faults, Undo
+from relume.chaos.live.host import Host
+from relume.chaos.live.watch import Watch
+from relume.chaos.outcome import Fired
+from relume.chaos.phases import Seen
+from relume.chaos.scenario.catalogue import FAULTS
+from relume.chaos.scenario.schedule import Planned, Schedule
 
 AGAIN_S = 0.1
 """A fault that finds nothing to strike at its time is tried again so soon, while there is

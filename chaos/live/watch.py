@@ -14,13 +14,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from chaos.phases import Phases, Seen, fits, subject
-from chaos.scenario.schedule import Planned
-from events import vocabulary as v
-from events.errors import LogError
-from events.log import Landed, LogReader, RevisionGroup
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.chaos.phases import Phases, Seen, fits, subject
+from relume.chaos.scenario.schedule import Planned
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.events.log import Landed, LogReader, RevisionGroup
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 
 PHASE_S = {
     "prefill": 0.05, "decode": 0.3, "restore": 0.05, "recovery": 0.1, "checkpoint": 0.2,

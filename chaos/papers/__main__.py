@@ -37,10 +37,10 @@ from typing import Any
 
 import msgspec
 
-from chaos.papers import registry
-from chaos.papers.lumen_scale import SIZES
-from chaos.papers.result import OPEN, Compared, Found, Result, compare
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers import registry
+from relume.chaos.papers.lumen_scale import SIZES
+from relume.chaos.papers.result import OPEN, Compared, Found, Result, compare
+from relume.chaos.papers.sampling import Sampling
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
-from policies.reshard import Plan, after_failure, continuous, keep_in_place
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+from relume.policies.reshard import Plan, after_failure, continuous, keep_in_place
 
 ROWS = 1024
 DEAD = 1  # the figure's GPU:2

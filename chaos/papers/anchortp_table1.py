@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
-from policies.reshard import after_failure, continuous
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+from relume.policies.reshard import after_failure, continuous
 
 
 class Row(Struct, frozen=True):

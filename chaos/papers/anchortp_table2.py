@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
-from policies.reshard import (
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+from relume.policies.reshard import (
     Held,
     Plan,
     after_failure,
@@ -21,7 +21,7 @@ from policies.reshard import (
     keep_in_place,
     own_only,
 )
-from policies.reshard_time import Links, busiest_us
+from relume.policies.reshard_time import Links, busiest_us
 
 UNITS = 8 * 7 * 3 * 10
 """Divides evenly by every number of ranks here."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from chaos.papers.dejavu_inputs import BLOOM_176B, a100, fits, lengths
-from chaos.papers.dejavu_study import one_pipeline
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.dejavu_inputs import BLOOM_176B, a100, fits, lengths
+from relume.chaos.papers.dejavu_study import one_pipeline
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 BATCH = 16
 MACHINES = tuple(range(2, 17, 2))

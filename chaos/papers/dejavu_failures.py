@@ -8,10 +8,10 @@ text does not give: it is what Figure 10's 1.24 leaves.
 
 from __future__ import annotations
 
-from chaos.papers.dejavu_inputs import OPT_66B, a100, prompt_ns, token_ns
-from chaos.papers.pipeline import Job, ends
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.dejavu_inputs import OPT_66B, a100, prompt_ns, token_ns
+from relume.chaos.papers.pipeline import Job, ends
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 STAGES, BATCH, PROMPT, TOKENS = 4, 8, 500, 1000
 FAILURE_STEP = 1200

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from chaos.scenario import traces
+from relume.chaos.scenario import traces
 
 PROMPT_TOKENS = 1000
 CONTEXT_TOKENS = 2000

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import math
 
-from chaos.papers.dejavu_inputs import BLOOM_176B, BLOOM_FITTED, OPT_66B, a100, lengths
-from chaos.papers.dejavu_study import (
+from relume.chaos.papers.dejavu_inputs import BLOOM_176B, BLOOM_FITTED, OPT_66B, a100, lengths
+from relume.chaos.papers.dejavu_study import (
     Run,
     baseline,
     data_parallel,
     disaggregated,
     two_pipelines,
 )
-from chaos.papers.dejavu_tables import SETTINGS, Best
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.dejavu_tables import SETTINGS, Best
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 ROWS = [(setting, row) for setting in SETTINGS for row in setting.rows if row.apart]
 

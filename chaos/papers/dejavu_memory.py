@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from chaos.papers.dejavu_inputs import BATCHES, CONTEXT_TOKENS, PROMPT_TOKENS, Machine, Model, fits
-from chaos.papers.dejavu_tables import SETTINGS, Best, Setting
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
-from policies.disaggregation import Footprint, prompt_machines_at_least, token_machines_at_least
+from relume.chaos.papers.dejavu_inputs import (
+    BATCHES,
+    CONTEXT_TOKENS,
+    PROMPT_TOKENS,
+    Machine,
+    Model,
+    fits,
+)
+from relume.chaos.papers.dejavu_tables import SETTINGS, Best, Setting
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+from relume.policies.disaggregation import (
+    Footprint,
+    prompt_machines_at_least,
+    token_machines_at_least,
+)
 
 
 def footprint(model: Model, machine: Machine, batch: int) -> Footprint:

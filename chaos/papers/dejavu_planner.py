@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from chaos.papers.dejavu_inputs import (
+from relume.chaos.papers.dejavu_inputs import (
     MEAN_TOKENS,
     Machine,
     Model,
     prompt_ns,
     token_ns,
 )
-from chaos.papers.dejavu_memory import footprint
-from chaos.papers.dejavu_tables import SETTINGS
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
-from policies.disaggregation import (
+from relume.chaos.papers.dejavu_memory import footprint
+from relume.chaos.papers.dejavu_tables import SETTINGS
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+from relume.policies.disaggregation import (
     Work,
     choose,
     pays,

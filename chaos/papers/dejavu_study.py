@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from chaos.papers.dejavu_inputs import (
+from relume.chaos.papers.dejavu_inputs import (
     BATCHES,
     PROMPT_TOKENS,
     Machine,
@@ -18,7 +18,7 @@ from chaos.papers.dejavu_inputs import (
     prompt_ns,
     token_ns,
 )
-from chaos.papers.pipeline import apart, together
+from relume.chaos.papers.pipeline import apart, together
 
 
 class Run(Struct, frozen=True, order=True):

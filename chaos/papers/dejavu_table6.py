@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from statistics import median
 
-from chaos.papers.dejavu_inputs import (
+from relume.chaos.papers.dejavu_inputs import (
     BLOOM_176B,
     PROMPT_TOKENS,
     TABLE_6_PROMPT_S,
@@ -14,9 +14,9 @@ from chaos.papers.dejavu_inputs import (
     sampled,
     token_ns,
 )
-from chaos.papers.pipeline import apart
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.pipeline import apart
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 BATCH, PROMPT_MACHINES, TOKEN_MACHINES = 8, 3, 4
 KV_BYTES = BATCH * PROMPT_TOKENS * BLOOM_176B.kv_bytes / PROMPT_MACHINES

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from chaos.papers.dejavu_inputs import BLOOM_176B, OPT_30B, OPT_66B, Machine, Model, a100, v100
+from relume.chaos.papers.dejavu_inputs import (
+    BLOOM_176B,
+    OPT_30B,
+    OPT_66B,
+    Machine,
+    Model,
+    a100,
+    v100,
+)
 
 
 class Best(Struct, frozen=True):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
-from chaos.papers.lumen_runs import HARDWARE, MODEL, Case
-from chaos.papers.lumen_study import RECOVERY, Study
-from chaos.papers.lumen_tables import RELOAD
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
-from chaos.sim import hosts
+from relume.chaos.papers.lumen_runs import HARDWARE, MODEL, Case
+from relume.chaos.papers.lumen_study import RECOVERY, Study
+from relume.chaos.papers.lumen_tables import RELOAD
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+from relume.chaos.sim import hosts
 
 BUDGETS = (1, 4, 16, 64)
 PER_S = 0.15

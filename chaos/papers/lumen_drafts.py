@@ -7,13 +7,13 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from chaos.papers.lumen_runs import DRAFT_SHARE, EXCHANGE_US, HARDWARE, MODEL, Case
-from chaos.papers.lumen_study import INPUTS, ONE_LOST, Study
-from chaos.papers.lumen_tables import WITHOUT_DRAFTS
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
-from chaos.sim import cost
-from chaos.sim.speed import Assisted, Drafts
+from relume.chaos.papers.lumen_runs import DRAFT_SHARE, EXCHANGE_US, HARDWARE, MODEL, Case
+from relume.chaos.papers.lumen_study import INPUTS, ONE_LOST, Study
+from relume.chaos.papers.lumen_tables import WITHOUT_DRAFTS
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+from relume.chaos.sim import cost
+from relume.chaos.sim.speed import Assisted, Drafts
 
 ACCEPTED, DRAFTED, BATCHES = (0.3, 0.6, 0.9), (2, 4, 8), (1, 16, 64, 128)
 RUN = (2, 6)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
-from chaos.papers.lumen_runs import Case
-from chaos.papers.lumen_study import INPUTS, RECOVERY, Study
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.lumen_runs import Case
+from relume.chaos.papers.lumen_study import INPUTS, RECOVERY, Study
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 WORKERS, RACKS = 8, 4
 WHOM = {

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chaos.sim import cost, hosts
-from chaos.sim.cost import StepCost
-from chaos.sim.hosts import HostSpec
+from relume.chaos.sim import cost, hosts
+from relume.chaos.sim.cost import StepCost
+from relume.chaos.sim.hosts import HostSpec
 
 GPU_BYTES, USED = 96e9, 0.9
 HEAD = 128

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.papers.lumen_tables import INPUTS, Compared
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.lumen_tables import INPUTS, Compared
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 TTFT, TPOT = (1.16, 4.69), (138.9, 224.6)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from chaos.papers.lumen_runs import RULES, Case, Meter, scenario_of, settings_of
-from chaos.papers.lumen_study import TRAFFIC
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
-from chaos.scenario.language import When
-from chaos.sim import fleet as simulated
-from policies import checkpoints, routing
+from relume.chaos.papers.lumen_runs import RULES, Case, Meter, scenario_of, settings_of
+from relume.chaos.papers.lumen_study import TRAFFIC
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+from relume.chaos.scenario.language import When
+from relume.chaos.sim import fleet as simulated
+from relume.policies import checkpoints, routing
 
 SIZES = (4, 8, 16, 64)
 FAILS_S, LASTS_S = 5.0, 8.0

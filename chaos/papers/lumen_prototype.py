@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chaos.papers.lumen_runs import title
-from chaos.papers.lumen_tables import COMPARED, INPUTS, Compared
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.lumen_runs import title
+from relume.chaos.papers.lumen_tables import COMPARED, INPUTS, Compared
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 FIGURES = {"ttft": "mean TTFT", "tpot": "mean TPOT", "back": "recovery time"}
 PRINTED = {

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chaos.papers import lumen_models
-from chaos.runner.figures import mean, quantile, real
-from chaos.scenario.language import (
+from relume.chaos.papers import lumen_models
+from relume.chaos.runner.figures import mean, quantile, real
+from relume.chaos.scenario.language import (
     Fault,
     Fleet,
     FromTrace,
@@ -36,18 +36,18 @@ from chaos.scenario.language import (
     Uniform,
     When,
 )
-from chaos.sim import fleet as simulated
-from chaos.sim import hosts
-from chaos.sim.assist import Assist
-from chaos.sim.speed import Drafts
-from chaos.sim.worker import WorkerSettings
-from controlplane.replica import ReplicaConfig
-from events import vocabulary as v
-from policies.checkpoint_settings import CheckpointConfig
-from policies.waiting_settings import WaitingConfig
+from relume.chaos.sim import fleet as simulated
+from relume.chaos.sim import hosts
+from relume.chaos.sim.assist import Assist
+from relume.chaos.sim.speed import Drafts
+from relume.chaos.sim.worker import WorkerSettings
+from relume.controlplane.replica import ReplicaConfig
+from relume.events import vocabulary as v
+from relume.policies.checkpoint_settings import CheckpointConfig
+from relume.policies.waiting_settings import WaitingConfig
 
 if TYPE_CHECKING:
-    from chaos.sim.fleet import SimFleet
+    from relume.chaos.sim.fleet import SimFleet
 
 MODEL, HARDWARE = "qwen3-32b", "rtxpro6000x2"
 BLOCK_TOKENS = 64

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from chaos.papers.lumen_motivation import QUEUE
-from chaos.papers.lumen_runs import title
-from chaos.papers.lumen_tables import COMPARED, INPUTS, Compared
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.lumen_motivation import QUEUE
+from relume.chaos.papers.lumen_runs import title
+from relume.chaos.papers.lumen_tables import COMPARED, INPUTS, Compared
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 SIZES = (4, 8, 16, 32, 64)
 RULES = (*COMPARED, "ours-ttft")

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from chaos.papers import lumen_models
-from chaos.papers.lumen_models import SIZES
-from chaos.papers.lumen_runs import PER_S, Case, case_of, title
-from chaos.papers.lumen_study import RECOVERY, SHORT, TPOT, Study
-from chaos.papers.lumen_tables import WITHOUT_DRAFTS
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers import lumen_models
+from relume.chaos.papers.lumen_models import SIZES
+from relume.chaos.papers.lumen_runs import PER_S, Case, case_of, title
+from relume.chaos.papers.lumen_study import RECOVERY, SHORT, TPOT, Study
+from relume.chaos.papers.lumen_tables import WITHOUT_DRAFTS
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 RULES = ("restart", "lumen", "lumen+drafts", "ours")
 

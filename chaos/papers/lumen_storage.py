@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from chaos.papers.lumen_context import case as long_case
-from chaos.papers.lumen_runs import Case
-from chaos.papers.lumen_study import INPUTS, ONE_LOST, RECOVERY, Column, Study
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.lumen_context import case as long_case
+from relume.chaos.papers.lumen_runs import Case
+from relume.chaos.papers.lumen_study import INPUTS, ONE_LOST, RECOVERY, Column, Study
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 MOVING = Column("moving_s", "moving, s")
 LINKS = {"100 Gbit/s a host": 0.0, "25 Gbit/s a host": 3.125e9}

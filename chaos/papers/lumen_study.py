@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from chaos.papers.lumen_runs import Case
-from chaos.papers.lumen_tables import RELOAD, TRAFFIC
-from chaos.papers.sampling import Estimate, Sampling, average, ratio
+from relume.chaos.papers.lumen_runs import Case
+from relume.chaos.papers.lumen_tables import RELOAD, TRAFFIC
+from relume.chaos.papers.sampling import Estimate, Sampling, average, ratio
 
 SHORT = "Looked at are the 20 s behind the failure, that is until the engine is back."
 INPUTS = (TRAFFIC, RELOAD, SHORT)

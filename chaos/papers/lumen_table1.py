@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chaos.papers.lumen_motivation import REPLAY
-from chaos.papers.lumen_tables import INPUTS, Compared
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.lumen_motivation import REPLAY
+from relume.chaos.papers.lumen_tables import INPUTS, Compared
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 PRINTED = {4: (4.1, 25.6), 8: (3.8, 24.0), 16: (3.5, 27.1), 32: (3.5, 29.4), 64: (3.6, 27.8)}
 """By workers: uninterrupted and replay TTFT, s."""

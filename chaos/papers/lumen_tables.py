@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from chaos.papers.lumen_runs import Measured, case_of, returns_s, title
-from chaos.papers.sampling import Estimate, Sampling, average, ratio
+from relume.chaos.papers.lumen_runs import Measured, case_of, returns_s, title
+from relume.chaos.papers.sampling import Estimate, Sampling, average, ratio
 
 RESAMPLED = 200
 COMPARED = ("restart", "neighbour", "lumen", "ours")

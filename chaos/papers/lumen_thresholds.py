@@ -6,9 +6,9 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from chaos.papers.lumen_study import INPUTS, ONE_LOST, RECOVERY, Study
-from chaos.papers.result import Found, Published, Result
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.lumen_study import INPUTS, ONE_LOST, RECOVERY, Study
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
 
 THETAS, TAUS = (50, 100, 200), (0, 512, 2048, 1_000_000)
 """Per cent of the mean load; tokens. With tau 0 the holder always restores, with the last it never

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from chaos.papers.result import Result
+from relume.chaos.papers.result import Result
 
 NAMES = (
     "anchortp-figure3",
@@ -35,7 +35,7 @@ def load(name: str) -> Result:
     """The result called `name`: RESULT of the module with its dashes as underscores."""
     if name not in NAMES:
         raise KeyError(name)
-    found: Result = importlib.import_module(f"chaos.papers.{name.replace('-', '_')}").RESULT
+    found: Result = importlib.import_module(f"relume.chaos.papers.{name.replace('-', '_')}").RESULT
     return found
 
 

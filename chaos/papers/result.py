@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from chaos.papers.sampling import Sampling
+    from relume.chaos.papers.sampling import Sampling
 
 REPRODUCED = "reproduced"
 EXPLAINED = "differs, explained"

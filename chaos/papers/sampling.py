@@ -14,8 +14,8 @@ from random import Random
 import msgspec
 from msgspec import Struct
 
-from chaos.papers.lumen_runs import Case, Measured, measure
-from chaos.runner import pool
+from relume.chaos.papers.lumen_runs import Case, Measured, measure
+from relume.chaos.runner import pool
 
 RESAMPLES = 2000
 

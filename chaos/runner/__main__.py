@@ -17,15 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.runner import artifacts, telling, world
-from chaos.runner.cases import Case, case_of, fixed_yaml, scenario_yaml
-from chaos.runner.fuzzing import fuzz_command
-from chaos.runner.judge import judge
-from chaos.runner.reporting import EXIT, report_command
-from chaos.runner.shrink import NotFailing, shrink, size_of
-from chaos.scenario.problems import ScenarioError
-from chaos.scenario.traces import TraceError
-from events.errors import LogError
+from relume.chaos.runner import artifacts, telling, world
+from relume.chaos.runner.cases import Case, case_of, fixed_yaml, scenario_yaml
+from relume.chaos.runner.fuzzing import fuzz_command
+from relume.chaos.runner.judge import judge
+from relume.chaos.runner.reporting import EXIT, report_command
+from relume.chaos.runner.shrink import NotFailing, shrink, size_of
+from relume.chaos.scenario.problems import ScenarioError
+from relume.chaos.scenario.traces import TraceError
+from relume.events.errors import LogError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 

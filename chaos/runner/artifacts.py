@@ -18,16 +18,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from chaos.outcome import Fired, History, Kind, Outcome
-from chaos.runner.cases import scenario_yaml
-from chaos.runner.judge import Verdict
-from chaos.scenario import reading
-from chaos.scenario.schedule import Schedule
-from controlplane.replay.store import StoredLog, save
-from events.errors import LogError
-from events.log import Landed, RevisionGroup
+from relume.chaos.outcome import Fired, History, Kind, Outcome
+from relume.chaos.runner.cases import scenario_yaml
+from relume.chaos.runner.judge import Verdict
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.schedule import Schedule
+from relume.controlplane.replay.store import StoredLog, save
+from relume.events.errors import LogError
+from relume.events.log import Landed, RevisionGroup
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 LOG = "log.rlog"
 
 

@@ -14,11 +14,11 @@ import msgspec
 import yaml
 from msgspec import NODEFAULT, UNSET, Struct, to_builtins
 
-from chaos.runner.compose import COMPOSED, compose
-from chaos.scenario import reading
-from chaos.scenario.language import Scenario
-from chaos.scenario.problems import Problem, ScenarioError
-from chaos.scenario.schedule import Schedule, expand
+from relume.chaos.runner.compose import COMPOSED, compose
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.problems import Problem, ScenarioError
+from relume.chaos.scenario.schedule import Schedule, expand
 
 NOTE = "# A fixed case: the schedule is not drawn again. Repeat it: relume-chaos run FILE\n"
 

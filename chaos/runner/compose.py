@@ -11,9 +11,9 @@ from random import Random
 
 from msgspec.structs import replace
 
-from chaos.scenario.catalogue import FAULTS, PHASES, FaultKind, applicable
-from chaos.scenario.checks import HOLDERS, targets
-from chaos.scenario.language import (
+from relume.chaos.scenario.catalogue import FAULTS, PHASES, FaultKind, applicable
+from relume.chaos.scenario.checks import HOLDERS, targets
+from relume.chaos.scenario.language import (
     Arrivals,
     Bound,
     Burst,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from chaos.runner.timeline import Attempt, Lane, Life, Struck, Timeline
+from relume.chaos.runner.timeline import Attempt, Lane, Life, Struck, Timeline
 
 WIDTH = 1160
 LEFT = 64

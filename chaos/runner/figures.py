@@ -1,14 +1,14 @@
-"""Figures of a run (`chaos.scenario.catalogue.FIGURES`), from its clients and its log."""
+"""Figures of a run (`relume.chaos.scenario.catalogue.FIGURES`), from its clients and its log."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from chaos.outcome import History, Outcome
-from chaos.scenario.schedule import Request
-from chaos.validators.i10_recovery_bound import recoveries
-from chaos.validators.records import Log, courses
+from relume.chaos.outcome import History, Outcome
+from relume.chaos.scenario.schedule import Request
+from relume.chaos.validators.i10_recovery_bound import recoveries
+from relume.chaos.validators.records import Log, courses
 
 MS = 1e6
 """Nanoseconds in a millisecond."""

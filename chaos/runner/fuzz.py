@@ -15,14 +15,14 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from chaos.runner import pool, world
-from chaos.runner.artifacts import keep
-from chaos.runner.cases import case_of
-from chaos.runner.compose import COMPOSED
-from chaos.scenario import reading
-from chaos.scenario.catalogue import applicable
-from chaos.scenario.problems import ScenarioError
-from chaos.scenario.traces import TraceError
+from relume.chaos.runner import pool, world
+from relume.chaos.runner.artifacts import keep
+from relume.chaos.runner.cases import case_of
+from relume.chaos.runner.compose import COMPOSED
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.catalogue import applicable
+from relume.chaos.scenario.problems import ScenarioError
+from relume.chaos.scenario.traces import TraceError
 
 INTERRUPTED = "interrupted"
 TIME_OVER = "time is over"

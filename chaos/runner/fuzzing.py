@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from chaos.runner.fuzz import INTERRUPTED, TIME_OVER, Asked, Ran, Tally, asked, fuzz, usable
-from chaos.runner.telling import table
+from relume.chaos.runner.fuzz import INTERRUPTED, TIME_OVER, Asked, Ran, Tally, asked, fuzz, usable
+from relume.chaos.runner.telling import table
 
 _EVERY_S = 0.5
 _EVERY_S_IN_A_FILE = 15.0

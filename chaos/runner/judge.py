@@ -15,12 +15,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from chaos.outcome import Kind, Outcome
-from chaos.runner.figures import figures_of, real
-from chaos.scenario.catalogue import FAULTS, PROMISES, applicable
-from chaos.scenario.schedule import Planned
-from chaos.validators import CHECKS, Known, untracked, violations
-from chaos.validators.records import THE_RUN, Log, Violation
+from relume.chaos.outcome import Kind, Outcome
+from relume.chaos.runner.figures import figures_of, real
+from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
+from relume.chaos.scenario.schedule import Planned
+from relume.chaos.validators import CHECKS, Known, untracked, violations
+from relume.chaos.validators.records import THE_RUN, Log, Violation
 
 Result = Literal["passed", "failed", "inconclusive"]
 OF_TRAFFIC = ("requests", "faults_fired")

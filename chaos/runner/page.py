@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from chaos.runner import drawing
-from chaos.runner.artifacts import Run
-from chaos.runner.figures import quantile
-from chaos.runner.judge import Verdict
-from chaos.runner.timeline import Asked, Decision, Timeline
-from chaos.scenario.catalogue import FIGURES, PROMISES
+from relume.chaos.runner import drawing
+from relume.chaos.runner.artifacts import Run
+from relume.chaos.runner.figures import quantile
+from relume.chaos.runner.judge import Verdict
+from relume.chaos.runner.timeline import Asked, Decision, Timeline
+from relume.chaos.scenario.catalogue import FIGURES, PROMISES
 
 MOST_DECISIONS = 1200
 """Decisions on the page; those beyond an ordinary arrival come first. The JSON has all."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.outcome import Outcome
-from chaos.runner.artifacts import Run
-from chaos.runner.judge import Verdict
-from chaos.runner.page import page
-from chaos.runner.telling import verdict_lines
-from chaos.runner.timeline import timeline
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner.artifacts import Run
+from relume.chaos.runner.judge import Verdict
+from relume.chaos.runner.page import page
+from relume.chaos.runner.telling import verdict_lines
+from relume.chaos.runner.timeline import timeline
 
 EXIT = {"passed": 0, "failed": 1, "inconclusive": 2}
 

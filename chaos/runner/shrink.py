@@ -15,10 +15,10 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chaos.runner.cases import Case
-from chaos.runner.judge import OF_TRAFFIC
-from chaos.runner.world import Judged
-from chaos.scenario.schedule import Planned, Request, Schedule
+from relume.chaos.runner.cases import Case
+from relume.chaos.runner.judge import OF_TRAFFIC
+from relume.chaos.runner.world import Judged
+from relume.chaos.scenario.schedule import Planned, Request, Schedule
 
 Item = TypeVar("Item")
 _SHORTEST = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from chaos.runner.judge import Expectation, Verdict
-from chaos.scenario.catalogue import FIGURES
+from relume.chaos.runner.judge import Expectation, Verdict
+from relume.chaos.scenario.catalogue import FIGURES
 
 _SHOWN = 5
 """Violations of one promise in the text; the JSON has more."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from chaos.outcome import Outcome
-from chaos.runner.figures import MS, real
-from chaos.validators.records import At, Log, courses, events_of, of_clients
-from events import vocabulary as v
-from events.codec import to_json
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner.figures import MS, real
+from relume.chaos.validators.records import At, Log, courses, events_of, of_clients
+from relume.events import vocabulary as v
+from relume.events.codec import to_json
 
 
 class Life(Struct):

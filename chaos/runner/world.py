@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from chaos.outcome import Outcome
-from chaos.runner import pool
-from chaos.runner.cases import Case
-from chaos.runner.judge import Verdict, judge
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner import pool
+from relume.chaos.runner.cases import Case
+from relume.chaos.runner.judge import Verdict, judge
 
 
 class Judged(Struct, frozen=True):
@@ -33,14 +33,14 @@ class Judged(Struct, frozen=True):
 
 def simulate(case: Case) -> Outcome:
     """Run it in virtual time."""
-    from chaos.sim import fleet
+    from relume.chaos.sim import fleet
 
     return fleet.run(case.scenario, case.schedule.seed, schedule=case.schedule)
 
 
 def live(case: Case, folder: Path | None) -> Outcome:
     """Run it with real processes, whose files are kept in `folder`."""
-    from chaos.live import fleet
+    from relume.chaos.live import fleet
 
     return fleet.run(
         case.scenario, case.schedule.seed, schedule=case.schedule, folder=folder, say=_say

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chaos.scenario import reading
-from chaos.scenario.printing import listed, shown
-from chaos.scenario.problems import ScenarioError
-from chaos.scenario.schedule import expand
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.printing import listed, shown
+from relume.chaos.scenario.problems import ScenarioError
+from relume.chaos.scenario.schedule import expand
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from events import vocabulary as v
-from events.vocabulary import changes
+from relume.events import vocabulary as v
+from relume.events.vocabulary import changes
 
 Target = Literal["worker", "domain", "control plane", "etcd", "clients", "request"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from chaos.scenario import traces
-from chaos.scenario.catalogue import EVENTS, FAULTS, FIGURES, HARDWARE, PHASES, PROMISES
-from chaos.scenario.language import (
+from relume.chaos.scenario import traces
+from relume.chaos.scenario.catalogue import EVENTS, FAULTS, FIGURES, HARDWARE, PHASES, PROMISES
+from relume.chaos.scenario.language import (
     Bound,
     Burst,
     Closed,
@@ -23,8 +23,8 @@ from chaos.scenario.language import (
     Uniform,
     When,
 )  # fmt: skip
-from chaos.scenario.problems import Path_
-from policies.waiting_settings import LIMITS
+from relume.chaos.scenario.problems import Path_
+from relume.policies.waiting_settings import LIMITS
 
 Found = tuple[Path_, str, str]
 """A place, what is wrong there, the remedy."""

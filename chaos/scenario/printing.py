@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from chaos.scenario import catalogue, reading
-from chaos.scenario.catalogue import FAULTS, PROMISE_NEEDS, PROMISES, applicable
-from chaos.scenario.language import Scenario
-from chaos.scenario.schedule import Planned, Request, Schedule
-from chaos.validators import CHECKS
+from relume.chaos.scenario import catalogue, reading
+from relume.chaos.scenario.catalogue import FAULTS, PROMISE_NEEDS, PROMISES, applicable
+from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.schedule import Planned, Request, Schedule
+from relume.chaos.validators import CHECKS
 
 
 def shown(schedule: Schedule, most: int) -> Iterator[str]:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from chaos.scenario.checks import check
-from chaos.scenario.language import Scenario
-from chaos.scenario.problems import Path_, Problem, ScenarioError
+from relume.chaos.scenario.checks import check
+from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.problems import Path_, Problem, ScenarioError
 
 LIBRARY = Path(__file__).parent / "library"
 MOST_DEPTH = 20

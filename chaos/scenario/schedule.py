@@ -16,10 +16,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from chaos.scenario import traces
-from chaos.scenario.catalogue import FAULTS, PHASES, applicable
-from chaos.scenario.checks import targets
-from chaos.scenario.language import (
+from relume.chaos.scenario import traces
+from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable
+from relume.chaos.scenario.checks import targets
+from relume.chaos.scenario.language import (
     Burst,
     Closed,
     Fault,

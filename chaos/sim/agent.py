@@ -16,30 +16,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.loop import Process
-from chaos.sim.ports import Board
-from engine_shim.agent_config import AgentConfig
-from engine_shim.agent_effects import EffectRunner
-from engine_shim.agent_engine import Supervisor
-from engine_shim.agent_fleet import FleetReader
-from engine_shim.agent_hosts import EngineOrder
-from engine_shim.agent_journal import Journal
-from engine_shim.agent_life import Agent
-from engine_shim.agent_process import ProcessId
-from engine_shim.agent_state import AgentState, RunDirectory
-from engine_shim.agent_takeover import free_stream
-from engine_shim.reports import Layout, Ready
-from events.errors import RelumeError
-from events.etcd.client import EtcdClient
-from events.etcd.keys import Keys
-from events.log import RevisionGroup
-from events.notice import Died
-from events.vocabulary import EngineDied, WorkerDeregistered
+from relume.chaos.sim.etcd import SimEtcd
+from relume.chaos.sim.loop import Process
+from relume.chaos.sim.ports import Board
+from relume.engine_shim.agent_config import AgentConfig
+from relume.engine_shim.agent_effects import EffectRunner
+from relume.engine_shim.agent_engine import Supervisor
+from relume.engine_shim.agent_fleet import FleetReader
+from relume.engine_shim.agent_hosts import EngineOrder
+from relume.engine_shim.agent_journal import Journal
+from relume.engine_shim.agent_life import Agent
+from relume.engine_shim.agent_process import ProcessId
+from relume.engine_shim.agent_state import AgentState, RunDirectory
+from relume.engine_shim.agent_takeover import free_stream
+from relume.engine_shim.reports import Layout, Ready
+from relume.events.errors import RelumeError
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.keys import Keys
+from relume.events.log import RevisionGroup
+from relume.events.notice import Died
+from relume.events.vocabulary import EngineDied, WorkerDeregistered
 
 if TYPE_CHECKING:
-    from chaos.sim.worker import Host
-    from chaos.sim.worker_engine import EngineProcess
+    from relume.chaos.sim.worker import Host
+    from relume.chaos.sim.worker_engine import EngineProcess
 
 SEEN_S = 0.001
 """An agent sees a process of its host die so much later."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from chaos.sim.speed import Drafts
+from relume.chaos.sim.speed import Drafts
 
 if TYPE_CHECKING:
-    from chaos.sim.fleet import SimFleet
-    from chaos.sim.worker import Host
+    from relume.chaos.sim.fleet import SimFleet
+    from relume.chaos.sim.worker import Host
 
 LOOK_S = 0.25
 

@@ -13,20 +13,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from chaos.sim.daemon import Put, Putting
-from engine_shim.checkpoint_links import LinkConfig
-from engine_shim.checkpoint_lookup import OTHERS_S
-from engine_shim.checkpoint_plan import BLOCKS_A_STEP
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.image import digest_of
-from engine_shim.kv_stream.stream import ASKED_BYTES
-from engine_shim.link_probe import LEAST_PROBED, MOST_PROBED, PROBE_BYTES
-from events import vocabulary as v
+from relume.chaos.sim.daemon import Put, Putting
+from relume.engine_shim.checkpoint_links import LinkConfig
+from relume.engine_shim.checkpoint_lookup import OTHERS_S
+from relume.engine_shim.checkpoint_plan import BLOCKS_A_STEP
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.image import digest_of
+from relume.engine_shim.kv_stream.stream import ASKED_BYTES
+from relume.engine_shim.link_probe import LEAST_PROBED, MOST_PROBED, PROBE_BYTES
+from relume.events import vocabulary as v
 
 if TYPE_CHECKING:
-    from chaos.sim.worker import Host
-    from chaos.sim.worker_engine import EngineProcess, Track
+    from relume.chaos.sim.worker import Host
+    from relume.chaos.sim.worker_engine import EngineProcess, Track
 
 STREAM_S = 0.1
 """Blocks leave so often."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 
-from chaos.outcome import History
-from chaos.scenario.schedule import Request, Schedule
-from chaos.sim.loop import NS, VirtualLoop
-from chaos.sim.ports import Ask, Net, Stretch
-from chaos.validators.records import ClientRecord
-from controlplane.gateway.weight import checkpoint_weight
-from policies.routing_settings import TIERS
+from relume.chaos.outcome import History
+from relume.chaos.scenario.schedule import Request, Schedule
+from relume.chaos.sim.loop import NS, VirtualLoop
+from relume.chaos.sim.ports import Ask, Net, Stretch
+from relume.chaos.validators.records import ClientRecord
+from relume.controlplane.gateway.weight import checkpoint_weight
+from relume.policies.routing_settings import TIERS
 
 _CYCLE = 256
 _TABLE = list(range(_CYCLE)) * 16

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from chaos.sim.cost import FOLDER, Formula, StepCost, load
-from chaos.sim.engine import EngineConfig, Job, SimEngine
+from relume.chaos.sim.cost import FOLDER, Formula, StepCost, load
+from relume.chaos.sim.engine import EngineConfig, Job, SimEngine
 
 CONFIG = EngineConfig(kv_blocks=25_000, max_seqs=128, max_tokens=2048)
 """The run's own limits. It tells no number of blocks; this is what 90 % of the memory holds

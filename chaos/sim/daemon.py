@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import Refusal
-from engine_shim.kv_stream.fingerprint import Fingerprint, usable
-from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.extents import Extents
-from engine_shim.state_daemon.file_tier import FileTier
-from engine_shim.state_daemon.service import Service
-from engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.errors import Refusal
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint, usable
+from relume.engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.state_daemon.extents import Extents
+from relume.engine_shim.state_daemon.file_tier import FileTier
+from relume.engine_shim.state_daemon.service import Service
+from relume.engine_shim.state_daemon.store import BlockStore
 
 if TYPE_CHECKING:
-    from chaos.sim.worker import Host
+    from relume.chaos.sim.worker import Host
 
 EXPIRE_S = 10.0
 

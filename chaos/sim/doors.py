@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.loop import current
-from chaos.sim.ports import Answer, Ask, Caller, Stretch
+from relume.chaos.sim.loop import current
+from relume.chaos.sim.ports import Answer, Ask, Caller, Stretch
 
 if TYPE_CHECKING:
-    from chaos.sim.network import End, Wires
+    from relume.chaos.sim.network import End, Wires
 
 LATE_NS = 100_000_000
 """What travels so long was held up."""

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from chaos.sim.cost import StepCost
-from chaos.sim.kv import KvBlocks
-from chaos.sim.runs import Run, Runs
+from relume.chaos.sim.cost import StepCost
+from relume.chaos.sim.kv import KvBlocks
+from relume.chaos.sim.runs import Run, Runs
 
 
 class EngineConfig(Struct, frozen=True):

@@ -23,8 +23,8 @@ import grpc
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chaos.sim.etcd_client import Failure, SimClient
-from chaos.sim.etcd_store import (
+from relume.chaos.sim.etcd_client import Failure, SimClient
+from relume.chaos.sim.etcd_store import (
     CLUSTER,
     Event,
     Header,
@@ -34,15 +34,15 @@ from chaos.sim.etcd_store import (
     Store,
     Txn,
 )
-from chaos.sim.loop import Process, VirtualLoop
-from chaos.sim.network import End, Wires, host_of
-from events.etcd import scan
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.etcd.keys import Keys
-from events.etcd.reader import EtcdReader
-from events.etcd.writer import EtcdWriter
-from events.log import Landed, RevisionGroup
+from relume.chaos.sim.loop import Process, VirtualLoop
+from relume.chaos.sim.network import End, Wires, host_of
+from relume.events.etcd import scan
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.reader import EtcdReader
+from relume.events.etcd.writer import EtcdWriter
+from relume.events.log import Landed, RevisionGroup
 
 FSYNC_S = 0.0005
 PEER_S = 0.0002

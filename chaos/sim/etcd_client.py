@@ -17,15 +17,15 @@ import grpc
 from grpc import aio
 from msgspec.structs import replace
 
-from chaos.sim.etcd_store import Txn, range_of, txn_of
-from chaos.sim.loop import Process
-from chaos.sim.network import End
-from events.etcd.appends import Append, Shape
-from events.etcd.client import EtcdClient
-from events.etcd.config import EtcdConfig
+from relume.chaos.sim.etcd_store import Txn, range_of, txn_of
+from relume.chaos.sim.loop import Process
+from relume.chaos.sim.network import End
+from relume.events.etcd.appends import Append, Shape
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.config import EtcdConfig
 
 if TYPE_CHECKING:
-    from chaos.sim.etcd import SimEtcd
+    from relume.chaos.sim.etcd import SimEtcd
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "Txn": lambda request: request if type(request) is Txn else txn_of(request),

@@ -13,9 +13,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from events.etcd.keys import Keys
-from events.log import RevisionGroup
-from events.segment import Segment, unpack
+from relume.events.etcd.keys import Keys
+from relume.events.log import RevisionGroup
+from relume.events.segment import Segment, unpack
 
 CLUSTER = 0x51A
 PUT, DELETE = 0, 1
@@ -157,7 +157,7 @@ class Store:
         return tuple(g for g in groups if g is not None)
 
     def unpack(self, data: bytes) -> Segment:
-        """As `events.segment.unpack`; each segment is decoded once, whoever reads it."""
+        """As `relume.events.segment.unpack`; each segment is decoded once, whoever reads it."""
         found = self._decoded.get(data)
         if found is None:
             found = self._decoded[data] = unpack(data)

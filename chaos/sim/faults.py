@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from chaos.outcome import Fired
-from chaos.phases import Seen
-from chaos.scenario.catalogue import FAULTS
-from chaos.scenario.schedule import Planned
-from chaos.sim.loop import NS, Process
-from chaos.sim.network import Rule
-from chaos.sim.throttle import Throttle
-from chaos.sim.watch import Watch
-from chaos.sim.worker import Host
+from relume.chaos.outcome import Fired
+from relume.chaos.phases import Seen
+from relume.chaos.scenario.catalogue import FAULTS
+from relume.chaos.scenario.schedule import Planned
+from relume.chaos.sim.loop import NS, Process
+from relume.chaos.sim.network import Rule
+from relume.chaos.sim.throttle import Throttle
+from relume.chaos.sim.watch import Watch
+from relume.chaos.sim.worker import Host
 
 if TYPE_CHECKING:
-    from chaos.sim.fleet import SimFleet
+    from relume.chaos.sim.fleet import SimFleet
 
 Undo = Callable[[], object]
 AGAIN_S = 0.1

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from chaos.sim import compare
-from chaos.sim.cost import FOLDER, Formula, StepCost
+from relume.chaos.sim import compare
+from relume.chaos.sim.cost import FOLDER, Formula, StepCost
 
 NAME = "qwen3-32b_rtxpro6000x2"
 LAYERS = 64

@@ -17,11 +17,11 @@ from statistics import median
 
 import msgspec
 
-from chaos.sim.cost import FOLDER, Formula
-from chaos.sim.fit import least_squares
-from controlplane.replay.store import StoredLog
-from events import vocabulary as v
-from events.codec import decode_all
+from relume.chaos.sim.cost import FOLDER, Formula
+from relume.chaos.sim.fit import least_squares
+from relume.controlplane.replay.store import StoredLog
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
 
 OUTLIER = 10.0
 Points = tuple[list[tuple[float, ...]], list[float]]
@@ -63,7 +63,7 @@ def _points(steps: Sequence[v.EngineStep], point) -> Points:  # type: ignore[no-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write data/NAME.json and print it."""
-    parser = argparse.ArgumentParser(prog="python -m chaos.sim.fit_log", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m relume.chaos.sim.fit_log", description=__doc__)
     parser.add_argument("log", type=Path, help="a log as `relume replay --export` writes it")
     parser.add_argument("--name", required=True, help="<model>_<hardware>")
     given = parser.parse_args(argv)

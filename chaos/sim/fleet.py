@@ -20,29 +20,29 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from chaos.outcome import Outcome
-from chaos.scenario import reading
-from chaos.scenario.language import Scenario
-from chaos.scenario.schedule import Schedule, expand
-from chaos.sim import cost, hosts
-from chaos.sim.agent import Feed
-from chaos.sim.assist import Assist, Assisting
-from chaos.sim.checkpoints import Links
-from chaos.sim.clients import Clients, fault_free
-from chaos.sim.cost import StepCost
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.faults import Faults
-from chaos.sim.loop import EPOCH_S, Late, Stuck, VirtualLoop
-from chaos.sim.network import Wires
-from chaos.sim.operator import Operator
-from chaos.sim.plane import Plane
-from chaos.sim.transport import standing_in
-from chaos.sim.watch import Watch
-from chaos.sim.worker import Host, WorkerSettings
-from chaos.validators.i12_drained import left_over
-from controlplane.replica import ReplicaConfig
-from policies.state import Fleet
-from policies.waiting_settings import WaitingConfig
+from relume.chaos.outcome import Outcome
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.schedule import Schedule, expand
+from relume.chaos.sim import cost, hosts
+from relume.chaos.sim.agent import Feed
+from relume.chaos.sim.assist import Assist, Assisting
+from relume.chaos.sim.checkpoints import Links
+from relume.chaos.sim.clients import Clients, fault_free
+from relume.chaos.sim.cost import StepCost
+from relume.chaos.sim.etcd import SimEtcd
+from relume.chaos.sim.faults import Faults
+from relume.chaos.sim.loop import EPOCH_S, Late, Stuck, VirtualLoop
+from relume.chaos.sim.network import Wires
+from relume.chaos.sim.operator import Operator
+from relume.chaos.sim.plane import Plane
+from relume.chaos.sim.transport import standing_in
+from relume.chaos.sim.watch import Watch
+from relume.chaos.sim.worker import Host, WorkerSettings
+from relume.chaos.validators.i12_drained import left_over
+from relume.controlplane.replica import ReplicaConfig
+from relume.policies.state import Fleet
+from relume.policies.waiting_settings import WaitingConfig
 
 UP_S = 600.0
 """The fleet comes up within this time, or the run failed."""
@@ -323,9 +323,9 @@ def digest(outcome: Outcome) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a scenario and tell what came of it."""
-    from chaos.validators import check_all
+    from relume.chaos.validators import check_all
 
-    parser = argparse.ArgumentParser(prog="python -m chaos.sim.fleet", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m relume.chaos.sim.fleet", description=__doc__)
     parser.add_argument("scenario", help="a name of the library, or a YAML file")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)

@@ -13,19 +13,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from chaos.sim.doors import AnswerSender
-from chaos.sim.loop import NS, Process
-from chaos.sim.network import End, Refused, Wires
-from chaos.sim.ports import Ask, Caller, Dispatch, Endpoint, Stretch
-from chaos.sim.prefixes import of_prompt
-from controlplane.gateway.attempts import Attempts
-from controlplane.gateway.config import GatewayConfig
-from controlplane.gateway.context import Context
-from controlplane.gateway.errors import UpstreamError
-from controlplane.gateway.gateway import Gateway
-from controlplane.gateway.ports import Activity, Arrival, Assignment, SchedulerPort
-from controlplane.gateway.replies import Reply
-from controlplane.gateway.upstream import EngineKey, Upstream, UpstreamPool
+from relume.chaos.sim.doors import AnswerSender
+from relume.chaos.sim.loop import NS, Process
+from relume.chaos.sim.network import End, Refused, Wires
+from relume.chaos.sim.ports import Ask, Caller, Dispatch, Endpoint, Stretch
+from relume.chaos.sim.prefixes import of_prompt
+from relume.controlplane.gateway.attempts import Attempts
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.context import Context
+from relume.controlplane.gateway.errors import UpstreamError
+from relume.controlplane.gateway.gateway import Gateway
+from relume.controlplane.gateway.ports import Activity, Arrival, Assignment, SchedulerPort
+from relume.controlplane.gateway.replies import Reply
+from relume.controlplane.gateway.upstream import EngineKey, Upstream, UpstreamPool
 
 PATH = "/v1/completions"
 STALE_S = 0.1

@@ -6,8 +6,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from chaos.sim.cost import FOLDER
-from chaos.sim.engine import EngineConfig
+from relume.chaos.sim.cost import FOLDER
+from relume.chaos.sim.engine import EngineConfig
 
 TOKEN_ID_BYTES = 4
 

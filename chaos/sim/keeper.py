@@ -11,17 +11,17 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.daemon import SimDaemon
-from engine_shim.agent_coverage import LAST_ATTEMPT, POLL_S, REPORT_EVERY
-from engine_shim.agent_engine import Backoff
-from engine_shim.agent_journal import Journal
-from engine_shim.kv_stream import messages as m
-from engine_shim.state_daemon.coverage import CoverageReports, together
-from events.vocabulary import StateDaemonLost, StateDaemonReported, StateDaemonStarted
+from relume.chaos.sim.daemon import SimDaemon
+from relume.engine_shim.agent_coverage import LAST_ATTEMPT, POLL_S, REPORT_EVERY
+from relume.engine_shim.agent_engine import Backoff
+from relume.engine_shim.agent_journal import Journal
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.state_daemon.coverage import CoverageReports, together
+from relume.events.vocabulary import StateDaemonLost, StateDaemonReported, StateDaemonStarted
 
 if TYPE_CHECKING:
-    from chaos.sim.loop import Process
-    from chaos.sim.worker import Host
+    from relume.chaos.sim.loop import Process
+    from relume.chaos.sim.worker import Host
 
 STARTS_S = 0.3
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from chaos.sim.prefixes import Moved
+from relume.chaos.sim.prefixes import Moved
 
 
 class KvBlocks:

@@ -196,7 +196,7 @@ class VirtualLoop(BaseEventLoop):
         self._now_s = 0.0
         self._pids = 1000
         self.connector: Callable[[Any, str, int], Coroutine[Any, Any, Any]] | None = None
-        """Makes connections; see `chaos.sim.transport`."""
+        """Makes connections; see `relume.chaos.sim.transport`."""
         self.stand_ins: dict[str, Callable[[], AbstractContextManager[None]]] = {}
         """What else is replaced while it runs, by name."""
         self._buried: list[set[asyncio.Task[Any]]] = []

@@ -20,9 +20,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from chaos.sim.doors import ClientDoor, TokenSender
-from chaos.sim.loop import Process, VirtualLoop
-from chaos.sim.ports import Door
+from relume.chaos.sim.doors import ClientDoor, TokenSender
+from relume.chaos.sim.loop import Process, VirtualLoop
+from relume.chaos.sim.ports import Door
 
 DELAY_S = 0.0001
 """One way, at least; up to twice as long."""

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from events import vocabulary as v
-from events.errors import LogError
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
 
 if TYPE_CHECKING:
-    from chaos.sim.plane import Plane
-    from controlplane.replica import Replica
+    from relume.chaos.sim.plane import Plane
+    from relume.controlplane.replica import Replica
 
 EVERY_S = 0.4
 PRINCIPAL = "operator"

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from chaos.sim.gateway import SimGateway
-from chaos.sim.loop import Process, VirtualLoop
-from chaos.sim.network import Wires
-from chaos.sim.transport import standing_in
-from controlplane.replica import Replica, ReplicaConfig
-from events.errors import LogError, first_cause
-from events.log import LogReader
-from policies.state import Fleet
+from relume.chaos.sim.gateway import SimGateway
+from relume.chaos.sim.loop import Process, VirtualLoop
+from relume.chaos.sim.network import Wires
+from relume.chaos.sim.transport import standing_in
+from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.events.errors import LogError, first_cause
+from relume.events.log import LogReader
+from relume.policies.state import Fleet
 
 RESTART_S = 1.0
 GATHER_S = 0.05
@@ -118,7 +118,7 @@ class Plane:
         process.kill()
 
     async def _serve(self, process: Process) -> None:
-        """As `controlplane.serve` does."""
+        """As `relume.controlplane.serve` does."""
         opening = self._log.writer(
             f"r.{self.name}", process, wait_s=self._takeover_s, gather_s=GATHER_S
         )

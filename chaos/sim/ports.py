@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from chaos.sim.loop import Process
-from events.notice import Died
+from relume.chaos.sim.loop import Process
+from relume.events.notice import Died
 
 
 class Dispatch(Struct, frozen=True):
@@ -156,7 +156,7 @@ class Door(Protocol):
 
 
 class Board(Protocol):
-    """Where an agent tells of deaths, in its process (`events.notice`)."""
+    """Where an agent tells of deaths, in its process (`relume.events.notice`)."""
 
     def listen(self, hear: Callable[[Died], None]) -> None:
         """A replica listens from now on; it is greeted with the last death."""

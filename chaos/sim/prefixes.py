@@ -8,7 +8,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from events import prefix
+from relume.events import prefix
 
 
 class Moved(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from chaos.sim.cost import StepCost
+from relume.chaos.sim.cost import StepCost
 
 
 class Slowed(StepCost):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chaos.sim.loop import Process, VirtualLoop
+from relume.chaos.sim.loop import Process, VirtualLoop
 
 PERIOD_S = 0.04
 

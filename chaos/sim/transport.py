@@ -18,9 +18,9 @@ import aiohttp
 import msgspec
 import structlog
 
-from chaos.sim.loop import Process, current
-from chaos.sim.network import End, Refused, Wires
-from events.notice import Died, hello_line
+from relume.chaos.sim.loop import Process, current
+from relume.chaos.sim.network import End, Refused, Wires
+from relume.events.notice import Died, hello_line
 
 Body = dict[str, Any]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from chaos.phases import Phases, Seen, fits, subject
-from chaos.scenario.schedule import Planned
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.loop import VirtualLoop
-from events import vocabulary as v
-from events.codec import decode_all
+from relume.chaos.phases import Phases, Seen, fits, subject
+from relume.chaos.scenario.schedule import Planned
+from relume.chaos.sim.etcd import SimEtcd
+from relume.chaos.sim.loop import VirtualLoop
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
 
 PHASE_S = {
     "prefill": 0.02, "decode": 0.5, "restore": 0.0002, "recovery": 0.05, "checkpoint": 0.2,

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from chaos.sim import agent as agents
-from chaos.sim.agent import EngineHandle, Feed, HostDirectory, SimAgent
-from chaos.sim.checkpoints import EngineCheckpoints, Links, fingerprint_of
-from chaos.sim.cost import StepCost
-from chaos.sim.daemon import Disk, SimDaemon
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.hosts import HostSpec
-from chaos.sim.keeper import SimKeeper
-from chaos.sim.loop import Process, VirtualLoop
-from chaos.sim.network import Wires
-from chaos.sim.speed import Assisted, Drafts, Slowed
-from chaos.sim.worker_engine import EXACT, EngineProcess
-from engine_shim.agent_hosts import EngineOrder
-from engine_shim.reports import Layout, Ready
+from relume.chaos.sim import agent as agents
+from relume.chaos.sim.agent import EngineHandle, Feed, HostDirectory, SimAgent
+from relume.chaos.sim.checkpoints import EngineCheckpoints, Links, fingerprint_of
+from relume.chaos.sim.cost import StepCost
+from relume.chaos.sim.daemon import Disk, SimDaemon
+from relume.chaos.sim.etcd import SimEtcd
+from relume.chaos.sim.hosts import HostSpec
+from relume.chaos.sim.keeper import SimKeeper
+from relume.chaos.sim.loop import Process, VirtualLoop
+from relume.chaos.sim.network import Wires
+from relume.chaos.sim.speed import Assisted, Drafts, Slowed
+from relume.chaos.sim.worker_engine import EXACT, EngineProcess
+from relume.engine_shim.agent_hosts import EngineOrder
+from relume.engine_shim.reports import Layout, Ready
 
 if TYPE_CHECKING:
-    from engine_shim.agent_journal import Journal
+    from relume.engine_shim.agent_journal import Journal
 
 EXIT_S = (0.05, 0.6)
 """An engine ends so soon after its agent."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from chaos.sim import prefixes
-from chaos.sim.engine import Job, SimEngine, Step, Told
-from chaos.sim.loop import NS
-from chaos.sim.ports import Answer, Dispatch, Stretch
-from events import vocabulary as v
-from events.codec import encode
+from relume.chaos.sim import prefixes
+from relume.chaos.sim.engine import Job, SimEngine, Step, Told
+from relume.chaos.sim.loop import NS
+from relume.chaos.sim.ports import Answer, Dispatch, Stretch
+from relume.events import vocabulary as v
+from relume.events.codec import encode
 
 if TYPE_CHECKING:
-    from chaos.sim.worker import Host
+    from relume.chaos.sim.worker import Host
 
 SAMPLE_NS = 5 * NS
 """So often two steps are told one by one, for those who learn what a step takes."""

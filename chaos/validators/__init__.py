@@ -12,7 +12,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from chaos.validators import (
+from relume.chaos.validators import (
     i1_one_terminal_event,
     i2_identical_stream,
     i3_indices,
@@ -28,9 +28,9 @@ from chaos.validators import (
     i15_effects_once,
     i16_admin_logged,
 )
-from chaos.validators.records import ClientRecord, Log, Violation, log_of
-from controlplane.replay.verify import no_cyclic_garbage as untracked
-from events.log import Landed, RevisionGroup
+from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
+from relume.controlplane.replay.verify import no_cyclic_garbage as untracked
+from relume.events.log import Landed, RevisionGroup
 
 Check = Callable[[Sequence[RevisionGroup], Sequence[ClientRecord]], list[Violation]]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chaos.traffic import Stream
-from chaos.validators.records import ClientRecord
+from relume.chaos.traffic import Stream
+from relume.chaos.validators.records import ClientRecord
 
 
 def record_of(stream: Stream, asked: str = "", undisturbed: bool = False) -> ClientRecord:

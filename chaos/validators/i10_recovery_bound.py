@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
-from events import vocabulary as v
-from events.log import RevisionGroup
+from relume.chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
 
 PROMISE = "I10"
 BOUND_MS = 10_000

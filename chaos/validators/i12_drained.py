@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from chaos.validators.records import ClientRecord, Violation, log_of
-from events.log import RevisionGroup
-from policies.state import Fleet, Holder, Worker
+from relume.chaos.validators.records import ClientRecord, Violation, log_of
+from relume.events.log import RevisionGroup
+from relume.policies.state import Fleet, Holder, Worker
 
 PROMISE = "I12"
 

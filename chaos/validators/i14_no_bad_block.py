@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from chaos.validators import i2_identical_stream
-from chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
-from events import vocabulary as v
-from events.log import RevisionGroup
+from relume.chaos.validators import i2_identical_stream
+from relume.chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
 
 PROMISE = "I14"
 Key = tuple[str, int, str, int]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Violation, events_of
-from events import vocabulary as v
-from events.log import RevisionGroup
+from relume.chaos.validators.records import ClientRecord, Violation, events_of
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
 
 PROMISE = "I15"
 

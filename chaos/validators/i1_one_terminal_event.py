@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from chaos.validators.records import (
+from relume.chaos.validators.records import (
     ClientRecord,
     Course,
     Violation,
@@ -25,9 +25,9 @@ from chaos.validators.records import (
     log_of,
     of_clients,
 )
-from chaos.validators.unheard import Unheard
-from events import vocabulary as v
-from events.log import RevisionGroup
+from relume.chaos.validators.unheard import Unheard
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
 
 PROMISE = "I1"
 _UNTOLD = ("", "-", "multi")

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import THE_RUN, ClientRecord, Violation, courses, of_clients
-from events.log import RevisionGroup
+from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation, courses, of_clients
+from relume.events.log import RevisionGroup
 
 PROMISE = "I2"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Course, Violation, courses
-from events import vocabulary as v
-from events.log import RevisionGroup
+from relume.chaos.validators.records import ClientRecord, Course, Violation, courses
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
 
 PROMISE = "I4"
 

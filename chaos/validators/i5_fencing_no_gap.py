@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Violation
-from events.log import RevisionGroup
-from events.segment import Segment
+from relume.chaos.validators.records import ClientRecord, Violation
+from relume.events.log import RevisionGroup
+from relume.events.segment import Segment
 
 PROMISE = "I5"
 

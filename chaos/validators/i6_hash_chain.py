@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Violation
-from events.errors import BrokenChain, CorruptSegment
-from events.log import RevisionGroup
-from events.segment import Chain, Segment, digest, pack
+from relume.chaos.validators.records import ClientRecord, Violation
+from relume.events.errors import BrokenChain, CorruptSegment
+from relume.events.log import RevisionGroup
+from relume.events.segment import Chain, Segment, digest, pack
 
 PROMISE = "I6"
 

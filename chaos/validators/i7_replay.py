@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import THE_RUN, ClientRecord, Violation
-from controlplane.replay.verify import verify
-from events.log import RevisionGroup
+from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation
+from relume.controlplane.replay.verify import verify
+from relume.events.log import RevisionGroup
 
 PROMISE = "I7"
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, Violation, events_of, log_of
-from events import vocabulary as v
-from events.log import RevisionGroup
-from policies.checkpoints import sites
-from policies.placement import usable
-from policies.state import Fleet
-from policies.view import View
+from relume.chaos.validators.records import ClientRecord, Violation, events_of, log_of
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
+from relume.policies.checkpoints import sites
+from relume.policies.placement import usable
+from relume.policies.state import Fleet
+from relume.policies.view import View
 
 PROMISE = "I8"
 

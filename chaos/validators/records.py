@@ -9,11 +9,11 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from events import vocabulary as v
-from events.codec import Kept, decode_all
-from events.log import RevisionGroup
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.events import vocabulary as v
+from relume.events.codec import Kept, decode_all
+from relume.events.log import RevisionGroup
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 
 THE_RUN = "the run"
 """What a violation is about that says only that there was nothing to judge by."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.validators.records import ClientRecord, courses, events_of
-from events import vocabulary as v
-from events.codec import decode
-from events.errors import LogError
-from events.log import RevisionGroup
+from relume.chaos.validators.records import ClientRecord, courses, events_of
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.events.errors import LogError
+from relume.events.log import RevisionGroup
 
 _Life = tuple[str, str]
 """A replica, and its boot."""

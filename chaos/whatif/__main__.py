@@ -15,17 +15,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chaos.sim.cost import names
-from chaos.whatif.asking import ask
-from chaos.whatif.costs import NoCost
-from chaos.whatif.start import NoStart
-from chaos.whatif.telling import show
-from controlplane.replay.debugger import outcome_of
-from controlplane.replay.debugger_prompt import console_of
-from controlplane.replay.debugger_show import show_outcome
-from controlplane.replay.debugger_whatif import BadSetting, parse
-from controlplane.replay.history import from_file
-from events.errors import LogError
+from relume.chaos.sim.cost import names
+from relume.chaos.whatif.asking import ask
+from relume.chaos.whatif.costs import NoCost
+from relume.chaos.whatif.start import NoStart
+from relume.chaos.whatif.telling import show
+from relume.controlplane.replay.debugger import outcome_of
+from relume.controlplane.replay.debugger_prompt import console_of
+from relume.controlplane.replay.debugger_show import show_outcome
+from relume.controlplane.replay.debugger_whatif import BadSetting, parse
+from relume.controlplane.replay.history import from_file
+from relume.events.errors import LogError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

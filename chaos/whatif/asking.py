@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from chaos.validators.records import Log, events_of
-from chaos.whatif import facts
-from chaos.whatif.costs import cost_of, paces
-from chaos.whatif.figures import (
+from relume.chaos.validators.records import Log, events_of
+from relume.chaos.whatif import facts
+from relume.chaos.whatif.costs import cost_of, paces
+from relume.chaos.whatif.figures import (
     Agreement,
     Course,
     Figures,
@@ -21,12 +21,12 @@ from chaos.whatif.figures import (
     of_run,
     shares,
 )
-from chaos.whatif.going_on import go_on, rules_of
-from chaos.whatif.start import Start, start_of
-from controlplane.replay.debugger_fold import Timeline
-from controlplane.replay.debugger_whatif import Outcome, what_if
-from controlplane.replay.history import History
-from events import vocabulary as v
+from relume.chaos.whatif.going_on import go_on, rules_of
+from relume.chaos.whatif.start import Start, start_of
+from relume.controlplane.replay.debugger_fold import Timeline
+from relume.controlplane.replay.debugger_whatif import Outcome, what_if
+from relume.controlplane.replay.history import History
+from relume.events import vocabulary as v
 
 
 class Begun(Struct, frozen=True):

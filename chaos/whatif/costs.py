@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from chaos.sim.cost import StepCost, load, names
-from chaos.sim.fit_log import fitted
-from chaos.validators.records import At
-from events import vocabulary as v
+from relume.chaos.sim.cost import StepCost, load, names
+from relume.chaos.sim.fit_log import fitted
+from relume.chaos.validators.records import At
+from relume.events import vocabulary as v
 
 OFF = 0.25
 """A known formula that is off by more in the median step is another machine's."""

@@ -12,12 +12,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from chaos.validators.records import At
-from controlplane.replay.debugger_whatif import Difference
-from events import vocabulary as v
-from events.codec import decode
-from events.errors import LogError
-from policies.state import Fleet
+from relume.chaos.validators.records import At
+from relume.controlplane.replay.debugger_whatif import Difference
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.events.errors import LogError
+from relume.policies.state import Fleet
 
 NO_FAILURE = ("moved",)
 BEFORE_MS = 2000

@@ -7,12 +7,12 @@ from statistics import median
 
 from msgspec import Struct
 
-from chaos.outcome import Outcome
-from chaos.runner.figures import mean, quantile, real
-from chaos.validators.i10_recovery_bound import recoveries
-from chaos.validators.records import Log, courses, of_clients
-from chaos.whatif.facts import Read
-from chaos.whatif.start import LEAD_NS, Start
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner.figures import mean, quantile, real
+from relume.chaos.validators.i10_recovery_bound import recoveries
+from relume.chaos.validators.records import Log, courses, of_clients
+from relume.chaos.whatif.facts import Read
+from relume.chaos.whatif.start import LEAD_NS, Start
 
 MS = 1e6
 

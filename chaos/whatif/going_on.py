@@ -10,17 +10,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from chaos.outcome import Outcome
-from chaos.sim.cost import StepCost
-from chaos.sim.fleet import Settings, SimFleet, run
-from chaos.sim.plane import Plane
-from chaos.sim.worker import WorkerSettings
-from chaos.whatif.start import DOWN_S, Start
-from controlplane.replay.debugger_whatif import POLICY, WEIGHT, OtherView, weight
-from controlplane.replica import ReplicaConfig
-from events import vocabulary as v
-from events.errors import LogError
-from policies import (
+from relume.chaos.outcome import Outcome
+from relume.chaos.sim.cost import StepCost
+from relume.chaos.sim.fleet import Settings, SimFleet, run
+from relume.chaos.sim.plane import Plane
+from relume.chaos.sim.worker import WorkerSettings
+from relume.chaos.whatif.start import DOWN_S, Start
+from relume.controlplane.replay.debugger_whatif import POLICY, WEIGHT, OtherView, weight
+from relume.controlplane.replica import ReplicaConfig
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.policies import (
     checkpoint_settings,
     migration_settings,
     routing,
@@ -28,9 +28,9 @@ from policies import (
     stall,
     waiting_settings,
 )
-from policies.routing import Choice, Query
-from policies.state import Fleet
-from policies.view import View
+from relume.policies.routing import Choice, Query
+from relume.policies.state import Fleet
+from relume.policies.view import View
 
 PINNED = "as recorded"
 PATIENCE_S = 600.0

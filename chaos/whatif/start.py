@@ -15,15 +15,15 @@ from statistics import median
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from chaos.scenario.language import Burst, Fixed, Fleet, Scenario, Traffic
-from chaos.scenario.schedule import Planned, Request, Schedule
-from chaos.sim import hosts
-from chaos.sim.cost import names
-from chaos.sim.hosts import TOKEN_ID_BYTES, HostSpec
-from chaos.validators.records import At
-from chaos.whatif.facts import Facts, Read
-from events import vocabulary as v
-from policies.state import Fleet as Fold
+from relume.chaos.scenario.language import Burst, Fixed, Fleet, Scenario, Traffic
+from relume.chaos.scenario.schedule import Planned, Request, Schedule
+from relume.chaos.sim import hosts
+from relume.chaos.sim.cost import names
+from relume.chaos.sim.hosts import TOKEN_ID_BYTES, HostSpec
+from relume.chaos.validators.records import At
+from relume.chaos.whatif.facts import Facts, Read
+from relume.events import vocabulary as v
+from relume.policies.state import Fleet as Fold
 
 MS = 1_000_000
 LEAD_NS = 20 * MS

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chaos.whatif.asking import Continuation
-from chaos.whatif.figures import Figures, Moved
+from relume.chaos.whatif.asking import Continuation
+from relume.chaos.whatif.figures import Figures, Moved
 
 ROWS = (
     ("TTFT mean", "ttft_ms_mean", " ms"),

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from controlplane.admin.errors import Forbidden, Unauthenticated
-from controlplane.config import ROLES, is_loopback
+from relume.controlplane.admin.errors import Forbidden, Unauthenticated
+from relume.controlplane.config import ROLES, is_loopback
 
 
 class Principal(Struct, frozen=True):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from controlplane.admin import settings
-from controlplane.admin.auth import Principal
-from controlplane.admin.commands import CommandBook
-from controlplane.admin.errors import BadRequest, NotFound
-from controlplane.admin.models import CommandDetail, CommandInfo, SettingChange
-from controlplane.replica import Replica
-from policies.step import RESIGN
+from relume.controlplane.admin import settings
+from relume.controlplane.admin.auth import Principal
+from relume.controlplane.admin.commands import CommandBook
+from relume.controlplane.admin.errors import BadRequest, NotFound
+from relume.controlplane.admin.models import CommandDetail, CommandInfo, SettingChange
+from relume.controlplane.replica import Replica
+from relume.policies.step import RESIGN
 
 
 class ChangesApi:

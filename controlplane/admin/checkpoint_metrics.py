@@ -11,10 +11,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from controlplane.admin.checkpoints_api import balance_percent
-from policies import coverage
-from policies.state import Fleet
-from policies.view import View
+from relume.controlplane.admin.checkpoints_api import balance_percent
+from relume.policies import coverage
+from relume.policies.state import Fleet
+from relume.policies.view import View
 
 _GAUGES = {
     "memory_used": ("memory_bytes", "Memory its checkpoints take, page rounding included"),

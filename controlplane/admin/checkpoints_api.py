@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from controlplane.admin import models as m
-from controlplane.replica import Replica
-from policies import checkpoints, coverage, placement
-from policies.account import key_of
-from policies.checkpoint_settings import config_of
-from policies.placement import Site, Weights
-from policies.state import Fleet, Placed
-from policies.view import View
+from relume.controlplane.admin import models as m
+from relume.controlplane.replica import Replica
+from relume.policies import checkpoints, coverage, placement
+from relume.policies.account import key_of
+from relume.policies.checkpoint_settings import config_of
+from relume.policies.placement import Site, Weights
+from relume.policies.state import Fleet, Placed
+from relume.policies.view import View
 
 SHOWN = 1000
 """So many requests in one answer, the newest."""

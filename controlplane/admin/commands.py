@@ -11,14 +11,14 @@ import asyncio
 import re
 import uuid
 
-from controlplane.admin.auth import Principal
-from controlplane.admin.errors import BadRequest, Conflict, NotFound
-from controlplane.admin.history import Cursor, Entry, History
-from controlplane.admin.models import CommandDetail, CommandInfo, EffectInfo
-from controlplane.history.errors import HistoryGap
-from controlplane.replica import Replica
-from events import vocabulary as v
-from events.errors import Compacted
+from relume.controlplane.admin.auth import Principal
+from relume.controlplane.admin.errors import BadRequest, Conflict, NotFound
+from relume.controlplane.admin.history import Cursor, Entry, History
+from relume.controlplane.admin.models import CommandDetail, CommandInfo, EffectInfo
+from relume.controlplane.history.errors import HistoryGap
+from relume.controlplane.replica import Replica
+from relume.events import vocabulary as v
+from relume.events.errors import Compacted
 
 WORKER_COMMANDS = ("drain", "undrain", "restart", "hold", "release")
 COMMANDS_KEPT = 2048

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from controlplane.history.errors import HistoryGap
-from events.errors import Compacted, Fenced, LogError, LogFull, LogUnavailable, RelumeError
+from relume.controlplane.history.errors import HistoryGap
+from relume.events.errors import Compacted, Fenced, LogError, LogFull, LogUnavailable, RelumeError
 
 
 class AdminError(RelumeError):

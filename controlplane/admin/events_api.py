@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from controlplane.admin.errors import BadRequest, TooManyFollowers
-from controlplane.admin.history import Cursor, Entry, History, parse_cursor
-from controlplane.admin.models import EventInfo, EventPage, event_info
-from events import vocabulary as v
-from events.codec import TAGS
+from relume.controlplane.admin.errors import BadRequest, TooManyFollowers
+from relume.controlplane.admin.history import Cursor, Entry, History, parse_cursor
+from relume.controlplane.admin.models import EventInfo, EventPage, event_info
+from relume.events import vocabulary as v
+from relume.events.codec import TAGS
 
 TYPES: dict[str, type] = {tag.partition("/")[0]: kind for tag, kind in TAGS.items()}
 DECISIONS = (

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from controlplane.admin import models as m
-from controlplane.admin.errors import NotFound
-from controlplane.admin.events_api import shown
-from controlplane.admin.history import Cursor, Entry, History
-from controlplane.admin.request_book import (
+from relume.controlplane.admin import models as m
+from relume.controlplane.admin.errors import NotFound
+from relume.controlplane.admin.events_api import shown
+from relume.controlplane.admin.history import Cursor, Entry, History
+from relume.controlplane.admin.request_book import (
     RESPONSE_PREFIXES,
     Course,
     RequestBook,
@@ -19,12 +19,12 @@ from controlplane.admin.request_book import (
     request_info,
     requests_of,
 )
-from controlplane.admin.settings import settings_of
-from controlplane.config import ServeConfig, masked
-from controlplane.replica import Replica
-from events import vocabulary as v
-from policies.routing_settings import POLICY
-from policies.state import state_hash
+from relume.controlplane.admin.settings import settings_of
+from relume.controlplane.config import ServeConfig, masked
+from relume.controlplane.replica import Replica
+from relume.events import vocabulary as v
+from relume.policies.routing_settings import POLICY
+from relume.policies.state import state_hash
 
 SEARCH_BUDGET_S = 5.0
 """A request that is not in memory is looked for in the log this long."""

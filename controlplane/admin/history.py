@@ -18,10 +18,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from controlplane.admin.errors import BadRequest
-from controlplane.history import archive
-from events import codec
-from events.log import LogReader, RevisionGroup
+from relume.controlplane.admin.errors import BadRequest
+from relume.controlplane.history import archive
+from relume.events import codec
+from relume.events.log import LogReader, RevisionGroup
 
 Cursor = tuple[int, int]
 """(revision, index within its group, from 0) of an entry."""

@@ -16,17 +16,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from controlplane.admin.checkpoint_metrics import checkpoints
-from controlplane.admin.fleet_api import spool_bytes
-from controlplane.admin.history import Entry
-from controlplane.admin.migration_metrics import Migrations
-from controlplane.admin.routing_metrics import Routes
-from controlplane.admin.stream_metrics import Streams, kept
-from controlplane.admin.waiting_metrics import Waits, room
-from controlplane.config import ServeConfig
-from controlplane.history.keeper import KeeperStatus
-from controlplane.replica import Replica
-from events import vocabulary as v
+from relume.controlplane.admin.checkpoint_metrics import checkpoints
+from relume.controlplane.admin.fleet_api import spool_bytes
+from relume.controlplane.admin.history import Entry
+from relume.controlplane.admin.migration_metrics import Migrations
+from relume.controlplane.admin.routing_metrics import Routes
+from relume.controlplane.admin.stream_metrics import Streams, kept
+from relume.controlplane.admin.waiting_metrics import Waits, room
+from relume.controlplane.config import ServeConfig
+from relume.controlplane.history.keeper import KeeperStatus
+from relume.controlplane.replica import Replica
+from relume.events import vocabulary as v
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 ENGINE_STATES = ("none", "starting", "ready", "dead")

@@ -6,8 +6,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
 
-from events import vocabulary as v
-from policies.migration import CAUSES
+from relume.events import vocabulary as v
+from relume.policies.migration import CAUSES
 
 OUTCOMES = ("moved", "abandoned", "failed")
 """Handed over; not made, so that the request stayed; lost before it was made."""

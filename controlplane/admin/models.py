@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from events import codec
-from policies.state import Fleet, Worker
-from policies.view import View
+from relume.events import codec
+from relume.policies.state import Fleet, Worker
+from relume.policies.view import View
 
 
 class WorkerInfo(Struct, frozen=True):

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from controlplane.admin import models as m
-from controlplane.admin.routes import PUBLIC, Route
+from relume.controlplane.admin import models as m
+from relume.controlplane.admin.routes import PUBLIC, Route
 
 _MEANING = {
     202: "In the log; the leader has not answered yet",

@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from controlplane.admin.history import Entry
-from controlplane.admin.models import DecisionInfo, RequestInfo, event_info
-from events import codec
-from events import vocabulary as v
-from events.errors import LogError
-from policies.state import Fleet, Request
+from relume.controlplane.admin.history import Entry
+from relume.controlplane.admin.models import DecisionInfo, RequestInfo, event_info
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.policies.state import Fleet, Request
 
 ENDED_KEPT = 4096
 RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")

@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from controlplane.admin import models as m
-from controlplane.admin.changes import ChangesApi
-from controlplane.admin.checkpoints_api import CheckpointsApi
-from controlplane.admin.commands import WORKER_COMMANDS
-from controlplane.admin.events_api import EventsApi
-from controlplane.admin.fleet_api import FleetApi
+from relume.controlplane.admin import models as m
+from relume.controlplane.admin.changes import ChangesApi
+from relume.controlplane.admin.checkpoints_api import CheckpointsApi
+from relume.controlplane.admin.commands import WORKER_COMMANDS
+from relume.controlplane.admin.events_api import EventsApi
+from relume.controlplane.admin.fleet_api import FleetApi
 
 PREFIX = "/admin/v1"
 PUBLIC = "public"

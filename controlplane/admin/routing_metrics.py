@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from events import vocabulary as v
-from policies.routing import RECORDED
+from relume.events import vocabulary as v
+from relume.policies.routing import RECORDED
 
 _RATIOS = (0.25, 0.5, 0.7, 0.85, 0.95, 1.05, 1.15, 1.3, 1.5, 2, 4, 8)
 OPEN = 65_536

@@ -11,21 +11,21 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from controlplane.admin import auth, errors, openapi
-from controlplane.admin.changes import ChangesApi
-from controlplane.admin.checkpoints_api import CheckpointsApi
-from controlplane.admin.commands import CommandBook
-from controlplane.admin.events_api import EventsApi
-from controlplane.admin.fleet_api import FleetApi, Unserving
-from controlplane.admin.history import History, OlderLog
-from controlplane.admin.metrics import CONTENT_TYPE, Metrics
-from controlplane.admin.models import CommandInfo
-from controlplane.admin.request_book import RequestBook
-from controlplane.admin.routes import PUBLIC, Route, routes
-from controlplane.config import ServeConfig, check
-from controlplane.replica import Replica
-from events.errors import RelumeError
-from events.log import LogReader, RevisionGroup
+from relume.controlplane.admin import auth, errors, openapi
+from relume.controlplane.admin.changes import ChangesApi
+from relume.controlplane.admin.checkpoints_api import CheckpointsApi
+from relume.controlplane.admin.commands import CommandBook
+from relume.controlplane.admin.events_api import EventsApi
+from relume.controlplane.admin.fleet_api import FleetApi, Unserving
+from relume.controlplane.admin.history import History, OlderLog
+from relume.controlplane.admin.metrics import CONTENT_TYPE, Metrics
+from relume.controlplane.admin.models import CommandInfo
+from relume.controlplane.admin.request_book import RequestBook
+from relume.controlplane.admin.routes import PUBLIC, Route, routes
+from relume.controlplane.config import ServeConfig, check
+from relume.controlplane.replica import Replica
+from relume.events.errors import RelumeError
+from relume.events.log import LogReader, RevisionGroup
 
 MAX_BODY_BYTES = 64 * 1024
 log = structlog.get_logger("relume.admin")

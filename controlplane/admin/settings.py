@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from controlplane.admin.errors import BadRequest
-from controlplane.admin.models import Setting
-from policies import (
+from relume.controlplane.admin.errors import BadRequest
+from relume.controlplane.admin.models import Setting
+from relume.policies import (
     checkpoint_settings,
     migration_settings,
     routing_settings,
     waiting_settings,
 )
-from policies.checkpoint_settings import CheckpointConfig
-from policies.migration_settings import MigrationConfig
-from policies.routing_settings import RoutingConfig
-from policies.stall import StallConfig
-from policies.view import View
-from policies.waiting_settings import WaitingConfig
+from relume.policies.checkpoint_settings import CheckpointConfig
+from relume.policies.migration_settings import MigrationConfig
+from relume.policies.routing_settings import RoutingConfig
+from relume.policies.stall import StallConfig
+from relume.policies.view import View
+from relume.policies.waiting_settings import WaitingConfig
 
 
 class Known(Struct, frozen=True):

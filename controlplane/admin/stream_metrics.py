@@ -12,8 +12,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from events import vocabulary as v
-from policies.state import Fleet
+from relume.events import vocabulary as v
+from relume.policies.state import Fleet
 
 _GAUGES = {
     "streams": ("kept_streams", "Streams kept for clients who may come back"),

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from controlplane.gateway.tokens import Tokens
+from relume.controlplane.gateway.tokens import Tokens
 
 
 class TokenCollector(Collector):

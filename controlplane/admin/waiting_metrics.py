@@ -8,10 +8,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
-from controlplane.waiting import Waiting
-from events import vocabulary as v
-from policies.routing_settings import TIERS
-from policies.waiting import REASONS
+from relume.controlplane.waiting import Waiting
+from relume.events import vocabulary as v
+from relume.policies.routing_settings import TIERS
+from relume.policies.waiting import REASONS
 
 OPEN = 65_536
 """So many waits are remembered until they end."""

@@ -18,15 +18,15 @@ from typing import Any
 import msgspec
 import structlog
 
-from controlplane.gateway import routes
-from controlplane.gateway.context import ClientPort, Context
-from controlplane.gateway.errors import UpstreamError
-from controlplane.gateway.gaps import Failover
-from controlplane.gateway.ports import Arrival, Assignment, Hopeless
-from controlplane.gateway.replies import Reply, error_reply
-from controlplane.gateway.trials import DEATHS, Trials
-from controlplane.gateway.upstream import Upstream
-from events.errors import LogError
+from relume.controlplane.gateway import routes
+from relume.controlplane.gateway.context import ClientPort, Context
+from relume.controlplane.gateway.errors import UpstreamError
+from relume.controlplane.gateway.gaps import Failover
+from relume.controlplane.gateway.ports import Arrival, Assignment, Hopeless
+from relume.controlplane.gateway.replies import Reply, error_reply
+from relume.controlplane.gateway.trials import DEATHS, Trials
+from relume.controlplane.gateway.upstream import Upstream
+from relume.events.errors import LogError
 
 log = structlog.get_logger("relume.gateway")
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from controlplane.gateway.classify import classify
-from controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.classify import classify
+from relume.controlplane.gateway.errors import ClientError
 
 # A client could read another tenant's KV blocks with these: never passed on.
 FORBIDDEN = ("kv_transfer_params", "ec_transfer_params")

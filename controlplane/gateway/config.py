@@ -6,7 +6,7 @@ import ipaddress
 
 from msgspec import Struct
 
-from controlplane.gateway.errors import UnsafeBind
+from relume.controlplane.gateway.errors import UnsafeBind
 
 
 class ResumeConfig(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     max_error_body_bytes: int = 1 << 20
 
     tokenizer: str = ""
-    """Where prompts are tokenised by (`controlplane.gateway.tokenizing`); empty: estimated."""
+    """Where prompts are tokenised by (`relume.controlplane.gateway.tokenizing`); empty: estimated."""
     tokenize_wait_s: float = 0.25
 
     sweep_interval_s: float = 1.0

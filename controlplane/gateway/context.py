@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from controlplane.gateway.config import GatewayConfig
-from controlplane.gateway.ports import SchedulerPort
-from controlplane.gateway.replies import Reply
-from controlplane.gateway.tokens import Tokens
-from controlplane.gateway.upstream import UpstreamPool
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.ports import SchedulerPort
+from relume.controlplane.gateway.replies import Reply
+from relume.controlplane.gateway.tokens import Tokens
+from relume.controlplane.gateway.upstream import UpstreamPool
 
 if TYPE_CHECKING:
-    from controlplane.gateway.attempts import Attempts
+    from relume.controlplane.gateway.attempts import Attempts
 
 
 class Counters(Struct):

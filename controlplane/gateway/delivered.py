@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from controlplane.gateway.errors import FrameError
+from relume.controlplane.gateway.errors import FrameError
 
 
 class Delivered:

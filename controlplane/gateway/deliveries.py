@@ -14,10 +14,10 @@ import sys
 import termios
 from typing import TYPE_CHECKING
 
-from controlplane.gateway.context import ClientPort
+from relume.controlplane.gateway.context import ClientPort
 
 if TYPE_CHECKING:
-    from controlplane.gateway.resumable import Resumable
+    from relume.controlplane.gateway.resumable import Resumable
 
 LOOK_S = 0.05
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.errors import RelumeError
+from relume.events.errors import RelumeError
 
 
 class GatewayError(RelumeError):

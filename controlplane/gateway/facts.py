@@ -7,9 +7,9 @@ from hashlib import blake2b
 
 import msgspec
 
-from controlplane.gateway.errors import ClientError
-from controlplane.gateway.reading import Request
-from policies.routing_settings import TIERS
+from relume.controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.reading import Request
+from relume.policies.routing_settings import TIERS
 
 _TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
 _TENANT = re.compile(rb"[A-Za-z0-9._:@/+-]{1,64}").fullmatch

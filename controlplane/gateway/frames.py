@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from controlplane.gateway.errors import FrameError
+from relume.controlplane.gateway.errors import FrameError
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 64 << 20

@@ -18,13 +18,13 @@ from typing import Any
 
 import structlog
 
-from controlplane.gateway import event_ids, local, routes
-from controlplane.gateway.attempts import Attempts
-from controlplane.gateway.body import BYTES_PER_TOKEN, parse, without_forbidden
-from controlplane.gateway.config import GatewayConfig
-from controlplane.gateway.context import Context, Counters
-from controlplane.gateway.errors import ClientError
-from controlplane.gateway.facts import (
+from relume.controlplane.gateway import event_ids, local, routes
+from relume.controlplane.gateway.attempts import Attempts
+from relume.controlplane.gateway.body import BYTES_PER_TOKEN, parse, without_forbidden
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.context import Context, Counters
+from relume.controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.facts import (
     may_be_json,
     model_of,
     require_json,
@@ -35,18 +35,18 @@ from controlplane.gateway.facts import (
     ttft_of,
     wants_resumable,
 )
-from controlplane.gateway.keys import Keys
-from controlplane.gateway.passthrough import Passthrough
-from controlplane.gateway.ports import Activity, Arrival, SchedulerPort
-from controlplane.gateway.reading import Request, bodies_full, too_large
-from controlplane.gateway.relay import Exchange
-from controlplane.gateway.replies import Reply, client_error_reply, error_reply
-from controlplane.gateway.server import ClientConnection
-from controlplane.gateway.streams import Streams
-from controlplane.gateway.tokens import Tokens
-from controlplane.gateway.upstream import UpstreamPool
-from controlplane.gateway.weight import checkpoint_weight
-from events.errors import LogError
+from relume.controlplane.gateway.keys import Keys
+from relume.controlplane.gateway.passthrough import Passthrough
+from relume.controlplane.gateway.ports import Activity, Arrival, SchedulerPort
+from relume.controlplane.gateway.reading import Request, bodies_full, too_large
+from relume.controlplane.gateway.relay import Exchange
+from relume.controlplane.gateway.replies import Reply, client_error_reply, error_reply
+from relume.controlplane.gateway.server import ClientConnection
+from relume.controlplane.gateway.streams import Streams
+from relume.controlplane.gateway.tokens import Tokens
+from relume.controlplane.gateway.upstream import UpstreamPool
+from relume.controlplane.gateway.weight import checkpoint_weight
+from relume.events.errors import LogError
 
 log = structlog.get_logger("relume.gateway")
 

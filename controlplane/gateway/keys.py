@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-from controlplane.gateway.reading import Request
+from relume.controlplane.gateway.reading import Request
 
 
 class Keys:

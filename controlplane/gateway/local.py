@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from controlplane.gateway import routes
-from controlplane.gateway.replies import Reply, error_reply
+from relume.controlplane.gateway import routes
+from relume.controlplane.gateway.replies import Reply, error_reply
 
 
 def live(running: bool) -> Reply:

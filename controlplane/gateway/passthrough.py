@@ -6,11 +6,11 @@ breaks the client's response off, as its framing has no way to say more.
 
 from __future__ import annotations
 
-from controlplane.gateway.attempts import Attempts
-from controlplane.gateway.context import ClientPort, Context
-from controlplane.gateway.ports import Arrival, Assignment
-from controlplane.gateway.replies import Reply, status_line
-from controlplane.gateway.upstream import Upstream
+from relume.controlplane.gateway.attempts import Attempts
+from relume.controlplane.gateway.context import ClientPort, Context
+from relume.controlplane.gateway.ports import Arrival, Assignment
+from relume.controlplane.gateway.replies import Reply, status_line
+from relume.controlplane.gateway.upstream import Upstream
 
 UNPROTECTED = ("x-relume-protected", "no")
 

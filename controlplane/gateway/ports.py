@@ -102,7 +102,7 @@ class Activity:
 
 
 class ReturnsPort(Protocol):
-    """Offered by controlplane.returns.Returns to the gateway."""
+    """Offered by relume.controlplane.returns.Returns to the gateway."""
 
     def known(self, request: str) -> tuple[Arrival, str] | None: ...
     def came_back(self, request: str, tokens: int, events: int) -> None: ...
@@ -124,7 +124,7 @@ class Caller(Protocol):
 
 
 class WaitingPort(Protocol):
-    """Offered by controlplane.waiting.Waiting to the gateway."""
+    """Offered by relume.controlplane.waiting.Waiting to the gateway."""
 
     def admit(
         self, arrival: Arrival, caller: Caller, size: int, patience_s: float, nobody: bool
@@ -140,7 +140,7 @@ class WaitingPort(Protocol):
 
 
 class SchedulerPort(Protocol):
-    """Offered by controlplane.scheduler.Scheduler to the gateway."""
+    """Offered by relume.controlplane.scheduler.Scheduler to the gateway."""
 
     @property
     def waiting(self) -> WaitingPort:

@@ -14,8 +14,8 @@ import httptools
 import structlog
 from msgspec import Struct
 
-from controlplane.gateway.config import GatewayConfig
-from controlplane.gateway.replies import Reply, error_reply
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.replies import Reply, error_reply
 
 log = structlog.get_logger("relume.gateway")
 

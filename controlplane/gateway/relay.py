@@ -12,20 +12,20 @@ from __future__ import annotations
 import re
 from array import array
 
-from controlplane.gateway.attempts import Attempts
-from controlplane.gateway.context import ClientPort, Context
-from controlplane.gateway.delivered import Delivered
-from controlplane.gateway.errors import FrameError
-from controlplane.gateway.frames import FrameParser
-from controlplane.gateway.ports import Arrival, Assignment
-from controlplane.gateway.replies import (
+from relume.controlplane.gateway.attempts import Attempts
+from relume.controlplane.gateway.context import ClientPort, Context
+from relume.controlplane.gateway.delivered import Delivered
+from relume.controlplane.gateway.errors import FrameError
+from relume.controlplane.gateway.frames import FrameParser
+from relume.controlplane.gateway.ports import Arrival, Assignment
+from relume.controlplane.gateway.replies import (
     JSON,
     Reply,
     as_openai_error,
     error_event,
     status_line,
 )
-from controlplane.gateway.upstream import Upstream
+from relume.controlplane.gateway.upstream import Upstream
 
 FRAMES = b"application/x-relume-frames"
 DONE = b"data: [DONE]\n\n"

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from controlplane.gateway.context import Context
-from controlplane.gateway.errors import UpstreamError
-from controlplane.gateway.ports import Assignment
-from controlplane.gateway.replies import JSON
-from controlplane.gateway.upstream import Upstream
+from relume.controlplane.gateway.context import Context
+from relume.controlplane.gateway.errors import UpstreamError
+from relume.controlplane.gateway.ports import Assignment
+from relume.controlplane.gateway.replies import JSON
+from relume.controlplane.gateway.upstream import Upstream
 
 AT_ONCE = 256
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.errors import ClientError
 
 JSON = "application/json"
 

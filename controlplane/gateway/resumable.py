@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from controlplane.gateway.context import ClientPort
-from controlplane.gateway.event_ids import Position
-from controlplane.gateway.ports import Assignment
-from controlplane.gateway.relay import Exchange
-from controlplane.gateway.replies import Reply, error_reply
-from controlplane.gateway.stamped import Stamped
+from relume.controlplane.gateway.context import ClientPort
+from relume.controlplane.gateway.event_ids import Position
+from relume.controlplane.gateway.ports import Assignment
+from relume.controlplane.gateway.relay import Exchange
+from relume.controlplane.gateway.replies import Reply, error_reply
+from relume.controlplane.gateway.stamped import Stamped
 
 if TYPE_CHECKING:
-    from controlplane.gateway.streams import Streams
+    from relume.controlplane.gateway.streams import Streams
 
 log = structlog.get_logger("relume.gateway")
 

@@ -16,10 +16,18 @@ from typing import Protocol, cast
 
 import structlog
 
-from controlplane.gateway.context import Counters
-from controlplane.gateway.deliveries import unacknowledged
-from controlplane.gateway.reading import BODY, HEAD, IDLE, Door, Request, RequestReader, broke
-from controlplane.gateway.replies import CONTINUE, Reply, error_reply, status_line
+from relume.controlplane.gateway.context import Counters
+from relume.controlplane.gateway.deliveries import unacknowledged
+from relume.controlplane.gateway.reading import (
+    BODY,
+    HEAD,
+    IDLE,
+    Door,
+    Request,
+    RequestReader,
+    broke,
+)
+from relume.controlplane.gateway.replies import CONTINUE, Reply, error_reply, status_line
 
 log = structlog.get_logger("relume.gateway")
 

@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from controlplane.gateway.delivered import Delivered
-from controlplane.gateway.errors import FrameError
-from controlplane.gateway.event_ids import Position, Stamp
-from controlplane.gateway.frames import FrameParser
-from controlplane.gateway.ports import Assignment
-from controlplane.gateway.relay import DONE_CHUNK, ONE_FRAME, Exchange
-from controlplane.gateway.releases import asking, post
-from controlplane.gateway.replies import Reply, error_reply
-from controlplane.gateway.upstream import Upstream
+from relume.controlplane.gateway.delivered import Delivered
+from relume.controlplane.gateway.errors import FrameError
+from relume.controlplane.gateway.event_ids import Position, Stamp
+from relume.controlplane.gateway.frames import FrameParser
+from relume.controlplane.gateway.ports import Assignment
+from relume.controlplane.gateway.relay import DONE_CHUNK, ONE_FRAME, Exchange
+from relume.controlplane.gateway.releases import asking, post
+from relume.controlplane.gateway.replies import Reply, error_reply
+from relume.controlplane.gateway.upstream import Upstream
 
 NEWLINE = b"\n"[0]
 LOST = "the worker that kept the stream is gone together with its gateway"

@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from controlplane.gateway import event_ids
-from controlplane.gateway.config import ResumeConfig
-from controlplane.gateway.context import ClientPort, Context
-from controlplane.gateway.deliveries import Deliveries
-from controlplane.gateway.ports import Arrival
-from controlplane.gateway.reading import Request
-from controlplane.gateway.releases import Releases
-from controlplane.gateway.replies import Reply
-from controlplane.gateway.resumable import Resumable, gone
+from relume.controlplane.gateway import event_ids
+from relume.controlplane.gateway.config import ResumeConfig
+from relume.controlplane.gateway.context import ClientPort, Context
+from relume.controlplane.gateway.deliveries import Deliveries
+from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.gateway.reading import Request
+from relume.controlplane.gateway.releases import Releases
+from relume.controlplane.gateway.replies import Reply
+from relume.controlplane.gateway.resumable import Resumable, gone
 
 
 class Streams:

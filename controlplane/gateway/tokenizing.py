@@ -22,9 +22,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from controlplane.gateway.chat_prompt import Template, Unusable
-from controlplane.gateway.token_frames import HEADER, Ask, Told, frame
-from events import prefix
+from relume.controlplane.gateway.chat_prompt import Template, Unusable
+from relume.controlplane.gateway.token_frames import HEADER, Ask, Told, frame
+from relume.events import prefix
 
 LONG_BYTES = 32 << 10
 """Bodies from here on go to the second thread."""

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from controlplane.gateway.token_frames import HEADER, Ask, Told, frame
+from relume.controlplane.gateway.token_frames import HEADER, Ask, Told, frame
 
 log = structlog.get_logger("relume.gateway")
 
@@ -145,7 +145,7 @@ class Tokens:
         """One process from start to end; why it ended."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "controlplane.gateway.tokenizing", self.spec),
+                *(sys.executable, "-m", "relume.controlplane.gateway.tokenizing", self.spec),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )

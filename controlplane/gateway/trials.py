@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.config import GatewayConfig
 
 DEATHS = frozenset({"reset", "eof", "engine_dead"})
 OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue

@@ -16,8 +16,8 @@ from typing import Protocol, cast
 import httptools
 import structlog
 
-from controlplane.gateway.errors import UpstreamError
-from controlplane.gateway.ports import Activity, Assignment
+from relume.controlplane.gateway.errors import UpstreamError
+from relume.controlplane.gateway.ports import Activity, Assignment
 
 log = structlog.get_logger("relume.gateway")
 

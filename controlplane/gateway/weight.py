@@ -3,7 +3,7 @@ must evict compares weight times tokens (engine_shim/state_daemon/worth.py)."""
 
 from __future__ import annotations
 
-from controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.errors import ClientError
 
 USUAL = 1
 MOST = 100

@@ -31,12 +31,12 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from controlplane.history.errors import DamagedFile, HistoryGap, WhichArchive
-from controlplane.history.files import append_line, make_directory, publish, sync
-from controlplane.history.group_codec import decode_groups, encode_group
-from events.errors import BrokenChain, CorruptSegment
-from events.log import RevisionGroup
-from events.segment import Chain, Segment
+from relume.controlplane.history.errors import DamagedFile, HistoryGap, WhichArchive
+from relume.controlplane.history.files import append_line, make_directory, publish, sync
+from relume.controlplane.history.group_codec import decode_groups, encode_group
+from relume.events.errors import BrokenChain, CorruptSegment
+from relume.events.log import RevisionGroup
+from relume.events.segment import Chain, Segment
 
 log = structlog.get_logger("relume.archive")
 
@@ -126,7 +126,7 @@ class Archive:
         return after
 
     def heads(self) -> dict[str, tuple[int, bytes, int]]:
-        """The chain's heads at `last`, as `events.segment.Chain` keeps them."""
+        """The chain's heads at `last`, as `relume.events.segment.Chain` keeps them."""
         return _heads(self.entries[-1]) if self.entries else {}
 
     def begin(self, author: str, after: int | None = None) -> ArchiveFile:

@@ -24,12 +24,12 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from controlplane.history.snapshots import Manifest
-from controlplane.history.vault import Vault
-from events import vocabulary as v
-from events.errors import Fenced, LogUnavailable
-from events.etcd.maintenance import Maintenance
-from policies.state import Fleet, dump, state_hash
+from relume.controlplane.history.snapshots import Manifest
+from relume.controlplane.history.vault import Vault
+from relume.events import vocabulary as v
+from relume.events.errors import Fenced, LogUnavailable
+from relume.events.etcd.maintenance import Maintenance
+from relume.policies.state import Fleet, dump, state_hash
 
 log = structlog.get_logger("relume.history")
 
@@ -42,7 +42,7 @@ Step = Callable[[str], None]
 
 
 class Leader(Protocol):
-    """What is needed of `controlplane.leader.Leadership`."""
+    """What is needed of `relume.controlplane.leader.Leadership`."""
 
     @property
     def epoch(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from events.errors import LogError
+from relume.events.errors import LogError
 
 
 class HistoryError(LogError):

@@ -13,9 +13,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from events.errors import CorruptSegment
-from events.log import RevisionGroup
-from events.segment import Segment, digest, pack, unpack
+from relume.events.errors import CorruptSegment
+from relume.events.log import RevisionGroup
+from relume.events.segment import Segment, digest, pack, unpack
 
 _GROUP = struct.Struct("<QHI")
 _OWNER = struct.Struct("<qH")

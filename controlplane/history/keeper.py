@@ -25,20 +25,20 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from controlplane.history import quota
-from controlplane.history.archive import BLOCK_BYTES
-from controlplane.history.cycle import Cut, Leader, Rounds, Step, Taken, cut, until_reached
-from controlplane.history.quota import Level, QuotaConfig
-from controlplane.history.relief import relieve
-from controlplane.history.vault import Vault
-from events import vocabulary as v
-from events.disk import is_full
-from events.errors import Compacted, Fenced, LogError
-from events.etcd.errors import NoSpace
-from events.etcd.maintenance import Maintenance
-from events.log import LogReader, RevisionGroup
-from policies import shedding
-from policies.state import Fleet
+from relume.controlplane.history import quota
+from relume.controlplane.history.archive import BLOCK_BYTES
+from relume.controlplane.history.cycle import Cut, Leader, Rounds, Step, Taken, cut, until_reached
+from relume.controlplane.history.quota import Level, QuotaConfig
+from relume.controlplane.history.relief import relieve
+from relume.controlplane.history.vault import Vault
+from relume.events import vocabulary as v
+from relume.events.disk import is_full
+from relume.events.errors import Compacted, Fenced, LogError
+from relume.events.etcd.errors import NoSpace
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.log import LogReader, RevisionGroup
+from relume.policies import shedding
+from relume.policies.state import Fleet
 
 log = structlog.get_logger("relume.history")
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from controlplane.history.cycle import Cut, Step, preserve, trim
-from controlplane.history.vault import Vault
-from events.etcd.maintenance import Maintenance, Space
+from relume.controlplane.history.cycle import Cut, Step, preserve, trim
+from relume.controlplane.history.vault import Vault
+from relume.events.etcd.maintenance import Maintenance, Space
 
 
 async def relieve(

@@ -16,14 +16,14 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from controlplane.history.cycle import Cut, cut
-from controlplane.history.relief import relieve
-from controlplane.history.restore import History, Restored
-from controlplane.history.vault import Vault
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance, Space
-from events.log import LogReader
-from policies.fleet import apply_group
+from relume.controlplane.history.cycle import Cut, cut
+from relume.controlplane.history.relief import relieve
+from relume.controlplane.history.restore import History, Restored
+from relume.controlplane.history.vault import Vault
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance, Space
+from relume.events.log import LogReader
+from relume.policies.fleet import apply_group
 
 log = structlog.get_logger("relume.history")
 

@@ -18,16 +18,16 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from controlplane.history import snapshots
-from controlplane.history.archive import Archive, find
-from controlplane.history.errors import HistoryError, HistoryGap
-from controlplane.history.snapshots import Manifest
-from events.errors import Compacted
-from events.etcd.maintenance import Maintenance
-from events.log import LogReader, RevisionGroup
-from events.segment import Chain
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.controlplane.history import snapshots
+from relume.controlplane.history.archive import Archive, find
+from relume.controlplane.history.errors import HistoryError, HistoryGap
+from relume.controlplane.history.snapshots import Manifest
+from relume.events.errors import Compacted
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.log import LogReader, RevisionGroup
+from relume.events.segment import Chain
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 
 log = structlog.get_logger("relume.history")
 

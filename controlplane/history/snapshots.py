@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from controlplane.history.errors import DamagedFile, OtherBuild
-from controlplane.history.files import make_directory, write_whole
-from policies.state import Fleet, load, state_hash
+from relume.controlplane.history.errors import DamagedFile, OtherBuild
+from relume.controlplane.history.files import make_directory, write_whole
+from relume.policies.state import Fleet, load, state_hash
 
 MAGIC = b"RLS1"
 SUFFIX = ".rls"

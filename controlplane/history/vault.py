@@ -11,10 +11,10 @@ import asyncio
 from pathlib import Path
 from typing import Self
 
-from controlplane.history import snapshots
-from controlplane.history.archive import Archive, ArchiveFile
-from controlplane.history.snapshots import Manifest
-from events.log import LogReader, RevisionGroup
+from relume.controlplane.history import snapshots
+from relume.controlplane.history.archive import Archive, ArchiveFile
+from relume.controlplane.history.snapshots import Manifest
+from relume.events.log import LogReader, RevisionGroup
 
 _STEP = 512  # revisions read at once when filling up from etcd; more would hold up the loop
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import structlog
 
-from controlplane.config import ServeConfig
-from controlplane.history.keeper import Keeper, KeeperConfig
-from controlplane.history.quota import QuotaConfig
-from controlplane.history.repair import unstick
-from controlplane.history.restore import History
-from controlplane.replica import Replica
-from events.errors import Fenced, LogUnavailable
-from events.etcd.errors import AccessRefused
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
-from events.etcd.reader import EtcdReader
+from relume.controlplane.config import ServeConfig
+from relume.controlplane.history.keeper import Keeper, KeeperConfig
+from relume.controlplane.history.quota import QuotaConfig
+from relume.controlplane.history.repair import unstick
+from relume.controlplane.history.restore import History
+from relume.controlplane.replica import Replica
+from relume.events.errors import Fenced, LogUnavailable
+from relume.events.etcd.errors import AccessRefused
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.etcd.reader import EtcdReader
 
 log = structlog.get_logger("relume.history")
 

@@ -13,24 +13,24 @@ from typing import Any
 
 import msgspec
 
-from controlplane import config as configuration
-from controlplane.cli_client import (
+from relume.controlplane import config as configuration
+from relume.controlplane.cli_client import (
     EXIT_NO,
     EXIT_UNREACHABLE,
     EXIT_USAGE,
     CliError,
     read_fleet_file,
 )
-from controlplane.cli_output import print_json, print_table
-from controlplane.replay import telling
-from controlplane.replay.history import History, from_etcd, from_file
-from controlplane.replay.store import save
-from controlplane.replay.verify import Verdict, verify
-from controlplane.replay.why import why
-from events import codec
-from events.errors import LogError, LogUnavailable
-from policies.fleet import apply_group
-from policies.state import Fleet, dump, load, state_hash
+from relume.controlplane.cli_output import print_json, print_table
+from relume.controlplane.replay import telling
+from relume.controlplane.replay.history import History, from_etcd, from_file
+from relume.controlplane.replay.store import save
+from relume.controlplane.replay.verify import Verdict, verify
+from relume.controlplane.replay.why import why
+from relume.events import codec
+from relume.events.errors import LogError, LogUnavailable
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet, dump, load, state_hash
 
 _SHOWN = 10
 
@@ -122,8 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _debug(args: argparse.Namespace, history: History) -> int:
     """The debugger: at a prompt, or by the commands of --do or a pipe."""
-    from controlplane.replay import debugger_prompt
-    from controlplane.replay.debugger import Debugger
+    from relume.controlplane.replay import debugger_prompt
+    from relume.controlplane.replay.debugger import Debugger
 
     if not history.groups:
         raise CliError(f"no log at {history.origin}", EXIT_NO)
@@ -137,10 +137,10 @@ def _debug(args: argparse.Namespace, history: History) -> int:
 
 def _what_if(args: argparse.Namespace, history: History) -> int:
     """Other settings: exit 1 when a decision comes out differently."""
-    from controlplane.replay.debugger import outcome_of
-    from controlplane.replay.debugger_prompt import console_of
-    from controlplane.replay.debugger_show import show_outcome
-    from controlplane.replay.debugger_whatif import BadSetting, parse, what_if
+    from relume.controlplane.replay.debugger import outcome_of
+    from relume.controlplane.replay.debugger_prompt import console_of
+    from relume.controlplane.replay.debugger_show import show_outcome
+    from relume.controlplane.replay.debugger_whatif import BadSetting, parse, what_if
 
     try:
         outcome = what_if(history, parse(args.what_if))

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from controlplane.replay import telling
-from controlplane.replay.debugger_commands import COMMANDS, BadQuestion, full_name
-from controlplane.replay.debugger_diff import diff
-from controlplane.replay.debugger_failure import failures, story
-from controlplane.replay.debugger_fold import Entry, Timeline
-from controlplane.replay.debugger_match import (
+from relume.controlplane.replay import telling
+from relume.controlplane.replay.debugger_commands import COMMANDS, BadQuestion, full_name
+from relume.controlplane.replay.debugger_diff import diff
+from relume.controlplane.replay.debugger_failure import failures, story
+from relume.controlplane.replay.debugger_fold import Entry, Timeline
+from relume.controlplane.replay.debugger_match import (
     Match,
     kind_of,
     kinds,
@@ -26,15 +26,15 @@ from controlplane.replay.debugger_match import (
     next_match,
     requests_of,
 )
-from controlplane.replay.debugger_whatif import CHOICES, DEFAULTS, Outcome, parse, what_if
-from controlplane.replay.debugger_window import export_window
-from controlplane.replay.history import History, from_file
-from controlplane.replay.verify import verify
-from controlplane.replay.why import why
-from events.codec import to_json
-from events.errors import LogError
-from policies.state import Fleet, state_hash
-from policies.view import View
+from relume.controlplane.replay.debugger_whatif import CHOICES, DEFAULTS, Outcome, parse, what_if
+from relume.controlplane.replay.debugger_window import export_window
+from relume.controlplane.replay.history import History, from_file
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replay.why import why
+from relume.events.codec import to_json
+from relume.events.errors import LogError
+from relume.policies.state import Fleet, state_hash
+from relume.policies.view import View
 
 Data = dict[str, Any]
 FOUND = 20

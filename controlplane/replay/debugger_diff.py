@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from policies.state import Fleet
+from relume.policies.state import Fleet
 
 _LEFT_OUT = ("order", "revision")
 """Different after every transaction, and no help."""

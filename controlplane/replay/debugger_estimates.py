@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events import vocabulary as v
+from relume.events import vocabulary as v
 
 Answer = tuple[str, tuple[str, ...]]
 """What was chosen, and all that was weighed."""

@@ -11,12 +11,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from controlplane.replay.debugger_commands import BadQuestion
-from controlplane.replay.debugger_fold import Entry
-from events import codec
-from events import vocabulary as v
-from events.log import RevisionGroup
-from policies.fleet import SUSPICIOUS
+from relume.controlplane.replay.debugger_commands import BadQuestion
+from relume.controlplane.replay.debugger_fold import Entry
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
+from relume.policies.fleet import SUSPICIOUS
 
 
 class Failure(Struct, frozen=True):

@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from controlplane.replay.history import History
-from events import codec
-from events import vocabulary as v
-from policies.fleet import apply_group
-from policies.state import Fleet, dump, load
+from relume.controlplane.replay.history import History
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet, dump, load
 
 SPACING = 10_000
 """Records between two states put down: about 50 ms of folding."""

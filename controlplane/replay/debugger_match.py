@@ -19,11 +19,11 @@ from typing import Any, get_args
 import msgspec
 from msgspec import Struct
 
-from controlplane.replay.debugger_commands import BadQuestion
-from controlplane.replay.debugger_fold import Entry, Timeline
-from events import codec
-from events.vocabulary.changes import AnyChange
-from policies.state import Fleet
+from relume.controlplane.replay.debugger_commands import BadQuestion
+from relume.controlplane.replay.debugger_fold import Entry, Timeline
+from relume.events import codec
+from relume.events.vocabulary.changes import AnyChange
+from relume.policies.state import Fleet
 
 
 def kind_of(event: Any) -> str:

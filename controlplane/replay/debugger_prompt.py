@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.replay.debugger import Debugger
-from controlplane.replay.debugger_commands import COMMANDS, BadQuestion, full_name
-from controlplane.replay.debugger_match import kinds
-from controlplane.replay.debugger_show import show, show_help
-from controlplane.replay.debugger_whatif import DEFAULTS
-from events.errors import LogError
+from relume.controlplane.replay.debugger import Debugger
+from relume.controlplane.replay.debugger_commands import COMMANDS, BadQuestion, full_name
+from relume.controlplane.replay.debugger_match import kinds
+from relume.controlplane.replay.debugger_show import show, show_help
+from relume.controlplane.replay.debugger_whatif import DEFAULTS
+from relume.events.errors import LogError
 
 _REPEATED = ("next", "back", "continue", "reverse")
 _WIDE = 200

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli_output import milliseconds
-from controlplane.replay.debugger_commands import COMMANDS, GROUPS
+from relume.controlplane.cli_output import milliseconds
+from relume.controlplane.replay.debugger_commands import COMMANDS, GROUPS
 
 Data = dict[str, Any]
 _EVENTS = 40

@@ -13,15 +13,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from controlplane.replay.debugger_estimates import Answer
-from controlplane.replay.verify_waiting import ON_ARRIVAL, entry_of
-from events import vocabulary as v
-from policies import waiting, waiting_settings
-from policies.fair_queue import Entry
-from policies.saturation import FREE, NO_WORKER, SATURATED, held_back, saturation
-from policies.view import View
-from policies.waiting import Judged, Room
-from policies.waiting_settings import WaitingConfig, config_of
+from relume.controlplane.replay.debugger_estimates import Answer
+from relume.controlplane.replay.verify_waiting import ON_ARRIVAL, entry_of
+from relume.events import vocabulary as v
+from relume.policies import waiting, waiting_settings
+from relume.policies.fair_queue import Entry
+from relume.policies.saturation import FREE, NO_WORKER, SATURATED, held_back, saturation
+from relume.policies.view import View
+from relume.policies.waiting import Judged, Room
+from relume.policies.waiting_settings import WaitingConfig, config_of
 
 DEFAULTS = dict(waiting_settings.settings_of(WaitingConfig()))
 """What may be set otherwise, with the defaults."""

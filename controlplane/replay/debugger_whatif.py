@@ -23,15 +23,22 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from controlplane.replay import debugger_waiting
-from controlplane.replay.debugger_estimates import Answer, candidate, judged, named, site, way
-from controlplane.replay.debugger_waiting import OtherRoom
-from controlplane.replay.history import History
-from controlplane.replay.verify import NEVER, Divergence, Replay, Verdict, query_of
-from events import codec
-from events import vocabulary as v
-from events.log import RevisionGroup
-from policies import (
+from relume.controlplane.replay import debugger_waiting
+from relume.controlplane.replay.debugger_estimates import (
+    Answer,
+    candidate,
+    judged,
+    named,
+    site,
+    way,
+)
+from relume.controlplane.replay.debugger_waiting import OtherRoom
+from relume.controlplane.replay.history import History
+from relume.controlplane.replay.verify import NEVER, Divergence, Replay, Verdict, query_of
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
+from relume.policies import (
     checkpoint_settings,
     checkpoints,
     migration,
@@ -40,13 +47,13 @@ from policies import (
     routing_settings,
     stall,
 )
-from policies.checkpoint_settings import CheckpointConfig
-from policies.fleet import SUSPICIOUS
-from policies.migration_settings import MigrationConfig
-from policies.routing_settings import RoutingConfig
-from policies.stall import StallConfig
-from policies.state import Fleet, dump, load
-from policies.view import View
+from relume.policies.checkpoint_settings import CheckpointConfig
+from relume.policies.fleet import SUSPICIOUS
+from relume.policies.migration_settings import MigrationConfig
+from relume.policies.routing_settings import RoutingConfig
+from relume.policies.stall import StallConfig
+from relume.policies.state import Fleet, dump, load
+from relume.policies.view import View
 
 POLICY = routing_settings.POLICY
 WEIGHT = "routing.request_tokens"

@@ -17,16 +17,16 @@ from typing import Any
 
 import msgspec
 
-from controlplane.replay.debugger_fold import Timeline
-from controlplane.replay.history import History
-from controlplane.replay.store import Footer, save
-from events import codec, prefix
-from events import vocabulary as v
-from events.errors import LogError
-from events.log import RevisionGroup
-from events.segment import GENESIS, Segment, pack, unpack
-from policies.fleet import apply_group
-from policies.state import SHAPE, Fleet, dump, load, state_hash
+from relume.controlplane.replay.debugger_fold import Timeline
+from relume.controlplane.replay.history import History
+from relume.controlplane.replay.store import Footer, save
+from relume.events import codec, prefix
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.events.log import RevisionGroup
+from relume.events.segment import GENESIS, Segment, pack, unpack
+from relume.policies.fleet import apply_group
+from relume.policies.state import SHAPE, Fleet, dump, load, state_hash
 
 replace = msgspec.structs.replace
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from events import vocabulary as v
-from policies import receipts
-from policies.state import Receipts
+from relume.events import vocabulary as v
+from relume.policies import receipts
+from relume.policies.state import Receipts
 
 
 class FirstTokens(Struct):

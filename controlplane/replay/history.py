@@ -11,16 +11,16 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from controlplane.history import snapshots
-from controlplane.history.archive import find
-from controlplane.history.errors import HistoryError, HistoryGap
-from controlplane.history.restore import load_history, read_archive
-from controlplane.replay.store import BadStoredLog, Footer, StoredLog
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
-from events.log import RevisionGroup
-from policies.state import Fleet
+from relume.controlplane.history import snapshots
+from relume.controlplane.history.archive import find
+from relume.controlplane.history.errors import HistoryError, HistoryGap
+from relume.controlplane.history.restore import load_history, read_archive
+from relume.controlplane.replay.store import BadStoredLog, Footer, StoredLog
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.log import RevisionGroup
+from relume.policies.state import Fleet
 
 
 class History(Struct):

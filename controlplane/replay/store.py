@@ -24,13 +24,13 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from controlplane.history.files import publish, sync
-from controlplane.history.group_codec import decode_groups, encode_group
-from events import vocabulary as v
-from events.errors import CorruptSegment, LogError
-from events.log import RevisionGroup
-from policies.fleet import apply_group
-from policies.state import SHAPE, Fleet, dump, load, state_hash
+from relume.controlplane.history.files import publish, sync
+from relume.controlplane.history.group_codec import decode_groups, encode_group
+from relume.events import vocabulary as v
+from relume.events.errors import CorruptSegment, LogError
+from relume.events.log import RevisionGroup
+from relume.policies.fleet import apply_group
+from relume.policies.state import SHAPE, Fleet, dump, load, state_hash
 
 FORMAT = "relume-log"
 VERSION = 1

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from controlplane.replay.why import Step, Why
-from events import codec
-from events import vocabulary as v
-from events.prefix import HASH_BYTES
+from relume.controlplane.replay.why import Step, Why
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.prefix import HASH_BYTES
 
 
 def told(found: Why) -> Iterator[str]:

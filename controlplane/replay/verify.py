@@ -25,18 +25,18 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from controlplane.replay.verify_checkpoints import check_holders, check_migration, check_plan
-from controlplane.replay.verify_waiting import RoomReplay
-from events import codec
-from events import vocabulary as v
-from events.errors import BrokenChain, LogError
-from events.log import RevisionGroup
-from events.segment import Chain
-from policies import routing, shedding, stall
-from policies.fleet import apply_group
-from policies.state import SHAPE, Fleet, dump, load, state_hash
-from policies.step import step
-from policies.view import View
+from relume.controlplane.replay.verify_checkpoints import check_holders, check_migration, check_plan
+from relume.controlplane.replay.verify_waiting import RoomReplay
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.errors import BrokenChain, LogError
+from relume.events.log import RevisionGroup
+from relume.events.segment import Chain
+from relume.policies import routing, shedding, stall
+from relume.policies.fleet import apply_group
+from relume.policies.state import SHAPE, Fleet, dump, load, state_hash
+from relume.policies.step import step
+from relume.policies.view import View
 
 NEVER = 1 << 63
 """A revision after every revision."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from events import vocabulary as v
-from policies import checkpoints, migration
-from policies.checkpoint_settings import config_of
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies import checkpoints, migration
+from relume.policies.checkpoint_settings import config_of
+from relume.policies.view import View
 
 if TYPE_CHECKING:
-    from controlplane.replay.verify import Verdict
+    from relume.controlplane.replay.verify import Verdict
 
 
 def check_holders(

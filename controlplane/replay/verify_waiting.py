@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from events import vocabulary as v
-from policies import waiting
-from policies.fair_queue import Entry
-from policies.saturation import held_back, saturation
-from policies.view import View
-from policies.waiting import Judged, Room, rank_of
-from policies.waiting_settings import config_of
+from relume.events import vocabulary as v
+from relume.policies import waiting
+from relume.policies.fair_queue import Entry
+from relume.policies.saturation import held_back, saturation
+from relume.policies.view import View
+from relume.policies.waiting import Judged, Room, rank_of
+from relume.policies.waiting_settings import config_of
 
 if TYPE_CHECKING:
-    from controlplane.replay.verify import Verdict
+    from relume.controlplane.replay.verify import Verdict
 
 ON_ARRIVAL = (waiting.DEADLINE, waiting.EXPIRED, waiting.FULL, waiting.SHARE)
 

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from controlplane.replay.first_tokens import FirstTokens
-from events import codec
-from events import vocabulary as v
-from events.errors import LogError
-from events.log import RevisionGroup
+from relume.controlplane.replay.first_tokens import FirstTokens
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.errors import LogError
+from relume.events.log import RevisionGroup
 
 _PREFIXES = ("cmpl-", "chatcmpl-")
 """Before the request's id in the ids of vLLM's responses."""

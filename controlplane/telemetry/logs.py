@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from events.disk import SteadyOutput
+from relume.events.disk import SteadyOutput
 
 
 def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None = None) -> None:

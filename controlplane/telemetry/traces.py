@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from controlplane.scheduler import Scheduler
-from events import vocabulary as v
+from relume.controlplane.scheduler import Scheduler
+from relume.events import vocabulary as v
 
 log = structlog.get_logger("relume.traces")
 

@@ -15,9 +15,9 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine_shim.kv_stream import local_frames
-from engine_shim.kv_stream.errors import MalformedMessage, Unreachable
-from engine_shim.kv_stream.image import Buffer
+from relume.engine_shim.kv_stream import local_frames
+from relume.engine_shim.kv_stream.errors import MalformedMessage, Unreachable
+from relume.engine_shim.kv_stream.image import Buffer
 
 CONNECT_TIMEOUT_S = 2.0
 SEND_TIMEOUT_S = 2.0

@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 from msgspec import Struct
 
-from engine_shim.kv_stream.image import image_bytes
+from relume.engine_shim.kv_stream.image import image_bytes
 
 OPAQUE = "opaque"
 """Layout of a block whose inside only an equal build can read (vLLM's CPU kernels pack it

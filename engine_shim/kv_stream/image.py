@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
-from engine_shim.kv_stream.errors import MalformedMessage
+from relume.engine_shim.kv_stream.errors import MalformedMessage
 
 TOKEN_BYTES = 4
 Buffer = bytes | bytearray | memoryview

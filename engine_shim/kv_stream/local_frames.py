@@ -16,8 +16,8 @@ import mmap
 import os
 import struct
 
-from engine_shim.kv_stream.errors import MalformedMessage
-from engine_shim.kv_stream.messages import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
+from relume.engine_shim.kv_stream.errors import MalformedMessage
+from relume.engine_shim.kv_stream.messages import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 
 FRAME = struct.Struct("<IIBQ")
 INLINE = 0

@@ -13,9 +13,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from engine_shim.kv_stream.errors import MalformedMessage
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.prefix import CHAIN_BYTES
+from relume.engine_shim.kv_stream.errors import MalformedMessage
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.prefix import CHAIN_BYTES
 
 VERSION = 2
 MAX_HEADER_BYTES = 256 << 10

@@ -29,11 +29,16 @@ from typing import Any
 
 import msgspec
 
-from engine_shim.kv_stream import auth
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.channel import Channel, Wake
-from engine_shim.kv_stream.errors import KvStreamError, MalformedMessage, Refusal, Unreachable
-from engine_shim.kv_stream.image import Buffer, digest_of
+from relume.engine_shim.kv_stream import auth
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.channel import Channel, Wake
+from relume.engine_shim.kv_stream.errors import (
+    KvStreamError,
+    MalformedMessage,
+    Refusal,
+    Unreachable,
+)
+from relume.engine_shim.kv_stream.image import Buffer, digest_of
 
 ANSWER_TIMEOUT_S = 3.0
 FIRST_PAUSE_S = 0.05

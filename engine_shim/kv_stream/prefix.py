@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.image import Buffer
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.image import Buffer
 
 CHAIN_BYTES = 16
 MAX_CHAINS = 8192

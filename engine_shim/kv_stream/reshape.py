@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from engine_shim.kv_stream.errors import Unshapeable
+from relume.engine_shim.kv_stream.errors import Unshapeable
 
 
 class Setup(Struct, frozen=True):

@@ -17,16 +17,16 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream import reshape
-from engine_shim.kv_stream.errors import KvStreamError, Refusal, Unreachable, Unshapeable
-from engine_shim.kv_stream.image import (
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream import reshape
+from relume.engine_shim.kv_stream.errors import KvStreamError, Refusal, Unreachable, Unshapeable
+from relume.engine_shim.kv_stream.image import (
     TOKEN_BYTES,
     RunningDigest,
     pack_tokens,
     spread,
 )
-from engine_shim.kv_stream.peer import Peer
+from relume.engine_shim.kv_stream.peer import Peer
 
 CHUNK_BYTES = 1 << 20
 """Of a batch sent: small, so that little waits behind it."""

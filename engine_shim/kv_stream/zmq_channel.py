@@ -9,10 +9,10 @@ import zmq
 import zmq.utils.monitor
 from msgspec import Struct
 
-from engine_shim.kv_stream.channel import Wake
-from engine_shim.kv_stream.errors import MalformedMessage, Unreachable
-from engine_shim.kv_stream.image import Buffer
-from engine_shim.kv_stream.messages import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
+from relume.engine_shim.kv_stream.channel import Wake
+from relume.engine_shim.kv_stream.errors import MalformedMessage, Unreachable
+from relume.engine_shim.kv_stream.image import Buffer
+from relume.engine_shim.kv_stream.messages import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 
 HIGH_WATER = 64
 SEND_TIMEOUT_MS = 2000

@@ -17,17 +17,17 @@ import time
 
 import zmq
 
-from engine_shim.state_daemon import config as configuration
-from engine_shim.state_daemon import host_memory
-from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.config import DaemonConfig
-from engine_shim.state_daemon.errors import StateDaemonError
-from engine_shim.state_daemon.file_tier import FileTier
-from engine_shim.state_daemon.local_server import LocalServer
-from engine_shim.state_daemon.remote_server import RemoteServer
-from engine_shim.state_daemon.service import Service
-from engine_shim.state_daemon.store import BlockStore
-from events.disk import SteadyOutput
+from relume.engine_shim.state_daemon import config as configuration
+from relume.engine_shim.state_daemon import host_memory
+from relume.engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.state_daemon.config import DaemonConfig
+from relume.engine_shim.state_daemon.errors import StateDaemonError
+from relume.engine_shim.state_daemon.file_tier import FileTier
+from relume.engine_shim.state_daemon.local_server import LocalServer
+from relume.engine_shim.state_daemon.remote_server import RemoteServer
+from relume.engine_shim.state_daemon.service import Service
+from relume.engine_shim.state_daemon.store import BlockStore
+from relume.events.disk import SteadyOutput
 
 HOUSEKEEPING_S = 1.0
 BAD_CONFIG_EXIT = 2

@@ -14,9 +14,9 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 
-from engine_shim.state_daemon import host_memory
-from engine_shim.state_daemon.errors import CannotHold
-from engine_shim.state_daemon.extents import Extents, rounded
+from relume.engine_shim.state_daemon import host_memory
+from relume.engine_shim.state_daemon.errors import CannotHold
+from relume.engine_shim.state_daemon.extents import Extents, rounded
 
 CHECK_EVERY_BYTES = 16 << 20
 F_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

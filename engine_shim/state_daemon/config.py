@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from engine_shim.kv_stream import auth
-from engine_shim.state_daemon.errors import BadConfig
-from engine_shim.state_daemon.remote_server import RemoteConfig
+from relume.engine_shim.kv_stream import auth
+from relume.engine_shim.state_daemon.errors import BadConfig
+from relume.engine_shim.state_daemon.remote_server import RemoteConfig
 
 
 class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True):

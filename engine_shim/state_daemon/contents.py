@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from engine_shim.kv_stream.image import Buffer, digest_of
-from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.extents import rounded
-from engine_shim.state_daemon.file_tier import FileTier
+from relume.engine_shim.kv_stream.image import Buffer, digest_of
+from relume.engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.state_daemon.extents import rounded
+from relume.engine_shim.state_daemon.file_tier import FileTier
 
 
 class Content:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine_shim.kv_stream import messages as m
-from events.vocabulary import (
+from relume.engine_shim.kv_stream import messages as m
+from relume.events.vocabulary import (
     CheckpointAcknowledged,
     CheckpointDropped,
     CheckpointEvicted,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from engine_shim.kv_stream.errors import Refusal
-from engine_shim.kv_stream.image import Buffer, digest_of
-from engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.kv_stream.errors import Refusal
+from relume.engine_shim.kv_stream.image import Buffer, digest_of
+from relume.engine_shim.state_daemon.arena import Arena
 
 
 class _Kept(Struct):

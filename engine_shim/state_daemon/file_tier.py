@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 
-from engine_shim.state_daemon.extents import Extents
+from relume.engine_shim.state_daemon.extents import Extents
 
 logger = logging.getLogger("relume.state")
 

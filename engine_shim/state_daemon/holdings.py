@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.state_daemon.contents import Content
-from engine_shim.state_daemon.worth import worth
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.state_daemon.contents import Content
+from relume.engine_shim.state_daemon.worth import worth
 
 
 class Assembly:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from engine_shim.kv_stream.messages import Change
+from relume.engine_shim.kv_stream.messages import Change
 
 ENDS_KEPT = 65_536
 

@@ -9,10 +9,10 @@ import os
 import socket
 import struct
 
-from engine_shim.kv_stream import local_frames
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import MalformedMessage
-from engine_shim.state_daemon.service import Reply, Service, Session
+from relume.engine_shim.kv_stream import local_frames
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.errors import MalformedMessage
+from relume.engine_shim.state_daemon.service import Reply, Service, Session
 
 CONNECTIONS = 64
 OPENING_TIMEOUT_S = 5.0

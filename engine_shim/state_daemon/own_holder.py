@@ -12,11 +12,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from engine_shim.kv_stream import messages as m
-from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.local_server import LocalServer
-from engine_shim.state_daemon.service import Service
-from engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.state_daemon.local_server import LocalServer
+from relume.engine_shim.state_daemon.service import Service
+from relume.engine_shim.state_daemon.store import BlockStore
 
 BOUND_S = 5.0
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Row
 
-from engine_shim.kv_stream import prefix
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.image import TOKEN_BYTES, Buffer
-from engine_shim.state_daemon.contents import Content
-from engine_shim.state_daemon.holdings import Holding, Sequence
+from relume.engine_shim.kv_stream import prefix
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.image import TOKEN_BYTES, Buffer
+from relume.engine_shim.state_daemon.contents import Content
+from relume.engine_shim.state_daemon.holdings import Holding, Sequence
 
 TRIED = 8
 """Of the sequences with one chain, so many are looked at."""

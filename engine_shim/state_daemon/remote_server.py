@@ -17,11 +17,11 @@ import zmq.asyncio
 import zmq.auth.asyncio
 from msgspec import Struct
 
-from engine_shim.kv_stream import auth
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.image import Buffer, collect
-from engine_shim.state_daemon.errors import BadConfig
-from engine_shim.state_daemon.service import Reply, Service, Session
+from relume.engine_shim.kv_stream import auth
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.image import Buffer, collect
+from relume.engine_shim.state_daemon.errors import BadConfig
+from relume.engine_shim.state_daemon.service import Reply, Service, Session
 
 SESSIONS = 4096
 HIGH_WATER = 64

@@ -12,14 +12,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from engine_shim.kv_stream import auth
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import MalformedMessage, Refusal
-from engine_shim.kv_stream.fingerprint import Fingerprint, usable
-from engine_shim.kv_stream.image import Buffer
-from engine_shim.kv_stream.prefix import CHAIN_BYTES, MAX_CHAINS
-from engine_shim.state_daemon.contents import Content
-from engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.kv_stream import auth
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.errors import MalformedMessage, Refusal
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint, usable
+from relume.engine_shim.kv_stream.image import Buffer
+from relume.engine_shim.kv_stream.prefix import CHAIN_BYTES, MAX_CHAINS
+from relume.engine_shim.state_daemon.contents import Content
+from relume.engine_shim.state_daemon.store import BlockStore
 
 PINNED_REPLIES = 64
 ROLES = ("writer", "reader", "keeper", "control")

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Row
 
-from engine_shim.kv_stream.errors import Refusal
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.image import Buffer, digest_of
-from engine_shim.kv_stream.messages import Change, Piece, Position
-from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.contents import Content, Contents
-from engine_shim.state_daemon.envelopes import Envelopes
-from engine_shim.state_daemon.file_tier import FileTier
-from engine_shim.state_daemon.holdings import Assembly, Block, Holding, Sequence
-from engine_shim.state_daemon.ledger import Ledger
-from engine_shim.state_daemon.prefixes import Prefixes
-from engine_shim.state_daemon.worth import eviction_order, worth
+from relume.engine_shim.kv_stream.errors import Refusal
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.image import Buffer, digest_of
+from relume.engine_shim.kv_stream.messages import Change, Piece, Position
+from relume.engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.state_daemon.contents import Content, Contents
+from relume.engine_shim.state_daemon.envelopes import Envelopes
+from relume.engine_shim.state_daemon.file_tier import FileTier
+from relume.engine_shim.state_daemon.holdings import Assembly, Block, Holding, Sequence
+from relume.engine_shim.state_daemon.ledger import Ledger
+from relume.engine_shim.state_daemon.prefixes import Prefixes
+from relume.engine_shim.state_daemon.worth import eviction_order, worth
 
 ENDED_KEPT = 16_384
 COUNTS = (

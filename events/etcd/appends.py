@@ -14,10 +14,10 @@ from typing import Any
 
 from aetcd import rpc
 
-from events.errors import BrokenChain, Fenced
-from events.etcd.keys import Keys
-from events.etcd.ownership import CREATE, EQUAL, GREATER, Tail
-from events.segment import digest, pack
+from relume.events.errors import BrokenChain, Fenced
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.ownership import CREATE, EQUAL, GREATER, Tail
+from relume.events.segment import digest, pack
 
 
 class Outcome(enum.Enum):

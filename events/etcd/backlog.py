@@ -16,7 +16,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from events.etcd.spool import CorruptSpool, Spool, SpoolHead, frame_bytes
+from relume.events.etcd.spool import CorruptSpool, Spool, SpoolHead, frame_bytes
 
 _FRAME = 4  # what a record costs in a segment beside its bytes
 _REFILL_BYTES = 1024 * 1024

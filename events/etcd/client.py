@@ -21,9 +21,9 @@ import grpc
 from aetcd import rpc
 from grpc import aio
 
-from events.errors import Compacted, LogError, LogUnavailable
-from events.etcd.config import EtcdConfig, TlsConfig
-from events.etcd.errors import (
+from relume.events.errors import Compacted, LogError, LogUnavailable
+from relume.events.etcd.config import EtcdConfig, TlsConfig
+from relume.events.etcd.errors import (
     AccessRefused,
     CallFailed,
     LeaseGone,
@@ -34,7 +34,7 @@ from events.etcd.errors import (
 )
 
 if TYPE_CHECKING:
-    from events.etcd.appends import Append
+    from relume.events.etcd.appends import Append
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from events.etcd.errors import BadUrl
+from relume.events.etcd.errors import BadUrl
 
 
 class TlsConfig(Struct, frozen=True):

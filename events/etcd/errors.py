@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from events.errors import LogError, LogUnavailable
+from relume.events.errors import LogError, LogUnavailable
 
 
 class CallFailed(LogUnavailable):

@@ -9,14 +9,14 @@ from typing import Self
 from aetcd import rpc
 from msgspec import Struct
 
-from events.errors import LogError
-from events.etcd.client import EtcdClient
-from events.etcd.config import EtcdConfig, parse_url
-from events.etcd.metrics import quota_bytes
-from events.etcd.reader import EtcdReader, Heads
-from events.etcd.scan import together
-from events.etcd.versions import NotAVersion, judge, parse_version
-from events.etcd.writer import EtcdWriter
+from relume.events.errors import LogError
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.config import EtcdConfig, parse_url
+from relume.events.etcd.metrics import quota_bytes
+from relume.events.etcd.reader import EtcdReader, Heads
+from relume.events.etcd.scan import together
+from relume.events.etcd.versions import NotAVersion, judge, parse_version
+from relume.events.etcd.writer import EtcdWriter
 
 
 class MemberState(Struct, frozen=True):

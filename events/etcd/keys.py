@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from events.errors import LogError
+from relume.events.errors import LogError
 
 _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 

@@ -14,9 +14,9 @@ from typing import Any, Self
 from aetcd import rpc
 from grpc import aio
 
-from events.errors import LogUnavailable
-from events.etcd.client import EtcdClient
-from events.etcd.errors import AccessRefused, CallFailed, LeaseGone
+from relume.events.errors import LogUnavailable
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.errors import AccessRefused, CallFailed, LeaseGone
 
 
 class Lease:

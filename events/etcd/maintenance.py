@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 from aetcd import rpc
 from msgspec import Struct
 
-from events.errors import Compacted, Fenced, LogUnavailable
-from events.etcd.client import EtcdClient
-from events.etcd.errors import CallFailed
-from events.etcd.keys import BadKey, Keys, after_prefix
-from events.etcd.scan import Scan
+from relume.events.errors import Compacted, Fenced, LogUnavailable
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.errors import CallFailed
+from relume.events.etcd.keys import BadKey, Keys, after_prefix
+from relume.events.etcd.scan import Scan
 
 NOSPACE = 1
 """etcd's number of the alarm."""

@@ -9,7 +9,7 @@ import asyncio
 import re
 import ssl
 
-from events.etcd.config import TlsConfig
+from relume.events.etcd.config import TlsConfig
 
 _QUOTA = re.compile(rb"^etcd_server_quota_backend_bytes ([0-9.e+]+)$", re.MULTILINE)
 _MOST_BYTES = 4 * 1024 * 1024

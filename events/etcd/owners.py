@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from aetcd import rpc
 from msgspec import Struct
 
-from events.etcd.client import EtcdClient
-from events.etcd.keys import Keys
-from events.etcd.scan import together
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.scan import together
 
 _PROBES = 100
 

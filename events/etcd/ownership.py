@@ -27,13 +27,13 @@ from typing import Any
 from aetcd import rpc
 from msgspec import Struct
 
-from events.errors import Fenced, LogError, LogUnavailable, StreamOwned
-from events.etcd.client import EtcdClient
-from events.etcd.errors import LeaseGone
-from events.etcd.keys import Keys
-from events.etcd.lease import Lease
-from events.etcd.scan import Scan
-from events.segment import GENESIS, digest
+from relume.events.errors import Fenced, LogError, LogUnavailable, StreamOwned
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.errors import LeaseGone
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.lease import Lease
+from relume.events.etcd.scan import Scan
+from relume.events.segment import GENESIS, digest
 
 CREATE = 1  # Compare.CompareTarget.CREATE
 EQUAL, GREATER = 0, 1

@@ -16,14 +16,14 @@ from contextlib import aclosing
 from itertools import groupby
 from typing import Any
 
-from events.errors import BrokenChain, LogUnavailable
-from events.etcd.client import EtcdClient
-from events.etcd.keys import Keys, after_prefix
-from events.etcd.owners import Life, OwnerHistory
-from events.etcd.scan import Placed, Scan, placed
-from events.etcd.watch import Watch
-from events.log import RevisionGroup
-from events.segment import Chain, Segment
+from relume.events.errors import BrokenChain, LogUnavailable
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.etcd.owners import Life, OwnerHistory
+from relume.events.etcd.scan import Placed, Scan, placed
+from relume.events.etcd.watch import Watch
+from relume.events.log import RevisionGroup
+from relume.events.segment import Chain, Segment
 
 _DELETE = 1
 _BREATH = 2_048  # groups verified between two turns of the event loop

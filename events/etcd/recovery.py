@@ -14,11 +14,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from events.etcd.client import EtcdClient
-from events.etcd.keys import Keys
-from events.etcd.ownership import Tail
-from events.etcd.scan import Extent, Scan
-from events.etcd.spool import SPOOL_VERSION, CorruptSpool, Spool, leftovers
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.ownership import Tail
+from relume.events.etcd.scan import Extent, Scan
+from relume.events.etcd.spool import SPOOL_VERSION, CorruptSpool, Spool, leftovers
 
 _BATCH = 32  # segments compared at once
 _READ_BYTES = 1024 * 1024

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from aetcd import rpc
 from msgspec import Struct
 
-from events.errors import BrokenChain, Compacted
-from events.etcd.client import EtcdClient
-from events.etcd.errors import ResponseTooLarge
-from events.etcd.keys import Keys, after_prefix
-from events.segment import MAX_SEGMENT_BYTES, Segment, unpack
+from relume.events.errors import BrokenChain, Compacted
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.errors import ResponseTooLarge
+from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.segment import MAX_SEGMENT_BYTES, Segment, unpack
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from events.errors import LogError
+from relume.events.errors import LogError
 
 _FRAME = struct.Struct("<II")
 _MOST = 1024 * 1024  # no record is longer than a segment; a longer frame is damage

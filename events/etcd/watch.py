@@ -25,9 +25,9 @@ from typing import Any
 from aetcd import rpc
 from grpc import aio
 
-from events.errors import Compacted, LogUnavailable
-from events.etcd.client import EtcdClient
-from events.etcd.errors import AccessRefused, CallFailed, LogWentBack
+from relume.events.errors import Compacted, LogUnavailable
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.errors import AccessRefused, CallFailed, LogWentBack
 
 
 class Watch:

@@ -24,20 +24,20 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-from events.codec import encode
-from events.errors import Fenced, LogError, LogFull, LogUnavailable
-from events.etcd.appends import Append, Outcome, Shape
-from events.etcd.backlog import Backlog
-from events.etcd.client import EtcdClient
-from events.etcd.errors import AccessRefused, LeaseGone, NoSpace, RecordTooLarge
-from events.etcd.keys import Keys
-from events.etcd.lease import Lease
-from events.etcd.ownership import Ownership, Tail
-from events.etcd.recovery import recover
-from events.etcd.spool import SPOOL_VERSION, Spool, SpoolHead, path_for
-from events.log import Landed
-from events.segment import MAX_SEGMENT_BYTES
-from events.vocabulary import StreamResumed
+from relume.events.codec import encode
+from relume.events.errors import Fenced, LogError, LogFull, LogUnavailable
+from relume.events.etcd.appends import Append, Outcome, Shape
+from relume.events.etcd.backlog import Backlog
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.errors import AccessRefused, LeaseGone, NoSpace, RecordTooLarge
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.lease import Lease
+from relume.events.etcd.ownership import Ownership, Tail
+from relume.events.etcd.recovery import recover
+from relume.events.etcd.spool import SPOOL_VERSION, Spool, SpoolHead, path_for
+from relume.events.log import Landed
+from relume.events.segment import MAX_SEGMENT_BYTES
+from relume.events.vocabulary import StreamResumed
 
 _CUT_BYTES = MAX_SEGMENT_BYTES - 1024  # leaves room for the header
 _SETTLED_BYTES = 64 * 1024

@@ -12,8 +12,8 @@ leader's in `fleet`; identities are (worker, incarnation) and (request, attempt)
 
 from __future__ import annotations
 
-from events.vocabulary.base import Basis, Event
-from events.vocabulary.changes import (
+from relume.events.vocabulary.base import Basis, Event
+from relume.events.vocabulary.changes import (
     AnyChange,
     Change,
     EngineFinished,
@@ -24,7 +24,7 @@ from events.vocabulary.changes import (
     RequestPreempted,
     RequestQueued,
 )
-from events.vocabulary.checkpoints import (
+from relume.events.vocabulary.checkpoints import (
     CheckpointAcknowledged,
     CheckpointDropped,
     CheckpointEvicted,
@@ -43,7 +43,7 @@ from events.vocabulary.checkpoints import (
     StateDaemonReported,
     StateDaemonStarted,
 )
-from events.vocabulary.leader import (
+from relume.events.vocabulary.leader import (
     CheckpointsReleased,
     ConfigChanged,
     DetailDecided,
@@ -58,8 +58,8 @@ from events.vocabulary.leader import (
     WorkerForgotten,
     WorkerLost,
 )
-from events.vocabulary.migration import MigrationAbandoned, MigrationChoice, MigrationPlanned
-from events.vocabulary.replica import (
+from relume.events.vocabulary.migration import MigrationAbandoned, MigrationChoice, MigrationPlanned
+from relume.events.vocabulary.replica import (
     AdminCommanded,
     Candidate,
     ClientReturned,
@@ -75,8 +75,8 @@ from events.vocabulary.replica import (
     WorkerCleared,
     WorkerSuspected,
 )
-from events.vocabulary.waiting import RequestHeld, RequestShed
-from events.vocabulary.worker import (
+from relume.events.vocabulary.waiting import RequestHeld, RequestShed
+from relume.events.vocabulary.worker import (
     EffectApplied,
     EngineDied,
     EngineReady,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from events.vocabulary.base import Basis, Event
+from relume.events.vocabulary.base import Basis, Event
 
 
 class LeaderElected(Event, frozen=True, tag="leader_elected/1"):

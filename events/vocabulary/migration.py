@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from events.vocabulary.base import Basis, Event
-from events.vocabulary.checkpoints import RecoveryOption
+from relume.events.vocabulary.base import Basis, Event
+from relume.events.vocabulary.checkpoints import RecoveryOption
 
 
 class MigrationChoice(Struct, frozen=True, array_like=True, gc=False):

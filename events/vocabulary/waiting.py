@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.vocabulary.base import Basis, Event
+from relume.events.vocabulary.base import Basis, Event
 
 
 class RequestHeld(Event, frozen=True, tag="request_held/1"):

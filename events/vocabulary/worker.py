@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from events.vocabulary.base import Event
-from events.vocabulary.changes import AnyChange
+from relume.events.vocabulary.base import Event
+from relume.events.vocabulary.changes import AnyChange
 
 
 class WorkerRegistered(Event, frozen=True, tag="worker_registered/1"):

@@ -9,12 +9,12 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from controlplane.admin.server import AdminServer
-from controlplane.config import ServeConfig
-from controlplane.gateway.ports import Arrival
-from controlplane.replica import Replica, ReplicaConfig
-from events import vocabulary as v
-from events.memory import MemoryLog
+from relume.controlplane.admin.server import AdminServer
+from relume.controlplane.config import ServeConfig
+from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.events import vocabulary as v
+from relume.events.memory import MemoryLog
 from tests.etcd_server import free_port
 
 VIEWER, OPERATOR, ADMIN = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.admin.auth import Authenticator, Principal
-from controlplane.admin.errors import Forbidden, Unauthenticated
-from controlplane.admin.server import AdminServer
-from controlplane.config import ConfigError, ServeConfig
+from relume.controlplane.admin.auth import Authenticator, Principal
+from relume.controlplane.admin.errors import Forbidden, Unauthenticated
+from relume.controlplane.admin.server import AdminServer
+from relume.controlplane.config import ConfigError, ServeConfig
 from tests.admin.scene import ADMIN, OPERATOR, VIEWER, Scene
 
 

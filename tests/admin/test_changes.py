@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from events import vocabulary as v
-from events.codec import decode
+from relume.events import vocabulary as v
+from relume.events.codec import decode
 from tests.admin.scene import ADMIN, OPERATOR, Scene
 
 KEY = {"Idempotency-Key": "k-1"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from controlplane.admin.checkpoints_api import balance_percent
-from controlplane.gateway.ports import Arrival
-from events import vocabulary as v
+from relume.controlplane.admin.checkpoints_api import balance_percent
+from relume.controlplane.gateway.ports import Arrival
+from relume.events import vocabulary as v
 from tests.admin.scene import ADMIN, Scene
 from tests.admin.test_metrics import samples
 from tests.admin.test_openapi import mismatches

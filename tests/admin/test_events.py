@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-from controlplane.admin.history import History, OlderLog
-from controlplane.history.archive import Archive
-from events import vocabulary as v
-from events.memory import MemoryLog
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.controlplane.admin.history import History, OlderLog
+from relume.controlplane.history.archive import Archive
+from relume.events import vocabulary as v
+from relume.events.memory import MemoryLog
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 from tests.admin.scene import ADMIN, Scene
 
 

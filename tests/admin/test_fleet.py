@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events import vocabulary as v
+from relume.events import vocabulary as v
 from tests.admin.scene import Scene
 
 
@@ -50,7 +50,7 @@ async def test_fleet_tells_leader_log_and_whether_it_serves():
 
 
 async def test_streams_show_heads_owners_and_the_state_hash():
-    from policies.state import state_hash
+    from relume.policies.state import state_hash
 
     async with Scene(lead=False) as scene:
         await scene.worker("w0")
@@ -92,7 +92,7 @@ async def test_a_request_from_before_this_replica_is_found_in_the_log():
 
 
 async def test_a_dispatch_whose_gateway_died_is_told_from_the_admission():
-    from events import codec
+    from relume.events import codec
 
     async with Scene() as scene:
         writer = await scene.worker("w0")
@@ -137,8 +137,8 @@ async def test_a_request_is_found_by_every_name_it_has():
 
 
 async def test_the_book_of_requests_is_bounded():
-    from controlplane.admin.history import Entry
-    from controlplane.admin.request_book import RequestBook
+    from relume.controlplane.admin.history import Entry
+    from relume.controlplane.admin.request_book import RequestBook
 
     book = RequestBook(kept=10)
     for number in range(1000):

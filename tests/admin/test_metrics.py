@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from events import vocabulary as v
+from relume.events import vocabulary as v
 from tests.admin.scene import VIEWER, Scene
 
 
@@ -45,7 +45,7 @@ async def test_recoveries_and_stalls_are_counted():
         await scene.worker("w1")
         scheduler = scene.replica.scheduler
         await scene.serve_request("req-0")
-        from controlplane.gateway.ports import Arrival
+        from relume.controlplane.gateway.ports import Arrival
 
         scheduler.arrived(Arrival("req-1", "tiny", "completions", True, 5, 16, "exact"))
         first = scheduler.assign("req-1", "arrival", 0)
@@ -87,7 +87,7 @@ async def test_checkpoints_are_shown_as_the_log_tells_them():
         await scene.worker("w0")
         writer = await scene.worker("w1")
         replica = scene.replica
-        from controlplane.gateway.ports import Arrival
+        from relume.controlplane.gateway.ports import Arrival
 
         replica.scheduler.arrived(Arrival("q", "tiny", "completions", True, 5, 16, "exact"))
         place = replica.scheduler.assign("q", "arrival", 0)

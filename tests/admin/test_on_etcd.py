@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from controlplane.replay.verify import verify
-from events import vocabulary as v
-from events.codec import decode
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
+from relume.controlplane.replay.verify import verify
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
 from tests.admin.scene import OPERATOR, Scene
 from tests.cli.conftest import relume  # noqa: F401
 from tests.etcd_server import EtcdServer, etcd_binary

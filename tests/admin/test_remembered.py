@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from controlplane.admin import routing_metrics, waiting_metrics
-from events import vocabulary as v
+from relume.controlplane.admin import routing_metrics, waiting_metrics
+from relume.events import vocabulary as v
 from tests.policies.story import decided
 
 BASIS = v.Basis(1, 1)

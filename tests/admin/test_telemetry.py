@@ -9,9 +9,9 @@ import logging
 import pytest
 import structlog
 
-from controlplane.gateway.ports import Arrival
-from controlplane.telemetry.logs import about, setup_logging
-from controlplane.telemetry.traces import _append, tracing
+from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.telemetry.logs import about, setup_logging
+from relume.controlplane.telemetry.traces import _append, tracing
 from tests.admin.scene import Scene
 from tests.full_disk import full_disk
 

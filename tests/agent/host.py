@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine_shim.agent_process import ProcessId, is_alive, marked_processes
-from events.codec import decode
-from events.etcd.factory import EtcdLog
+from relume.engine_shim.agent_process import ProcessId, is_alive, marked_processes
+from relume.events.codec import decode
+from relume.events.etcd.factory import EtcdLog
 from tests.agent.stage import environment
 from tests.etcd_server import EtcdServer
 
@@ -58,7 +58,7 @@ class Host:
         flags = [f(x) for x in self.settings.items() for f in (_flag, _value)]
         return self.spawn(
             "agent",
-            *(sys.executable, "-m", "engine_shim.agent", "--worker", "w0"),
+            *(sys.executable, "-m", "relume.engine_shim.agent", "--worker", "w0"),
             *("--run-dir", str(self.path / directory), "--etcd", self.etcd.url),
             *(*flags, "--", *engine_args),
         )

@@ -29,10 +29,10 @@ import time
 import types
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from engine_shim.reporter import Reporter
-from engine_shim.reports import Hello, Layout, Ready, frame, layout_frame, ready_frame
-from events.codec import encode
-from events.vocabulary import EngineFinished, EngineStep, KvBlocksFilled
+from relume.engine_shim.reporter import Reporter
+from relume.engine_shim.reports import Hello, Layout, Ready, frame, layout_frame, ready_frame
+from relume.events.codec import encode
+from relume.events.vocabulary import EngineFinished, EngineStep, KvBlocksFilled
 
 
 class Health(BaseHTTPRequestHandler):
@@ -115,12 +115,12 @@ def paced(incarnation: int, step: int) -> EngineStep:
 
 def zygote(path: str) -> None:
     """engine_shim's zygote, with this engine in the place of vLLM's."""
-    from engine_shim.zygote import Zygote
+    from relume.engine_shim.zygote import Zygote
 
-    host = types.ModuleType("engine_shim.engine_host")
+    host = types.ModuleType("relume.engine_shim.engine_host")
     host.main = main
-    sys.modules["engine_shim.engine_host"] = host
-    import engine_shim
+    sys.modules["relume.engine_shim.engine_host"] = host
+    from relume import engine_shim
 
     engine_shim.engine_host = host
     Zygote(path).run()

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import pytest
 
-from engine_shim.agent_process import is_alive
-from events import vocabulary as v
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
+from relume.engine_shim.agent_process import is_alive
+from relume.events import vocabulary as v
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
 from tests.agent.host import Host, left, until
 from tests.agent.stage import ENGINE, environment, weight_of_session
 from tests.etcd_server import EtcdServer
@@ -208,7 +208,7 @@ async def test_effects_over_etcd(host: Host) -> None:
 
 async def test_it_loads_neither_vllm_nor_torch(host: Host) -> None:
     code = (
-        "import engine_shim.agent, sys; print([m for m in ('vllm', 'torch') if m in sys.modules])"
+        "import relume.engine_shim.agent, sys; print([m for m in ('vllm', 'torch') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
     assert found.stdout.strip() == b"[]"

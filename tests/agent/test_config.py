@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine_shim import checkpoint_keys
-from engine_shim.agent import main
-from engine_shim.agent_checkpoints import checkpoints_of
-from engine_shim.agent_config import parse
-from engine_shim.agent_errors import ConfigInvalid
-from engine_shim.checkpoint_links import LinkConfig
-from engine_shim.state_daemon import host_memory
-from engine_shim.state_daemon.config import DaemonConfig
+from relume.engine_shim import checkpoint_keys
+from relume.engine_shim.agent import main
+from relume.engine_shim.agent_checkpoints import checkpoints_of
+from relume.engine_shim.agent_config import parse
+from relume.engine_shim.agent_errors import ConfigInvalid
+from relume.engine_shim.checkpoint_links import LinkConfig
+from relume.engine_shim.state_daemon import host_memory
+from relume.engine_shim.state_daemon.config import DaemonConfig
 
 NEEDED = ["--worker", "w0", "--run-dir", "/tmp/w0", "--model", "m"]
 

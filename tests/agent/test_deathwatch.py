@@ -9,11 +9,11 @@ import sys
 import threading
 from pathlib import Path
 
-from engine_shim import deathwatch
+from relume.engine_shim import deathwatch
 
 HOLDER = """
 import sys, threading, time
-from engine_shim import deathwatch
+from relume.engine_shim import deathwatch
 held = threading.Event()
 def hold():
     global page

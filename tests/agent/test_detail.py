@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim.agent_detail import Merger, merged
-from events import vocabulary as v
-from events.codec import decode, encode
-from events.memory import MemoryLog
-from events.prefix import pack
-from policies.fleet import fold
-from policies.state import Fleet, Worker
+from relume.engine_shim.agent_detail import Merger, merged
+from relume.events import vocabulary as v
+from relume.events.codec import decode, encode
+from relume.events.memory import MemoryLog
+from relume.events.prefix import pack
+from relume.policies.fleet import fold
+from relume.policies.state import Fleet, Worker
 from tests.agent.stage import staged
 
 PROGRESS = (v.KvBlocksFilled, v.PrefillChunkDone)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim.agent_effects import judge
-from events import vocabulary as v
-from events.memory import MemoryLog
+from relume.engine_shim.agent_effects import judge
+from relume.events import vocabulary as v
+from relume.events.memory import MemoryLog
 from tests.agent.stage import staged
 
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine_shim import deathwatch
-from engine_shim.agent import main
-from engine_shim.agent_logging import make_logger
-from engine_shim.agent_orphan import kill_orphan
-from engine_shim.agent_process import ProcessId, is_alive, stat_of
-from engine_shim.agent_state import AgentState, EngineRecord, RunDirectory
-from engine_shim.progress import Progress
-from events import vocabulary as v
-from events.memory import MemoryLog
+from relume.engine_shim import deathwatch
+from relume.engine_shim.agent import main
+from relume.engine_shim.agent_logging import make_logger
+from relume.engine_shim.agent_orphan import kill_orphan
+from relume.engine_shim.agent_process import ProcessId, is_alive, stat_of
+from relume.engine_shim.agent_state import AgentState, EngineRecord, RunDirectory
+from relume.engine_shim.progress import Progress
+from relume.events import vocabulary as v
+from relume.events.memory import MemoryLog
 from tests.agent.stage import ROOT, environment, staged
 from tests.full_disk import full_disk
 
@@ -146,7 +146,7 @@ def test_lines_that_stderr_does_not_take_end_nothing(tmp_path: Path) -> None:
     said = _run(
         tmp_path,
         """
-        from engine_shim.agent_logging import make_logger
+        from relume.engine_shim.agent_logging import make_logger
         from tests.full_disk import full_disk
         logger = make_logger("info", worker="w0")
         logger.info("before")
@@ -170,16 +170,16 @@ def test_an_engine_whose_last_words_find_no_room_does_not_become_a_second_zygote
         tmp_path,
         """
         import os, sys, types
-        from engine_shim.zygote import FAILED_EXIT, Zygote
+        from relume.engine_shim.zygote import FAILED_EXIT, Zygote
         from tests.full_disk import full_disk
 
         def main(argv):
             sys.stdout.write("words")
             raise RuntimeError("no model")
 
-        sys.modules["engine_shim.engine_host"] = types.SimpleNamespace(main=main)
-        import engine_shim
-        engine_shim.engine_host = sys.modules["engine_shim.engine_host"]
+        sys.modules["relume.engine_shim.engine_host"] = types.SimpleNamespace(main=main)
+        from relume import engine_shim
+        engine_shim.engine_host = sys.modules["relume.engine_shim.engine_host"]
         zygote = Zygote("z.sock")
         with full_disk():
             pid = zygote._fork({}, [], "engine.log")

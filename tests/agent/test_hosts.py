@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim.agent_config import AgentConfig
-from engine_shim.agent_errors import HostRefused
-from engine_shim.agent_hosts import EngineHost, ServeHost, ZygoteHost, make_order
-from engine_shim.agent_logging import make_logger
-from engine_shim.agent_state import RunDirectory
-from events import vocabulary as v
+from relume.engine_shim.agent_config import AgentConfig
+from relume.engine_shim.agent_errors import HostRefused
+from relume.engine_shim.agent_hosts import EngineHost, ServeHost, ZygoteHost, make_order
+from relume.engine_shim.agent_logging import make_logger
+from relume.engine_shim.agent_state import RunDirectory
+from relume.events import vocabulary as v
 from tests.agent.stage import ENGINE, environment, make_config, staged
 
 

@@ -7,8 +7,8 @@ import signal
 import stat
 from pathlib import Path
 
-from engine_shim import agent_ipc
-from events import vocabulary as v
+from relume.engine_shim import agent_ipc
+from relume.events import vocabulary as v
 from tests.agent.stage import staged
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim import agent_notices
-from engine_shim.agent_logging import make_logger
-from engine_shim.agent_notices import NoticeBoard
-from events import vocabulary as v
-from events.memory import MemoryLog
-from events.notice import BadNotice, Died, NoticeReader, hello_line
+from relume.engine_shim import agent_notices
+from relume.engine_shim.agent_logging import make_logger
+from relume.engine_shim.agent_notices import NoticeBoard
+from relume.events import vocabulary as v
+from relume.events.memory import MemoryLog
+from relume.events.notice import BadNotice, Died, NoticeReader, hello_line
 from tests.agent.host import until
 from tests.agent.stage import staged
 

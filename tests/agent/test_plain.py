@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from engine_shim import frames
-from engine_shim.agent_config import parse
-from engine_shim.agent_errors import ConfigInvalid
-from engine_shim.plain_account import PlainAccount
-from engine_shim.plain_stream import MAX_EVENT_BYTES, EventTooLong, PlainStream
-from events import vocabulary as v
+from relume.engine_shim import frames
+from relume.engine_shim.agent_config import parse
+from relume.engine_shim.agent_errors import ConfigInvalid
+from relume.engine_shim.plain_account import PlainAccount
+from relume.engine_shim.plain_stream import MAX_EVENT_BYTES, EventTooLong, PlainStream
+from relume.events import vocabulary as v
 
 
 def chat(text: str | None, finish: str = "") -> bytes:

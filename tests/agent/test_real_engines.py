@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim.agent_process import is_alive
-from events import vocabulary as v
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
+from relume.engine_shim.agent_process import is_alive
+from relume.events import vocabulary as v
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
 from tests.agent.host import Host, left, until
 from tests.etcd_server import EtcdServer
 from tests.signals import stop
@@ -95,7 +95,7 @@ async def test_forked_engine_lives_dies_and_comes_back(
             "zygote",
             sys.executable,
             "-m",
-            "engine_shim.zygote",
+            "relume.engine_shim.zygote",
             "--socket",
             str(tmp_path / "z.sock"),
         )

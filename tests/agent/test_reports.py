@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim.agent_journal import Journal
-from engine_shim.agent_logging import make_logger
-from engine_shim.agent_reports import ReportServer, is_step
-from engine_shim.reports import Hello, Ready, frame, hello_frame, ready_frame
-from events.codec import decode, encode
-from events.errors import LogFull
-from events.memory import MemoryLog, MemoryWriter
-from events.vocabulary import EngineStep, RequestQueued, Tick
+from relume.engine_shim.agent_journal import Journal
+from relume.engine_shim.agent_logging import make_logger
+from relume.engine_shim.agent_reports import ReportServer, is_step
+from relume.engine_shim.reports import Hello, Ready, frame, hello_frame, ready_frame
+from relume.events.codec import decode, encode
+from relume.events.errors import LogFull
+from relume.events.memory import MemoryLog, MemoryWriter
+from relume.events.vocabulary import EngineStep, RequestQueued, Tick
 from tests.agent.stage import staged
 
 

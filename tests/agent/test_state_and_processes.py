@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim.agent_errors import ConfigInvalid, RunDirectoryBusy, StateUnreadable
-from engine_shim.agent_process import (
+from relume.engine_shim.agent_errors import ConfigInvalid, RunDirectoryBusy, StateUnreadable
+from relume.engine_shim.agent_process import (
     ProcessId,
     describe_exit,
     exit_status,
@@ -24,7 +24,7 @@ from engine_shim.agent_process import (
     signal_process,
     stat_of,
 )
-from engine_shim.agent_state import MAX_APPLIED, EngineRecord, RunDirectory
+from relume.engine_shim.agent_state import MAX_APPLIED, EngineRecord, RunDirectory
 
 
 def test_incarnations_are_never_given_twice(tmp_path: Path) -> None:

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from controlplane.replay import telling
-from engine_shim import agent_coverage
-from engine_shim.agent_checkpoints import kernel_boot
-from engine_shim.agent_process import ProcessId, is_alive, marked_processes, stat_of
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.stream import BlockOut, scatter
-from events import vocabulary as v
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from policies.coverage import covered_tokens
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.controlplane.replay import telling
+from relume.engine_shim import agent_coverage
+from relume.engine_shim.agent_checkpoints import kernel_boot
+from relume.engine_shim.agent_process import ProcessId, is_alive, marked_processes, stat_of
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.stream import BlockOut, scatter
+from relume.events import vocabulary as v
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.policies.coverage import covered_tokens
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 from tests.agent.host import Host, left, until
 from tests.agent.stage import ENGINE, Stage, staged
 from tests.etcd_server import EtcdServer

@@ -7,9 +7,9 @@ import signal
 import time
 from pathlib import Path
 
-from engine_shim.agent_engine import Backoff
-from engine_shim.agent_process import is_alive
-from events import vocabulary as v
+from relume.engine_shim.agent_engine import Backoff
+from relume.engine_shim.agent_process import is_alive
+from relume.events import vocabulary as v
 from tests.agent.stage import staged, weight_of_session
 from tests.signals import stop
 

@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 
-from chaos.bench import __main__ as runner
-from chaos.bench import recovery_ablation, replay_open, validators
-from chaos.bench.failover_checkpoints import Arm, _figures
-from chaos.bench.failures import Timed
-from chaos.bench.figures import figure, percentile
-from chaos.bench.recovery_ablation import MOST_CONTEXT, Way, bars, figures_of, lengths
-from chaos.traffic import Stream
+from relume.chaos.bench import __main__ as runner
+from relume.chaos.bench import recovery_ablation, replay_open, validators
+from relume.chaos.bench.failover_checkpoints import Arm, _figures
+from relume.chaos.bench.failures import Timed
+from relume.chaos.bench.figures import figure, percentile
+from relume.chaos.bench.recovery_ablation import MOST_CONTEXT, Way, bars, figures_of, lengths
+from relume.chaos.traffic import Stream
 
 
 def test_every_bench_is_listed_with_a_description(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from chaos.live.cpu_limit import Limit
-from chaos.live.processes import state_of
+from relume.chaos.live.cpu_limit import Limit
+from relume.chaos.live.processes import state_of
 
 BUSY = "while True: pass"
 RUNNER = """
 import asyncio, sys
-from chaos.live.cpu_limit import Limit
+from relume.chaos.live.cpu_limit import Limit
 
 async def main():
     print(*await Limit(0.01, lambda: [int(sys.argv[1])]).begin(), flush=True)

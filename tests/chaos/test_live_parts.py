@@ -19,25 +19,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaos.live import applicable, memory, processes, sets
-from chaos.live.clients import TOKENS, body_of
-from chaos.live.errors import CannotStrike
-from chaos.live.faults import Faults
-from chaos.live.forks import Forks
-from chaos.live.host import CLOCK
-from chaos.live.links import Link
-from chaos.live.messages import Disturbance, Disturber
-from chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, scaled
-from chaos.live.watch import PHASE_S, Watch
-from chaos.phases import Seen
-from chaos.scenario import reading
-from chaos.scenario.catalogue import FAULTS, PHASES
-from chaos.scenario.catalogue import applicable as exists
-from chaos.scenario.schedule import Planned, Request, expand
-from engine_shim.kv_stream.stream import BlockOut, gather, scatter
-from events import vocabulary as v
-from events.memory import MemoryLog
-from policies.state import Request as Live
+from relume.chaos.live import applicable, memory, processes, sets
+from relume.chaos.live.clients import TOKENS, body_of
+from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.faults import Faults
+from relume.chaos.live.forks import Forks
+from relume.chaos.live.host import CLOCK
+from relume.chaos.live.links import Link
+from relume.chaos.live.messages import Disturbance, Disturber
+from relume.chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, scaled
+from relume.chaos.live.watch import PHASE_S, Watch
+from relume.chaos.phases import Seen
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.catalogue import FAULTS, PHASES
+from relume.chaos.scenario.catalogue import applicable as exists
+from relume.chaos.scenario.schedule import Planned, Request, expand
+from relume.engine_shim.kv_stream.stream import BlockOut, gather, scatter
+from relume.events import vocabulary as v
+from relume.events.memory import MemoryLog
+from relume.policies.state import Request as Live
 from tests.kv_stream.test_links import SECRET, ins, outs, served
 from tests.state_daemon.daemon import (
     Cache,

@@ -9,15 +9,15 @@ from typing import Any, Self
 import msgspec
 import pytest
 
-from chaos.live import __main__ as command
-from chaos.live.fleet import Turn, read
-from chaos.live.judging import Judging
-from chaos.live.sets import wrong_of
-from chaos.live.watch import Watch
-from chaos.outcome import Outcome
-from chaos.runner.artifacts import outcome_in
-from chaos.runner.judge import judge
-from controlplane.replay.history import History
+from relume.chaos.live import __main__ as command
+from relume.chaos.live.fleet import Turn, read
+from relume.chaos.live.judging import Judging
+from relume.chaos.live.sets import wrong_of
+from relume.chaos.live.watch import Watch
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner.artifacts import outcome_in
+from relume.chaos.runner.judge import judge
+from relume.controlplane.replay.history import History
 from tests.runner.recorded import outcome
 
 GOOD = outcome()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.bench.log_scale import SHARE, STEPS_PER_S, Volume, linger_for, segments_per_s
-from chaos.bench.log_scale_age import errors
+from relume.chaos.bench.log_scale import SHARE, STEPS_PER_S, Volume, linger_for, segments_per_s
+from relume.chaos.bench.log_scale_age import errors
 
 
 @pytest.mark.parametrize("workers", [64, 256, 1000])

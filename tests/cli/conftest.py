@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from controlplane.cli import main
+from relume.controlplane.cli import main
 from tests.admin.scene import ADMIN, Scene
 
 Relume = Callable[..., Awaitable[tuple[int, str, str]]]

@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from controlplane.cli import COMMANDS, main
-from controlplane.gateway.ports import Arrival
-from events import vocabulary as v
+from relume.controlplane.cli import COMMANDS, main
+from relume.controlplane.gateway.ports import Arrival
+from relume.events import vocabulary as v
 from tests.admin.scene import ADMIN, Scene
 
 
@@ -94,7 +94,7 @@ async def told_until(writer, heard: asyncio.Future):
 async def test_follow_prints_what_happens(relume):
     async with Scene() as scene:
         writer = await scene.worker("w0")
-        argv = [sys.executable, "-m", "controlplane.cli", "events", "--follow", "--json"]
+        argv = [sys.executable, "-m", "relume.controlplane.cli", "events", "--follow", "--json"]
         argv += ["--type", "engine_died", "--admin", scene.admin.url]
         child = await asyncio.create_subprocess_exec(
             *argv,
@@ -159,14 +159,14 @@ def test_every_command_explains_itself_with_examples(command, capsys):
 
 
 def test_help_is_fast_and_imports_no_server():
-    code = "import sys, controlplane.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys, relume.controlplane.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
     code += "print(sorted({m.split('.')[0] for m in sys.modules} & {'aiohttp','grpc','msgspec'}))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert out.stdout.rstrip().endswith("[]"), out.stdout[-200:] + out.stderr
 
 
 async def test_follow_goes_on_at_the_replica_that_is_left(relume, tmp_path, monkeypatch):
-    from controlplane.cli_client import AdminClient
+    from relume.controlplane.cli_client import AdminClient
 
     async with Scene(name="r1", lead=False) as first:
         writer = await first.worker("w0")
@@ -184,13 +184,13 @@ async def test_follow_goes_on_at_the_replica_that_is_left(relume, tmp_path, monk
 
 
 def test_a_taken_port_is_one_line_with_the_remedy(monkeypatch, capsys):
-    import controlplane.serve
+    import relume.controlplane.serve
 
     def taken(config):
         raise OSError(98, "Address already in use")
 
     monkeypatch.setattr(controlplane.serve, "main", taken)
-    monkeypatch.setattr("controlplane.telemetry.logs.setup_logging", lambda *a: None)
+    monkeypatch.setattr("relume.controlplane.telemetry.logs.setup_logging", lambda *a: None)
     assert main(["serve"]) == 2
     err = capsys.readouterr().err
     assert "--admin-port" in err and err.count("\n") == 1
@@ -199,7 +199,7 @@ def test_a_taken_port_is_one_line_with_the_remedy(monkeypatch, capsys):
 
 
 def test_up_hands_the_routing_policy_to_its_replicas() -> None:
-    from controlplane import up
+    from relume.controlplane import up
 
     parser = argparse.ArgumentParser()
     up.add_arguments(parser)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from controlplane.config import (
+from relume.controlplane.config import (
     FIELDS,
     ConfigError,
     ServeConfig,
@@ -17,8 +17,8 @@ from controlplane.config import (
     load,
     masked,
 )
-from controlplane.serve import _replica_config
-from policies.migration_settings import LIMITS, MigrationConfig, settings_of
+from relume.controlplane.serve import _replica_config
+from relume.policies.migration_settings import LIMITS, MigrationConfig, settings_of
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path):

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from controlplane.cli import main
-from controlplane.cli_doctor import Finding, check_folder, check_port
-from controlplane.cli_owners import conflicts, owners
+from relume.controlplane.cli import main
+from relume.controlplane.cli_doctor import Finding, check_folder, check_port
+from relume.controlplane.cli_owners import conflicts, owners
 from tests.etcd_server import EtcdServer, etcd_binary, free_port
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from controlplane.gateway.ports import Arrival
-from events import vocabulary as v
+from relume.controlplane.gateway.ports import Arrival
+from relume.events import vocabulary as v
 from tests.admin.scene import Scene
 
 NAMES = ("w0", "w1", "w2")

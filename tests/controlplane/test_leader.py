@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from events import vocabulary as v
-from events.codec import decode
-from events.errors import LogFull
-from events.memory import MemoryLog, MemoryWriter
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.events.errors import LogFull
+from relume.events.memory import MemoryLog, MemoryWriter
 from tests.replay.scene import Scene
 
 

@@ -6,13 +6,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from controlplane.gateway.ports import Arrival, Assignment, Hopeless
-from controlplane.scheduler import Scheduler
-from events import vocabulary as v
-from events.memory import MemoryLog
-from policies.fleet import apply_group
-from policies.state import Fleet
-from policies.view import View
+from relume.controlplane.gateway.ports import Arrival, Assignment, Hopeless
+from relume.controlplane.scheduler import Scheduler
+from relume.events import vocabulary as v
+from relume.events.memory import MemoryLog
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
+from relume.policies.view import View
 
 REGISTERED = v.WorkerRegistered("w1", "host", 1)
 STARTED = v.EngineStarted("w1", 1, 2, 3)

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.gateway.ports import Activity
-from controlplane.scheduler import Scheduler
-from controlplane.stall_watch import StallWatch
-from events import vocabulary as v
-from events.errors import LogFull
-from events.memory import MemoryLog
-from policies import stall
-from policies.fleet import apply_group
-from policies.state import Fleet
-from policies.view import View
+from relume.controlplane.gateway.ports import Activity
+from relume.controlplane.scheduler import Scheduler
+from relume.controlplane.stall_watch import StallWatch
+from relume.events import vocabulary as v
+from relume.events.errors import LogFull
+from relume.events.memory import MemoryLog
+from relume.policies import stall
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
+from relume.policies.view import View
 
 QUICK = stall.StallConfig(50_000, 100_000, 8)
 

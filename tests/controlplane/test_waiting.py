@@ -10,21 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.admin.history import Entry
-from controlplane.admin.request_book import RequestBook, decisions_of
-from controlplane.gateway.ports import Arrival, Hopeless
-from controlplane.replay.telling import told
-from controlplane.replay.verify import verify
-from controlplane.replay.why import why
-from controlplane.scheduler import Scheduler
-from events import codec
-from events import vocabulary as v
-from events.codec import encode
-from events.memory import MemoryLog
-from policies.fleet import apply_group
-from policies.state import Fleet
-from policies.view import View
-from policies.waiting_settings import WaitingConfig, settings_of
+from relume.controlplane.admin.history import Entry
+from relume.controlplane.admin.request_book import RequestBook, decisions_of
+from relume.controlplane.gateway.ports import Arrival, Hopeless
+from relume.controlplane.replay.telling import told
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replay.why import why
+from relume.controlplane.scheduler import Scheduler
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.memory import MemoryLog
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
+from relume.policies.view import View
+from relume.policies.waiting_settings import WaitingConfig, settings_of
 from tests.replay.tamper import places, replaced
 
 USUAL = WaitingConfig(queued=2, requests=6, mb=1, tenant_percent=100)

@@ -49,7 +49,7 @@ def _impurity(node: ast.AST, where: str) -> str | None:
             for alias in names:
                 if alias.name.partition(".")[0] not in allowed or alias.name == "random":
                     return f"imports {alias.name}"
-                if alias.name.startswith("events.etcd"):
+                if alias.name.startswith("relume.events.etcd"):
                     return "imports the log client"
         case ast.ImportFrom(module=module, names=names):
             if (module or "").partition(".")[0] not in allowed:
@@ -57,7 +57,7 @@ def _impurity(node: ast.AST, where: str) -> str | None:
             if module == "random" and {alias.name for alias in names} != {"Random"}:
                 return "uses random without a seed of its own"
             imported = {f"{module}.{alias.name}" for alias in names} | {module}
-            if any(name.startswith("events.etcd") for name in imported):
+            if any(name.startswith("relume.events.etcd") for name in imported):
                 return "imports the log client"
         case ast.Call(func=ast.Name(id=name)) if name in IMPURE_BUILTINS:
             return f"calls {name}()"
@@ -92,9 +92,9 @@ def test_the_core_is_pure(path):
         "import random",
         "from random import choice",
         "from random import Random\nr = Random()",
-        "from events.etcd import client",
+        "from relume.events.etcd import client",
         "from events import etcd",
-        "import events.etcd.client",
+        "import relume.events.etcd.client",
         "x = open('f')",
         "for x in {1, 2}: pass",
         "y = [x for x in set(z)]",

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from events.etcd import versions
-from events.etcd.versions import EtcdVersion, NotAVersion, Verdict, judge, parse_version
+from relume.events.etcd import versions
+from relume.events.etcd.versions import EtcdVersion, NotAVersion, Verdict, judge, parse_version
 
 BANNER = (
     "etcd Version: 3.4.23\nGit SHA: Not provided\nGo Version: go1.19.8\nGo OS/Arch: linux/amd64\n"

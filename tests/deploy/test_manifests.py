@@ -8,11 +8,11 @@ import pytest
 
 yaml = pytest.importorskip("yaml")
 
-from controlplane import config as control  # noqa: E402
-from engine_shim import agent_config as agent  # noqa: E402
-from engine_shim import checkpoint_keys  # noqa: E402
-from engine_shim.agent_checkpoints import checkpoints_of  # noqa: E402
-from events.etcd.config import parse_url  # noqa: E402
+from relume.controlplane import config as control  # noqa: E402
+from relume.engine_shim import agent_config as agent  # noqa: E402
+from relume.engine_shim import checkpoint_keys  # noqa: E402
+from relume.engine_shim.agent_checkpoints import checkpoints_of  # noqa: E402
+from relume.events.etcd.config import parse_url  # noqa: E402
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

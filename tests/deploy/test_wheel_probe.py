@@ -103,7 +103,7 @@ def test_a_module_that_breaks_is_found(installed):
 
 def test_a_script_without_its_target_is_found(installed):
     (installed / "relume-0.1.0.dist-info/entry_points.txt").write_text(
-        "[console_scripts]\nrelume = controlplane.cli:main\n"
+        "[console_scripts]\nrelume = relume.controlplane.cli:main\n"
     )
     done = run(installed, extra="control")
-    assert "'relume' = controlplane.cli:main does not load" in done.stderr
+    assert "'relume' = relume.controlplane.cli:main does not load" in done.stderr

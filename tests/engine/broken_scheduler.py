@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from engine_shim import vllm_private_runner
-from engine_shim.generation import IDENTITY_KEY
-from engine_shim.scheduler import relume_scheduler
+from relume.engine_shim import vllm_private_runner
+from relume.engine_shim.generation import IDENTITY_KEY
+from relume.engine_shim.scheduler import relume_scheduler
 
 FAILING_STEP = 400
 """Well behind the engine's self-test."""

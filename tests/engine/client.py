@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from engine_shim import frames
+from relume.engine_shim import frames
 
 TIMEOUT_S = 60.0
 _CREATED = re.compile(rb'"created":\d+')

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from controlplane.processes import free_port
-from engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
-from events import codec
-from events.vocabulary import (
+from relume.controlplane.processes import free_port
+from relume.engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
+from relume.events import codec
+from relume.events.vocabulary import (
     AnyChange,
     EngineFinished,
     EngineStep,
@@ -197,7 +197,7 @@ class Zygote:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "engine_shim.zygote"),
+                    *(sys.executable, "-m", "relume.engine_shim.zygote"),
                     *("--socket", str(self.socket), "--lifeline-fd", str(lifeline_read)),
                 ],
                 env={**os.environ, **ENVIRONMENT},
@@ -296,7 +296,7 @@ class StockServe:
         with open(directory / "engine.log", "wb") as log:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "engine_shim.serve", "--model", str(self._model)),
+                    *(sys.executable, "-m", "relume.engine_shim.serve", "--model", str(self._model)),
                     *("--host", "127.0.0.1", "--port", str(port)),
                     *VLLM_ARGUMENTS,
                     *arguments,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_shim import frames
+from relume.engine_shim import frames
 from tests.engine import client
 from tests.engine.fleet import Engine
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine_shim.block_rows import BlockRows
-from engine_shim.kv_stream.fingerprint import HEADS, TOKENS, Fingerprint, usable
+from relume.engine_shim.block_rows import BlockRows
+from relume.engine_shim.kv_stream.fingerprint import HEADS, TOKENS, Fingerprint, usable
 from tests.state_daemon.daemon import fingerprint
 
 pytestmark = pytest.mark.engine
@@ -78,7 +78,7 @@ def row(rows: BlockRows, block: int) -> bytes:
 def test_what_is_said_of_a_layout_is_what_its_tensors_show() -> None:
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
-    from engine_shim.cache_fingerprint import interior_of, layout_of
+    from relume.engine_shim.cache_fingerprint import interior_of, layout_of
 
     seen = set()
     for layout in KVCacheLayout:
@@ -102,7 +102,7 @@ def test_what_is_said_of_a_layout_is_what_its_tensors_show() -> None:
 
 
 def test_blocks_that_a_backend_divides_are_as_said_or_told_from_it() -> None:
-    from engine_shim.cache_fingerprint import interior_of
+    from relume.engine_shim.cache_fingerprint import interior_of
 
     for layout, same in (("LBNHC", True), ("LBHNC", False)):
         config, spec = config_of(layout), specs()[""]
@@ -124,7 +124,7 @@ def test_only_blocks_of_heads_are_cut_and_other_orders_are_not_used() -> None:
 
 
 def test_a_device_its_backend_and_quantization_are_in_the_build() -> None:
-    from engine_shim.cache_fingerprint import build_name
+    from relume.engine_shim.cache_fingerprint import build_name
 
     spec, one, other = specs()[""], config_of("LBNHC"), config_of("LBNHC")
     assert build_name(one, spec) == build_name(other, spec)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from engine_shim import frames
-from engine_shim.kv_stream import messages as m
-from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
+from relume.engine_shim import frames
+from relume.engine_shim.kv_stream import messages as m
+from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of, free_port, wait_until
 from tests.engine.test_checkpoints import (

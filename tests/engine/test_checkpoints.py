@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from engine_shim import frames
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.stream import BlockOut, scatter
-from events.vocabulary import (
+from relume.engine_shim import frames
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.stream import BlockOut, scatter
+from relume.events.vocabulary import (
     FirstToken,
     RequestQueued,
     RestoreDone,
@@ -42,7 +42,7 @@ LONG = {"max_tokens": 1500, "ignore_eos": True}
 
 
 def connector(
-    named: str = "RelumeConnector", module: str = "engine_shim.connector", **extra: Any
+    named: str = "RelumeConnector", module: str = "relume.engine_shim.connector", **extra: Any
 ) -> list[str]:
     config = {
         "kv_connector": named,

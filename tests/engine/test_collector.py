@@ -9,11 +9,11 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from engine_shim import records
-from engine_shim.framing import FramedResponse
-from engine_shim.generation import Generation, ReplayMismatch, Resume
-from engine_shim.vllm_private import _take_whole
-from engine_shim.vllm_private_outputs import MERGE_AFTER, MERGED_TOKENS, OrderedCollector
+from relume.engine_shim import records
+from relume.engine_shim.framing import FramedResponse
+from relume.engine_shim.generation import Generation, ReplayMismatch, Resume
+from relume.engine_shim.vllm_private import _take_whole
+from relume.engine_shim.vllm_private_outputs import MERGE_AFTER, MERGED_TOKENS, OrderedCollector
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim import frames
+from relume.engine_shim import frames
 from tests.engine import client
 from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
 from tests.signals import slowed, stop

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from engine_shim import frames
-from engine_shim.agent_reports import is_step
-from engine_shim.detached import Bounds, Kept
-from engine_shim.generation import Delivered, Generation, MalformedDispatch, Resume
-from engine_shim.kept_report import REPORT_S, KeptReport
-from engine_shim.shelf import Gone, Shelf
-from events.codec import decode, encode
-from events.vocabulary import StreamsReported
+from relume.engine_shim import frames
+from relume.engine_shim.agent_reports import is_step
+from relume.engine_shim.detached import Bounds, Kept
+from relume.engine_shim.generation import Delivered, Generation, MalformedDispatch, Resume
+from relume.engine_shim.kept_report import REPORT_S, KeptReport
+from relume.engine_shim.shelf import Gone, Shelf
+from relume.events.codec import decode, encode
+from relume.events.vocabulary import StreamsReported
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 

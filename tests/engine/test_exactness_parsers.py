@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine_shim import frames
+from relume.engine_shim import frames
 from tests.engine import client, matrix
 from tests.engine.fleet import Engine, Zygote, engine_of
 from tests.engine.matrix import CHAT

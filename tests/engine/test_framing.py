@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from engine_shim import frames
-from engine_shim.frames import Broken, End, Tokens, Whole
-from engine_shim.framing import FramedResponse
-from engine_shim.generation import Delivered, Generation, MalformedDispatch, Resume, parse_resume
+from relume.engine_shim import frames
+from relume.engine_shim.frames import Broken, End, Tokens, Whole
+from relume.engine_shim.framing import FramedResponse
+from relume.engine_shim.generation import (
+    Delivered,
+    Generation,
+    MalformedDispatch,
+    Resume,
+    parse_resume,
+)
 
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
 JSON = [(b"content-type", b"application/json"), (b"content-length", b"2")]

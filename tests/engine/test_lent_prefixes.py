@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine_shim import frames
-from events.vocabulary import RestoreDone, RestoreFailed
+from relume.engine_shim import frames
+from relume.events.vocabulary import RestoreDone, RestoreFailed
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
 from tests.engine.test_checkpoints import (

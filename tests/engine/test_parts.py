@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine_shim import frames, reports, serve
-from engine_shim.progress import Progress
-from engine_shim.reporter import BUFFER_BYTES, AgentUnreachable, Reporter
-from engine_shim.reports import Hello, Ready
-from events import codec
-from events.vocabulary import EngineStep, FirstToken
+from relume.engine_shim import frames, reports, serve
+from relume.engine_shim.progress import Progress
+from relume.engine_shim.reporter import BUFFER_BYTES, AgentUnreachable, Reporter
+from relume.engine_shim.reports import Hello, Ready
+from relume.events import codec
+from relume.events.vocabulary import EngineStep, FirstToken
 
 HELLO = Hello(1, "core", 2)
 READY = Ready(8000, 2048, 32, 100, "tiny", "0.32.0", {"greedy": True, "seeded": "why"})
@@ -107,8 +107,8 @@ def test_reporter_never_blocks_and_counts_what_it_drops(listener: socket.socket)
 
 ORPHAN = """
 import os, sys
-from engine_shim.reporter import Reporter
-from engine_shim.reports import Hello
+from relume.engine_shim.reporter import Reporter
+from relume.engine_shim.reports import Hello
 Reporter(sys.argv[1], Hello(os.getpid(), "worker", 1))
 while True:
     pass  # a busy main thread must not keep the orphan alive

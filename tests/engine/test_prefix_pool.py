@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine_shim.reports import FrameReader
-from events import codec, prefix
+from relume.engine_shim.reports import FrameReader
+from relume.events import codec, prefix
 
 pytestmark = pytest.mark.engine
 
@@ -47,7 +47,7 @@ class Pool:
         from vllm.v1.core import kv_cache_utils
         from vllm.v1.core.block_pool import BlockPool
 
-        from engine_shim.vllm_private_prefixes import PrefixReport
+        from relume.engine_shim.vllm_private_prefixes import PrefixReport
 
         monkeypatch.delenv("PYTHONHASHSEED", raising=False)
         if seed:

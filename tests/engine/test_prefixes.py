@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from events import prefix
-from events.vocabulary import RequestAdmitted
-from policies import prefixes
-from policies.fleet import fold
-from policies.state import Fleet, Worker
-from policies.view import View
+from relume.events import prefix
+from relume.events.vocabulary import RequestAdmitted
+from relume.policies import prefixes
+from relume.policies.fleet import fold
+from relume.policies.state import Fleet, Worker
+from relume.policies.view import View
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of
 

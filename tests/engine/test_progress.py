@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from engine_shim.progress import cpu_us
+from relume.engine_shim.progress import cpu_us
 
 BURN = "import time; end = time.process_time() + 0.15\nwhile time.process_time() < end: pass"
 
@@ -35,7 +35,7 @@ def test_a_compiler_it_waits_for_counts_while_it_runs_and_after_it_ended() -> No
 def test_who_waits_uses_none() -> None:
     """Measured in a process of its own: threads that other tests left here may use some."""
     code = (
-        "import os, time; from engine_shim.progress import cpu_us; here = lambda: "
+        "import os, time; from relume.engine_shim.progress import cpu_us; here = lambda: "
         "cpu_us(os.getpid(), os.getpid()); before = here(); time.sleep(0.2); print(here() - before)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

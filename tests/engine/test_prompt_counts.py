@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.gateway.token_frames import Ask
-from controlplane.gateway.tokenizing import Tokenizer
-from events.vocabulary import RequestQueued
+from relume.controlplane.gateway.token_frames import Ask
+from relume.controlplane.gateway.tokenizing import Tokenizer
+from relume.events.vocabulary import RequestQueued
 from tests.engine import client
 from tests.engine.fleet import Zygote, engine_of
 

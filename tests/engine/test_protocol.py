@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from engine_shim import frames
-from events.vocabulary import EngineFinished
+from relume.engine_shim import frames
+from relume.events.vocabulary import EngineFinished
 from tests.engine import client
 from tests.engine.fleet import Engine, wait_until
 

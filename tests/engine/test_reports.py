@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from engine_shim.reports import Hello
-from events.vocabulary import (
+from relume.engine_shim.reports import Hello
+from relume.events.vocabulary import (
     EngineFinished,
     EngineStep,
     FirstToken,
@@ -20,7 +20,7 @@ from events.vocabulary import (
     RequestPreempted,
     RequestQueued,
 )
-from policies.state import Worker
+from relume.policies.state import Worker
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
 from tests.policies.story import Story

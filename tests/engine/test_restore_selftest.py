@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine_shim.generation import SELF_TEST
-from engine_shim.selftest import RESTORE
-from engine_shim.selftest_restore import RESTORE_DIFFERS
+from relume.engine_shim.generation import SELF_TEST
+from relume.engine_shim.selftest import RESTORE
+from relume.engine_shim.selftest_restore import RESTORE_DIFFERS
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
 from tests.engine.test_checkpoints import (

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from engine_shim import frames
-from engine_shim.kv_stream import messages as m
-from events.vocabulary import RestoreDone, RestoreStarted
+from relume.engine_shim import frames
+from relume.engine_shim.kv_stream import messages as m
+from relume.events.vocabulary import RestoreDone, RestoreStarted
 from tests.engine import client, matrix
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
 from tests.engine.matrix import CHAT, COMPLETIONS

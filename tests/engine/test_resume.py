@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine_shim import frames
+from relume.engine_shim import frames
 from tests.engine import client
 from tests.engine.fleet import Engine
 

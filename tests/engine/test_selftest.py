@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine_shim import selftest
-from engine_shim.generation import CURRENT
+from relume.engine_shim import selftest
+from relume.engine_shim.generation import CURRENT
 
 pytestmark = pytest.mark.engine
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from vllm.sampling_params import SamplingParams
 
-from engine_shim import vllm_private
-from engine_shim.generation import IDENTITY_KEY
+from relume.engine_shim import vllm_private
+from relume.engine_shim.generation import IDENTITY_KEY
 
 FORGED = {"kv_transfer_params": {"x": 1}, "ec_transfer_params": {"x": 1}, IDENTITY_KEY: {}, "a": 1}
 

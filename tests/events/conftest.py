@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
 from tests.etcd_server import EtcdServer, etcd_binary
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from events.codec import decode
-from events.log import LogReader, RevisionGroup
-from events.vocabulary import Tick
+from relume.events.codec import decode
+from relume.events.log import LogReader, RevisionGroup
+from relume.events.vocabulary import Tick
 
 
 def tick(number: int) -> Tick:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from aetcd import rpc
 
-from events.errors import LogUnavailable
-from events.etcd.client import EtcdClient
-from events.etcd.config import EtcdConfig, TlsConfig, parse_url
-from events.etcd.errors import AccessRefused, BadUrl, NoSpace
-from events.etcd.factory import EtcdLog, open_log
-from events.log import Landed
+from relume.events.errors import LogUnavailable
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.config import EtcdConfig, TlsConfig, parse_url
+from relume.events.etcd.errors import AccessRefused, BadUrl, NoSpace
+from relume.events.etcd.factory import EtcdLog, open_log
+from relume.events.log import Landed
 from tests.etcd_server import EtcdDidNotStart, EtcdServer, etcd_binary
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, tick, until

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import codec
-from events.errors import MalformedRecord, UnknownEvent
-from events.vocabulary import AnyChange, AnyEvent, EngineStep, RequestEnded, Tick
+from relume.events import codec
+from relume.events.errors import MalformedRecord, UnknownEvent
+from relume.events.vocabulary import AnyChange, AnyEvent, EngineStep, RequestEnded, Tick
 
 EVENTS = get_args(AnyEvent)
 texts = st.text(max_size=20)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from events.disk import SteadyOutput, is_full
-from events.etcd.factory import EtcdLog
-from events.etcd.spool import SPOOL_VERSION, Spool, SpoolHead
+from relume.events.disk import SteadyOutput, is_full
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.spool import SPOOL_VERSION, Spool, SpoolHead
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import tick, until

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from events.etcd.factory import EtcdLog
+from relume.events.etcd.factory import EtcdLog
 from tests.etcd_server import etcd_binary
 from tests.events.support import numbers, tick, until
 

@@ -1,4 +1,4 @@
-"""What `events.log` promises, of the log in memory and of the log on etcd alike."""
+"""What `relume.events.log` promises, of the log in memory and of the log on etcd alike."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from events.codec import encode
-from events.errors import StreamOwned
-from events.etcd.factory import EtcdLog
-from events.log import Landed, LogReader, StreamWriter
-from events.memory import MemoryLog
-from events.segment import Chain
+from relume.events.codec import encode
+from relume.events.errors import StreamOwned
+from relume.events.etcd.factory import EtcdLog
+from relume.events.log import Landed, LogReader, StreamWriter
+from relume.events.memory import MemoryLog
+from relume.events.segment import Chain
 from tests.etcd_server import EtcdServer, etcd_binary
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, positions, tick, until
@@ -159,7 +159,7 @@ async def test_fenced_does_not_return_while_the_stream_is_ours(any_log: Log) -> 
 async def test_records_beyond_a_segment_are_refused_and_large_ones_split(
     etcd: EtcdServer, log: EtcdLog
 ) -> None:
-    from events.etcd.errors import RecordTooLarge
+    from relume.events.etcd.errors import RecordTooLarge
 
     big = b"\x92\xa6tick/1" + bytes(100_000)
     async with log.writer("w.w0") as writer:

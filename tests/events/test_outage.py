@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from events.codec import encode
-from events.errors import Fenced, LogFull, StreamOwned
-from events.etcd.appends import Append, Outcome, Shape
-from events.etcd.client import EtcdClient
-from events.etcd.errors import CallFailed
-from events.etcd.factory import EtcdLog
-from events.etcd.keys import Keys
-from events.etcd.lease import Lease
-from events.etcd.writer import EtcdWriter
-from events.vocabulary import StreamResumed
+from relume.events.codec import encode
+from relume.events.errors import Fenced, LogFull, StreamOwned
+from relume.events.etcd.appends import Append, Outcome, Shape
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.errors import CallFailed
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.lease import Lease
+from relume.events.etcd.writer import EtcdWriter
+from relume.events.vocabulary import StreamResumed
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import events_of, following, numbers, positions, tick, until

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from events.etcd.factory import EtcdLog
-from events.vocabulary import StreamResumed
+from relume.events.etcd.factory import EtcdLog
+from relume.events.vocabulary import StreamResumed
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import events_of, numbers, positions, until

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from aetcd import rpc
 
-from events.errors import BrokenChain, Compacted, CorruptSegment
-from events.etcd.client import EtcdClient
-from events.etcd.errors import LogWentBack
-from events.etcd.factory import EtcdLog
-from events.etcd.keys import Keys
-from events.etcd.scan import Scan
-from events.etcd.watch import Watch
-from events.segment import GENESIS, pack, unpack
+from relume.events.errors import BrokenChain, Compacted, CorruptSegment
+from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.errors import LogWentBack
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.scan import Scan
+from relume.events.etcd.watch import Watch
+from relume.events.segment import GENESIS, pack, unpack
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, positions, tick, until

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from events.errors import LogUnavailable
-from events.etcd.errors import LeaseGone
-from events.etcd.factory import EtcdLog
-from events.etcd.writer import EtcdWriter
-from events.log import Landed
+from relume.events.errors import LogUnavailable
+from relume.events.etcd.errors import LeaseGone
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.writer import EtcdWriter
+from relume.events.log import Landed
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, positions, tick, until

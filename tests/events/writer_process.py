@@ -12,9 +12,9 @@ import asyncio
 import itertools
 import sys
 
-from events.errors import Fenced
-from events.etcd.factory import open_log
-from events.vocabulary import Tick
+from relume.events.errors import Fenced
+from relume.events.etcd.factory import open_log
+from relume.events.vocabulary import Tick
 
 
 async def main(url: str) -> int:

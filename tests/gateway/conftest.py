@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from controlplane.gateway.config import GatewayConfig
-from controlplane.gateway.gateway import Gateway
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.gateway import Gateway
 from tests.gateway.peers import Engine, FakeScheduler, RawClient
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import httptools
 
-from controlplane.gateway.ports import Arrival, Assignment, Hopeless
+from relume.controlplane.gateway.ports import Arrival, Assignment, Hopeless
 
 
 @dataclass

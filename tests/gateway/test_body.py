@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.gateway.body import parse
-from controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.body import parse
+from relume.controlplane.gateway.errors import ClientError
 
 GREEDY = {"model": "m", "prompt": "hello", "temperature": 0}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}

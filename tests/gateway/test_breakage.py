@@ -8,7 +8,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from controlplane.gateway.relay import Exchange
+from relume.controlplane.gateway.relay import Exchange
 from tests.gateway.peers import Behaviour
 
 TEXT = "/v1/completions"

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.config import GatewayConfig
 
 TEXT = "/v1/completions"
 BODY = json.dumps({"model": "m", "prompt": "hi", "temperature": 0}).encode()

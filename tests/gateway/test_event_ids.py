@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway import event_ids
-from controlplane.gateway.event_ids import Stamp
+from relume.controlplane.gateway import event_ids
+from relume.controlplane.gateway.event_ids import Stamp
 
 CLAIM = event_ids.new_claim()
 

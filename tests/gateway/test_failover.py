@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from controlplane.gateway.relay import DONE
+from relume.controlplane.gateway.relay import DONE
 from tests.gateway.peers import Behaviour, decoded_dispatch, expected_stream, token_ids
 
 CHAT = "/v1/chat/completions"
@@ -528,7 +528,7 @@ async def test_engines_found_hung_one_after_another_use_up_no_attempts(rig):
 
 
 async def test_hopeless_is_told_with_its_status(rig):
-    from controlplane.gateway.ports import Hopeless
+    from relume.controlplane.gateway.ports import Hopeless
 
     async with rig() as r:
         r.scheduler.hopeless = Hopeless(404, "the model `x` does not exist")

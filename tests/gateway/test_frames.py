@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.gateway.errors import FrameError
-from controlplane.gateway.frames import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameParser
+from relume.controlplane.gateway.errors import FrameError
+from relume.controlplane.gateway.frames import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameParser
 
 
 class Sink:

@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from controlplane.client import astream
-from controlplane.gateway import event_ids
-from controlplane.gateway.ports import Arrival, Assignment
+from relume.controlplane.client import astream
+from relume.controlplane.gateway import event_ids
+from relume.controlplane.gateway.ports import Arrival, Assignment
 from tests.gateway.peers import Behaviour
 from tests.gateway.test_failover import TEXT
 

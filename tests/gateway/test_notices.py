@@ -12,18 +12,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import pytest
 
-from controlplane.gateway.config import GatewayConfig
-from controlplane.gateway.gateway import Gateway
-from controlplane.notices import TOLD
-from controlplane.replay.verify import verify
-from controlplane.replica import Replica, ReplicaConfig
-from engine_shim.agent_logging import make_logger
-from engine_shim.agent_notices import NoticeBoard
-from events import codec
-from events import vocabulary as v
-from events.memory import MemoryLog, MemoryWriter
-from events.notice import Died, hello_line
-from policies import stall
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.gateway import Gateway
+from relume.controlplane.notices import TOLD
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.engine_shim.agent_logging import make_logger
+from relume.engine_shim.agent_notices import NoticeBoard
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.memory import MemoryLog, MemoryWriter
+from relume.events.notice import Died, hello_line
+from relume.policies import stall
 from tests.gateway.peers import (
     Behaviour,
     Engine,

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from controlplane.gateway.body import parse
-from controlplane.gateway.errors import ClientError
-from controlplane.gateway.replies import as_openai_error
+from relume.controlplane.gateway.body import parse
+from relume.controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.replies import as_openai_error
 
 
 @pytest.mark.parametrize(

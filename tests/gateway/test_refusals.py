@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from controlplane.gateway.attempts import KINDS
-from policies.fleet import SUSPICIOUS
+from relume.controlplane.gateway.attempts import KINDS
+from relume.policies.fleet import SUSPICIOUS
 from tests.gateway.peers import Behaviour, expected_stream
 
 TEXT = "/v1/completions"

@@ -10,10 +10,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from controlplane.gateway.config import GatewayConfig
-from controlplane.gateway.errors import UnsafeBind
-from controlplane.gateway.gateway import Gateway
-from controlplane.gateway.replies import Reply
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.errors import UnsafeBind
+from relume.controlplane.gateway.gateway import Gateway
+from relume.controlplane.gateway.replies import Reply
 from tests.gateway.peers import Behaviour, FakeScheduler, RawClient, expected_stream
 
 CHAT = "/v1/chat/completions"

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from controlplane.gateway.ports import Hopeless
+from relume.controlplane.gateway.ports import Hopeless
 from tests.gateway.peers import NoRoom
 
 TEXT = "/v1/completions"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from controlplane.history.restore import History, load_history
-from events.codec import decode
-from events.errors import Compacted
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
-from policies.fleet import apply_group
-from policies.state import state_hash
+from relume.controlplane.history.restore import History, load_history
+from relume.events.codec import decode
+from relume.events.errors import Compacted
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.policies.fleet import apply_group
+from relume.policies.state import state_hash
 from tests.history.stage import Traffic, folded
 
 

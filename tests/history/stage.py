@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from controlplane.history.cycle import Step
-from controlplane.history.keeper import Keeper, KeeperConfig
-from controlplane.history.quota import QuotaConfig
-from controlplane.history.restore import History
-from controlplane.replica import Replica, ReplicaConfig
-from events import vocabulary as v
-from events.errors import LogFull
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
-from events.etcd.writer import EtcdWriter
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.controlplane.history.cycle import Step
+from relume.controlplane.history.keeper import Keeper, KeeperConfig
+from relume.controlplane.history.quota import QuotaConfig
+from relume.controlplane.history.restore import History
+from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.events import vocabulary as v
+from relume.events.errors import LogFull
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.etcd.writer import EtcdWriter
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 from tests.etcd_server import EtcdServer
 
 TICK_S = 0.1

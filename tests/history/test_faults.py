@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.history import snapshots
-from controlplane.history.archive import Archive
-from controlplane.history.errors import HistoryGap
-from controlplane.history.restore import History, load_history
-from events import vocabulary as v
-from events.codec import decode
-from events.errors import Fenced
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
-from policies.state import state_hash
+from relume.controlplane.history import snapshots
+from relume.controlplane.history.archive import Archive
+from relume.controlplane.history.errors import HistoryGap
+from relume.controlplane.history.restore import History, load_history
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.events.errors import Fenced
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.policies.state import state_hash
 from tests.etcd_server import EtcdServer
 from tests.history.checks import history_is_whole
 from tests.history.stage import Traffic, config_for, folded, replica_on, traffic_on, until

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.history import archive as archives
-from controlplane.history import snapshots
-from controlplane.history.archive import MANIFEST, Archive
-from controlplane.history.errors import DamagedFile, HistoryGap, OtherBuild, WhichArchive
-from controlplane.history.group_codec import decode_groups, encode_group
-from controlplane.history.restore import load_history
-from events.errors import BrokenChain, Compacted, CorruptSegment
-from events.log import RevisionGroup
-from events.segment import Segment, pack, unpack
-from policies.state import Fleet, dump
+from relume.controlplane.history import archive as archives
+from relume.controlplane.history import snapshots
+from relume.controlplane.history.archive import MANIFEST, Archive
+from relume.controlplane.history.errors import DamagedFile, HistoryGap, OtherBuild, WhichArchive
+from relume.controlplane.history.group_codec import decode_groups, encode_group
+from relume.controlplane.history.restore import load_history
+from relume.events.errors import BrokenChain, Compacted, CorruptSegment
+from relume.events.log import RevisionGroup
+from relume.events.segment import Segment, pack, unpack
+from relume.policies.state import Fleet, dump
 
 
 def story(count: int, streams: tuple[str, ...] = ("w.w0", "r.r0")) -> list[RevisionGroup]:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from controlplane.history.archive import MANIFEST, Archive
-from controlplane.history.files import write_whole
-from events.etcd.factory import EtcdLog
-from events.etcd.keys import Keys
-from events.etcd.maintenance import Maintenance
-from events.etcd.scan import Scan
+from relume.controlplane.history.archive import MANIFEST, Archive
+from relume.controlplane.history.files import write_whole
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.etcd.scan import Scan
 from tests.etcd_server import EtcdServer
 from tests.full_disk import full_disk
 from tests.history.checks import history_is_whole

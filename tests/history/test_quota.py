@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.history import quota
-from controlplane.history.quota import Level, QuotaConfig
-from controlplane.history.repair import repair, unstick
-from events.errors import LogUnavailable
-from events.etcd.errors import NoSpace
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
+from relume.controlplane.history import quota
+from relume.controlplane.history.quota import Level, QuotaConfig
+from relume.controlplane.history.repair import repair, unstick
+from relume.events.errors import LogUnavailable
+from relume.events.etcd.errors import NoSpace
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
 from tests.etcd_server import EtcdServer, etcd_binary
 from tests.history.checks import history_is_whole
 from tests.history.stage import Traffic, config_for, replica_on, traffic_on, until

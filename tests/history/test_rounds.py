@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.history.restore import History, load_history
-from events.errors import Compacted
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
-from events.etcd.scan import Scan
-from policies.state import state_hash
+from relume.controlplane.history.restore import History, load_history
+from relume.events.errors import Compacted
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.etcd.scan import Scan
+from relume.policies.state import state_hash
 from tests.etcd_server import EtcdServer
 from tests.history.stage import config_for, folded, replica_on, traffic_on, until
 
@@ -65,9 +65,9 @@ async def test_snapshot_taken_says_hash_and_trim(etcd: EtcdServer, tmp_path: Pat
         async with traffic_on(stage.log) as traffic:
             while stage.keeper.status.rounds < 3:
                 await traffic.steps(40)
-    from events.codec import decode
-    from events.etcd.factory import EtcdLog
-    from events.vocabulary import SnapshotTaken
+    from relume.events.codec import decode
+    from relume.events.etcd.factory import EtcdLog
+    from relume.events.vocabulary import SnapshotTaken
     from tests.history.stage import config_for
 
     async with EtcdLog(config_for(etcd)) as log:

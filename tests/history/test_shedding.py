@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.history.quota import Level
-from controlplane.replay.verify import verify
-from events import vocabulary as v
-from policies import shedding
+from relume.controlplane.history.quota import Level
+from relume.controlplane.replay.verify import verify
+from relume.events import vocabulary as v
+from relume.policies import shedding
 from tests.agent.host import Host
 from tests.agent.stage import ENGINE
 from tests.etcd_server import EtcdServer, etcd_binary

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.validators import i15_effects_once, i16_admin_logged
-from controlplane.replay.verify import verify
-from engine_shim.agent_fleet import FleetReader
-from events import vocabulary as v
-from events.codec import decode
-from policies.step import step
+from relume.chaos.validators import i15_effects_once, i16_admin_logged
+from relume.controlplane.replay.verify import verify
+from relume.engine_shim.agent_fleet import FleetReader
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.policies.step import step
 from tests.agent.host import Host
 from tests.agent.stage import ENGINE
 from tests.etcd_server import EtcdServer, etcd_binary

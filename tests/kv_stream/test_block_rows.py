@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_shim.block_rows import APART, BlockRows, interior
-from engine_shim.kv_stream.errors import Unshapeable
+from relume.engine_shim.block_rows import APART, BlockRows, interior
+from relume.engine_shim.kv_stream.errors import Unshapeable
 from tests.kv_stream import layouts
 from tests.kv_stream.layouts import BLOCKS, HEADS_FIRST, SPLIT, TOKENS_FIRST, cache, image
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim import envelope_links
-from engine_shim.checkpoint_links import LinkConfig
-from engine_shim.envelope_links import EnvelopeLinks
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
-from engine_shim.kv_stream.image import digest_of
-from engine_shim.kv_stream.peer import Peer
+from relume.engine_shim import envelope_links
+from relume.engine_shim.checkpoint_links import LinkConfig
+from relume.engine_shim.envelope_links import EnvelopeLinks
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
+from relume.engine_shim.kv_stream.image import digest_of
+from relume.engine_shim.kv_stream.peer import Peer
 from tests.kv_stream.test_links import LINKS, Fleet
 from tests.signals import stop
 from tests.state_daemon.daemon import daemon_in

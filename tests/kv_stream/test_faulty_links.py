@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from engine_shim.checkpoint_links import LinkConfig, Links
-from engine_shim.checkpoint_lookup import Found, Lookup
-from engine_shim.checkpointing import Key
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.channel import Channel, Wake
-from engine_shim.kv_stream.errors import Unreachable
-from engine_shim.kv_stream.stream import BlockIn, BlockOut, Loaded, gather, scatter
-from engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
+from relume.engine_shim.checkpoint_links import LinkConfig, Links
+from relume.engine_shim.checkpoint_lookup import Found, Lookup
+from relume.engine_shim.checkpointing import Key
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.channel import Channel, Wake
+from relume.engine_shim.kv_stream.errors import Unreachable
+from relume.engine_shim.kv_stream.stream import BlockIn, BlockOut, Loaded, gather, scatter
+from relume.engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
 from tests.kv_stream.test_links import SECRET, ins, outs, served, wait
 from tests.signals import stop
 from tests.state_daemon.daemon import (

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from engine_shim.checkpoint_links import LinkConfig, Links
-from engine_shim.checkpoint_lookup import Found, Lookup
-from engine_shim.checkpoint_rank import CheckpointRank
-from engine_shim.checkpointing import Key, LoadJob
-from engine_shim.kv_stream import prefix
-from engine_shim.kv_stream.stream import BlockOut, scatter
-from events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
+from relume.engine_shim.checkpoint_links import LinkConfig, Links
+from relume.engine_shim.checkpoint_lookup import Found, Lookup
+from relume.engine_shim.checkpoint_rank import CheckpointRank
+from relume.engine_shim.checkpointing import Key, LoadJob
+from relume.engine_shim.kv_stream import prefix
+from relume.engine_shim.kv_stream.stream import BlockOut, scatter
+from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 from tests.engine.fleet import wait_until
 from tests.kv_stream.test_links import LINKS, SECRET, Fleet, outs, served
 from tests.state_daemon.daemon import (

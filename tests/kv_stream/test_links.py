@@ -13,14 +13,14 @@ import msgspec
 import pytest
 import zmq
 
-from engine_shim.checkpoint_links import BLOCKS, BOUND_BYTES, LinkConfig, Links
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream import reshape
-from engine_shim.kv_stream.channel import Channel, Wake
-from engine_shim.kv_stream.errors import Refusal, Unreachable
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.peer import Peer
-from engine_shim.kv_stream.stream import (
+from relume.engine_shim.checkpoint_links import BLOCKS, BOUND_BYTES, LinkConfig, Links
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream import reshape
+from relume.engine_shim.kv_stream.channel import Channel, Wake
+from relume.engine_shim.kv_stream.errors import Refusal, Unreachable
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.peer import Peer
+from relume.engine_shim.kv_stream.stream import (
     BlockIn,
     BlockOut,
     LayeredOut,
@@ -30,7 +30,7 @@ from engine_shim.kv_stream.stream import (
     stream_in,
     stream_out,
 )
-from engine_shim.kv_stream.zmq_channel import CurveKeys
+from relume.engine_shim.kv_stream.zmq_channel import CurveKeys
 from tests.engine.fleet import free_port
 from tests.signals import stop
 from tests.state_daemon.daemon import (
@@ -552,7 +552,7 @@ def test_a_put_of_more_than_its_chunk_is_refused(tmp_path: Path) -> None:
 
 
 def test_small_staging_holds_batches_back_and_overwrites_nothing(tmp_path: Path) -> None:
-    from engine_shim.kv_stream.channel import LocalChannel
+    from relume.engine_shim.kv_stream.channel import LocalChannel
 
     count = 120
     source, target = Cache(count, seed=6), Cache(count, seed=7)

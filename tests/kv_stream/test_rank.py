@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim.checkpoint_links import LinkConfig
-from engine_shim.checkpoint_rank import CheckpointRank
-from engine_shim.checkpointing import Key, SaveJob
+from relume.engine_shim.checkpoint_links import LinkConfig
+from relume.engine_shim.checkpoint_rank import CheckpointRank
+from relume.engine_shim.checkpointing import Key, SaveJob
 from tests.engine.fleet import wait_until
 from tests.state_daemon.daemon import (
     LAYERS,

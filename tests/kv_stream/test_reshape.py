@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_shim.kv_stream import reshape
-from engine_shim.kv_stream.errors import Unshapeable
-from engine_shim.kv_stream.reshape import Setup
+from relume.engine_shim.kv_stream import reshape
+from relume.engine_shim.kv_stream.errors import Unshapeable
+from relume.engine_shim.kv_stream.reshape import Setup
 
 HEAD = 8
 

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine_shim.checkpoint_links import LinkConfig
-from engine_shim.checkpoint_rank import CheckpointRank
-from engine_shim.checkpointing import DropJob, Key, LoadJob, SaveJob
-from engine_shim.copies import Event, HostCopies, Way
-from engine_shim.cuda_copies import CudaCopies
-from engine_shim.kv_stream.fingerprint import Fingerprint
-from engine_shim.kv_stream.stream import BlockIn
-from engine_shim.staged_cache import LOADS, SAVES, StagedCache
-from events.vocabulary import RestoreDone, RestoreFailed
+from relume.engine_shim.checkpoint_links import LinkConfig
+from relume.engine_shim.checkpoint_rank import CheckpointRank
+from relume.engine_shim.checkpointing import DropJob, Key, LoadJob, SaveJob
+from relume.engine_shim.copies import Event, HostCopies, Way
+from relume.engine_shim.cuda_copies import CudaCopies
+from relume.engine_shim.kv_stream.fingerprint import Fingerprint
+from relume.engine_shim.kv_stream.stream import BlockIn
+from relume.engine_shim.staged_cache import LOADS, SAVES, StagedCache
+from relume.events.vocabulary import RestoreDone, RestoreFailed
 from tests.engine.fleet import wait_until
 from tests.kv_stream import layouts
 from tests.kv_stream.layouts import BLOCKS, image

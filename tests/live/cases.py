@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from chaos.traffic import Stream, prompts
+from relume.chaos.traffic import Stream, prompts
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_TOKENS = 120

@@ -18,18 +18,18 @@ import aiohttp
 import msgspec
 import pytest
 
-from chaos import validators
-from chaos.traffic import Stream, complete, prompts
-from chaos.validators.clients import record_of
-from chaos.validators.records import ClientRecord, courses
-from controlplane.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
-from controlplane.processes import Child
-from controlplane.replay.verify import Verdict, verify
-from events import codec
-from events import vocabulary as v
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.log import RevisionGroup
+from relume.chaos import validators
+from relume.chaos.traffic import Stream, complete, prompts
+from relume.chaos.validators.clients import record_of
+from relume.chaos.validators.records import ClientRecord, courses
+from relume.controlplane.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
+from relume.controlplane.processes import Child
+from relume.controlplane.replay.verify import Verdict, verify
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.log import RevisionGroup
 from tests.signals import let_run, stop
 
 MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny")).absolute()
@@ -53,7 +53,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     child = Child.start(
         "zygote",
-        [sys.executable, "-m", "engine_shim.zygote", "--socket", socket],
+        [sys.executable, "-m", "relume.engine_shim.zygote", "--socket", socket],
         folder / "zygote.log",
         ENGINE_ENV,
     )

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from msgspec import Struct, field
 
-from chaos.traffic import Stream, take_event
+from relume.chaos.traffic import Stream, take_event
 
 ASKING = {"accept": "text/event-stream", "content-type": "application/json"}
 

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from chaos.traffic import Stream
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
+from relume.chaos.traffic import Stream
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
 from tests.live.cases import CHAT, TEXT
 from tests.live.conftest import Scene, same, scene_of, whole
 

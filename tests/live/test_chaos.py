@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chaos.live import sets
-from chaos.live.bed import Bed
-from chaos.live.fleet import run_in
-from chaos.runner.judge import judge
-from chaos.scenario import reading
-from chaos.validators.records import courses
+from relume.chaos.live import sets
+from relume.chaos.live.bed import Bed
+from relume.chaos.live.fleet import run_in
+from relume.chaos.runner.judge import judge
+from relume.chaos.scenario import reading
+from relume.chaos.validators.records import courses
 from tests.live.conftest import MODEL
 
 SMALL = """

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.leftovers import daemons
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from events import vocabulary as v
-from policies.coverage import covered_tokens
+from relume.controlplane.leftovers import daemons
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.events import vocabulary as v
+from relume.policies.coverage import covered_tokens
 from tests.live.conftest import Scene, same, scene_of, whole
 from tests.live.test_checkpoints import (
     COUNT,

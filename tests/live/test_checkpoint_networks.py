@@ -12,8 +12,8 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, scene_of
 from tests.live.test_checkpoints import (
     Victim,

@@ -17,13 +17,13 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from chaos.traffic import Stream
-from controlplane.leftovers import daemons
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
-from policies.coverage import covered_tokens
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.chaos.traffic import Stream
+from relume.controlplane.leftovers import daemons
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
+from relume.policies.coverage import covered_tokens
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 from tests.live.conftest import Scene, same, scene_of, whole
 from tests.signals import let_work, stop
 

@@ -36,7 +36,7 @@ class Command:
         name, _, value = self._mark.partition("=")
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.environment = {**os.environ, name: value, "PYTHONPATH": paths}
-        self._argv = [sys.executable, "-m", "controlplane.cli", *argv]
+        self._argv = [sys.executable, "-m", "relume.controlplane.cli", *argv]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 self._argv,
@@ -49,7 +49,7 @@ class Command:
 
     def relume(self, *argv: str) -> Any:
         """What another `relume` command says of the fleet in this directory, as JSON."""
-        command = [sys.executable, "-m", "controlplane.cli", *argv, "--json"]
+        command = [sys.executable, "-m", "relume.controlplane.cli", *argv, "--json"]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, check=True
         )

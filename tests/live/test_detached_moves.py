@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
-from policies.coverage import covered_tokens
-from policies.state import Fleet
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
+from relume.policies.coverage import covered_tokens
+from relume.policies.state import Fleet
 from tests.live.conftest import Scene, scene_of
 from tests.live.resuming import Reader
 from tests.live.test_checkpoints import Victim, padding, until_daemons, with_checkpoints
@@ -85,7 +85,7 @@ async def _drained(scene: Scene, worker: dict[str, Any], away: Reader) -> list[A
 
     victim = Victim(scene, worker)
     await sliced(victim, covered, 0.05)
-    command = ["-m", "controlplane.cli", "drain", "w0", "--wait", "90"]
+    command = ["-m", "relume.controlplane.cli", "drain", "w0", "--wait", "90"]
     environ = {**os.environ, "RELUME_ADMIN_TOKEN": scene.fleet.admin_token}
     drain = await asyncio.create_subprocess_exec(
         sys.executable, *command, "--admin", scene.fleet.admins[0],

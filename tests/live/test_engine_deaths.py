@@ -11,8 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, same, scene_of, whole
 
 

@@ -23,10 +23,10 @@ import msgspec
 import openai
 import pytest
 
-from chaos.traffic import Stream, ask, take_event
-from chaos.validators.records import Course, courses
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
+from relume.chaos.traffic import Stream, ask, take_event
+from relume.chaos.validators.records import Course, courses
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
 from tests.live.cases import (
     CHAT,
     Case,

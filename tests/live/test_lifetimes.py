@@ -8,9 +8,9 @@ import signal
 import time
 from pathlib import Path
 
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
-from policies import stall
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
+from relume.policies import stall
 from tests.live.conftest import Scene, same, scene_of, whole
 from tests.signals import stop
 

@@ -10,9 +10,9 @@ import time
 import msgspec
 import pytest
 
-from chaos.traffic import WORDS
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
+from relume.chaos.traffic import WORDS
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, same, scene_of, whole
 
 BOUND_MS = 300

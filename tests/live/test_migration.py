@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
-from chaos.traffic import Stream
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
-from policies.state import Fleet
+from relume.chaos.traffic import Stream
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
+from relume.policies.state import Fleet
 from tests.live.conftest import Scene, same, scene_of, whole
 from tests.live.test_checkpoints import (
     COUNT,

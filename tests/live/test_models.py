@@ -15,8 +15,8 @@ import msgspec
 import openai
 import pytest
 
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
 from tests.live.conftest import MODEL, Scene, same, scene_of, whole
 
 MAKER = Path(__file__).parents[2] / "deploy/dev/make_model.py"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.local_fleet import FleetOptions
-from controlplane.notices import TOLD
-from controlplane.replay.why import why
-from events import vocabulary as v
+from relume.controlplane.local_fleet import FleetOptions
+from relume.controlplane.notices import TOLD
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, same, scene_of, whole
 from tests.signals import stop
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from controlplane.local_fleet import ENGINE_ENV, FleetOptions
-from events import vocabulary as v
+from relume.controlplane.local_fleet import ENGINE_ENV, FleetOptions
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, same, scene_of, whole
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -31,7 +31,7 @@ def plain_agent(scene: Scene, path: Path, backend: str) -> Iterator[subprocess.P
     argv = [x for name, value in flags.items() for x in (f"--{name}", value)]
     with open(path / "p0.log", "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine_shim.agent", *argv],
+            [sys.executable, "-m", "relume.engine_shim.agent", *argv],
             env={**os.environ, **ENGINE_ENV}, stdout=output, stderr=output,
         )  # fmt: skip
     try:

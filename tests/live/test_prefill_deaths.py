@@ -8,8 +8,8 @@ import signal
 
 import msgspec
 
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, let_run, same, scene_of, whole
 from tests.signals import stop
 

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from controlplane.local_fleet import FleetOptions
-from controlplane.replay.why import why
-from events import vocabulary as v
+from relume.controlplane.local_fleet import FleetOptions
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
 from tests.etcd_server import EtcdServer
 from tests.live.conftest import Scene, same, scene_of, whole
 from tests.live.proxy import CutProxy

@@ -13,10 +13,10 @@ import aiohttp
 import msgspec
 import openai
 
-from chaos.traffic import prompts
-from controlplane.client import astream, stream
-from controlplane.local_fleet import FleetOptions
-from events import vocabulary as v
+from relume.chaos.traffic import prompts
+from relume.controlplane.client import astream, stream
+from relume.controlplane.local_fleet import FleetOptions
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, scene_of
 from tests.live.resuming import Reader
 from tests.signals import slowed

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from chaos.validators import ClientRecord, check_all
-from controlplane.leftovers import daemons
-from controlplane.local_fleet import FleetOptions, LocalFleet
-from controlplane.replay.verify import verify
-from engine_shim import frames
-from engine_shim.agent_process import marked_processes
-from events import codec
-from events import vocabulary as v
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from policies.coverage import covered_tokens, endpoint
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.chaos.validators import ClientRecord, check_all
+from relume.controlplane.leftovers import daemons
+from relume.controlplane.local_fleet import FleetOptions, LocalFleet
+from relume.controlplane.replay.verify import verify
+from relume.engine_shim import frames
+from relume.engine_shim.agent_process import marked_processes
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.policies.coverage import covered_tokens, endpoint
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 from tests.engine import client
 from tests.live.conftest import MODEL
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim import agent_ipc
-from events import vocabulary as v
+from relume.engine_shim import agent_ipc
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, same, scene_of, small_fleet, whole
 from tests.processes import family
 from tests.signals import stop

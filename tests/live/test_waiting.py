@@ -11,11 +11,11 @@ import aiohttp
 import msgspec
 import pytest
 
-from chaos.traffic import Stream
-from controlplane.local_fleet import FleetOptions
-from controlplane.replay.telling import told
-from controlplane.replay.why import why
-from events import vocabulary as v
+from relume.chaos.traffic import Stream
+from relume.controlplane.local_fleet import FleetOptions
+from relume.controlplane.replay.telling import told
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
 from tests.live.conftest import Scene, scene_of, whole
 from tests.signals import stop
 

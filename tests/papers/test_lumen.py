@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chaos.papers import registry, sampling
-from chaos.papers.lumen_runs import (
+from relume.chaos.papers import registry, sampling
+from relume.chaos.papers.lumen_runs import (
     FAILS_S,
     LASTS_S,
     RULES,
@@ -22,10 +22,10 @@ from chaos.papers.lumen_runs import (
     scenario_of,
     settings_of,
 )
-from chaos.papers.result import OPEN, compare
-from chaos.papers.sampling import Sampling, average, ratio
-from chaos.sim import fleet as simulated
-from chaos.sim.fleet import SimFleet
+from relume.chaos.papers.result import OPEN, compare
+from relume.chaos.papers.sampling import Sampling, average, ratio
+from relume.chaos.sim import fleet as simulated
+from relume.chaos.sim.fleet import SimFleet
 
 LIGHT = Case("restart", 4, 3, per_s=0.6)
 SECONDS = round(LASTS_S - FAILS_S)

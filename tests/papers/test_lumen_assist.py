@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from chaos.scenario.language import Fault, Fixed, Fleet, Poisson, Scenario, Traffic, When
-from chaos.sim.assist import Assist
-from chaos.sim.fleet import Settings, SimFleet, run
-from chaos.sim.speed import Drafts
-from chaos.sim.worker import WorkerSettings
-from controlplane.replica import ReplicaConfig
-from events import vocabulary as v
-from policies.checkpoint_settings import CheckpointConfig
+from relume.chaos.scenario.language import Fault, Fixed, Fleet, Poisson, Scenario, Traffic, When
+from relume.chaos.sim.assist import Assist
+from relume.chaos.sim.fleet import Settings, SimFleet, run
+from relume.chaos.sim.speed import Drafts
+from relume.chaos.sim.worker import WorkerSettings
+from relume.controlplane.replica import ReplicaConfig
+from relume.events import vocabulary as v
+from relume.policies.checkpoint_settings import CheckpointConfig
 
 RELOAD_S = 6.0
 AT_HOLDERS = ReplicaConfig(

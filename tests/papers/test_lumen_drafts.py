@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from chaos.sim.cost import load
-from chaos.sim.engine import EngineConfig, SimEngine
-from chaos.sim.speed import Assisted, Drafts
+from relume.chaos.sim.cost import load
+from relume.chaos.sim.engine import EngineConfig, SimEngine
+from relume.chaos.sim.speed import Assisted, Drafts
 from tests.sim.test_engine import assert_empty, jobs, serve
 
 COST = load("qwen3-32b_rtxpro6000x2")

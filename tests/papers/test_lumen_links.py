@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.papers.lumen_runs import Case, Meter, scenario_of, settings_of
-from chaos.sim import fleet as simulated
-from chaos.sim.checkpoints import Links, carried
-from events import vocabulary as v
+from relume.chaos.papers.lumen_runs import Case, Meter, scenario_of, settings_of
+from relume.chaos.sim import fleet as simulated
+from relume.chaos.sim.checkpoints import Links, carried
+from relume.events import vocabulary as v
 
 
 def test_what_is_fetched_shares_a_link_with_what_streams() -> None:

@@ -7,8 +7,8 @@ import heapq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.papers.dejavu_inputs import OPT_66B, a100, fits, token_ns
-from chaos.papers.dejavu_study import (
+from relume.chaos.papers.dejavu_inputs import OPT_66B, a100, fits, token_ns
+from relume.chaos.papers.dejavu_study import (
     Run,
     _batches,
     _work_s,
@@ -16,9 +16,9 @@ from chaos.papers.dejavu_study import (
     one_pipeline,
     two_pipelines,
 )
-from chaos.papers.dejavu_tables import SETTINGS
-from chaos.papers.pipeline import Job, apart, ends, together
-from policies.disaggregation import Work, together_us
+from relume.chaos.papers.dejavu_tables import SETTINGS
+from relume.chaos.papers.pipeline import Job, apart, ends, together
+from relume.policies.disaggregation import Work, together_us
 
 jobs_ = st.lists(
     st.builds(Job, st.integers(0, 300), st.integers(0, 40), st.integers(1, 30)),

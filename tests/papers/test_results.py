@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.papers import __main__ as command
-from chaos.papers import registry
-from chaos.papers.anchortp_table1 import QWEN, most_ratio, restart_rate
-from chaos.papers.anchortp_table2 import own_links_s, shares
-from chaos.papers.dejavu_failures import FAILURES_S, Pipeline
-from chaos.papers.dejavu_inputs import (
+from relume.chaos.papers import __main__ as command
+from relume.chaos.papers import registry
+from relume.chaos.papers.anchortp_table1 import QWEN, most_ratio, restart_rate
+from relume.chaos.papers.anchortp_table2 import own_links_s, shares
+from relume.chaos.papers.dejavu_failures import FAILURES_S, Pipeline
+from relume.chaos.papers.dejavu_inputs import (
     BLOOM_176B,
     MEAN_TOKENS,
     OPT_66B,
@@ -26,9 +26,17 @@ from chaos.papers.dejavu_inputs import (
     sampled,
     token_ns,
 )
-from chaos.papers.dejavu_table6 import KV_BYTES, extra_s, transfer_s
-from chaos.papers.result import EXPLAINED, OPEN, REPRODUCED, Found, Published, Result, compare
-from chaos.papers.sampling import Sampling
+from relume.chaos.papers.dejavu_table6 import KV_BYTES, extra_s, transfer_s
+from relume.chaos.papers.result import (
+    EXPLAINED,
+    OPEN,
+    REPRODUCED,
+    Found,
+    Published,
+    Result,
+    compare,
+)
+from relume.chaos.papers.sampling import Sampling
 
 QUICK = [name for name in registry.NAMES if not registry.load(name).sample]
 
@@ -107,7 +115,7 @@ def test_the_first_word_of_a_name_means_all_of_that_paper() -> None:
 
 def test_it_is_a_command_of_relume_chaos() -> None:
     said = subprocess.run(
-        [sys.executable, "-m", "chaos.cli", "papers", "--list"],
+        [sys.executable, "-m", "relume.chaos.cli", "papers", "--list"],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "dejavu-makespan" in said.stdout

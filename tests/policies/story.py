@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from events import vocabulary as v
-from events.codec import encode
-from events.log import RevisionGroup
-from events.segment import GENESIS, pack, unpack
-from policies.fleet import apply_group
-from policies.state import Fleet, Worker
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.log import RevisionGroup
+from relume.events.segment import GENESIS, pack, unpack
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet, Worker
 
 MODEL = "m"
 

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from events import vocabulary as v
-from policies.account import FLIGHT_TICKS, SILENT_TICKS
-from policies.predict import forecast
-from policies.state import Worker
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies.account import FLIGHT_TICKS, SILENT_TICKS
+from relume.policies.predict import forecast
+from relume.policies.state import Worker
+from relume.policies.view import View
 from tests.policies.story import Story, arrived, decided, died, ended, observed, ready, started
 
 WORKERS = ("w0", "w1")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import vocabulary as v
-from policies.account import TOMBSTONE_TICKS
+from relume.events import vocabulary as v
+from relume.policies.account import TOMBSTONE_TICKS
 from tests.policies.story import (
     Story,
     arrived,

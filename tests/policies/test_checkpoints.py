@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from events import vocabulary as v
-from policies import checkpoints, coverage, routing
-from policies.checkpoint_settings import INTEGERS, CheckpointConfig, config_of, settings_of
-from policies.checkpoints import Lost
-from policies.pace import prefill_ns
-from policies.state import Fleet
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies import checkpoints, coverage, routing
+from relume.policies.checkpoint_settings import INTEGERS, CheckpointConfig, config_of, settings_of
+from relume.policies.checkpoints import Lost
+from relume.policies.pace import prefill_ns
+from relume.policies.state import Fleet
+from relume.policies.view import View
 from tests.policies.story import MODEL, Story, arrived, decided, ended, engine_step, replica_started
 
 BASIS = v.Basis(1, 0)

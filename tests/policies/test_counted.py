@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from events import vocabulary as v
-from events.codec import encode
-from policies import checkpoints
-from policies.counted import SEVERAL, prompt_tokens
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.policies import checkpoints
+from relume.policies.counted import SEVERAL, prompt_tokens
+from relume.policies.view import View
 from tests.policies.story import Story, arrived, decided, died, engine_step, queued
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from events import codec
-from events import vocabulary as v
-from policies import coverage, placement
-from policies.checkpoints import displaced, sites
-from policies.coverage import FORGET_TICKS, RELEASE_TICKS, bandwidth, covered_tokens, endpoint
-from policies.state import dump, load, state_hash
-from policies.step import step
-from policies.view import View
+from relume.events import codec
+from relume.events import vocabulary as v
+from relume.policies import coverage, placement
+from relume.policies.checkpoints import displaced, sites
+from relume.policies.coverage import (
+    FORGET_TICKS,
+    RELEASE_TICKS,
+    bandwidth,
+    covered_tokens,
+    endpoint,
+)
+from relume.policies.state import dump, load, state_hash
+from relume.policies.step import step
+from relume.policies.view import View
 from tests.policies.story import Story, arrived, decided, ended, engine_step, queued
 
 BASIS = v.Basis(1, 0)

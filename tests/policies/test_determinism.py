@@ -25,9 +25,9 @@ for n in range(40):
     if n % 3:
         story.tell("r.r0", observed(q, worker=w, kind="reset"))
         story.tell(f"w.{w}", engine_step(finished(q)))
-from policies.state import dump, state_hash
-from policies.routing import Query, least_load
-from policies.view import View
+from relume.policies.state import dump, state_hash
+from relume.policies.routing import Query, least_load
+from relume.policies.view import View
 view = View("r.r0", story.fleet)
 choice = least_load(view, Query("x", "m", 1, 0))
 print(dump(story.fleet).hex(), state_hash(story.fleet).hex(), choice)

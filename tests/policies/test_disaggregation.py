@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.disaggregation import (
+from relume.policies.disaggregation import (
     DoesNotFit,
     Footprint,
     Split,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from events import vocabulary as v
-from events.errors import MalformedRecord, UnknownEvent
-from policies.account import TOMBSTONE_TICKS
-from policies.state import Fleet, dump, load, state_hash
+from relume.events import vocabulary as v
+from relume.events.errors import MalformedRecord, UnknownEvent
+from relume.policies.account import TOMBSTONE_TICKS
+from relume.policies.state import Fleet, dump, load, state_hash
 from tests.policies.story import (
     Story,
     arrived,
@@ -170,7 +170,7 @@ def test_slowest_step_fades() -> None:
 
 def test_journalled_decision_folds_once() -> None:
     """The dispatch in RequestQueued is for `why`; the fold counts the record alone."""
-    from events.codec import encode
+    from relume.events.codec import encode
 
     for worker_first in (False, True):
         story = Story()

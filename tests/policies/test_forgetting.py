@@ -3,11 +3,11 @@
 import pytest
 from msgspec import structs
 
-from events import vocabulary as v
-from events.prefix import pack
-from policies.cached import index_of
-from policies.forgetting import FORGET_TICKS, REMEMBER_TICKS, due
-from policies.step import step
+from relume.events import vocabulary as v
+from relume.events.prefix import pack
+from relume.policies.cached import index_of
+from relume.policies.forgetting import FORGET_TICKS, REMEMBER_TICKS, due
+from relume.policies.step import step
 from tests.policies.story import Story, decided, died, ready, started
 
 

@@ -8,14 +8,20 @@ from typing import Any
 
 import pytest
 
-from events import vocabulary as v
-from policies import migration, routing
-from policies.checkpoint_settings import settings_of as checkpoint_settings
-from policies.migration import Running
-from policies.migration_settings import CHOICES, INTEGERS, MigrationConfig, config_of, settings_of
-from policies.pace import token_us
-from policies.state import Fleet
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies import migration, routing
+from relume.policies.checkpoint_settings import settings_of as checkpoint_settings
+from relume.policies.migration import Running
+from relume.policies.migration_settings import (
+    CHOICES,
+    INTEGERS,
+    MigrationConfig,
+    config_of,
+    settings_of,
+)
+from relume.policies.pace import token_us
+from relume.policies.state import Fleet
+from relume.policies.view import View
 from tests.policies.story import MODEL, Story, arrived, decided, ended, queued, replica_started
 from tests.policies.test_checkpoints import CheckpointConfig, daemon, held
 

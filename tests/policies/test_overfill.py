@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from events import vocabulary as v
-from policies import board as boards
-from policies import routing, selectors
-from policies.fullness import bound
-from policies.routing import Query, decide
-from policies.saturation import FREE, SATURATED, saturation
-from policies.view import View
-from policies.waiting_settings import config_of
+from relume.events import vocabulary as v
+from relume.policies import board as boards
+from relume.policies import routing, selectors
+from relume.policies.fullness import bound
+from relume.policies.routing import Query, decide
+from relume.policies.saturation import FREE, SATURATED, saturation
+from relume.policies.view import View
+from relume.policies.waiting_settings import config_of
 from tests.policies.story import MODEL, Story, decided, engine_step, queued, replica_started
 from tests.policies.test_ranking import fleet_of
 from tests.policies.test_selectors import Busy

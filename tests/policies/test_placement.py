@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.placement import (
+from relume.policies.placement import (
     Demand,
     Index,
     Placement,

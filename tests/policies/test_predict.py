@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec import structs
 
-from events import vocabulary as v
-from policies.outlook import outlook
-from policies.predict import Forecast, forecast, tpot_us, ttft_us
-from policies.state import Worker
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies.outlook import outlook
+from relume.policies.predict import Forecast, forecast, tpot_us, ttft_us
+from relume.policies.state import Worker
+from relume.policies.view import View
 from tests.policies.story import Story, arrived, decided, ended, queued, ready
 
 BASE, TOKEN, REQUEST = 10_000, 20, 400

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from events import prefix
-from events import vocabulary as v
-from policies import cached, own_prefixes, prefixes
-from policies.hits import Hits
-from policies.state import Fleet, dump, load, state_hash
-from policies.view import View
+from relume.events import prefix
+from relume.events import vocabulary as v
+from relume.policies import cached, own_prefixes, prefixes
+from relume.policies.hits import Hits
+from relume.policies.state import Fleet, dump, load, state_hash
+from relume.policies.view import View
 from tests.policies.story import (
     Story,
     decided,

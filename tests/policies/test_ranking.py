@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from events import vocabulary as v
-from policies import routing
-from policies.recovery import grounded
-from policies.routing import Query, decide
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies import routing
+from relume.policies.recovery import grounded
+from relume.policies.routing import Query, decide
+from relume.policies.view import View
 from tests.policies.story import (
     MODEL,
     Story,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from policies.receipts import TOGETHER_US, UNSAID, Unsaid, received_us, take
-from policies.state import Receipts
+from relume.policies.receipts import TOGETHER_US, UNSAID, Unsaid, received_us, take
+from relume.policies.state import Receipts
 
 
 @pytest.mark.parametrize("seed", range(6))

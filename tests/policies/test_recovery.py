@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from events import vocabulary as v
-from policies.recovery import grounded, mode_of
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies.recovery import grounded, mode_of
+from relume.policies.view import View
 from tests.policies.story import MODEL, Story, started
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.recovery_plan import POLICIES, Interrupted, Links, Rules, Stored, Target, plan
+from relume.policies.recovery_plan import POLICIES, Interrupted, Links, Rules, Stored, Target, plan
 
 LINKS = Links(local=10_000_000, remote=1_000_000, latency_us=100)
 

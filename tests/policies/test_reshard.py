@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from policies.reshard import (
+from relume.policies.reshard import (
     BadLayout,
     Held,
     Plan,
@@ -23,8 +23,8 @@ from policies.reshard import (
     lost,
     own_only,
 )
-from policies.reshard_time import Links, busiest_us
-from policies.spans import common, cut, normal, size, without
+from relume.policies.reshard_time import Links, busiest_us
+from relume.policies.spans import common, cut, normal, size, without
 
 
 @st.composite

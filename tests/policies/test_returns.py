@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from events import vocabulary as v
-from policies.fleet import fold
-from policies.state import Fleet
-from policies.step import step
+from relume.events import vocabulary as v
+from relume.policies.fleet import fold
+from relume.policies.state import Fleet
+from relume.policies.step import step
 from tests.policies.story import arrived, ended, replica_started
 
 

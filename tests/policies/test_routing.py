@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from events import vocabulary as v
-from policies import routing
-from policies.routing import Query, least_load, round_robin
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies import routing
+from relume.policies.routing import Query, least_load, round_robin
+from relume.policies.view import View
 from tests.policies.story import Story, arrived, decided, died, engine_step, queued, ready, started
 
 QUERY = Query("q9", "m", 50, 0)

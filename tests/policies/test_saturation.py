@@ -6,11 +6,11 @@ from itertools import count
 
 import pytest
 
-from policies import receipts, routing
-from policies.outlook import outlook
-from policies.saturation import FREE, NO_WORKER, SATURATED, UNKNOWN, open_workers, saturation
-from policies.view import View
-from policies.waiting_settings import WaitingConfig
+from relume.policies import receipts, routing
+from relume.policies.outlook import outlook
+from relume.policies.saturation import FREE, NO_WORKER, SATURATED, UNKNOWN, open_workers, saturation
+from relume.policies.view import View
+from relume.policies.waiting_settings import WaitingConfig
 from tests.policies.story import MODEL, Story, decided, died, ended
 from tests.policies.test_ranking import fleet_of, view_of
 from tests.policies.test_selectors import Busy

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import vocabulary as v
-from policies import board, receipts, routing, selectors
-from policies.hits import Hits
-from policies.outlook import Outlook, coarse, outlook
-from policies.routing import Query, decide
-from policies.selectors import Asked
-from policies.state import Worker
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies import board, receipts, routing, selectors
+from relume.policies.hits import Hits
+from relume.policies.outlook import Outlook, coarse, outlook
+from relume.policies.routing import Query, decide
+from relume.policies.selectors import Asked
+from relume.policies.state import Worker
+from relume.policies.view import View
 from tests.policies.story import MODEL, arrived, decided, ended, engine_step, finished, queued
 from tests.policies.test_ranking import Life, fleet_of, view_of
 
@@ -375,7 +375,7 @@ def test_old_records_read_as_they_were_written() -> None:
     """A candidate and a decision without the fields that came later."""
     import msgspec
 
-    from events.codec import decode, encode
+    from relume.events.codec import decode, encode
 
     whole = msgspec.msgpack.decode(encode(decided()))
     again: Any = decode(msgspec.msgpack.encode(whole[:16]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.stall import Look, StallConfig, bound_us, hung, recovered
-from policies.state import Worker
+from relume.policies.stall import Look, StallConfig, bound_us, hung, recovered
+from relume.policies.state import Worker
 
 CONFIG = StallConfig()
 BOUND = 1_000_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from events import vocabulary as v
-from policies.fleet import fold
-from policies.state import Fleet, Replica
-from policies.step import GONE_TICKS, HEALTHY_TICKS, step
+from relume.events import vocabulary as v
+from relume.policies.fleet import fold
+from relume.policies.state import Fleet, Replica
+from relume.policies.step import GONE_TICKS, HEALTHY_TICKS, step
 from tests.policies.story import Story, arrived, decided, ended, replica_started
 
 

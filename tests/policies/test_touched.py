@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from controlplane.replay.history import from_file
-from events import vocabulary as v
-from events.codec import encode
-from events.log import RevisionGroup
-from events.segment import Segment
-from policies import checkpoints, touched
-from policies.fleet import apply_group
-from policies.placement import Index, Weights
-from policies.state import Fleet
-from policies.view import View
+from relume.controlplane.replay.history import from_file
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.log import RevisionGroup
+from relume.events.segment import Segment
+from relume.policies import checkpoints, touched
+from relume.policies.fleet import apply_group
+from relume.policies.placement import Index, Weights
+from relume.policies.state import Fleet
+from relume.policies.view import View
 from tests.policies.story import (
     arrived,
     decided,

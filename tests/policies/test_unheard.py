@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from events import vocabulary as v
-from events.codec import encode
-from policies.step import HEALTHY_TICKS, step
-from policies.unheard import WAIT_TICKS
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.policies.step import HEALTHY_TICKS, step
+from relume.policies.unheard import WAIT_TICKS
 from tests.policies.story import (
     Story,
     arrived,

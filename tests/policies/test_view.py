@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import vocabulary as v
-from policies import fleet as fold
-from policies.stall import StallConfig, config_of, settings_of
-from policies.state import Fleet, dump, load
-from policies.view import View
+from relume.events import vocabulary as v
+from relume.policies import fleet as fold
+from relume.policies.stall import StallConfig, config_of, settings_of
+from relume.policies.state import Fleet, dump, load
+from relume.policies.view import View
 from tests.policies.story import (
     Story,
     arrived,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fair_queue import MOST_COST, QUANTUM, Entry
-from policies.routing_settings import TIERS
-from policies.waiting import (
+from relume.policies.fair_queue import MOST_COST, QUANTUM, Entry
+from relume.policies.routing_settings import TIERS
+from relume.policies.waiting import (
     AGED_PART,
     DEADLINE,
     EXPIRED,
@@ -24,7 +24,7 @@ from policies.waiting import (
     cost,
     rank_of,
 )
-from policies.waiting_settings import WaitingConfig
+from relume.policies.waiting_settings import WaitingConfig
 
 CONFIG = WaitingConfig(requests=8, mb=1, age_ms=1000, most_ms=30_000)
 WIDE = WaitingConfig(requests=100_000, mb=65_536, tenant_percent=100, age_ms=3_600_000)

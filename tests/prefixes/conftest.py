@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import uvloop
 
-from controlplane.gateway.config import GatewayConfig
-from controlplane.gateway.gateway import Gateway
-from controlplane.gateway.ports import Arrival
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.gateway import Gateway
+from relume.controlplane.gateway.ports import Arrival
 from tests.gateway.conftest import Rig
 from tests.gateway.peers import Engine, FakeScheduler
 

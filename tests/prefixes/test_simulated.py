@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from chaos.sim import prefixes
-from chaos.sim.cost import load
-from chaos.sim.engine import EngineConfig, Job, SimEngine
-from events import prefix
+from relume.chaos.sim import prefixes
+from relume.chaos.sim.cost import load
+from relume.chaos.sim.engine import EngineConfig, Job, SimEngine
+from relume.events import prefix
 
 COST = load("qwen3-32b_rtxpro6000x2")
 BLOCK = 16

@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from controlplane.gateway.chat_prompt import Template, Unusable
-from controlplane.gateway.token_frames import Ask, Told
-from controlplane.gateway.tokenizing import LONG_BYTES, Tokenizer, tokenizers_of
-from events import prefix
+from relume.controlplane.gateway.chat_prompt import Template, Unusable
+from relume.controlplane.gateway.token_frames import Ask, Told
+from relume.controlplane.gateway.tokenizing import LONG_BYTES, Tokenizer, tokenizers_of
+from relume.events import prefix
 from tests.gateway.peers import Behaviour
 
 TEMPLATE = (

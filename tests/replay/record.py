@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.traffic import Stream
-from controlplane.local_fleet import ENGINE_ENV
-from controlplane.processes import Child
-from controlplane.replay.store import save
-from events import vocabulary as v
+from relume.chaos.traffic import Stream
+from relume.controlplane.local_fleet import ENGINE_ENV
+from relume.controlplane.processes import Child
+from relume.controlplane.replay.store import save
+from relume.events import vocabulary as v
 from tests.live.conftest import scene_of, small_fleet, whole
 from tests.live.test_checkpoints import Victim, padding, until_daemons
 
@@ -76,7 +76,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         socket = folder / "z.sock"
-        command = [sys.executable, "-m", "engine_shim.zygote", "--socket", str(socket)]
+        command = [sys.executable, "-m", "relume.engine_shim.zygote", "--socket", str(socket)]
         child = Child.start("zygote", command, folder / "zygote.log", ENGINE_ENV)
         try:
             while not socket.exists():

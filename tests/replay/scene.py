@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from controlplane.gateway.ports import Activity, Arrival, Assignment, Hopeless
-from controlplane.replica import Replica, ReplicaConfig
-from events import vocabulary as v
-from events.errors import Fenced
-from events.memory import MemoryLog
-from policies.checkpoint_settings import CheckpointConfig
-from policies.migration_settings import MigrationConfig
+from relume.controlplane.gateway.ports import Activity, Arrival, Assignment, Hopeless
+from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.events import vocabulary as v
+from relume.events.errors import Fenced
+from relume.events.memory import MemoryLog
+from relume.policies.checkpoint_settings import CheckpointConfig
+from relume.policies.migration_settings import MigrationConfig
 
 MODEL = "m"
 PAUSE_S = 0.0005

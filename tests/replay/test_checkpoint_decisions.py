@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.replay.telling import told
-from controlplane.replay.verify import verify
-from controlplane.replay.why import why
-from events import vocabulary as v
-from events.codec import decode, encode
-from events.log import RevisionGroup
-from policies import checkpoints, placement, recovery_plan
-from policies.checkpoint_settings import CheckpointConfig
+from relume.controlplane.replay.telling import told
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
+from relume.events.codec import decode, encode
+from relume.events.log import RevisionGroup
+from relume.policies import checkpoints, placement, recovery_plan
+from relume.policies.checkpoint_settings import CheckpointConfig
 from tests.replay.scene import Scene
 from tests.replay.tamper import Place, places, replaced
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli import main
-from controlplane.replay.store import save
-from events import vocabulary as v
-from events.codec import encode
+from relume.controlplane.cli import main
+from relume.controlplane.replay.store import save
+from relume.events import vocabulary as v
+from relume.events.codec import encode
 from tests.replay.scene import Scene
 from tests.replay.tamper import places, replaced
 

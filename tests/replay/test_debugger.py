@@ -14,20 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from controlplane.cli import main
-from controlplane.history import snapshots
-from controlplane.history.archive import Archive
-from controlplane.replay.debugger import Debugger
-from controlplane.replay.debugger_commands import COMMANDS, BadQuestion
-from controlplane.replay.debugger_diff import diff
-from controlplane.replay.debugger_fold import Timeline
-from controlplane.replay.debugger_match import kind_of, match, requests_of, workers_of
-from controlplane.replay.debugger_show import _SHOWN
-from controlplane.replay.history import History, from_file
-from events.log import RevisionGroup
-from events.vocabulary import AnyEvent
-from policies.fleet import apply_group
-from policies.state import Fleet, dump
+from relume.controlplane.cli import main
+from relume.controlplane.history import snapshots
+from relume.controlplane.history.archive import Archive
+from relume.controlplane.replay.debugger import Debugger
+from relume.controlplane.replay.debugger_commands import COMMANDS, BadQuestion
+from relume.controlplane.replay.debugger_diff import diff
+from relume.controlplane.replay.debugger_fold import Timeline
+from relume.controlplane.replay.debugger_match import kind_of, match, requests_of, workers_of
+from relume.controlplane.replay.debugger_show import _SHOWN
+from relume.controlplane.replay.history import History, from_file
+from relume.events.log import RevisionGroup
+from relume.events.vocabulary import AnyEvent
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet, dump
 from tests.replay.test_scheduler_replay import eventful_log
 
 KILLED = Path(__file__).parent / "logs" / "engine-killed.rlog"
@@ -88,7 +88,7 @@ def test_a_step_back_does_not_fold_from_the_start(killed: History) -> None:
 
 
 def test_states_kept_are_bounded(killed: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.replay.debugger_fold.MOST", 8)
+    monkeypatch.setattr("relume.controlplane.replay.debugger_fold.MOST", 8)
     timeline = Timeline(killed, spacing=1)
     timeline.seek(timeline.end)
     assert len(timeline._states) <= 9
@@ -288,7 +288,7 @@ def test_commands_from_a_pipe_answer_in_json(
 def test_prompt_steps_and_repeats(
     capsys: pytest.CaptureFixture[str], killed: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from controlplane.replay.debugger_prompt import Prompt
+    from relume.controlplane.replay.debugger_prompt import Prompt
 
     prompt = Prompt(Debugger(killed))
     for line in ("at 100", "next", "", "", "nonsense"):

@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaos.bench import replay, replay_log
-from controlplane.cli import main
-from controlplane.replay.debugger import Debugger
-from controlplane.replay.debugger_fold import Timeline
-from controlplane.replay.debugger_whatif import DEFAULTS, Outcome, parse, what_if
-from controlplane.replay.debugger_window import cut, export_window, redacted
-from controlplane.replay.history import History, from_file
-from controlplane.replay.verify import query_of, verify
-from events import codec, prefix
-from events import vocabulary as v
-from events.log import RevisionGroup
-from policies import routing, stall
-from policies.state import dump
+from relume.chaos.bench import replay, replay_log
+from relume.controlplane.cli import main
+from relume.controlplane.replay.debugger import Debugger
+from relume.controlplane.replay.debugger_fold import Timeline
+from relume.controlplane.replay.debugger_whatif import DEFAULTS, Outcome, parse, what_if
+from relume.controlplane.replay.debugger_window import cut, export_window, redacted
+from relume.controlplane.replay.history import History, from_file
+from relume.controlplane.replay.verify import query_of, verify
+from relume.events import codec, prefix
+from relume.events import vocabulary as v
+from relume.events.log import RevisionGroup
+from relume.policies import routing, stall
+from relume.policies.state import dump
 from tests.replay.scene import Scene
 from tests.replay.test_checkpoint_decisions import log_with_plans, planned, recorded
 from tests.replay.test_migration_decisions import drained
@@ -173,7 +173,7 @@ def test_questions_the_log_never_asked(changed: str, kind: str) -> None:
 async def _without(changed: str, off: str) -> list[RevisionGroup]:
     if changed == "placement":
         return await log_with_plans(placement=off)
-    from policies.checkpoint_settings import CheckpointConfig
+    from relume.policies.checkpoint_settings import CheckpointConfig
 
     async with Scene(5, replicas=1, checkpoints=CheckpointConfig(recovery=off)) as scene:
         held, cuts = scene.replicas["r0"].fleet, 0

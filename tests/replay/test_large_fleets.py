@@ -7,13 +7,13 @@ import asyncio
 import msgspec
 import pytest
 
-from controlplane.replay.telling import told
-from controlplane.replay.verify import verify
-from controlplane.replay.why import why
-from events import vocabulary as v
-from events.codec import decode, encode
-from events.log import RevisionGroup
-from policies import routing
+from relume.controlplane.replay.telling import told
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
+from relume.events.codec import decode, encode
+from relume.events.log import RevisionGroup
+from relume.policies import routing
 from tests.replay.tamper import Place, places, replaced
 from tests.replay.test_scheduler_replay import assert_same, eventful_log
 

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaos.validators import check_all
-from controlplane.gateway.ports import Arrival
-from controlplane.migration import goes_on
-from controlplane.replay.telling import told
-from controlplane.replay.verify import verify
-from controlplane.replay.why import why
-from events import vocabulary as v
-from events.codec import encode
-from events.log import RevisionGroup
-from policies.migration_settings import MigrationConfig
+from relume.chaos.validators import check_all
+from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.migration import goes_on
+from relume.controlplane.replay.telling import told
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.log import RevisionGroup
+from relume.policies.migration_settings import MigrationConfig
 from tests.replay.scene import Scene
 from tests.replay.tamper import replaced
 from tests.replay.test_checkpoint_decisions import divergence, recorded
@@ -205,7 +205,7 @@ async def test_an_engine_that_hands_over_too_late_is_obeyed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its move was given up; the stream ends with the handover, and goes where it was planned."""
-    monkeypatch.setattr("controlplane.engine_calls.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("relume.controlplane.engine_calls.TIMEOUT_S", 0.05)
     async with Scene(7, replicas=1, tokens=LONG) as scene:
         scene.handover_s = 0.15
         traffic = asyncio.create_task(scene.traffic(6))

@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.cli import main
-from controlplane.history.errors import HistoryGap
-from controlplane.replay.history import from_etcd
-from controlplane.replay.verify import verify
-from events import vocabulary as v
-from events.codec import decode
-from events.etcd.config import EtcdConfig
-from events.etcd.factory import EtcdLog
-from events.etcd.maintenance import Maintenance
-from events.etcd.writer import EtcdWriter
-from events.log import RevisionGroup
+from relume.controlplane.cli import main
+from relume.controlplane.history.errors import HistoryGap
+from relume.controlplane.replay.history import from_etcd
+from relume.controlplane.replay.verify import verify
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.etcd.writer import EtcdWriter
+from relume.events.log import RevisionGroup
 from tests.etcd_server import EtcdServer, etcd_binary
 from tests.history.stage import replica_on, traffic_on, until
 from tests.replay.scene import Scene

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from controlplane.replay.verify import verify
-from events import vocabulary as v
-from events.codec import decode
-from events.log import RevisionGroup
-from policies import selectors
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.controlplane.replay.verify import verify
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.events.log import RevisionGroup
+from relume.policies import selectors
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 from tests.replay.scene import Scene
 from tests.replay.test_scheduler_replay import assert_same, eventful_log
 

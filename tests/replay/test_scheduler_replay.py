@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from controlplane.replay.verify import Verdict, verify
-from events import vocabulary as v
-from events.codec import decode
-from events.log import RevisionGroup
-from policies.fleet import apply_group
-from policies.state import Fleet, dump
+from relume.controlplane.replay.verify import Verdict, verify
+from relume.events import vocabulary as v
+from relume.events.codec import decode
+from relume.events.log import RevisionGroup
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet, dump
 from tests.replay.scene import Scene
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.replay.history import from_file
-from controlplane.replay.store import BadStoredLog, StoredLog, save
-from controlplane.replay.verify import verify
-from events.log import RevisionGroup
-from policies.fleet import apply_group
-from policies.state import Fleet, dump
+from relume.controlplane.replay.history import from_file
+from relume.controlplane.replay.store import BadStoredLog, StoredLog, save
+from relume.controlplane.replay.verify import verify
+from relume.events.log import RevisionGroup
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet, dump
 from tests.replay.scene import Scene
 from tests.replay.tamper import dropped, places
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.validators import check_all
-from controlplane.replay.history import from_file
-from controlplane.replay.telling import told
-from controlplane.replay.verify import verify
-from controlplane.replay.why import why
-from policies import routing
+from relume.chaos.validators import check_all
+from relume.controlplane.replay.history import from_file
+from relume.controlplane.replay.telling import told
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replay.why import why
+from relume.policies import routing
 from tests.replay.tamper import dropped, places, swapped
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_there_is_a_log() -> None:
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
 def test_verdict_is_the_same_in_every_environment(path: Path) -> None:
-    command = [sys.executable, "-m", "controlplane.cli", "replay", "--verify", "--json"]
+    command = [sys.executable, "-m", "relume.controlplane.cli", "replay", "--verify", "--json"]
     answers = {}
     for name, settings in SETTINGS.items():
         done = subprocess.run(

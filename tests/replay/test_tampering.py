@@ -11,13 +11,13 @@ import random
 
 import pytest
 
-from controlplane.replay.verify import Verdict, verify
-from events import vocabulary as v
-from events.codec import decode, encode
-from events.log import RevisionGroup
-from policies import routing, stall
-from policies.fleet import apply_group
-from policies.state import Fleet
+from relume.controlplane.replay.verify import Verdict, verify
+from relume.events import vocabulary as v
+from relume.events.codec import decode, encode
+from relume.events.log import RevisionGroup
+from relume.policies import routing, stall
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet
 from tests.policies.story import Story, died, engine_step
 from tests.replay.scene import Scene
 from tests.replay.tamper import Place, dropped, exchanged, places, replaced, swapped
@@ -145,7 +145,7 @@ def test_changed_tie_rule_is_found(
 def test_changed_fold_is_found(
     groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from policies import account
+    from relume.policies import account
 
     monkeypatch.setitem(account.CHANGES, v.EngineFinished, lambda worker, key, change: None)
     found(groups)
@@ -248,7 +248,7 @@ def test_log_of_a_build_with_other_state_is_held_to_its_order(
     groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """State hashes of another shape say nothing here; decisions and order still do."""
-    import controlplane.replay.verify as module
+    import relume.controlplane.replay.verify as module
 
     monkeypatch.setattr(module, "SHAPE", "another")
     verdict = verify(groups)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from controlplane.replay.debugger_whatif import Outcome, parse, what_if
-from controlplane.replay.history import History
-from controlplane.replay.verify import verify
-from events.log import RevisionGroup
-from policies.waiting_settings import settings_of
+from relume.controlplane.replay.debugger_whatif import Outcome, parse, what_if
+from relume.controlplane.replay.history import History
+from relume.controlplane.replay.verify import verify
+from relume.events.log import RevisionGroup
+from relume.policies.waiting_settings import settings_of
 from tests.controlplane.test_waiting import USUAL, plane
 
 

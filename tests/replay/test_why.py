@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from controlplane.replay.telling import headline, to_json, told
-from controlplane.replay.why import Why, why
-from events import vocabulary as v
-from events.codec import encode
+from relume.controlplane.replay.telling import headline, to_json, told
+from relume.controlplane.replay.why import Why, why
+from relume.events import vocabulary as v
+from relume.events.codec import encode
 from tests.policies.story import (
     Story,
     arrived,

@@ -12,13 +12,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from chaos.runner import fuzz
-from chaos.sim.gateway import SimExchange
-from controlplane.scheduler import Scheduler
-from engine_shim.agent_effects import EffectRunner
-from engine_shim.state_daemon.extents import PAGE, Extents
-from events.etcd import appends
-from policies import coverage, placement, routing, stall
+from relume.chaos.runner import fuzz
+from relume.chaos.sim.gateway import SimExchange
+from relume.controlplane.scheduler import Scheduler
+from relume.engine_shim.agent_effects import EffectRunner
+from relume.engine_shim.state_daemon.extents import PAGE, Extents
+from relume.events.etcd import appends
+from relume.policies import coverage, placement, routing, stall
 
 SEEDS = 100
 """Each must be found within so many."""

@@ -7,15 +7,24 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from chaos.outcome import Fired, History, Outcome
-from chaos.scenario.language import Bound, Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
-from chaos.scenario.schedule import expand
-from chaos.validators.records import ClientRecord, Log, events_of
-from controlplane.replay.history import from_file
-from events import vocabulary as v
-from events.codec import encode
-from events.log import RevisionGroup
-from events.segment import GENESIS, pack, unpack
+from relume.chaos.outcome import Fired, History, Outcome
+from relume.chaos.scenario.language import (
+    Bound,
+    Burst,
+    Fault,
+    Fixed,
+    Fleet,
+    Scenario,
+    Traffic,
+    When,
+)
+from relume.chaos.scenario.schedule import expand
+from relume.chaos.validators.records import ClientRecord, Log, events_of
+from relume.controlplane.replay.history import from_file
+from relume.events import vocabulary as v
+from relume.events.codec import encode
+from relume.events.log import RevisionGroup
+from relume.events.segment import GENESIS, pack, unpack
 
 PATH = Path(__file__).parents[1] / "replay" / "logs" / "engine-killed.rlog"
 MS = 1_000_000

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from chaos.outcome import Fired, Outcome
-from chaos.runner import artifacts, figures, telling
-from chaos.runner.judge import Verdict, _known, judge
-from chaos.scenario.catalogue import FIGURES
-from chaos.scenario.language import Bound, Fault, When
-from chaos.scenario.schedule import Planned, expand
-from chaos.validators import CHECKS
-from chaos.validators.records import Log, events_of
-from controlplane.cli import main as relume
-from events import vocabulary as v
-from events.log import Landed
+from relume.chaos.outcome import Fired, Outcome
+from relume.chaos.runner import artifacts, figures, telling
+from relume.chaos.runner.judge import Verdict, _known, judge
+from relume.chaos.scenario.catalogue import FIGURES
+from relume.chaos.scenario.language import Bound, Fault, When
+from relume.chaos.scenario.schedule import Planned, expand
+from relume.chaos.validators import CHECKS
+from relume.chaos.validators.records import Log, events_of
+from relume.controlplane.cli import main as relume
+from relume.events import vocabulary as v
+from relume.events.log import Landed
 from tests.runner.recorded import SCENARIO, outcome, told
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.runner import fuzz
+from relume.chaos.runner import fuzz
 from tests.runner.plants import PLANTS, find, runs
 
 

@@ -19,17 +19,17 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace
 
-from chaos.outcome import Outcome
-from chaos.runner import __main__ as command
-from chaos.runner import artifacts, fuzz, fuzzing, pool, shrink, world
-from chaos.runner.cases import Case, case_of, fixed_yaml, parse_fixed, scenario_yaml
-from chaos.runner.compose import compose
-from chaos.runner.judge import judge
-from chaos.runner.page import page
-from chaos.runner.timeline import timeline
-from chaos.scenario import reading
-from chaos.scenario.catalogue import FAULTS, PHASES, applicable
-from chaos.scenario.problems import ScenarioError
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner import __main__ as command
+from relume.chaos.runner import artifacts, fuzz, fuzzing, pool, shrink, world
+from relume.chaos.runner.cases import Case, case_of, fixed_yaml, parse_fixed, scenario_yaml
+from relume.chaos.runner.compose import compose
+from relume.chaos.runner.judge import judge
+from relume.chaos.runner.page import page
+from relume.chaos.runner.timeline import timeline
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable
+from relume.chaos.scenario.problems import ScenarioError
 from tests.runner.recorded import outcome
 
 GOOD = outcome()
@@ -170,7 +170,7 @@ def slowly(number: int) -> int:
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     code = (
         "import itertools, sys\n"
-        "from chaos.runner import pool\n"
+        "from relume.chaos.runner import pool\n"
         "from tests.runner.test_runner import slowly\n"
         "try:\n"
         "    for given, _ in pool.each(slowly, itertools.count(), 2, lambda: False):\n"
@@ -197,7 +197,7 @@ def test_fuzz_ends_in_order_when_it_is_asked_to(tmp_path: Path) -> None:
     """SIGTERM, as Ctrl-C: the summary of what was run is printed."""
     words = ["fuzz", "--seeds", "9999", "--scenarios", "calm", "--jobs", "2"]
     child = subprocess.Popen(
-        [sys.executable, "-m", "chaos.runner", *words, "--out", str(tmp_path)],
+        [sys.executable, "-m", "relume.chaos.runner", *words, "--out", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
@@ -396,7 +396,7 @@ def test_what_cannot_be_run_is_told(capsys: pytest.CaptureFixture[str], tmp_path
 
 def test_a_report_of_which_only_the_head_is_read_is_no_error(tmp_path: Path) -> None:
     artifacts.keep(tmp_path, GOOD, judge(GOOD), "relume-chaos run it")
-    report = [sys.executable, "-m", "chaos.runner", "report", str(tmp_path)]
+    report = [sys.executable, "-m", "relume.chaos.runner", "report", str(tmp_path)]
     reader, writer = os.pipe()
     os.close(reader)
     try:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.scenario.language import Closed, Poisson, Uniform
-from chaos.scenario.problems import ScenarioError
-from chaos.scenario.reading import find, load, named, parse
+from relume.chaos.scenario.language import Closed, Poisson, Uniform
+from relume.chaos.scenario.problems import ScenarioError
+from relume.chaos.scenario.reading import find, load, named, parse
 
 GOOD = """\
 name: good

@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chaos import cli
-from chaos.scenario import __main__ as command
-from chaos.scenario import catalogue, printing, traces
-from chaos.scenario.language import Scenario
-from chaos.scenario.problems import ScenarioError
-from chaos.scenario.reading import load, named, parse
-from chaos.scenario.schedule import NS, Schedule, expand
-from chaos.sim.faults import Faults
-from chaos.validators import CHECKS
+from relume.chaos import cli
+from relume.chaos.scenario import __main__ as command
+from relume.chaos.scenario import catalogue, printing, traces
+from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.problems import ScenarioError
+from relume.chaos.scenario.reading import load, named, parse
+from relume.chaos.scenario.schedule import NS, Schedule, expand
+from relume.chaos.sim.faults import Faults
+from relume.chaos.validators import CHECKS
 
 TEXT = """\
 name: parts
@@ -56,8 +56,8 @@ def arrivals(how: str, **more: str) -> Schedule:
 
 def test_a_seed_gives_one_schedule_in_every_process() -> None:
     script = (
-        "import sys; from chaos.scenario.reading import parse\n"
-        "from chaos.scenario.schedule import expand\n"
+        "import sys; from relume.chaos.scenario.reading import parse\n"
+        "from relume.chaos.scenario.schedule import expand\n"
         "print(expand(parse(sys.stdin.read()), 7).digest())"
     )
     said = {
@@ -224,7 +224,7 @@ def test_the_commands_of_relume_chaos_exist(capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["--help"]) == 0
     assert "schedule" in capsys.readouterr().out
     done = subprocess.run(
-        [sys.executable, "-m", "chaos.cli", "schedule", "calm", "--requests", "1"],
+        [sys.executable, "-m", "relume.chaos.cli", "schedule", "calm", "--requests", "1"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0 and "127 more requests" in done.stdout

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from chaos.scenario.language import (
+from relume.chaos.scenario.language import (
     Burst,
     Fleet,
     Prefixes,
@@ -21,16 +21,16 @@ from chaos.scenario.language import (
     Traffic,
     Uniform,
 )
-from chaos.sim.fleet import Settings, SimFleet, run
-from chaos.sim.operator import Operator
-from chaos.sim.worker import Host, WorkerSettings
-from chaos.validators import check_all
-from controlplane.replay.verify import verify
-from events import vocabulary as v
-from events.codec import decode_all
-from policies import checkpoints, forgetting
-from policies.account import FLIGHT_TICKS, TOMBSTONE_TICKS
-from policies.cached import index_of
+from relume.chaos.sim.fleet import Settings, SimFleet, run
+from relume.chaos.sim.operator import Operator
+from relume.chaos.sim.worker import Host, WorkerSettings
+from relume.chaos.validators import check_all
+from relume.controlplane.replay.verify import verify
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
+from relume.policies import checkpoints, forgetting
+from relume.policies.account import FLIGHT_TICKS, TOMBSTONE_TICKS
+from relume.policies.cached import index_of
 from tests.policies.test_account_histories import nothing_left
 
 WORKERS, OPEN = 5, 2

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.bench import sim_speed
-from chaos.scenario.catalogue import HARDWARE
-from chaos.sim import compare, fit
-from chaos.sim.cost import FOLDER, StepCost, load, names
-from chaos.sim.speed import Speculative
+from relume.chaos.bench import sim_speed
+from relume.chaos.scenario.catalogue import HARDWARE
+from relume.chaos.sim import compare, fit
+from relume.chaos.sim.cost import FOLDER, StepCost, load, names
+from relume.chaos.sim.speed import Speculative
 
 NAME = "qwen3-32b_rtxpro6000x2"
 SIM = FOLDER.parent
@@ -92,8 +92,8 @@ def test_the_engine_shares_no_code_with_the_scheduler() -> None:
         part = parts.pop()
         for name in imported(SIM / f"{part}.py"):
             assert not name.startswith(("policies", "controlplane")), f"{part}.py: {name}"
-            more = name.removeprefix("chaos.sim.").partition(".")[0]
-            if name.startswith("chaos.sim.") and more not in seen and (SIM / f"{more}.py").exists():
+            more = name.removeprefix("relume.chaos.sim.").partition(".")[0]
+            if name.startswith("relume.chaos.sim.") and more not in seen and (SIM / f"{more}.py").exists():
                 seen.add(more)
                 parts.append(more)
     assert "runs" in seen

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from chaos.sim.clock import Clock
-from chaos.sim.cost import StepCost, load
-from chaos.sim.engine import EngineConfig, Job, SimEngine, Told
+from relume.chaos.sim.clock import Clock
+from relume.chaos.sim.cost import StepCost, load
+from relume.chaos.sim.engine import EngineConfig, Job, SimEngine, Told
 
 COST = load("qwen3-32b_rtxpro6000x2")
 

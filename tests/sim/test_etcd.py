@@ -8,20 +8,20 @@ import sys
 import pytest
 from aetcd import rpc
 
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.etcd_client import Form
-from chaos.sim.etcd_store import txn_of
-from chaos.sim.loop import VirtualLoop
-from chaos.sim.network import Wires
-from events import vocabulary as v
-from events.codec import decode_all
-from events.errors import LogUnavailable, StreamOwned
-from events.etcd.appends import Append, Shape
-from events.etcd.config import EtcdConfig
-from events.etcd.errors import CallFailed
-from events.etcd.keys import Keys
-from events.etcd.ownership import Tail
-from events.segment import Chain
+from relume.chaos.sim.etcd import SimEtcd
+from relume.chaos.sim.etcd_client import Form
+from relume.chaos.sim.etcd_store import txn_of
+from relume.chaos.sim.loop import VirtualLoop
+from relume.chaos.sim.network import Wires
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
+from relume.events.errors import LogUnavailable, StreamOwned
+from relume.events.etcd.appends import Append, Shape
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.errors import CallFailed
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.ownership import Tail
+from relume.events.segment import Chain
 
 TTL_S = 8
 
@@ -332,7 +332,7 @@ def test_a_second_owner_is_refused_while_the_first_lives(world):
 DIGEST = """
 import asyncio, hashlib
 from tests.sim.test_etcd import World
-from events import vocabulary as v
+from relume.events import vocabulary as v
 w = World(members=3, seed=11)
 async def work(process):
     async with w.etcd.writer("r.r0", process) as writer:

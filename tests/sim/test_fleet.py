@@ -9,15 +9,15 @@ import weakref
 import msgspec
 import pytest
 
-from chaos.runner.judge import judge
-from chaos.scenario import reading
-from chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
-from chaos.sim.fleet import Settings, SimFleet, digest, run
-from chaos.sim.loop import VirtualLoop
-from chaos.sim.throttle import PERIOD_S, Throttle
-from chaos.validators import check_all
-from chaos.validators.records import events_of
-from events.vocabulary import AdminCommanded, EngineReady
+from relume.chaos.runner.judge import judge
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
+from relume.chaos.sim.fleet import Settings, SimFleet, digest, run
+from relume.chaos.sim.loop import VirtualLoop
+from relume.chaos.sim.throttle import PERIOD_S, Throttle
+from relume.chaos.validators import check_all
+from relume.chaos.validators.records import events_of
+from relume.events.vocabulary import AdminCommanded, EngineReady
 
 SCENARIOS = (
     "calm",
@@ -70,7 +70,7 @@ def test_a_fleet_goes_with_its_run():
 
 def test_a_run_is_a_function_of_its_seed_whatever_hashes_are():
     here = digest(outcome_of("engine-killed-in-restore", 5))
-    command = [sys.executable, "-m", "chaos.sim.fleet", "engine-killed-in-restore", "--seed", "5"]
+    command = [sys.executable, "-m", "relume.chaos.sim.fleet", "engine-killed-in-restore", "--seed", "5"]
     for hashes in ("1", "2"):
         said = subprocess.run(
             command,

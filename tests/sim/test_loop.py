@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from chaos.sim.loop import Late, Stuck, VirtualLoop, current
+from relume.chaos.sim.loop import Late, Stuck, VirtualLoop, current
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from chaos.sim.doors import AnswerSender
-from chaos.sim.loop import VirtualLoop
-from chaos.sim.network import Refused, Rule, Wires
-from chaos.sim.ports import Ask, Stretch
+from relume.chaos.sim.doors import AnswerSender
+from relume.chaos.sim.loop import VirtualLoop
+from relume.chaos.sim.network import Refused, Rule, Wires
+from relume.chaos.sim.ports import Ask, Stretch
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.loop import VirtualLoop
-from chaos.sim.network import Wires
-from chaos.sim.plane import Plane
-from chaos.sim.ports import Ask
-from controlplane.replay.verify import verify
-from events import vocabulary as v
-from events.codec import decode_all
+from relume.chaos.sim.etcd import SimEtcd
+from relume.chaos.sim.loop import VirtualLoop
+from relume.chaos.sim.network import Wires
+from relume.chaos.sim.plane import Plane
+from relume.chaos.sim.ports import Ask
+from relume.controlplane.replay.verify import verify
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
 from tests.sim.toy import Client, Worker
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from chaos.runner.judge import Verdict, judge
-from chaos.scenario import reading
-from chaos.scenario.language import Bound, Fault, Scenario, When
-from chaos.sim.fleet import run
+from relume.chaos.runner.judge import Verdict, judge
+from relume.chaos.scenario import reading
+from relume.chaos.scenario.language import Bound, Fault, Scenario, When
+from relume.chaos.sim.fleet import run
 
 STORM = reading.load(reading.find("storm"))
 

@@ -4,17 +4,17 @@ import asyncio
 
 import pytest
 
-from chaos.sim import cost, hosts
-from chaos.sim.agent import Feed
-from chaos.sim.checkpoints import Links, carried
-from chaos.sim.clients import tokens_of
-from chaos.sim.etcd import SimEtcd
-from chaos.sim.loop import VirtualLoop
-from chaos.sim.network import Rule, Wires
-from chaos.sim.ports import Dispatch
-from chaos.sim.worker import Host, WorkerSettings
-from events import vocabulary as v
-from events.codec import decode_all
+from relume.chaos.sim import cost, hosts
+from relume.chaos.sim.agent import Feed
+from relume.chaos.sim.checkpoints import Links, carried
+from relume.chaos.sim.clients import tokens_of
+from relume.chaos.sim.etcd import SimEtcd
+from relume.chaos.sim.loop import VirtualLoop
+from relume.chaos.sim.network import Rule, Wires
+from relume.chaos.sim.ports import Dispatch
+from relume.chaos.sim.worker import Host, WorkerSettings
+from relume.events import vocabulary as v
+from relume.events.codec import decode_all
 
 
 class Heard:

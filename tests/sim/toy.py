@@ -1,10 +1,10 @@
 """A worker that says one token every 20 ms to each request, told late, and writes its steps."""
 
-from chaos.sim.loop import NS
-from chaos.sim.ports import Stretch
-from events import vocabulary as v
-from events.notice import Died
-from events.vocabulary import changes as c
+from relume.chaos.sim.loop import NS
+from relume.chaos.sim.ports import Stretch
+from relume.events import vocabulary as v
+from relume.events.notice import Died
+from relume.events.vocabulary import changes as c
 
 TOKEN_NS = NS // 50
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.stream import BlockOut, scatter
-from engine_shim.state_daemon.coverage import CoverageReports, together
-from events.vocabulary import (
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.stream import BlockOut, scatter
+from relume.engine_shim.state_daemon.coverage import CoverageReports, together
+from relume.events.vocabulary import (
     CheckpointAcknowledged,
     CheckpointDropped,
     CheckpointEvicted,

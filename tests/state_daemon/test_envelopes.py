@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import Refusal
-from engine_shim.kv_stream.image import digest_of
-from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.service import Service, Session
-from engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.errors import Refusal
+from relume.engine_shim.kv_stream.image import digest_of
+from relume.engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.state_daemon.service import Service, Session
+from relume.engine_shim.state_daemon.store import BlockStore
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-from engine_shim.checkpoint_links import LinkConfig, Links
-from engine_shim.kv_stream.stream import BlockOut, scatter
-from engine_shim.link_probe import LEAST_PROBED, LinkProbe, Saved
-from events.vocabulary import LinkMeasured
+from relume.engine_shim.checkpoint_links import LinkConfig, Links
+from relume.engine_shim.kv_stream.stream import BlockOut, scatter
+from relume.engine_shim.link_probe import LEAST_PROBED, LinkProbe, Saved
+from relume.events.vocabulary import LinkMeasured
 from tests.state_daemon.daemon import Cache, daemon_in, fingerprint, local, peer_of, tokens_of
 
 PIECE = 1 << 19

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_shim.kv_stream import prefix
-from engine_shim.kv_stream.errors import Refusal
-from engine_shim.kv_stream.image import digest_of, pack_tokens
-from engine_shim.kv_stream.messages import Piece
-from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.extents import PAGE
-from engine_shim.state_daemon.file_tier import FileTier
-from engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.kv_stream import prefix
+from relume.engine_shim.kv_stream.errors import Refusal
+from relume.engine_shim.kv_stream.image import digest_of, pack_tokens
+from relume.engine_shim.kv_stream.messages import Piece
+from relume.engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.state_daemon.extents import PAGE
+from relume.engine_shim.state_daemon.file_tier import FileTier
+from relume.engine_shim.state_daemon.store import BlockStore
 from tests.state_daemon.daemon import BLOCK, fingerprint
 
 IMAGE = PAGE

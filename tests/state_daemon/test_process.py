@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_shim.kv_stream import messages as m
-from engine_shim.kv_stream.errors import Refusal
-from engine_shim.kv_stream.stream import BlockIn, BlockOut, gather, scatter
+from relume.engine_shim.kv_stream import messages as m
+from relume.engine_shim.kv_stream.errors import Refusal
+from relume.engine_shim.kv_stream.stream import BlockIn, BlockOut, gather, scatter
 from tests.state_daemon.daemon import (
     Cache,
     Daemon,
@@ -40,7 +40,7 @@ def test_it_outlives_whoever_started_it(tmp_path: Path) -> None:
     daemon.stop()
     starter = (
         "import subprocess,sys;"
-        "p=subprocess.Popen([sys.executable,'-m','engine_shim.state_daemon','--config',"
+        "p=subprocess.Popen([sys.executable,'-m','relume.engine_shim.state_daemon','--config',"
         f"{str(daemon.config)!r}],stdout=subprocess.PIPE,stderr=subprocess.DEVNULL,start_new_session=True);"
         "print(p.pid, p.stdout.readline().decode())"
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine_shim.state_daemon.remote_server import RemoteConfig, RemoteServer
-from engine_shim.state_daemon.service import Reply
+from relume.engine_shim.state_daemon.remote_server import RemoteConfig, RemoteServer
+from relume.engine_shim.state_daemon.service import Reply
 
 KEYS = {"curve_public": "p", "curve_secret": "s"}
 

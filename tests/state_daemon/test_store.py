@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_shim.kv_stream.errors import Refusal
-from engine_shim.kv_stream.image import digest_of
-from engine_shim.kv_stream.messages import Piece, Position
-from engine_shim.state_daemon.arena import Arena
-from engine_shim.state_daemon.errors import CannotHold
-from engine_shim.state_daemon.extents import PAGE
-from engine_shim.state_daemon.file_tier import FileTier
-from engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.kv_stream.errors import Refusal
+from relume.engine_shim.kv_stream.image import digest_of
+from relume.engine_shim.kv_stream.messages import Piece, Position
+from relume.engine_shim.state_daemon.arena import Arena
+from relume.engine_shim.state_daemon.errors import CannotHold
+from relume.engine_shim.state_daemon.extents import PAGE
+from relume.engine_shim.state_daemon.file_tier import FileTier
+from relume.engine_shim.state_daemon.store import BlockStore
 from tests.state_daemon.daemon import fingerprint
 
 IMAGE = 2 * PAGE

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from chaos.outcome import Outcome
-from chaos.validators import CHECKS, check_all, i13_durable, i16_admin_logged
-from chaos.validators.records import ClientRecord, Log, events_of
-from events import vocabulary as v
-from events.log import Landed
+from relume.chaos.outcome import Outcome
+from relume.chaos.validators import CHECKS, check_all, i13_durable, i16_admin_logged
+from relume.chaos.validators.records import ClientRecord, Log, events_of
+from relume.events import vocabulary as v
+from relume.events.log import Landed
 from tests.runner.recorded import outcome, told
 
 
@@ -173,8 +173,8 @@ def test_exactly_the_broken_promise_is_named(
 def test_a_log_is_decoded_once(good: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(good.groups)
     list(events_of(log))
-    monkeypatch.setattr("events.codec._many", None)
-    monkeypatch.setattr("events.codec._decoder", None)
+    monkeypatch.setattr("relume.events.codec._many", None)
+    monkeypatch.setattr("relume.events.codec._decoder", None)
     assert check_all(log, [], ("I1", "I4", "I7", "I8", "I12", "I14")) == []
 
 

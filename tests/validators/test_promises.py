@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaos.traffic import Stream
-from chaos.validators import (
+from relume.chaos.traffic import Stream
+from relume.chaos.validators import (
     CHECKS,
     check_all,
     i1_one_terminal_event,
@@ -27,11 +27,11 @@ from chaos.validators import (
     i15_effects_once,
     i16_admin_logged,
 )
-from chaos.validators.clients import record_of
-from chaos.validators.records import ClientRecord, Violation, events_of
-from events import vocabulary as v
-from events.codec import decode, encode
-from events.log import Landed, RevisionGroup
+from relume.chaos.validators.clients import record_of
+from relume.chaos.validators.records import ClientRecord, Violation, events_of
+from relume.events import vocabulary as v
+from relume.events.codec import decode, encode
+from relume.events.log import Landed, RevisionGroup
 from tests.policies.story import (
     Story,
     arrived,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chaos.runner.figures import quantile, real
-from chaos.scenario.language import (
+from relume.chaos.runner.figures import quantile, real
+from relume.chaos.scenario.language import (
     Burst,
     Fault,
     Fixed,
@@ -21,24 +21,24 @@ from chaos.scenario.language import (
     Uniform,
     When,
 )
-from chaos.sim.cost import load
-from chaos.sim.fleet import Settings, run
-from chaos.validators.records import At, Log, events_of
-from chaos.whatif import asking, facts
-from chaos.whatif.__main__ import main
-from chaos.whatif.asking import Answer, Continuation, ask
-from chaos.whatif.costs import NoCost, Paced, cost_of, off_by, paces
-from chaos.whatif.facts import Facts
-from chaos.whatif.figures import of_run
-from chaos.whatif.start import Start
-from controlplane.cli import main as relume
-from controlplane.replay.debugger_whatif import parse, what_if
-from controlplane.replay.history import History, from_file
-from controlplane.replica import ReplicaConfig
-from events import vocabulary as v
-from policies import routing
-from policies.fleet import apply_group
-from policies.state import Fleet as Fold
+from relume.chaos.sim.cost import load
+from relume.chaos.sim.fleet import Settings, run
+from relume.chaos.validators.records import At, Log, events_of
+from relume.chaos.whatif import asking, facts
+from relume.chaos.whatif.__main__ import main
+from relume.chaos.whatif.asking import Answer, Continuation, ask
+from relume.chaos.whatif.costs import NoCost, Paced, cost_of, off_by, paces
+from relume.chaos.whatif.facts import Facts
+from relume.chaos.whatif.figures import of_run
+from relume.chaos.whatif.start import Start
+from relume.controlplane.cli import main as relume
+from relume.controlplane.replay.debugger_whatif import parse, what_if
+from relume.controlplane.replay.history import History, from_file
+from relume.controlplane.replica import ReplicaConfig
+from relume.events import vocabulary as v
+from relume.policies import routing
+from relume.policies.fleet import apply_group
+from relume.policies.state import Fleet as Fold
 
 KILLED = Path(__file__).parents[1] / "replay" / "logs" / "engine-killed.rlog"
 SKEWED = Scenario(
