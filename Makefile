@@ -9,8 +9,10 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # The one etcd every process of a target uses; get-etcd.sh says why it took or refused one.
 WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
+# The marks of pyproject.toml that a unit test does not have.
+UNITS = not live and not engine and not serve and not etcd and not slow
 
-.PHONY: help env models demo up test chaos chaos-nightly check lint wheel bench lock clean
+.PHONY: help env models demo up test chaos chaos-nightly check lint docs wheel bench lock clean
 
 help: ## show this list
 	@echo "Relume keeps a fleet of vLLM workers answering through failures."
@@ -30,8 +32,8 @@ demo: models ## start a fleet, kill a worker under load, show that no stream bro
 up: models ## start a fleet of three workers and leave it running until Ctrl-C
 	@$(WITH_ETCD); exec $(BIN)/relume up $(ARGS)
 
-test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (some 20 minutes on two cores)
-	@$(WITH_ETCD); exec $(BIN)/python -m tests.lanes $(ARGS)
+test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (35 minutes on two cores)
+	@$(WITH_ETCD); exec $(BIN)/python -m pytest -n auto --dist loadgroup --durations 20 $(ARGS)
 
 chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live $(or $(ARGS),--set ci)
@@ -40,17 +42,24 @@ chaos-nightly: models ## every applicable fault on real processes, three seeds e
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
 check: lint ## the quick part, without engines or etcd: linters and unit tests (a few minutes)
-	@exec $(BIN)/python -m tests.lanes --check $(ARGS)
+	@exec $(BIN)/python -m pytest -n auto --dist worksteal -m "$(UNITS)" $(ARGS)
 
-lint: env ## ruff and the arrows between packages
+lint: env ## ruff, mypy, the arrows between packages, spelling, the documentation site
 	@$(BIN)/ruff check .
+	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m codespell_lib
+	@$(BIN)/python -m mkdocs build --strict 2>&1 | { grep -v '^INFO' || true; }
+
+docs: env ## write the generated documents anew and build the site into .relume/site
+	@$(BIN)/python -m deploy.docs.generate
+	@$(BIN)/python -m mkdocs build --strict
 
 wheel: env ## build the wheel and try it with the checkout off the path
 	@deploy/dev/check_wheel.sh
 
 bench: models ## run one bench: make bench ARGS=NAME (without a name: list them)
-	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.bench $(ARGS)
+	@$(WITH_ETCD); exec $(BIN)/relume-chaos bench $(ARGS)
 
 lock: env ## write deploy/dev/lock.txt anew from what is installed
 	@$(BIN)/python deploy/dev/requirements.py lock >deploy/dev/lock.txt.new
@@ -58,5 +67,5 @@ lock: env ## write deploy/dev/lock.txt anew from what is installed
 
 clean: ## remove caches, build products, models and run files; keeps .venv
 	@! $(BIN)/relume status >/dev/null 2>&1 || { echo "a fleet runs from here: end it first (Ctrl-C in its terminal)"; exit 1; }
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis .relume
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis .relume
 	@find . -path ./.venv -prune -o -path ./.git -prune -o -name __pycache__ -type d -print0 | xargs -0 -r rm -rf

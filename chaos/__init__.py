@@ -1,1 +1,1 @@
-"""Faults, traffic and judgement: the demo, the benches and the validators."""
+"""Scenarios and their faults, the simulator and live runs, validators, what-if, benches, papers, the demo."""

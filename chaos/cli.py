@@ -19,7 +19,10 @@ _COMMANDS = {
     "shrink": ("relume.chaos.runner shrink", "make a failing scenario small"),
     "report": ("relume.chaos.runner report", "show a run that was kept, as text, JSON or a page"),
     "schedule": ("relume.chaos.scenario schedule", "what a seed makes of a scenario"),
-    "what-if": ("relume.chaos.whatif", "a log under other settings: the simulator goes on from there"),
+    "what-if": (
+        "relume.chaos.whatif",
+        "simulate how a log continues under other settings",
+    ),
     "papers": ("relume.chaos.papers", "published results beside what we compute"),
 }
 

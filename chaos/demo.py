@@ -23,13 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 from relume.chaos.traffic import Stream, complete, prompts
-from relume.controlplane.local_fleet import FleetFailed, FleetOptions, LocalFleet
-from relume.controlplane.replay.verify import Verdict, verify
+from relume.controlplane.local.local_fleet import FleetFailed, FleetOptions, LocalFleet
+from relume.controlplane.replay.divergence import Verdict
+from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 
 DELIVERED_BEFORE = 16
 LACKING_AFTER = 64
@@ -37,7 +38,7 @@ ON_VICTIM = 8
 console = Console(highlight=False)
 
 
-class Result(Struct):
+class Result(Struct, kw_only=True):
     """What the last line says."""
 
     streams: int
@@ -89,7 +90,7 @@ async def run_all(
     async with aiohttp.ClientSession(connector=connector) as session:
         async with asyncio.TaskGroup() as tasks:
             for index, text in enumerate(texts):
-                stream = streams[f"{tag}-{index}"] = Stream(f"{tag}-{index}", text)
+                stream = streams[f"{tag}-{index}"] = Stream(request=f"{tag}-{index}", prompt=text)
                 tasks.create_task(complete(session, url, stream, max_tokens))
 
 
@@ -122,7 +123,7 @@ async def serve_meanwhile(
             if back is not None:
                 return served, back - killed_at
             number += 1
-            stream = Stream(f"while-down-{number}", text)
+            stream = Stream(request=f"while-down-{number}", prompt=text)
             await complete(session, url, stream, 8)
             if stream.whole and (victim, incarnation + 1) not in watch.ready_at:
                 served += 1
@@ -197,17 +198,17 @@ def _judge(
     for found in verdict.divergences[:5]:
         console.print(f"divergence: {found}")
     result = Result(
-        len(hit),
-        sum(not s.whole for s in hit.values()),
-        moved,
-        same,
-        min(len(set(s.tokens)) for s in hit.values()),
-        round(1000 * max(s.longest_gap_s for s in hit.values())),
-        round(1000 * max(s.longest_gap_s for s in calm.values())),
-        served,
-        round(back_after, 2),
-        verdict.decisions,
-        len(verdict.divergences) + (verdict.contested == 0),
+        streams=len(hit),
+        broken=sum(not s.whole for s in hit.values()),
+        moved=moved,
+        identical=same,
+        distinct_tokens_min=min(len(set(s.tokens)) for s in hit.values()),
+        longest_gap_ms=round(1000 * max(s.longest_gap_s for s in hit.values())),
+        undisturbed_gap_ms=round(1000 * max(s.longest_gap_s for s in calm.values())),
+        served_while_down=served,
+        back_after_s=round(back_after, 2),
+        replayed_decisions=verdict.decisions,
+        divergences=len(verdict.divergences) + (verdict.contested == 0),
     )
     _table(result, verdict)
     return result
@@ -226,7 +227,7 @@ def _table(result: Result, verdict: Verdict) -> None:
         ("longest gap, undisturbed", f"{result.undisturbed_gap_ms} ms"),
         ("requests served while it was down", str(result.served_while_down)),
         ("the worker was back after", f"{result.back_after_s} s"),
-        ("decisions taken again from the log", str(result.replayed_decisions)),
+        ("recorded decisions repeated in replay", str(result.replayed_decisions)),
         ("of them between two or more workers", str(verdict.contested)),
         ("divergences", str(result.divergences)),
     ]

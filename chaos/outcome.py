@@ -9,15 +9,15 @@ from msgspec import Struct
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.schedule import Schedule
 from relume.chaos.validators.records import ClientRecord
-from relume.events.log import Landed, RevisionGroup
+from relume.events.log.interface import Landed, RevisionGroup
 
 Kind = Literal["sim", "live"]
 
 
-class Fired(Struct, frozen=True):
-    """A fault that really struck. `name` is that of the schedule's `Planned`; `target` is whom
-    it struck, roles resolved. Times in ns from the start of the run; `until_ns` None: it was
-    over at once, or lasted to the end."""
+class Fired(Struct, frozen=True, kw_only=True):
+    """A fault that really struck. `name` is that of the schedule's `Planned`; `target` is the
+    process that it struck, roles resolved. Times in ns from the start of the run; `until_ns` None:
+    it was over at once, or lasted to the end."""
 
     name: str
     what: str
@@ -27,7 +27,7 @@ class Fired(Struct, frozen=True):
     detail: str = ""
 
 
-class History(Struct, frozen=True):
+class History(Struct, frozen=True, kw_only=True):
     """One request as its client lived it. `request` is the schedule's name of it. Times in ns
     from the start of the run; None: it did not come to that."""
 
@@ -38,12 +38,12 @@ class History(Struct, frozen=True):
     last_ns: int | None = None
 
 
-class Outcome(Struct, frozen=True):
+class Outcome(Struct, frozen=True, kw_only=True):
     """A run. `groups` is the whole log; `began_ms` is the wall time (as in `Segment.at_ms`)
     of its start, `ended_ns` its length. `drained`: the fleet had come to rest before the log
     was read, which I12 needs. `error` says why the run itself failed (stuck, out of time);
     empty otherwise. `landed` is what writers were told is durable, `commands` (id, principal)
-    of admin changes that were acknowledged, as far as somebody kept them (I13, I16)."""
+    of admin changes that were acknowledged, as far as they were recorded (I13, I16)."""
 
     kind: Kind
     scenario: Scenario

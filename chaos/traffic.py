@@ -11,6 +11,8 @@ from typing import Any
 import aiohttp
 from msgspec import Struct, field
 
+from relume.events.wire.headers import REASON, VERDICT
+
 WORDS = (
     "river lantern harbor winter engine signal garden copper meadow thunder paper velvet "
     "orchard compass marble whisper ladder island candle anchor forest mirror bridge feather "
@@ -27,7 +29,7 @@ def prompts(count: int, words: int = 24) -> list[str]:
     return texts
 
 
-class Stream(Struct):
+class Stream(Struct, kw_only=True):
     """One request as its client saw it. `gaps_s` are times between tokens' chunks.
 
     `text`, `tokens`, `finish`, `stop_reason` and `logprobs` are the first choice's, put
@@ -113,8 +115,8 @@ async def ask(
             head = {"x-request-id": stream.request, **headers}
             async with session.post(url, json=body, headers=head) as answer:
                 stream.status = answer.status
-                stream.verdict = answer.headers.get("x-relume-verdict", "")
-                stream.reason = answer.headers.get("x-relume-reason", "")
+                stream.verdict = answer.headers.get(VERDICT, "")
+                stream.reason = answer.headers.get(REASON, "")
                 if answer.status != 200:
                     stream.error = (await answer.text())[:300]
                 elif answer.content_type == "text/event-stream":
@@ -190,7 +192,8 @@ def _take(stream: Stream, choice: dict[str, Any]) -> None:
 def _take_call(stream: Stream, place: tuple[int, int], call: dict[str, Any]) -> None:
     known, function = stream.calls.get(place, ("", "", "")), call.get("function") or {}
     new = call.get("id"), function.get("name"), function.get("arguments")
-    stream.calls[place] = tuple(a + (b or "") for a, b in zip(known, new, strict=True))
+    name, function_name, arguments = (a + (b or "") for a, b in zip(known, new, strict=True))
+    stream.calls[place] = name, function_name, arguments
 
 
 def _logprobs(found: dict[str, Any]) -> list[Any]:

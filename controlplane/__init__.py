@@ -1,1 +1,1 @@
-"""The control plane: the loop read -> step -> run effects, gateway, admin, replay, CLI."""
+"""The control plane: replica, gateway, stream machine, history, admin API, replay, telemetry, commands."""

@@ -23,6 +23,8 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from relume.events.wire.headers import RESUMABLE
+
 if TYPE_CHECKING:
     import openai
 
@@ -30,7 +32,7 @@ ATTEMPTS = 8
 """Connections in a row that may bring nothing before the last error is raised."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 RETRIED = frozenset({429, 503})
-"""Answers to a return that tell to come again."""
+"""Answers to a resumption that ask the client to try again."""
 
 
 @functools.cache
@@ -49,7 +51,7 @@ def _lost() -> tuple[type[Exception], ...]:
     return tuple(found)
 
 
-class _Course:
+class _ResumedStream:
     """One stream over all its connections: what was received, and what comes next."""
 
     def __init__(self, client: Any, replicas: Sequence[str], request: dict[str, Any]) -> None:
@@ -67,7 +69,7 @@ class _Course:
     def connect(self) -> Any:
         """The next connection's context manager."""
         url = self._urls[self._turn % len(self._urls)]
-        headers = {**self._headers, "accept": "text/event-stream", "x-relume-resumable": "1"}
+        headers = {**self._headers, "accept": "text/event-stream", RESUMABLE: "1"}
         client = self._client
         if self._last_id:
             headers["last-event-id"] = self._last_id
@@ -100,8 +102,8 @@ class _Course:
         return (ChatCompletionChunk if self._chat else Completion).construct(**event)
 
     def lost(self, error: Exception | None) -> float:
-        """The connection ended early; seconds to wait before the next. Raises `error` when
-        trying again is no use, or was tried often enough."""
+        """The connection ended early; seconds to wait before the next. Raises `error` if a retry is
+        useless or the retries are used up."""
         import openai
 
         if isinstance(error, openai.APIStatusError):
@@ -118,7 +120,7 @@ def stream(client: openai.OpenAI, *, replicas: Sequence[str] = (), **request: An
     """Chunks of a completion (with `prompt`) or a chat (with `messages`), as `create` gives
     them. `replicas`: base URLs of further control plane replicas. Raises openai.OpenAIError,
     and the transport's error after ATTEMPTS connections without an event."""
-    course = _Course(client, replicas, request)
+    course = _ResumedStream(client, replicas, request)
     while not course.done:
         try:
             with course.connect() as answer:
@@ -137,7 +139,7 @@ async def astream(
     client: openai.AsyncOpenAI, *, replicas: Sequence[str] = (), **request: Any
 ) -> AsyncIterator[Any]:
     """`stream` for `AsyncOpenAI`."""
-    course = _Course(client, replicas, request)
+    course = _ResumedStream(client, replicas, request)
     while not course.done:
         try:
             async with course.connect() as answer:

@@ -1,5 +1,5 @@
 """The vocabulary of the log, its codec and the interface of the log itself.
 
-Nothing here reads a clock, a socket or a random number; `events.etcd` is the one
+Nothing here reads a clock, a socket or a random number; `relume.events.etcd` is the one
 subpackage with I/O and is closed to `policies`.
 """

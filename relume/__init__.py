@@ -1,1 +1,1 @@
-"""One import name for the five packages of this repository (links to the folders beside this one)."""
+"""The import name of this repository: links to the five folders beside this one."""

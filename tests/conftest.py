@@ -2,6 +2,8 @@
 
 import signal
 
+pytest_plugins = ["tests.suite.outcomes", "tests.suite.seeds", "tests.suite.sharing"]
+
 # A shell that starts something in the background has it ignore SIGINT, and what it starts
 # inherits that. Tests interrupt commands as a person at a terminal does.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -25,7 +25,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from relume.controlplane.processes import free_port
+from relume.controlplane.local.child_processes import free_port
 from tests.signals import stop
 
 

@@ -1,8 +1,11 @@
-"""The processes of one `vllm serve`."""
+"""The processes of one `vllm serve`, and what processor time processes get."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 TITLES = {"core": "VLLM::EngineCore", "worker": "VLLM::Worker"}
 
@@ -18,6 +21,30 @@ def family(pid: int) -> dict[str, int]:
             role = next((r for r, t in TITLES.items() if title.startswith(t)), str(child))
             found[role] = child
     return found
+
+
+class CpuTime(NamedTuple):
+    """Nanoseconds for which threads ran, and for which they were ready to and waited."""
+
+    ran: int = 0
+    waited: int = 0
+
+
+def cpu_time(pids: Iterable[int]) -> CpuTime:
+    """Of all threads of those processes that live now (proc(5), schedstat)."""
+    ran = waited = 0
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError):
+                fields = path.read_text().split()
+                ran, waited = ran + int(fields[0]), waited + int(fields[1])
+    return CpuTime(ran, waited)
+
+
+def starved(since: CpuTime, now: CpuTime) -> bool:
+    """Whether processes got less than half of the processor time they were ready to use: a bound
+    on what they do in real time says nothing then."""
+    return now.waited - since.waited > now.ran - since.ran
 
 
 def _children(pid: int) -> list[int]:

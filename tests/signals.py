@@ -10,55 +10,88 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+HANG_S = 120.0
+"""A wait that takes longer hangs: this bounds waits and measures nothing."""
 
-def stop(pid: int, timeout_s: float = 10.0) -> None:
+
+def stop(pid: int) -> None:
     """SIGSTOP, and wait until every thread of the process is stopped.
 
     The signal is delivered to one thread, and the others run on until that one has been
     scheduled: on a busy machine long enough to see and answer what the test does next.
     """
-    os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + timeout_s
-    while running := [t for t in Path(f"/proc/{pid}/task").iterdir() if _state(t) not in "TZX"]:
-        assert time.monotonic() < deadline, f"threads of {pid} still run: {running}"
-        time.sleep(0.001)
+    with _at_once():
+        os.kill(pid, signal.SIGSTOP)
+        deadline, tasks = time.monotonic() + HANG_S, Path(f"/proc/{pid}/task")
+        while running := [task for task in tasks.iterdir() if _state(task) not in "TZX"]:
+            assert time.monotonic() < deadline, f"threads of {pid} still run: {running}"
+            time.sleep(0.001)
 
 
-def let_run(pid: int, seconds: float = 0.008) -> None:
-    """In a thread: a busy event loop must not let the process run on."""
-    os.kill(pid, signal.SIGCONT)
-    time.sleep(seconds)
-    stop(pid)
+def let_run(pid: int) -> None:
+    """Let a stopped process run for 8 ms of processor time. In a thread: a busy event loop must
+    not let the process run on."""
+    _let(pid, 0.008, 0.1)
 
 
 def let_work(pid: int) -> None:
-    """Let a stopped process run until it has had 20 ms of processor time, and some 300 ms at
-    most: on a busy machine it may not be given any for a while."""
-    os.kill(pid, signal.SIGCONT)
-    until, enough = time.monotonic() + 0.3, worked_ms(pid) + 20
-    while worked_ms(pid) < enough and time.monotonic() < until:
-        time.sleep(0.004)
-    stop(pid)
+    """Let a stopped process run for 20 ms of processor time."""
+    _let(pid, 0.02, 0.3)
 
 
-def worked_ms(pid: int) -> int:
-    """Processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1000 // os.sysconf("SC_CLK_TCK")
+def _let(pid: int, work_s: float, longest_s: float) -> None:
+    """On a busy machine a process may be given no processor time for a while; one that waits for
+    others needs none."""
+    enough, until = worked_s(pid) + work_s, time.monotonic() + longest_s
+    with _at_once():
+        os.kill(pid, signal.SIGCONT)
+        while worked_s(pid) < enough and time.monotonic() < until:
+            time.sleep(0.002)
+        stop(pid)
+
+
+@contextmanager
+def _at_once() -> Iterator[None]:
+    """This thread runs as soon as it may: the processes of an engine that wait for each other spin,
+    and on two cores kept a stop from coming for two seconds. Without the right to it (CAP_SYS_NICE)
+    nothing changes."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
+def worked_s(pid: int) -> float:
+    """Processor time of a process so far. Raises ProcessLookupError if it is gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # its CPU clock, as clock_getcpuclockid(3)
+    except OSError:
+        raise ProcessLookupError(pid) from None
 
 
 @contextmanager
 def stepped(pid: int) -> Iterator[Callable[[Callable[[], object], str], None]]:
     """The process stands, but for the moments that `until(condition, what)` gives it until the
     condition holds: what the test does in between costs it nothing, however long that takes.
-    It runs on afterwards."""
+    It runs on afterwards.
+
+    What it did has to reach others, who run on. The pauses for that grow: on a busy machine
+    others are late, and the process shall not come far in the meantime.
+    """
 
     def until(condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + 60
+        deadline, pause_s = time.monotonic() + HANG_S, 0.03
         while not condition():
             assert time.monotonic() < deadline, f"timed out: {what}"
             let_work(pid)
-            time.sleep(0.03)  # what it did reaches others, who run on
+            time.sleep(pause_s)
+            pause_s = min(2.0, pause_s * 1.1)
 
     stop(pid)
     try:
@@ -78,7 +111,7 @@ def slowed(pid: int, runs_s: float = 0.01, stands_s: float = 0.04) -> Iterator[N
     over = threading.Event()
 
     def pace() -> None:
-        with suppress(ProcessLookupError, FileNotFoundError):
+        with suppress(ProcessLookupError, FileNotFoundError), _at_once():
             while not over.wait(runs_s):
                 stop(pid)
                 over.wait(stands_s)

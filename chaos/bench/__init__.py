@@ -1,1 +1,1 @@
-"""Benches: one module each, `python -m relume.chaos.bench NAME`."""
+"""Benches: one module each, `relume-chaos bench NAME`."""

@@ -1,9 +1,11 @@
-"""`python -m chaos.bench NAME [options]`: run one bench; `--list` names them all.
+"""`relume-chaos bench NAME [options]`: run one bench; `--list` names them all.
 
-A bench is a module of this package with `run(argv) -> {"bench", "met", "figures"}`, its
-name with dashes for underscores; a figure is {"value", "goal", "unit"}. Printed are a
-table and, as the last line, that result as one JSON object. Exit status 0: its goals
-were met; 1: not; 2: there is no such bench.
+A bench is a module with `run(argv) -> {"bench", "met", "figures"}`, named here; a figure is
+{"value", "goal", "unit"}. Printed are a table and, as the last line, that result as one JSON
+object. Exit status 0: its goals were met; 1: not; 2: there is no such bench.
+
+`relume-chaos bench NAME --against CHECKOUT [--rounds N] [options]` compares it with the same bench
+in another checkout (`relume.chaos.bench.against`).
 """
 
 from __future__ import annotations
@@ -14,17 +16,36 @@ import sys
 from types import ModuleType
 from typing import Any
 
-BENCHES = (
-    "startup", "failover-gap", "relay", "log", "log-scale", "replay", "replay-open",
-    "shim-overhead", "checkpoint-overhead", "restore", "recovery-ablation", "sim-speed",
-    "validators", "routing-cost", "routing-quality", "routing-simulated", "load-accuracy",
-    "ttft-prediction", "tokenize", "waiting-room",
-)  # fmt: skip
+from relume.chaos.bench import against
+from relume.chaos.columns import columns
+
+BENCHES = {
+    "startup": "failover.startup",
+    "failover-gap": "failover.failover_gap",
+    "relay": "gateway.relay_cost",
+    "log": "eventlog.log_appends",
+    "log-scale": "eventlog.log_scale",
+    "replay": "eventlog.replay_speed",
+    "replay-open": "eventlog.replay_open",
+    "shim-overhead": "engine.shim_overhead",
+    "checkpoint-overhead": "engine.checkpoint_overhead",
+    "restore": "engine.restore_speed",
+    "recovery-ablation": "failover.recovery_ablation",
+    "sim-speed": "sim_speed",
+    "validators": "eventlog.validator_cost",
+    "routing-cost": "scheduling.routing_cost",
+    "routing-quality": "scheduling.routing_quality",
+    "routing-simulated": "scheduling.routing_simulated",
+    "load-accuracy": "scheduling.load_accuracy",
+    "ttft-prediction": "scheduling.ttft_prediction",
+    "tokenize": "gateway.tokenize",
+    "waiting-room": "scheduling.waiting_room",
+}
 
 
 def load(name: str) -> ModuleType:
     """The module of bench `name`."""
-    return importlib.import_module(f"relume.chaos.bench.{name.replace('-', '_')}")
+    return importlib.import_module(f"relume.chaos.bench.{BENCHES[name]}")
 
 
 def describe(module: ModuleType) -> str:
@@ -40,13 +61,8 @@ def table(result: dict[str, Any]) -> str:
         goal = figure.get("goal")
         shown = "" if goal is None else str(goal)
         rows.append((name, str(figure["value"]), figure.get("unit", ""), shown))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = []
-    for name, value, unit, goal in rows:
-        line = f"{name:{widths[0]}}  {value:>{widths[1]}}  {unit:{widths[2]}}  {goal:>{widths[3]}}"
-        lines.append(line.rstrip())
-    lines.append(f"{result['bench']}: {'goals met' if result['met'] else 'GOALS NOT MET'}")
-    return "\n".join(lines)
+    verdict = f"{result['bench']}: {'goals met' if result['met'] else 'GOALS NOT MET'}"
+    return "\n".join([*columns(rows, right=(1, 3)), verdict])
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +78,10 @@ def main(argv: list[str]) -> int:
     if argv[0] not in BENCHES:
         print(f"no bench {argv[0]!r}; there are: {', '.join(BENCHES)}", file=sys.stderr)
         return 2
-    result = load(argv[0]).run(argv[1:])
+    if any(given.partition("=")[0] == "--against" for given in argv[1:]):
+        result = against.run(argv[0], argv[1:])
+    else:
+        result = load(argv[0]).run(argv[1:])
     print(table(result))
     print(json.dumps(result), flush=True)
     return 0 if result["met"] else 1

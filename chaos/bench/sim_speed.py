@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from relume.chaos.bench.figures import figure
+from relume.chaos.bench.bench_figures import figure
 from relume.chaos.outcome import Outcome
 from relume.chaos.scenario.language import Fleet, FromTrace, Poisson, Scenario, Traffic
 from relume.chaos.scenario.schedule import Request, requests_of
-from relume.chaos.sim import fleet as fleets
-from relume.chaos.sim.clock import Clock
-from relume.chaos.sim.cost import load
-from relume.chaos.sim.engine import EngineConfig, Job, SimEngine
+from relume.chaos.sim import sim_fleet as fleets
+from relume.chaos.sim.engine.engine_model import EngineConfig, Job, SimEngine
+from relume.chaos.sim.engine.step_cost import load
+from relume.chaos.sim.world.virtual_clock import Clock
 
 DESCRIPTION = "simulated engines, and whole fleets: 64 workers x 20,000 requests, 1,000 x 60,000"
 SIZES = ((64, 20_000, 10.0), (1_000, 60_000, 60.0))
@@ -43,7 +43,7 @@ class Ran:
 
 def simulate(workers: int, requests: Sequence[Request]) -> Ran:
     """Serve `requests`, each by the engine that has fewest, lower numbers first."""
-    cost, config = load(MODEL), EngineConfig(KV_BLOCKS)
+    cost, config = load(MODEL), EngineConfig(kv_blocks=KV_BLOCKS)
     engines = [SimEngine(config, cost) for _ in range(workers)]
     arrivals = -1
     clock: Clock[int] = Clock()
@@ -66,7 +66,11 @@ def simulate(workers: int, requests: Sequence[Request]) -> Ran:
                     break
                 heapq.heappop(fewest)
             engine = engines[who]
-            job = Job(request.name, request.prompt_tokens, request.output_tokens)
+            job = Job(
+                name=request.name,
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=request.output_tokens,
+            )
             engine.submit(job, now)
             heapq.heapreplace(fewest, (engine.load, who))
         else:
@@ -85,22 +89,29 @@ def simulate(workers: int, requests: Sequence[Request]) -> Ran:
 def traffic(workers: int, count: int, seed: int = 1) -> list[Request]:
     """Requests of `count` for so many workers."""
     lengths = FromTrace("azure-conv")
-    how = Traffic(Poisson(PER_WORKER_S * workers), lengths, requests=count)
+    how = Traffic(arrivals=Poisson(PER_WORKER_S * workers), lengths=lengths, requests=count)
     return list(requests_of(how, seed, Path()))
 
 
 def fleet_of(workers: int, count: int) -> Outcome:
     """A run of a whole fleet."""
-    how = Traffic(Poisson(PER_WORKER_S * workers), FromTrace("azure-conv"), requests=count)
+    how = Traffic(
+        arrivals=Poisson(PER_WORKER_S * workers), lengths=FromTrace("azure-conv"), requests=count
+    )
     model, _, hardware = MODEL.partition("_")
-    scenario = Scenario("sim-speed", "whole fleets, timed", Fleet(workers, model, hardware), how)
+    scenario = Scenario(
+        name="sim-speed",
+        about="whole fleets, timed",
+        fleet=Fleet(workers=workers, model=model, hardware=hardware),
+        traffic=how,
+    )
     return fleets.run(scenario, 1, until_s=1e6)
 
 
 def run(argv: list[str]) -> dict[str, Any]:
     """Run it as the docstring says; `--quick`: a hundredth of it; `--share`: one part in so many
     of the requests of whole fleets, whose goals are then shares too."""
-    parser = argparse.ArgumentParser(prog="sim-speed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="relume-chaos bench sim-speed", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a hundredth of the requests")
     parser.add_argument("--share", type=int, default=1, help="of whole fleets, one part in so many")
     given = parser.parse_args(argv)

@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 
 from relume.chaos.live import applicable, sets
-from relume.chaos.live.bed import Bed
-from relume.chaos.live.fleet import Turn, run_in
 from relume.chaos.live.judging import Judging
+from relume.chaos.live.live_fleet import Turn, run_in
+from relume.chaos.live.processes.shared_fixture import Bed
 from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.scenario.schedule import expand
-from relume.events.errors import RelumeError, first_cause
+from relume.events.log.errors import RelumeError, first_cause
 
 MOST_TOLD = 8
 
@@ -32,7 +32,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("scenarios", nargs="*", help="names of the library, or YAML files")
     parser.add_argument("--set", choices=sets.SETS, help="ci: a few; nightly: all that can run")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--seeds", type=int, default=1, help="so many seeds of each (default 1)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="number of seeds of each scenario (default 1)"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep logs and report.json here")
     parser.add_argument("--faults", action="store_true", help="which faults can strike, and stop")
     return parser.parse_args(argv)
@@ -44,7 +46,7 @@ def say(text: str) -> None:
 
 async def run_all(asked: Sequence[tuple[str, int]], out: Path | None) -> list[sets.Line]:
     """Run each scenario with its seed in one bed. A fleet comes up while the one before it
-    comes to rest; runs are judged in another process, while the next ones go on."""
+    comes to rest; runs are judged in another process, while the next ones run."""
     running: list[asyncio.Task[sets.Line]] = []
     with Judging() as judging:
         async with Bed(say) as bed, asyncio.TaskGroup() as tasks:
@@ -82,7 +84,15 @@ async def _one(
     judged = await judging.judge(run, folder, command)
     result, wrong = judged.result, judged.wrong
     fired = tuple(f"{one.what} {one.target} at {one.at_ns / 1e9:.1f} s" for one in run.fired)
-    line = sets.Line(scenario.name, seed, result, wrong, fired, sets.outcomes_of(run), took_s)
+    line = sets.Line(
+        scenario=scenario.name,
+        seed=seed,
+        result=result,
+        wrong=wrong,
+        fired=fired,
+        outcomes=sets.outcomes_of(run),
+        took_s=took_s,
+    )
     shown = result if not wrong else ("inconclusive" if result == "passed" else result).upper()
     say(f"{title}: {shown}; {took_s} s, judged in {judged.took_s:.1f} s; {dict(line.outcomes)}")
     for text in wrong[:MOST_TOLD]:

@@ -13,7 +13,21 @@ def _strace() -> str:
     return "" if shutil.which("strace") else "needs strace, which delays the member's fsync calls"
 
 
-_WHY: Mapping[str, Callable[[], str]] = {"disk-slow": _strace}
+def _tcp() -> str:
+    return "needs an engine that does so: TCP delivers each byte once and in order"
+
+
+def _engine() -> str:
+    return "needs an engine that does so: a real one has no such switch"
+
+
+_WHY: Mapping[str, Callable[[], str]] = {
+    "disk-slow": _strace,
+    "frame-lost": _tcp,
+    "frame-repeated": _tcp,
+    "dispatch-refused": _engine,
+    "answer-broken": _engine,
+}
 """What more a fault needs of this machine."""
 
 
@@ -33,6 +47,9 @@ def obstacles(scenario: Scenario) -> tuple[str, ...]:
     more = []
     if (scenario.traffic.requests or 0) > MOST_REQUESTS:
         more.append(f"more than {MOST_REQUESTS} requests, which take real engines too long here")
+    traffic = scenario.traffic
+    if traffic.whole or traffic.resumable or traffic.unusual:
+        more.append("clients other than streaming ones, which are simulated only")
     return (*(f"{what}: {why}" for what, why in found if why), *more)
 
 

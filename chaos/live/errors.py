@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relume.events.errors import RelumeError
+from relume.events.log.errors import RelumeError
 
 
 class LiveError(RelumeError):

@@ -1,4 +1,4 @@
-"""Runs judged in a process of its own, behind everything else, while the next ones go on."""
+"""Runs judged in a process of its own, behind everything else, while the next ones run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relume.chaos.outcome import Outcome
 from relume.chaos.runner import pool
 from relume.chaos.runner.artifacts import keep
 from relume.chaos.runner.judge import judge
-from relume.events.errors import RelumeError
+from relume.events.log.errors import RelumeError
 
 NICE = 19
 

@@ -18,7 +18,7 @@ MOST_CHECKPOINT_MB = 64
 MOST_REPLICAS = 2
 MOST_MEMBERS = 3
 MOST_CLIENTS = 8
-"""Of a closed loop; what they send goes on until the faults are over (`clients`)."""
+"""Of a closed loop; they continue to send until the faults are over (`clients`)."""
 LEASE_S = 4
 TIMES = LEASE_S / 8
 """Of the faults: a lease of production is 8 s."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 from relume.chaos.live.applicable import obstacles
 from relume.chaos.outcome import Outcome
 from relume.chaos.runner.judge import Verdict
-from relume.chaos.scenario import reading
+from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.language import Scenario
 
 CI = (
@@ -45,7 +45,7 @@ def impossible() -> Mapping[str, tuple[str, ...]]:
     return {known: why for known, scenario in library.items() if (why := obstacles(scenario))}
 
 
-class Line(Struct, frozen=True):
+class Line(Struct, frozen=True, kw_only=True):
     """One run in a report. `wrong`: what was broken, or not shown, in words; empty when it
     passed. `took_s`: real time from the end of the run before it to its own; it is judged beside
     the next one."""

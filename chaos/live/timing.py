@@ -1,4 +1,4 @@
-"""When each fault of a schedule strikes, whom, and for how long."""
+"""When each fault of a schedule strikes, its target, and its duration."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
-from relume.chaos.live.clients import Clients
 from relume.chaos.live.errors import CannotStrike
-from relume.chaos.live.faults import Faults, Undo
-from relume.chaos.live.host import Host
-from relume.chaos.live.watch import Watch
+from relume.chaos.live.faults.live_faults import Faults, Undo
+from relume.chaos.live.live_clients import Clients
+from relume.chaos.live.log_watch import Watch
+from relume.chaos.live.processes.fleet_host import Host
 from relume.chaos.outcome import Fired
 from relume.chaos.phases import Seen
 from relume.chaos.scenario.catalogue import FAULTS
@@ -26,7 +27,8 @@ traffic; one of an event, at the next such event."""
 WAITED_S = 40.0
 RARE_S = 5.0
 MOST_MISSES = 20
-"""A fault in the middle of a phase lets so many go by that are over when it would strike."""
+"""Number of phases that a fault in the middle of a phase may miss because they ended before it
+struck."""
 
 
 class Plan:
@@ -127,7 +129,16 @@ class Plan:
                 until_ns = self._now_ns()
                 if undo := self._undo.pop(planned.name, None):
                     await undo()
-        self.fired.append(Fired(planned.name, planned.what, names, at_ns, until_ns, detail))
+        self.fired.append(
+            Fired(
+                name=planned.name,
+                what=planned.what,
+                target=names,
+                at_ns=at_ns,
+                until_ns=until_ns,
+                detail=detail,
+            )
+        )
 
     async def _lasts(self, planned: Planned) -> None:
         """Its time; the alarm of a full etcd ends earlier if the control plane lifts it."""
@@ -142,7 +153,7 @@ class Plan:
     async def _due(self, planned: Planned, behind: Seen | None = None) -> tuple[bool, Seen | None]:
         """When it is due: whether it ever was, and the event it waited for, if it did (from now
         on, or `behind` another)."""
-        over = asyncio.create_task(self._over.wait())
+        over: asyncio.Future[Any] = asyncio.create_task(self._over.wait())
         try:
             if planned.at_ns is not None:
                 wait = self._began_s + planned.at_ns / 1e9 - time.monotonic()
@@ -169,7 +180,7 @@ class Plan:
         return f"the {planned.phase} was over by then"
 
     async def _targets(self, planned: Planned, seen: Seen | None) -> list[str]:
-        """Whom it strikes, by name. Raises CannotStrike where a role is nobody's at present."""
+        """Its target, by name. Raises CannotStrike if no process has a role now."""
         kind, fleet = FAULTS[planned.what].target, self._watch.fleet
         names = {
             "worker": list(self._schedule.workers),

@@ -37,8 +37,9 @@ from typing import Any
 
 import msgspec
 
+from relume.chaos.columns import columns
 from relume.chaos.papers import registry
-from relume.chaos.papers.lumen_scale import SIZES
+from relume.chaos.papers.lumen.scale_study import SIZES
 from relume.chaos.papers.result import OPEN, Compared, Found, Result, compare
 from relume.chaos.papers.sampling import Sampling
 
@@ -87,13 +88,7 @@ def table(compared: Sequence[Compared]) -> list[str]:
         unit = f" {line.unit}" if line.unit else ""
         shown = (number(line.published) + unit, number(line.ours) + unit)
         rows.append((line.what, *shown, ratio, f"{line.within * 100:g} %", line.verdict))
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    return [
-        f"{row[0]:{widths[0]}}  "
-        + "  ".join(f"{row[c]:>{widths[c]}}" for c in range(1, 5))
-        + f"  {row[5]}"
-        for row in rows
-    ]
+    return list(columns(rows, right=range(1, 5)))
 
 
 def printed(result: Result, found: Found, compared: Sequence[Compared], took_s: float) -> str:
@@ -143,7 +138,14 @@ def main(argv: Sequence[str]) -> int:
         return 0
     names: list[str] = []
     quick = [name for name in registry.NAMES if not registry.load(name).sample]
-    sampling = Sampling(given.seed, given.seeds, given.workers, given.jobs, given.kept, _progress)
+    sampling = Sampling(
+        seed=given.seed,
+        count=given.seeds,
+        most=given.workers,
+        jobs=given.jobs,
+        kept=given.kept,
+        tell=_progress,
+    )
     for word in given.name or quick:
         matching = registry.matching(word)
         if not matching:

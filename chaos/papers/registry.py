@@ -6,36 +6,35 @@ import importlib
 
 from relume.chaos.papers.result import Result
 
-NAMES = (
-    "anchortp-figure3",
-    "anchortp-table1",
-    "anchortp-table2",
-    "dejavu-early-stops",
-    "dejavu-failures",
-    "dejavu-makespan",
-    "dejavu-memory",
-    "dejavu-planner",
-    "dejavu-table6",
-    "lumen-ablation",
-    "lumen-context",
-    "lumen-drafts",
-    "lumen-holders",
-    "lumen-motivation",
-    "lumen-overhead",
-    "lumen-prototype",
-    "lumen-scale",
-    "lumen-sizes",
-    "lumen-storage",
-    "lumen-table1",
-    "lumen-thresholds",
-)
+MODULES = {
+    "anchortp-figure3": "anchortp.figure3",
+    "anchortp-table1": "anchortp.anchortp_table1",
+    "anchortp-table2": "anchortp.table2",
+    "dejavu-early-stops": "dejavu.early_stops",
+    "dejavu-failures": "dejavu.dejavu_failures",
+    "dejavu-makespan": "dejavu.makespan",
+    "dejavu-memory": "dejavu.dejavu_memory",
+    "dejavu-planner": "dejavu.planner",
+    "dejavu-table6": "dejavu.table6",
+    "lumen-ablation": "lumen.ablation",
+    "lumen-context": "lumen.context_length",
+    "lumen-drafts": "lumen.drafts",
+    "lumen-holders": "lumen.holder_count",
+    "lumen-motivation": "lumen.motivation",
+    "lumen-overhead": "lumen.overhead",
+    "lumen-prototype": "lumen.prototype",
+    "lumen-scale": "lumen.scale_study",
+    "lumen-sizes": "lumen.checkpoint_sizes",
+    "lumen-storage": "lumen.storage",
+    "lumen-table1": "lumen.lumen_table1",
+    "lumen-thresholds": "lumen.thresholds",
+}
+NAMES = tuple(MODULES)
 
 
 def load(name: str) -> Result:
-    """The result called `name`: RESULT of the module with its dashes as underscores."""
-    if name not in NAMES:
-        raise KeyError(name)
-    found: Result = importlib.import_module(f"relume.chaos.papers.{name.replace('-', '_')}").RESULT
+    """The result called `name`. Raises KeyError when there is none."""
+    found: Result = importlib.import_module(f"relume.chaos.papers.{MODULES[name]}").RESULT
     return found
 
 

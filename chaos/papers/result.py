@@ -15,7 +15,7 @@ EXPLAINED = "differs, explained"
 OPEN = "DIFFERS, NOT EXPLAINED"
 
 
-class Published(Struct, frozen=True):
+class Published(Struct, frozen=True, kw_only=True):
     """A figure as printed. `key` names ours; `within`: how far ours may be off, as a part of
     it; `because`: what is known of a difference. `calibrated`: an input was chosen to meet it,
     so that it proves nothing."""
@@ -38,7 +38,7 @@ class Found(Struct, frozen=True):
     left_out: frozenset[str] = frozenset()
 
 
-class Result(Struct, frozen=True):
+class Result(Struct, frozen=True, kw_only=True):
     """A published result. `source`: paper and equation, table or figure; `run`: computes it;
     `inputs`: which inputs the paper leaves out, and what stands in for them; `sample`: it is made
     of many seeded runs and takes minutes, else of one seed."""
@@ -52,7 +52,7 @@ class Result(Struct, frozen=True):
     sample: bool = False
 
 
-class Compared(Struct, frozen=True):
+class Compared(Struct, frozen=True, kw_only=True):
     """A published figure beside ours."""
 
     what: str

@@ -14,13 +14,13 @@ from random import Random
 import msgspec
 from msgspec import Struct
 
-from relume.chaos.papers.lumen_runs import Case, Measured, measure
+from relume.chaos.papers.lumen.parts.study_runs import Case, Measured, measure
 from relume.chaos.runner import pool
 
 RESAMPLES = 2000
 
 
-class Sampling(Struct, frozen=True):
+class Sampling(Struct, frozen=True, kw_only=True):
     """How much is run: `count` seeds from `seed` on, fleets of at most `most` workers, in
     `jobs` processes. `kept`: where runs are kept. `tell` is given progress, a line each."""
 

@@ -17,15 +17,16 @@ from pathlib import Path
 
 import msgspec
 
-from relume.chaos.runner import artifacts, telling, world
+from relume.chaos.runner import artifacts, world
 from relume.chaos.runner.cases import Case, case_of, fixed_yaml, scenario_yaml
-from relume.chaos.runner.fuzzing import fuzz_command
+from relume.chaos.runner.fuzz_progress import fuzz_command
 from relume.chaos.runner.judge import judge
-from relume.chaos.runner.reporting import EXIT, report_command
+from relume.chaos.runner.report import verdict_text as telling
+from relume.chaos.runner.report.report_command import EXIT, report_command
 from relume.chaos.runner.shrink import NotFailing, shrink, size_of
 from relume.chaos.scenario.problems import ScenarioError
-from relume.chaos.scenario.traces import TraceError
-from relume.events.errors import LogError
+from relume.chaos.scenario.request_traces import TraceError
+from relume.events.log.errors import LogError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
@@ -66,7 +67,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     fuzz.add_argument("--scenarios", default="", metavar="A,B",
                       help="these alone (default: the library, and composed)")  # fmt: skip
     fuzz.add_argument("--jobs", type=count, default=os.cpu_count() or 1, help="processes")
-    fuzz.add_argument("--for", dest="for_s", type=duration, metavar="TIME", help="at most so long")
+    fuzz.add_argument("--for", dest="for_s", type=duration, metavar="TIME", help="maximum duration")
     fuzz.add_argument("--limit", type=duration, default=60.0, metavar="TIME",
                       help="real time a run may take (default 60s)")  # fmt: skip
     fuzz.add_argument("--out", type=Path, default=Path(".relume/chaos"), metavar="DIR",
@@ -77,7 +78,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     small.add_argument("scenario", help=what)
     small.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
     small.add_argument("--for", dest="for_s", type=duration, default=600.0, metavar="TIME",
-                       help="at most so long (default 10m)")  # fmt: skip
+                       help="maximum duration (default 10m)")  # fmt: skip
     small.add_argument("--limit", type=duration, default=60.0, metavar="TIME",
                        help="real time a run may take (default 60s)")  # fmt: skip
     small.add_argument("--out", type=Path, metavar="FILE", help="the small case's file")

@@ -12,7 +12,6 @@ verdict.json
 from __future__ import annotations
 
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -21,11 +20,11 @@ from msgspec import Struct
 from relume.chaos.outcome import Fired, History, Kind, Outcome
 from relume.chaos.runner.cases import scenario_yaml
 from relume.chaos.runner.judge import Verdict
-from relume.chaos.scenario import reading
+from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.schedule import Schedule
-from relume.controlplane.replay.store import StoredLog, save
-from relume.events.errors import LogError
-from relume.events.log import Landed, RevisionGroup
+from relume.controlplane.replay.store import StoredLog, relume_version, save
+from relume.events.log.errors import LogError
+from relume.events.log.interface import Landed, RevisionGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "log.rlog"
@@ -35,7 +34,7 @@ class BadRun(Exception):
     """A folder that holds no run, or a damaged one."""
 
 
-class Run(Struct, frozen=True):
+class Run(Struct, frozen=True, kw_only=True):
     """`run.json`. `log_error`: why the log could not be stored, if it could not."""
 
     kind: Kind
@@ -74,9 +73,21 @@ def keep(folder: Path, run: Outcome, verdict: Verdict, command: str) -> None:
         failure = f"{type(error).__name__}: {error}"
     commit, dirty = checkout()
     told = Run(
-        run.kind, run.schedule.seed, run.schedule.digest(), commit, dirty, _version(), command,
-        run.began_ms, run.ended_ns, run.drained, run.error, failure, run.landed, run.commands,
-    )  # fmt: skip
+        kind=run.kind,
+        seed=run.schedule.seed,
+        digest=run.schedule.digest(),
+        commit=commit,
+        dirty=dirty,
+        relume=relume_version(),
+        command=command,
+        began_ms=run.began_ms,
+        ended_ns=run.ended_ns,
+        drained=run.drained,
+        error=run.error,
+        log_error=failure,
+        landed=run.landed,
+        commands=run.commands,
+    )
     _write(folder / "run.json", told)
 
 
@@ -98,14 +109,24 @@ def outcome_in(folder: Path) -> tuple[Outcome, Run]:
             groups = tuple(log.groups())
     scenario = reading.load(folder / "scenario.yaml")
     outcome = Outcome(
-        run.kind, scenario, schedule, groups, histories, fired, run.began_ms, run.ended_ns,
-        run.drained, run.error, run.landed, run.commands,
-    )  # fmt: skip
+        kind=run.kind,
+        scenario=scenario,
+        schedule=schedule,
+        groups=groups,
+        histories=histories,
+        fired=fired,
+        began_ms=run.began_ms,
+        ended_ns=run.ended_ns,
+        drained=run.drained,
+        error=run.error,
+        landed=run.landed,
+        commands=run.commands,
+    )
     return outcome, run
 
 
 def checkout() -> tuple[str, bool]:
-    """The commit this code is of, and whether files differ from it; empty: nobody knows."""
+    """The commit this code is of, and whether files differ from it; empty: unknown."""
     head = _git("rev-parse", "HEAD")
     return head, bool(head and _git("status", "--porcelain", "--untracked-files=no"))
 
@@ -122,13 +143,6 @@ def _git(*words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _version() -> str:
-    try:
-        return version("relume")
-    except PackageNotFoundError:
-        return "checkout"
 
 
 def _write(path: Path, value: object) -> None:

@@ -15,7 +15,7 @@ import yaml
 from msgspec import NODEFAULT, UNSET, Struct, to_builtins
 
 from relume.chaos.runner.compose import COMPOSED, compose
-from relume.chaos.scenario import reading
+from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.problems import Problem, ScenarioError
 from relume.chaos.scenario.schedule import Schedule, expand
@@ -24,7 +24,7 @@ NOTE = "# A fixed case: the schedule is not drawn again. Repeat it: relume-chaos
 
 
 class Case(Struct, frozen=True):
-    """A scenario and what a seed, or somebody by hand, made of it. `given` names it in commands;
+    """A scenario and what a seed, or a manual edit, made of it. `given` names it in commands;
     `fixed`: its schedule stands in that file."""
 
     given: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from random import Random
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -39,7 +40,13 @@ SLOW = "link-slow"
 _LATER = ("cpu-limit", "gateway-cpu-limit", "disk-full", "holder-stop", "clock-back")
 """Drawn apart, like `SLOW`: the rest of what a seed means does not depend on them."""
 
-_APART = (SLOW, *_LATER)
+_FRAMES = ("frame-cut", "frame-lost", "frame-repeated")
+"""Drawn apart too, of what a gateway reads of answers."""
+
+_ANSWERS = ("dispatch-refused", "answer-broken")
+"""Drawn apart too, of how workers treat what comes to them."""
+
+_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS)
 
 _IN_RECOVERY = (
     ("engine-kill", "restore", "subject"), ("engine-kill", "restore", "subject"),
@@ -55,10 +62,12 @@ _AMOUNTS = {
     "dram-budget": (0.1, 0.8), "stream-loss": (0.01, 0.3), "stream-duplicate": (0.05, 0.5),
     "stream-reorder": (0.05, 0.5), "disk-slow": (50, 2000), "clock-jump": (1, 7200),
     "cpu-limit": (0.05, 0.9), "gateway-cpu-limit": (0.05, 0.9), "clock-back": (1, 7200),
+    "frame-lost": (0.02, 0.3), "frame-repeated": (0.02, 0.3),
+    "dispatch-refused": (0.05, 0.9), "answer-broken": (0.05, 0.9),
 }  # fmt: skip
 _OF_ALL = frozenset(
     "worker-slow dram-budget stream-loss stream-duplicate stream-reorder block-corrupt "
-    "cpu-limit disk-full".split()
+    "cpu-limit disk-full frame-lost frame-repeated dispatch-refused answer-broken".split()
 )
 """What may strike all workers at once and leave a service."""
 
@@ -76,6 +85,8 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic, later = _later(seed, fleet, traffic, without)
     fleet, traffic = _room(seed, fleet, traffic)
     fleet, traffic, again = _in_recovery(seed, fleet, traffic, without)
+    traffic = _clients(seed, traffic)
+    fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",
@@ -87,6 +98,10 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
             *_slow_link(seed, without),
             *later,
             *again,
+            *_of_frames(seed, fleet, without),
+            *_of_answers(seed, fleet, without),
+            *while_away,
+            *_nobody_left(seed, without),
         ),
         expect=(Bound("requests", least=traffic.requests),),
     )
@@ -102,7 +117,7 @@ def _at_effects(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Faul
     if what == "gateway-kill" and fleet.control_planes < _FEWEST[what]:
         return ()
     target = "leader" if what == "gateway-kill" else "subject"
-    return (Fault(what, When(during="effect", nth=rng.randint(1, 6)), target),)
+    return (Fault(what=what, when=When(during="effect", nth=rng.randint(1, 6)), target=target),)
 
 
 def _slow_link(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
@@ -112,11 +127,29 @@ def _slow_link(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
         return ()
     return (
         Fault(
-            SLOW, When(at_s=round(rng.uniform(0.5, 9), 3)), rng.choice(("any", "all")),
+            what=SLOW, when=When(at_s=round(rng.uniform(0.5, 9), 3)), target=rng.choice(("any", "all")),
             peer=rng.choice(FAULTS[SLOW].peers), for_s=round(rng.uniform(1, 20), 2),
             amount=float(rng.randint(5, 500)),
         ),
     )  # fmt: skip
+
+
+def _of_frames(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of six, faults of `_FRAMES`. Drawn apart, as above."""
+    rng = Random(f"compose-frames:{seed}")
+    chosen = rng.choices(_FRAMES, k=rng.choice((1, 2, 3)))
+    if rng.random() >= 1 / 6:
+        return ()
+    return tuple(_fault(w, FAULTS[w], fleet, rng) for w in chosen if w not in without)
+
+
+def _of_answers(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of four, faults of `_ANSWERS`. Drawn apart, as above."""
+    rng = Random(f"compose-answers:{seed}")
+    chosen = rng.choices(_ANSWERS, k=rng.choice((1, 2, 3)))
+    if rng.random() >= 0.25:
+        return ()
+    return tuple(_fault(w, FAULTS[w], fleet, rng) for w in chosen if w not in without)
 
 
 def _later(
@@ -147,9 +180,9 @@ def _in_recovery(
     if rng.random() >= 1 / 6 or {"engine-kill", *(what for what, _, _ in steps)} & {*without}:
         return fleet, traffic, ()
     kept = When(event="CheckpointsAcknowledged", nth=rng.randint(12, 48))
-    faults = [Fault("engine-kill", kept, "subject")]
+    faults = [Fault(what="engine-kill", when=kept, target="subject")]
     for what, phase, target in steps:
-        faults.append(Fault(what, When(during=phase), target))
+        faults.append(Fault(what=what, when=When(during=phase), target=target))
     # Enough that something is restored.
     traffic = replace(
         traffic, arrivals=Closed(4 * fleet.workers), lengths=Uniform((100, 400), (192, 320))
@@ -178,6 +211,65 @@ def _room(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
     return replace(fleet, waiting=waiting), traffic
 
 
+def _clients(seed: int, traffic: Traffic) -> Traffic:
+    """In one of five some clients do not stream, or return to their streams; in one of four some
+    of the others ask for something unusual. Drawn apart, as above."""
+    rng = Random(f"compose-clients:{seed}")
+    whole, resumable = rng.choice((0.0, 0.2, 0.4)), rng.choice((0.2, 0.5))
+    if rng.random() < 0.2:
+        traffic = replace(traffic, whole=whole, resumable=resumable)
+    rng = Random(f"compose-unusual:{seed}")
+    unusual = rng.choice((0.2, 0.5, 1.0))
+    return replace(traffic, unusual=unusual) if rng.random() < 0.25 else traffic
+
+
+def _while_away(
+    seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]
+) -> tuple[Fleet, Traffic, tuple[Fault, ...]]:
+    """In one of six nearly all clients return to their streams, which an operator's drains move
+    meanwhile, and gateways, engines and holders die. Drawn apart, as above, and not where the log
+    is away."""
+    rng = Random(f"compose-while-away:{seed}")
+    more = rng.choices(("gateway-kill", "engine-kill", "holder-kill"), k=rng.choice((1, 2, 3)))
+    nth, times = rng.randint(4, 16), [round(rng.uniform(1, 12), 3) for _ in more]
+    every, greedy = rng.random() < 0.3, rng.choice((0.25, 0.75))
+    if rng.random() >= 1 / 6 or {"agent-kill", *more} & {*without}:
+        return fleet, traffic, ()
+    faults = [Fault(what="agent-kill", when=When(during="effect", nth=nth), target="subject")]
+    for what, at_s in zip(more, times, strict=True):
+        target = "all" if every and what == "holder-kill" else "any"
+        faults.append(Fault(what=what, when=When(at_s=at_s), target=target))
+    fleet = replace(
+        fleet,
+        control_planes=max(fleet.control_planes, 2),
+        checkpoint_mb=max(fleet.checkpoint_mb, 64),
+    )
+    traffic = replace(
+        traffic,
+        lengths=Uniform((16, 200), (128, 320)),
+        sampling=(
+            Sampling(share=greedy),
+            Sampling(share=1 - greedy, temperature=1.0, seeded=False),
+        ),
+        whole=0.0,
+        resumable=0.9,
+    )
+    return fleet, traffic, tuple(faults)
+
+
+def _nobody_left(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of ten all engines die at once, and fail to start once or twice: they are back within
+    the bound of I10. Drawn apart, as above."""
+    rng = Random(f"compose-nobody-left:{seed}")
+    at_s, starts = round(rng.uniform(0.5, 6), 3), rng.randint(1, 2)
+    if rng.random() >= 0.1 or {"engine-kill", "reload-fails"} & {*without}:
+        return ()
+    return (
+        Fault(what="reload-fails", when=When(at_s=at_s), target="all", amount=float(starts)),
+        Fault(what="engine-kill", when=When(at_s=at_s), target="all"),
+    )
+
+
 def _fleet(rng: Random, faults: Collection[str]) -> Fleet:
     workers = rng.choice((2, 3, 4, 4, 6, 8, 12))
     held = bool(HOLDERS.intersection(faults)) or rng.random() < 0.7
@@ -203,17 +295,27 @@ def _traffic(rng: Random) -> Traffic:
     lengths = rng.choice(
         (Fixed(prompt, output), Uniform((4, prompt), (2, output)), Uniform((16, 400), (64, 192)))
     )
-    tiers = (Tier("default"),)
+    tiers: tuple[Tier, ...] = (Tier("default"),)
     if rng.random() < 0.3:
         tiers = (Tier("gold", 0.25, -5), Tier("free", 0.75, 5))
-    sampling = (Sampling(),)
+    sampling: tuple[Sampling, ...] = (Sampling(),)
     if rng.random() < 0.4:
-        sampling = (Sampling(0.5), Sampling(0.25, 0.8, 0.95), Sampling(0.25, 1.0, seeded=False))
+        sampling = (
+            Sampling(share=0.5),
+            Sampling(share=0.25, temperature=0.8, top_p=0.95),
+            Sampling(share=0.25, temperature=1.0, seeded=False),
+        )
     prefixes = None
     if rng.random() < 0.3:
         prefixes = Prefixes(rng.choice((1, 4)), rng.choice((16, 64)))
     return Traffic(
-        arrivals, lengths, rng.choice((24, 48, 96, 160)), None, tiers, sampling, prefixes
+        arrivals=arrivals,
+        lengths=lengths,
+        requests=rng.choice((24, 48, 96, 160)),
+        for_s=None,
+        tiers=tiers,
+        sampling=sampling,
+        prefixes=prefixes,
     )
 
 
@@ -234,11 +336,14 @@ def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
     if name in ("block-corrupt", "disk-full"):
         target = "all"  # few hold blocks, or have them in files, at any time
     elif name == "primary-and-holder-kill":
-        when, target = When(during="decode", nth=max(int(when.nth), 4)), "subject"
+        when, target = When(during="decode", nth=max(cast(int, when.nth), 4)), "subject"
+    elif name == "frame-cut":
+        when, target = When(during="decode", nth=rng.randint(1, 24)), "subject"
     amount = None
     if kind.amount is not None:
         low, high = _AMOUNTS[name]
-        amount = float(rng.randint(low, high)) if isinstance(low, int) else rng.uniform(low, high)
+        whole = isinstance(low, int) and isinstance(high, int)
+        amount = float(rng.randint(int(low), int(high))) if whole else rng.uniform(low, high)
         amount = round(amount, 3)
     peers = [p for p in kind.peers if p != "holder" or fleet.checkpoint_mb]
     lasts = kind.lasts == "must" or (kind.lasts == "may" and rng.random() < 0.5)

@@ -19,14 +19,14 @@ from relume.chaos.runner import pool, world
 from relume.chaos.runner.artifacts import keep
 from relume.chaos.runner.cases import case_of
 from relume.chaos.runner.compose import COMPOSED
-from relume.chaos.scenario import reading
+from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.catalogue import applicable
 from relume.chaos.scenario.problems import ScenarioError
-from relume.chaos.scenario.traces import TraceError
+from relume.chaos.scenario.request_traces import TraceError
 
 INTERRUPTED = "interrupted"
 TIME_OVER = "time is over"
-"""Ends of `fuzz` that somebody asked for."""
+"""Requested ends of `fuzz`."""
 
 
 class Asked(Struct, frozen=True):
@@ -42,7 +42,7 @@ class Asked(Struct, frozen=True):
         return f"relume-chaos run {self.given} --seed {self.seed}"
 
 
-class Ran(Struct, frozen=True):
+class Ran(Struct, frozen=True, kw_only=True):
     """What became of one: a verdict's result, its signature and reasons; `took_s` of real time,
     `events` in its log, `virtual_s` it lasted."""
 
@@ -55,7 +55,7 @@ class Ran(Struct, frozen=True):
     kept: bool = False
 
 
-class Tally(Struct):
+class Tally(Struct, kw_only=True):
     """Runs of one scenario."""
 
     runs: int = 0
@@ -119,16 +119,25 @@ def one(given: Asked) -> Ran:
     try:
         case = case_of(given.given, given.seed)
     except (ScenarioError, TraceError) as error:
-        return Ran("failed", (type(error).__name__,), (str(error),))
+        return Ran(result="failed", signature=(type(error).__name__,), why=(str(error),))
     done = world.judged(lambda: world.simulate(case), given.limit_s)
     run, verdict = done.run, done.verdict
     kept = False
-    if verdict is not None and verdict.result == "failed" and given.folder is not None:
+    failed = verdict is not None and verdict.result == "failed"
+    if failed and run is not None and verdict is not None and given.folder is not None:
         keep(given.folder, run, verdict, case.command)
         kept = True
     events = sum(len(s.records) for g in run.groups for s in g.segments) if run else 0
     virtual_s = run.ended_ns / 1e9 if run else 0.0
-    return Ran(done.result, done.signature, done.why, done.took_s, events, virtual_s, kept)
+    return Ran(
+        result=done.result,
+        signature=done.signature,
+        why=done.why,
+        took_s=done.took_s,
+        events=events,
+        virtual_s=virtual_s,
+        kept=kept,
+    )
 
 
 def fuzz(
@@ -137,9 +146,9 @@ def fuzz(
     for_s: float | None,
     seen: Callable[[Asked, Ran, dict[str, Tally]], Any],
 ) -> tuple[dict[str, Tally], str]:
-    """Make `runs` until they, or `for_s` seconds, are over, or somebody presses Ctrl-C (or
-    SIGTERM comes); `seen` is called with each. In the main thread only. The tallies by
-    scenario, and why it ended early (empty: it did not).
+    """Make `runs` until they, or `for_s` seconds, are over, or until Ctrl-C or SIGTERM; `seen` is
+    called with each. In the main thread only. The tallies by scenario, and why it ended early
+    (empty: it did not).
     """
     tallies: dict[str, Tally] = {}
     until = None if for_s is None else time.monotonic() + for_s

@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import Struct
 
 from relume.chaos.outcome import Kind, Outcome
-from relume.chaos.runner.figures import figures_of, real
+from relume.chaos.runner.run_statistics import figures_of, real
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.schedule import Planned
 from relume.chaos.validators import CHECKS, Known, untracked, violations
@@ -29,7 +29,7 @@ MOST_TOLD = 50
 """Violations kept of each promise."""
 
 
-class Expectation(Struct, frozen=True):
+class Expectation(Struct, frozen=True, kw_only=True):
     """A bound of the scenario, the figure's value (None: the run gave none), whether it holds."""
 
     figure: str
@@ -39,8 +39,8 @@ class Expectation(Struct, frozen=True):
     met: bool
 
 
-class Struck(Struct, frozen=True):
-    """A planned fault: whom it struck and when (ns from the start). No times: it did not.
+class Struck(Struct, frozen=True, kw_only=True):
+    """A planned fault: its target and time (ns from the start). No times: it did not.
     `needs` names the feature it waits for."""
 
     name: str
@@ -50,11 +50,11 @@ class Struck(Struct, frozen=True):
     needs: str = ""
 
 
-class Verdict(Struct, frozen=True):
+class Verdict(Struct, frozen=True, kw_only=True):
     """What became of a run. `why` says in words why it did not pass. `judged` are the promises
     looked at; `unproven` those of them, and why, that the run had nothing to show for;
     `not_yet` are promises and faults whose feature does not exist. `broken` counts violations
-    by promise, also those that are too many to be told in `violations`."""
+    by promise, also those beyond the limit of `violations`."""
 
     result: Result
     kind: Kind
@@ -138,9 +138,14 @@ def not_yet() -> list[str]:
 def _known(run: Outcome) -> Known:
     given = run.scenario.fleet.checkpoint_mb << 20
     return Known(
-        given or None, _stopped(run), _killed(run), _unserved_ms(run), _shared(run), run.landed,
-        run.commands,
-    )  # fmt: skip
+        given_bytes=given or None,
+        stopped=_stopped(run),
+        killed=_killed(run),
+        unserved_ms=_unserved_ms(run),
+        shared=_shared(run),
+        landed=run.landed,
+        commands=run.commands,
+    )
 
 
 def _stopped(run: Outcome) -> list[tuple[str, int]]:
@@ -174,7 +179,7 @@ def _shared(run: Outcome) -> dict[str, int]:
 
 
 RELOAD_NS = 5_000_000_000
-"""So long behind its death an engine may not be back, whoever starts it again."""
+"""Time after its death in which an engine need not be back, whatever restarts it."""
 
 
 def _unserved_ms(run: Outcome) -> int:
@@ -191,17 +196,25 @@ def _unserved_ms(run: Outcome) -> int:
 
 def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
     """From when to when (ns) a fault kept which worker from serving: it was cut from the gateways,
-    stopped, or dead while its agent was stopped."""
+    stopped, or dead while its agent was stopped or while no log told that it was back."""
     peers = {planned.name: planned.peer for planned in run.schedule.faults}
     deaths = [
         (fired.at_ns, name)
         for fired in run.fired
         for name, domain in run.schedule.workers.items()
-        if (fired.what == "engine-kill" and name in fired.target.split(","))
+        if (fired.what in ("engine-kill", "agent-kill") and name in fired.target.split(","))
         or (fired.what == "domain-loss" and domain in fired.target.split(","))
     ]
+    members = len(run.schedule.etcd)
     for fired in run.fired:
         until_ns = fired.until_ns or run.ended_ns
+        outvoted = fired.what in ("etcd-stop", "etcd-kill", "disk-slow") and (
+            2 * len(fired.target.split(",")) > members
+        )
+        if outvoted or fired.what == "etcd-quota":
+            for died_ns, dead in deaths:
+                if fired.at_ns - RELOAD_NS <= died_ns < until_ns:
+                    yield max(fired.at_ns, died_ns), until_ns, dead
         cut = fired.what in ("cut", "cut-one-way") and peers.get(fired.name) == "gateway"
         for name in fired.target.split(","):
             if cut or fired.what == "engine-stop":
@@ -220,7 +233,9 @@ def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Ex
             met = met and value >= bound.least
         if value is not None and bound.most is not None:
             met = met and value <= bound.most
-        yield Expectation(bound.figure, value, bound.least, bound.most, met)
+        yield Expectation(
+            figure=bound.figure, value=value, least=bound.least, most=bound.most, met=met
+        )
 
 
 def _thin(missed: Expectation) -> bool:
@@ -252,8 +267,8 @@ def _faults(run: Outcome) -> Iterator[Struck]:
         targets = dict.fromkeys(fired.target for fired in hits)
         needs = "" if planned.applicable else FAULTS[planned.what].needs or ""
         yield Struck(
-            planned.name, planned.what, ", ".join(targets) or _target(planned),
-            tuple(fired.at_ns for fired in hits), needs,
+            name=planned.name, what=planned.what, target=", ".join(targets) or _target(planned),
+            at_ns=tuple(fired.at_ns for fired in hits), needs=needs,
         )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ def each(
     left = iter(given)
     pool = ProcessPoolExecutor(jobs, get_context("fork"), begin, (os.getpid(),))
     open_: dict[Future[Result], Given] = {}
+    ended_in_order = False
     try:
         while True:
             while len(open_) < jobs * _AHEAD and not stop():
@@ -65,6 +66,7 @@ def each(
                     break
                 open_[pool.submit(work, one)] = one
             if not open_:
+                ended_in_order = True
                 return
             ended, _ = wait(open_, return_when=FIRST_COMPLETED)
             for future in ended:
@@ -74,7 +76,8 @@ def each(
     finally:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes if open_ else ():
+        # Interrupted while they start, they wait for a thread that will never serve them.
+        for process in () if ended_in_order else processes:
             with contextlib.suppress(OSError):
                 process.kill()
         for process in processes:

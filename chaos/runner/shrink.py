@@ -29,7 +29,7 @@ class NotFailing(Exception):
     """The case does not fail, so there is nothing to shrink."""
 
 
-class Shrunk(Struct, frozen=True):
+class Shrunk(Struct, frozen=True, kw_only=True):
     """The smallest case found, its run, what it still breaks, and the runs that took."""
 
     case: Case
@@ -75,7 +75,9 @@ def shrink(
             smaller(best, fails)
         if best is before:
             break
-    return Shrunk(best, found, target, runs, time.monotonic() < until)
+    return Shrunk(
+        case=best, judged=found, target=target, runs=runs, complete=time.monotonic() < until
+    )
 
 
 def _bare(case: Case, target: str) -> Case:

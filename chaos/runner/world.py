@@ -15,7 +15,7 @@ from relume.chaos.runner.cases import Case
 from relume.chaos.runner.judge import Verdict, judge
 
 
-class Judged(Struct, frozen=True):
+class Judged(Struct, frozen=True, kw_only=True):
     """A run and its verdict; or neither, and what went wrong with the code that makes them:
     then `signature` names the kind of failure and `why` tells it. `took_s`: real time."""
 
@@ -33,14 +33,14 @@ class Judged(Struct, frozen=True):
 
 def simulate(case: Case) -> Outcome:
     """Run it in virtual time."""
-    from relume.chaos.sim import fleet
+    from relume.chaos.sim import sim_fleet as fleet
 
     return fleet.run(case.scenario, case.schedule.seed, schedule=case.schedule)
 
 
 def live(case: Case, folder: Path | None) -> Outcome:
     """Run it with real processes, whose files are kept in `folder`."""
-    from relume.chaos.live import fleet
+    from relume.chaos.live import live_fleet as fleet
 
     return fleet.run(
         case.scenario, case.schedule.seed, schedule=case.schedule, folder=folder, say=_say
@@ -61,10 +61,28 @@ def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
             run = work()
             verdict = judge(run)
     except pool.TooLong as error:
-        return Judged(run, None, ("too long",), (str(error),), time.monotonic() - began)
-    except Exception as error:  # an edge: whatever it is, its seed must be told
+        return Judged(
+            run=run,
+            verdict=None,
+            signature=("too long",),
+            why=(str(error),),
+            took_s=time.monotonic() - began,
+        )
+    except Exception as error:  # an edge: whatever it is, its seed must be reported
         kind = type(error).__name__
-        return Judged(run, None, (kind,), (pool.told(error),), time.monotonic() - began)
+        return Judged(
+            run=run,
+            verdict=None,
+            signature=(kind,),
+            why=(pool.told(error),),
+            took_s=time.monotonic() - began,
+        )
     first = tuple(str(violation) for violation in verdict.violations[:1])
     took = time.monotonic() - began
-    return Judged(run, verdict, verdict.signature, (*first, *verdict.why), took)
+    return Judged(
+        run=run,
+        verdict=verdict,
+        signature=verdict.signature,
+        why=(*first, *verdict.why),
+        took_s=took,
+    )

@@ -4,12 +4,13 @@ makes of one."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
-from relume.chaos.scenario import reading
+from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.printing import listed, shown
 from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.scenario.schedule import expand
@@ -36,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
             return 0
         path = reading.find(given.scenario)
         schedule = expand(reading.load(path), given.seed, path.parent)
+    except BrokenPipeError:
+        raise
     except (ScenarioError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -46,5 +49,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _printed(argv: Sequence[str]) -> int:
+    try:
+        status = main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `relume-chaos schedule NAME | head`: not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(_printed(sys.argv[1:]))

@@ -9,13 +9,13 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary import changes
+from relume.events.vocabulary import step_changes as changes
 
 Target = Literal["worker", "domain", "control plane", "etcd", "clients", "request"]
 
 
-class FaultKind(Struct, frozen=True):
-    """A fault: whom it strikes, whether it lasts, and what it takes.
+class FaultKind(Struct, frozen=True, kw_only=True):
+    """A fault: its target, whether it lasts, and what it needs.
 
     `lasts`: no (it is over at once), may, must. `amount`: what `amount` means, with its unit,
     and the greatest value; None: there is none. `peers`: ends of the link it may cut. `roles`:
@@ -36,79 +36,152 @@ _LINKS = ("etcd", "gateway", "holder")
 _ENDS = ("leader", "follower")
 
 FAULTS: Mapping[str, FaultKind] = {
-    "engine-kill": FaultKind("kill -9 of an engine", "worker"),
-    "agent-kill": FaultKind("kill -9 of an agent; its engine is orphaned", "worker"),
-    "engine-stop": FaultKind("SIGSTOP to an engine, then CONT", "worker", "must"),
-    "agent-stop": FaultKind("SIGSTOP to an agent, then CONT", "worker", "must"),
+    "engine-kill": FaultKind(about="kill -9 of an engine", target="worker"),
+    "agent-kill": FaultKind(about="kill -9 of an agent; its engine is orphaned", target="worker"),
+    "engine-stop": FaultKind(
+        about="SIGSTOP to an engine, then CONT", target="worker", lasts="must"
+    ),
+    "agent-stop": FaultKind(about="SIGSTOP to an agent, then CONT", target="worker", lasts="must"),
     "worker-slow": FaultKind(
-        "steps take longer", "worker", "must", ("times as long", 1000.0)
+        about="steps take longer", target="worker", lasts="must", amount=("times as long", 1000.0)
     ),
     "cpu-limit": FaultKind(
-        "each process of a worker gets a share of a core", "worker", "must",
-        ("share of a core", 1.0),
+        about="each process of a worker gets a share of a core",
+        target="worker",
+        lasts="must",
+        amount=("share of a core", 1.0),
     ),
     "weights-flipped": FaultKind(
-        "bits of the weights flip in memory", "worker", needs="policies.canary"
+        about="bits of the weights flip in memory", target="worker", needs="relume.policies.canary"
     ),
     "rank-kill": FaultKind(
-        "one rank of a tensor-parallel engine dies", "worker", needs="engine_shim.elastic_tp"
+        about="one rank of a tensor-parallel engine dies",
+        target="worker",
+        needs="relume.engine_shim.elastic_tp",
     ),
     "reload-fails": FaultKind(
-        "the next starts of an engine fail", "worker", amount=("starts", 20.0)
+        about="the next starts of an engine fail", target="worker", amount=("starts", 20.0)
     ),
     "draft-mismatch": FaultKind(
-        "the draft model proposes other tokens", "worker", "must", needs="engine_shim.proposer"
+        about="the draft model proposes other tokens",
+        target="worker",
+        lasts="must",
+        needs="relume.engine_shim.proposer",
     ),
-    "holder-kill": FaultKind("kill -9 of a host's state daemon", "worker"),
-    "holder-stop": FaultKind("SIGSTOP to a host's state daemon, then CONT", "worker", "must"),
+    "holder-kill": FaultKind(about="kill -9 of a host's state daemon", target="worker"),
+    "holder-stop": FaultKind(
+        about="SIGSTOP to a host's state daemon, then CONT", target="worker", lasts="must"
+    ),
     "primary-and-holder-kill": FaultKind(
-        "an engine and the daemon that holds its blocks die together", "worker"
+        about="an engine and the daemon that holds its blocks die together", target="worker"
     ),
     "block-corrupt": FaultKind(
-        "bits flip in blocks a daemon holds", "worker", amount=("blocks", 100_000.0)
+        about="bits flip in blocks a daemon holds", target="worker", amount=("blocks", 100_000.0)
     ),
     "dram-budget": FaultKind(
-        "a daemon's budget shrinks to a share", "worker", "must", ("share left", 1.0)
+        about="a daemon's budget shrinks to a share",
+        target="worker",
+        lasts="must",
+        amount=("share left", 1.0),
     ),
     "disk-full": FaultKind(
-        "a daemon that holds blocks in a file cannot write any more of them there",
-        "worker", "must",
+        about="a daemon that holds blocks in a file cannot write any more of them there",
+        target="worker",
+        lasts="must",
     ),
-    "stream-loss": FaultKind("KV streams lose messages", "worker", "must", ("share", 1.0)),
-    "stream-duplicate": FaultKind("KV streams repeat messages", "worker", "must", ("share", 1.0)),
-    "stream-reorder": FaultKind("KV streams reorder messages", "worker", "must", ("share", 1.0)),
-    "domain-loss": FaultKind("every process of a failure domain dies", "domain"),
-    "cut": FaultKind("a link carries nothing", "worker", "must", peers=_LINKS),
+    "stream-loss": FaultKind(
+        about="KV streams lose messages", target="worker", lasts="must", amount=("share", 1.0)
+    ),
+    "stream-duplicate": FaultKind(
+        about="KV streams repeat messages", target="worker", lasts="must", amount=("share", 1.0)
+    ),
+    "stream-reorder": FaultKind(
+        about="KV streams reorder messages", target="worker", lasts="must", amount=("share", 1.0)
+    ),
+    "domain-loss": FaultKind(about="every process of a failure domain dies", target="domain"),
+    "cut": FaultKind(about="a link carries nothing", target="worker", lasts="must", peers=_LINKS),
     "cut-one-way": FaultKind(
-        "a link carries nothing from the target to the peer", "worker", "must", peers=_LINKS
+        about="a link carries nothing from the target to the peer",
+        target="worker",
+        lasts="must",
+        peers=_LINKS,
     ),
     "link-slow": FaultKind(
-        "what a link carries comes later", "worker", "must", ("milliseconds", 60_000.0),
+        about="what a link carries comes later",
+        target="worker",
+        lasts="must",
+        amount=("milliseconds", 60_000.0),
         peers=("etcd", "gateway"),
     ),
-    "gateway-kill": FaultKind("kill -9 of a control plane replica", "control plane", roles=_ENDS),
+    "frame-cut": FaultKind(
+        about="the connection of one answer breaks within a frame", target="worker"
+    ),
+    "frame-lost": FaultKind(
+        about="frames of a worker's answers do not arrive",
+        target="worker",
+        lasts="must",
+        amount=("share", 1.0),
+    ),
+    "frame-repeated": FaultKind(
+        about="frames of a worker's answers arrive twice",
+        target="worker",
+        lasts="must",
+        amount=("share", 1.0),
+    ),
+    "dispatch-refused": FaultKind(
+        about="a worker refuses requests: it is full, or will not have them, or errs",
+        target="worker",
+        lasts="must",
+        amount=("share", 1.0),
+    ),
+    "answer-broken": FaultKind(
+        about="a worker gives answers up in their middle, and says so",
+        target="worker",
+        lasts="must",
+        amount=("share", 1.0),
+    ),
+    "gateway-kill": FaultKind(
+        about="kill -9 of a control plane replica", target="control plane", roles=_ENDS
+    ),
     "leader-stop": FaultKind(
-        "SIGSTOP to the leader beyond its lease, then CONT: two leaders for a while",
-        "control plane", "must", roles=_ENDS,
+        about="SIGSTOP to the leader beyond its lease, then CONT: two leaders for a while",
+        target="control plane",
+        lasts="must",
+        roles=_ENDS,
     ),
     "gateway-cpu-limit": FaultKind(
-        "a control plane replica gets a share of a core", "control plane", "must",
-        ("share of a core", 1.0), (), _ENDS,
+        about="a control plane replica gets a share of a core",
+        target="control plane",
+        lasts="must",
+        amount=("share of a core", 1.0),
+        roles=_ENDS,
     ),
-    "etcd-kill": FaultKind("kill -9 of a member, started again", "etcd", "may", roles=_ENDS),
-    "etcd-stop": FaultKind("SIGSTOP to a member, then CONT", "etcd", "must", roles=_ENDS),
-    "etcd-quota": FaultKind("etcd is out of space", "etcd", "must"),
+    "etcd-kill": FaultKind(
+        about="kill -9 of a member, started again", target="etcd", lasts="may", roles=_ENDS
+    ),
+    "etcd-stop": FaultKind(
+        about="SIGSTOP to a member, then CONT", target="etcd", lasts="must", roles=_ENDS
+    ),
+    "etcd-quota": FaultKind(about="etcd is out of space", target="etcd", lasts="must"),
     "disk-slow": FaultKind(
-        "each fsync of a member takes longer", "etcd", "must", ("milliseconds", 60_000.0), (), _ENDS
+        about="each fsync of a member takes longer",
+        target="etcd",
+        lasts="must",
+        amount=("milliseconds", 60_000.0),
+        roles=_ENDS,
     ),
     "clock-jump": FaultKind(
-        "the wall clock of a host jumps forward", "worker", "no", ("seconds", 1e6)
+        about="the wall clock of a host jumps forward",
+        target="worker",
+        amount=("seconds", 1e6),
     ),
     "clock-back": FaultKind(
-        "the wall clock of a host jumps backward", "worker", "no", ("seconds", 1e6)
+        about="the wall clock of a host jumps backward",
+        target="worker",
+        amount=("seconds", 1e6),
     ),
-    "client-gone": FaultKind("a client hangs up", "request"),
-}  # fmt: skip
+    "client-gone": FaultKind(about="a client hangs up", target="request"),
+}
 """By name. The order is the one in which they are listed."""
 
 PHASES: Mapping[str, tuple[str, str]] = {
@@ -128,7 +201,7 @@ FIGURES: Mapping[str, str] = {
     "broken_streams": "streams that ended otherwise than they should",
     "refused_streams": "requests refused before their first token, with the time to come back",
     "lost_streams": "broken streams that were not refused",
-    "moved_streams": "streams that went on on another worker",
+    "moved_streams": "streams that continued on another worker",
     "ttft_ms_mean": "time to first token",
     "ttft_ms_p99": "time to first token",
     "ttft_ms_p99_interactive": "time to first token of requests of tier interactive",
@@ -142,7 +215,10 @@ FIGURES: Mapping[str, str] = {
 
 PROMISES = tuple(f"I{number}" for number in range(1, 17))
 
-PROMISE_NEEDS: Mapping[str, str] = {"I9": "policies.breaker", "I11": "policies.degradation"}
+PROMISE_NEEDS: Mapping[str, str] = {
+    "I9": "relume.policies.breaker",
+    "I11": "relume.policies.degradation",
+}
 """The module of the feature without which a promise says nothing."""
 
 HARDWARE: Mapping[str, tuple[str, ...]] = {

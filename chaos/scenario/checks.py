@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from relume.chaos.scenario import traces
+from relume.chaos.scenario import request_traces as traces
 from relume.chaos.scenario.catalogue import EVENTS, FAULTS, FIGURES, HARDWARE, PHASES, PROMISES
 from relume.chaos.scenario.language import (
     Bound,
@@ -24,7 +24,7 @@ from relume.chaos.scenario.language import (
     When,
 )  # fmt: skip
 from relume.chaos.scenario.problems import Path_
-from relume.policies.waiting_settings import LIMITS
+from relume.policies.admission.admission_settings import LIMITS
 
 Found = tuple[Path_, str, str]
 """A place, what is wrong there, the remedy."""
@@ -116,6 +116,8 @@ def _traffic(traffic: Traffic, folder: Path) -> Iterator[Found]:
         if abs(sum(shares) - 1) > 1e-6:
             said = f"have shares that add up to {sum(shares):g}"
             yield (*at, part), said, "let the shares add up to 1"
+    if traffic.whole + traffic.resumable > 1:
+        yield (*at, "resumable"), "and `whole` are more than all requests", "let them be at most 1"
     names = [tier.name for tier in traffic.tiers]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -202,7 +204,7 @@ def _when(when: When, at: Path_) -> Iterator[Found]:
         yield from _known(when.during, PHASES, (*at, "during"), "phase")
         if when.after_s != 0.0:
             yield (*at, "after_s"), "means nothing beside during", "delete it"
-    begins = PHASES.get(when.during or "", (when.event,))[0]
+    begins = PHASES.get(when.during or "", (when.event or "",))[0]
     if when.event is not None:
         yield from _known(when.event, EVENTS, (*at, "event"), "event")
     for field in when.where if begins in EVENTS else ():

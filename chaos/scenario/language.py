@@ -25,7 +25,7 @@ class _Part(Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Fleet(_Part, frozen=True):
+class Fleet(_Part, frozen=True, kw_only=True):
     """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
     `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
     `checkpoint_file_mb` of files are for what its memory has no room for, however new it is.
@@ -100,7 +100,7 @@ Lengths = Fixed | Uniform | FromTrace
 
 class Tier(_Part, frozen=True):
     """A class of clients: its share of the requests and their priority (vLLM's: lower first). Names
-    that are tiers of routing go into `x-relume-tier`."""
+    that are tiers of routing go into header `TIER`."""
 
     name: Name
     share: Share = 1.0
@@ -114,7 +114,7 @@ class Tenant(_Part, frozen=True):
     share: Share = 1.0
 
 
-class Sampling(_Part, frozen=True):
+class Sampling(_Part, frozen=True, kw_only=True):
     """Sampling parameters of a share of the requests. `seeded`: each gets a seed."""
 
     share: Share = 1.0
@@ -131,8 +131,10 @@ class Prefixes(_Part, frozen=True):
     tokens: Count
 
 
-class Traffic(_Part, frozen=True):
-    """Ends after `requests`, or with arrivals at `for_s`, whichever comes first."""
+class Traffic(_Part, frozen=True, kw_only=True):
+    """Ends after `requests`, or with arrivals at `for_s`, whichever comes first. `whole`: the share of
+    requests that do not stream; `resumable`: the share whose clients lose their connections and
+    return to their streams; `unusual`: the share of the others that are of `schedule.UNUSUAL`."""
 
     arrivals: Arrivals
     lengths: Lengths
@@ -142,9 +144,12 @@ class Traffic(_Part, frozen=True):
     sampling: tuple[Sampling, ...] = (Sampling(),)
     prefixes: Prefixes | None = None
     tenants: tuple[Tenant, ...] = ()
+    whole: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    resumable: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    unusual: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
-class When(_Part, frozen=True):
+class When(_Part, frozen=True, kw_only=True):
     """One of: a time; the `nth` event of a type whose fields are as `where` says; in the middle
     of the `nth` phase (`catalogue.PHASES`). `nth` may be bounds the seed draws between.
     `after_s` is waited after an event."""
@@ -157,10 +162,10 @@ class When(_Part, frozen=True):
     after_s: Span = 0.0
 
 
-class Fault(_Part, frozen=True):
+class Fault(_Part, frozen=True, kw_only=True):
     """`what` is of `catalogue.FAULTS`. `target` names who it strikes: a name of the fleet, `any`
-    (the seed chooses), `all`, `subject` (whom the event tells of) or a role the fault allows.
-    `peer` is the other end of a link, `amount` how much, in the fault's own unit."""
+    (the seed chooses), `all`, `subject` (the target that the event names) or a role the fault
+    allows. `peer` is the other end of a link, `amount` how much, in the fault's own unit."""
 
     what: str
     when: When
@@ -178,7 +183,7 @@ class Bound(_Part, frozen=True):
     most: float | None = None
 
 
-class Scenario(_Part, frozen=True):
+class Scenario(_Part, frozen=True, kw_only=True):
     """A fleet, its traffic, what happens to it, and what must hold. `promises` restricts which
     are judged; without it, all there are validators for."""
 

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from relume.chaos.scenario import catalogue, reading
-from relume.chaos.scenario.catalogue import FAULTS, PROMISE_NEEDS, PROMISES, applicable
+from relume.chaos.scenario import scenario_reader as reading
+from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.schedule import Planned, Request, Schedule
 from relume.chaos.validators import CHECKS
@@ -99,19 +99,3 @@ def listed(library: Mapping[str, Path]) -> Iterator[str]:
 def usable(scenario: Scenario) -> bool:
     """Whether every fault of it is applicable."""
     return all(applicable(fault.what) for fault in scenario.faults)
-
-
-def uncovered(scenarios: Mapping[str, Scenario]) -> list[str]:
-    """Applicable faults that no scenario has."""
-    had = {fault.what for scenario in scenarios.values() for fault in scenario.faults}
-    return [name for name in FAULTS if applicable(name) and name not in had]
-
-
-def unjudged() -> list[str]:
-    """Promises whose feature exists and that no validator judges."""
-    return [
-        name
-        for name in PROMISES
-        if name not in CHECKS
-        and (name not in PROMISE_NEEDS or catalogue.exists(PROMISE_NEEDS[name]))
-    ]

@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from relume.chaos.scenario import traces
+from relume.chaos.scenario import request_traces as traces
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable
 from relume.chaos.scenario.checks import targets
 from relume.chaos.scenario.language import (
@@ -40,8 +40,17 @@ NS = 1_000_000_000
 
 Shared = TypeVar("Shared", Tier, Sampling, Tenant)
 
+Client = Literal[
+    "streaming", "whole", "resumable", "choices", "relayed", "counted", "unnamed", "restarting"
+]
+"""What a client asks for: a stream, an answer in one piece, a stream to which it returns; or one of
+`UNUSUAL`."""
+UNUSUAL: tuple[Client, ...] = ("choices", "relayed", "counted", "unnamed", "restarting")
+"""Two choices; a relayed route; a prompt that the gateway counts; a stream whose worker does not name
+its token ids; and one that cannot be continued."""
 
-class Request(Struct, frozen=True, omit_defaults=True):
+
+class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A request. It is sent at `at_ns`, or, if that is None, `think_ns` after the answer to
     request `after`. `prefix` holds ids of the prompt's first blocks of `prefix_block` tokens:
     equal leading ids are equal tokens. `seed` is None where sampling has none."""
@@ -61,9 +70,10 @@ class Request(Struct, frozen=True, omit_defaults=True):
     prefix: tuple[int, ...] = ()
     prefix_block: int = 0
     tenant: str = ""
+    client: Client = "streaming"
 
 
-class Planned(Struct, frozen=True, omit_defaults=True):
+class Planned(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A fault with everything the seed decides decided.
 
     It strikes at `at_ns`; or, if that is None, `after_ns` behind the `nth` event of type
@@ -87,7 +97,7 @@ class Planned(Struct, frozen=True, omit_defaults=True):
     applicable: bool = True
 
 
-class Schedule(Struct, frozen=True):
+class Schedule(Struct, frozen=True, kw_only=True):
     """A scenario expanded by a seed. `workers` maps each to its failure domain."""
 
     scenario: str
@@ -162,7 +172,17 @@ def requests_of(traffic: Traffic, seed: int, folder: Path) -> Iterator[Request]:
             prefix=prefix,
             prefix_block=block,
             tenant=tenant,
+            client=_client(traffic, _rng(seed, "client", index)),
         )
+
+
+def _client(traffic: Traffic, rng: Random) -> Client:
+    drawn = rng.random() if traffic.whole or traffic.resumable else 1.0
+    if drawn < traffic.whole:
+        return "whole"
+    if drawn < traffic.whole + traffic.resumable:
+        return "resumable"
+    return rng.choice(UNUSUAL) if rng.random() < traffic.unusual else "streaming"
 
 
 def _name(index: int) -> str:

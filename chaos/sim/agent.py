@@ -13,33 +13,32 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from relume.chaos.sim.etcd import SimEtcd
-from relume.chaos.sim.loop import Process
-from relume.chaos.sim.ports import Board
-from relume.engine_shim.agent_config import AgentConfig
-from relume.engine_shim.agent_effects import EffectRunner
-from relume.engine_shim.agent_engine import Supervisor
-from relume.engine_shim.agent_fleet import FleetReader
-from relume.engine_shim.agent_hosts import EngineOrder
-from relume.engine_shim.agent_journal import Journal
-from relume.engine_shim.agent_life import Agent
-from relume.engine_shim.agent_process import ProcessId
-from relume.engine_shim.agent_state import AgentState, RunDirectory
-from relume.engine_shim.agent_takeover import free_stream
-from relume.engine_shim.reports import Layout, Ready
-from relume.events.errors import RelumeError
-from relume.events.etcd.client import EtcdClient
+from relume.chaos.sim.daemon_keeper import SimKeeper
+from relume.chaos.sim.engine.worker_engine import EngineProcess
+from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.message_ports import Board
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
+from relume.chaos.sim.world.worker_machine import HostDirectory
+from relume.engine_shim.agent.agent_config import AgentConfig
+from relume.engine_shim.agent.effects import EffectRunner
+from relume.engine_shim.agent.engine_process.engine_hosts import EngineOrder
+from relume.engine_shim.agent.engine_process.process_identity import ProcessId
+from relume.engine_shim.agent.engine_process.supervisor import Supervisor
+from relume.engine_shim.agent.journal import Journal
+from relume.engine_shim.agent.life import Agent
+from relume.engine_shim.agent.stream_reader import FleetReader
+from relume.engine_shim.agent.takeover import free_stream
+from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
-from relume.events.log import RevisionGroup
-from relume.events.notice import Died
+from relume.events.log.errors import RelumeError
+from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary import EngineDied, WorkerDeregistered
-
-if TYPE_CHECKING:
-    from relume.chaos.sim.worker import Host
-    from relume.chaos.sim.worker_engine import EngineProcess
+from relume.events.vocabulary.enums import DeathReason
+from relume.events.wire.notices import Died
+from relume.events.wire.reports import Layout, Ready
 
 SEEN_S = 0.001
 """An agent sees a process of its host die so much later."""
@@ -61,18 +60,6 @@ class Quiet:
 QUIET = Quiet()
 
 
-class HostDirectory(RunDirectory):
-    """A run directory on a disk that is not simulated: it outlives the agent."""
-
-    def __init__(self, name: str) -> None:
-        self.path = Path("/nowhere") / name
-        self.engine_log = self.path / "engine.log"
-        self.state = AgentState()
-
-    def _write(self, state: AgentState) -> None:
-        pass
-
-
 class EngineHandle:
     """`EngineProcesses` of the supervisor: one simulated process."""
 
@@ -86,7 +73,7 @@ class EngineHandle:
         self.died_at = 0.0
         self.on_dying: Callable[[], None] = lambda: None
         self._agent = agent
-        self._loop = engine.host.loop
+        self._loop = engine.machine.loop
         engine.process.at_death.append(self._died)
 
     def _died(self) -> None:
@@ -176,7 +163,7 @@ class Reports:
 class _Starts:
     """An `EngineHost`: a host as its supervisor sees it."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: AgentHost) -> None:
         self._host = host
 
     async def available(self) -> None:
@@ -190,10 +177,10 @@ class _Starts:
 class SimBoard(Board):
     """Where an agent tells of deaths."""
 
-    def __init__(self, host: Host, journal: Journal) -> None:
-        self.address = f"{host.name}:7000"
+    def __init__(self, address: str, loop: VirtualLoop, journal: Journal) -> None:
+        self.address = address
         self.told_at = 0.0
-        self._loop = host.loop
+        self._loop = loop
         self._journal = journal
         self._hear: list[Callable[[Died], None]] = []
         self._died: Died | None = None
@@ -284,10 +271,31 @@ class Follower(FleetReader):
                 await news.wait()
 
 
+class AgentHost(Protocol):
+    """What an agent needs of the host it runs on. `engine`: the last one that was started."""
+
+    name: str
+    loop: VirtualLoop
+    net: Wires
+    etcd: SimEtcd
+    config: AgentConfig
+    directory: HostDirectory
+    feed: Feed
+    engine: EngineProcess | None
+
+    async def start_engine(self, order: EngineOrder) -> EngineHandle:
+        """Start the next engine, which loads for a while."""
+        ...
+
+    def keeper_of(self, process: Process, journal: Journal) -> SimKeeper | None:
+        """What keeps the host's state daemon running, if it has one."""
+        ...
+
+
 class SimAgent(Agent):
     """The agent's life on a simulated host."""
 
-    def __init__(self, host: Host, process: Process) -> None:
+    def __init__(self, host: AgentHost, process: Process) -> None:
         etcd, client = host.etcd, host.etcd.log(process).client
         super().__init__(
             host.config,
@@ -309,7 +317,7 @@ class SimAgent(Agent):
             if writer is None:
                 return
             journal = self._journal = Journal(writer, QUIET)
-            board = SimBoard(self.host, journal)
+            board = SimBoard(f"{self.host.name}:7000", self.host.loop, journal)
             self.host.net.serve(board.address, self.process, board)
             self._register(journal, "", board.address, died)
             reports = self.reports = Reports(self.process, journal)
@@ -326,7 +334,7 @@ class SimAgent(Agent):
             engine.kill()
         await asyncio.sleep(0.01)
         detail = "orphan of a dead agent" if alive else "gone with its agent"
-        reason = "killed" if alive else "unknown"
+        reason = DeathReason.KILLED if alive else DeathReason.UNKNOWN_REASON
         return EngineDied(self._config.worker, record.incarnation, reason, detail)
 
     async def _supervise(
@@ -342,7 +350,8 @@ class SimAgent(Agent):
             config.worker, self._reader, self._directory, journal, supervisor, QUIET,
             self._released,
         )  # fmt: skip
-        self._daemon = self.host.keeper_of(self.process, journal)
+        keeper: Any = self.host.keeper_of(self.process, journal)  # in place of the real one
+        self._daemon = keeper
         try:
             await self._unless_stopped(self._work(supervisor, effects, journal))
             await supervisor.leave(config.stop_timeout_s)

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from relume.engine_shim.kv_stream import messages as m
-from relume.engine_shim.kv_stream.errors import Refusal
-from relume.engine_shim.kv_stream.fingerprint import Fingerprint, usable
-from relume.engine_shim.state_daemon.arena import Arena
-from relume.engine_shim.state_daemon.extents import Extents
-from relume.engine_shim.state_daemon.file_tier import FileTier
-from relume.engine_shim.state_daemon.service import Service
-from relume.engine_shim.state_daemon.store import BlockStore
-
-if TYPE_CHECKING:
-    from relume.chaos.sim.worker import Host
+from relume.chaos.sim.world.worker_machine import Disk, Machine
+from relume.engine_shim.checkpoints.daemon.service import Service
+from relume.engine_shim.checkpoints.daemon.store.arena import Arena
+from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
+from relume.engine_shim.checkpoints.daemon.store.extents import Extents
+from relume.engine_shim.checkpoints.daemon.store.file_tier import FileTier
+from relume.events.wire.kv import kv_messages as m
+from relume.events.wire.kv.fingerprint import Fingerprint, usable
+from relume.events.wire.kv.kv_errors import Refusal
 
 EXPIRE_S = 10.0
 
@@ -98,15 +95,7 @@ class CountedFile(FileTier):
         self._images.clear()
 
 
-class Disk:
-    """A host's. `used`: bytes of its daemon's file; `full`: nothing more can be written."""
-
-    def __init__(self) -> None:
-        self.used = 0
-        self.full = False
-
-
-class Putting(Struct, frozen=True):
+class Putting(Struct, frozen=True, kw_only=True):
     """Blocks of one engine for one holder, sent together."""
 
     writer: str
@@ -129,18 +118,18 @@ class Put(Struct, frozen=True):
 class SimDaemon:
     """One process of it. `on_change` is called when there is something to tell its agent."""
 
-    def __init__(self, host: Host, epoch: int, budget: int, file_budget: int = 0) -> None:
-        self.host = host
-        self.process = host.loop.process(f"{host.name}.daemon")
+    def __init__(self, machine: Machine, epoch: int, budget: int, file_budget: int = 0) -> None:
+        self.machine = machine
+        self.process = machine.loop.process(f"{machine.name}.daemon")
         self.arena = CountedArena(budget)
         self.file_budget = file_budget
         self.store = BlockStore(self.arena)
         if file_budget:
-            host.disk.used = 0
-            cold = CountedFile(file_budget, host.spec.block_bytes, host.disk)
+            machine.disk.used = 0
+            cold = CountedFile(file_budget, machine.spec.block_bytes, machine.disk)
             self.store = BlockStore(self.arena, cold, cold_after_s=0.0)
-        self.service = Service(self.store, host.name, epoch, b"", host.loop.time)
-        self.service.boot = f"{host.random.getrandbits(64):016x}"
+        self.service = Service(self.store, machine.name, epoch, b"", machine.loop.time)
+        self.service.boot = f"{machine.random.getrandbits(64):016x}"
         self.on_change: Callable[[], None] = lambda: None
         self._expiring()
 
@@ -150,7 +139,7 @@ class SimDaemon:
         return self.service.boot
 
     def _expiring(self) -> None:
-        now = self.host.loop.time()
+        now = self.machine.loop.time()
         if self.store.expire(now):
             self.on_change()
         self.process.call_at(now + EXPIRE_S, self._expiring)
@@ -161,8 +150,15 @@ class SimDaemon:
         """Take blocks."""
         reached: dict[tuple[str, int], int] = {}
         refused = []
-        now = self.host.loop.time()
-        hello = m.Hello(m.VERSION, what.writer, what.epoch, what.incarnation, "writer", b"")
+        now = self.machine.loop.time()
+        hello = m.Hello(
+            version=m.VERSION,
+            worker=what.writer,
+            epoch=what.epoch,
+            incarnation=what.incarnation,
+            role="writer",
+            nonce=b"",
+        )
         try:
             self.service.fence(hello)
         except Refusal as refusal:
@@ -181,7 +177,7 @@ class SimDaemon:
 
     def ask(self, request: str, fingerprint: Fingerprint, answer: Callable[[int], None]) -> None:
         """How many blocks of `request` can be had without a gap?"""
-        self.store.touch(request, self.host.loop.time())
+        self.store.touch(request, self.machine.loop.time())
         positions, theirs = self.store.position(request)
         if theirs is None or usable(fingerprint, theirs) != "same" or not positions:
             answer(0)
@@ -191,10 +187,10 @@ class SimDaemon:
     def get(
         self, request: str, first: int, count: int, answer: Callable[[int, bool], None]
     ) -> None:
-        """`answer(blocks, corrupt)`: so many of those wanted are good; behind them lies a
+        """`answer(blocks, corrupt)`: this number of the wanted blocks is good; behind them lies a
         damaged one."""
         store = self.store
-        store.touch(request, self.host.loop.time())
+        store.touch(request, self.machine.loop.time())
         run = store.run(request, 0, 0, first, count)
         for number, content in enumerate(run):
             if store.contents.verified(content) is None:
@@ -213,7 +209,7 @@ class SimDaemon:
     # --- faults --------------------------------------------------------------------------------
 
     def corrupt(self, blocks: int, random: Random) -> int:
-        """Flip bits in so many held blocks; how many there were."""
+        """Flip bits in up to `count` held blocks; returns how many there were."""
         held = sorted(self.arena._bytes)
         for offset in random.sample(held, min(blocks, len(held))):
             self.arena._bytes[offset][random.randrange(16)] ^= 1 << random.randrange(8)
@@ -226,4 +222,20 @@ class SimDaemon:
 
     def kill(self) -> None:
         """kill -9."""
-        self.host.end(self.process)
+        self.machine.end(self.process)
+
+
+class DaemonSlot:
+    """Where a machine's state daemon runs, one after the other. `daemon`: the last one."""
+
+    def __init__(self, machine: Machine, budget_bytes: int, file_bytes: int) -> None:
+        self.machine = machine
+        self.address = f"tcp://{machine.name}:6000"
+        self.daemon: SimDaemon | None = None
+        self._budgets = budget_bytes, file_bytes
+
+    def start(self, epoch: int) -> SimDaemon:
+        """A new state daemon, which holds nothing."""
+        self.daemon = SimDaemon(self.machine, epoch, *self._budgets)
+        self.daemon.process.clock_s = self.machine.clock_s
+        return self.daemon

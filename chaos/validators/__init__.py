@@ -12,7 +12,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from relume.chaos.validators import (
+from relume.chaos.validators.promises import (
     i1_one_terminal_event,
     i2_identical_stream,
     i3_indices,
@@ -30,7 +30,7 @@ from relume.chaos.validators import (
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
 from relume.controlplane.replay.verify import no_cyclic_garbage as untracked
-from relume.events.log import Landed, RevisionGroup
+from relume.events.log.interface import Landed, RevisionGroup
 
 Check = Callable[[Sequence[RevisionGroup], Sequence[ClientRecord]], list[Violation]]
 
@@ -54,13 +54,13 @@ CHECKS: Mapping[str, Check] = {
 __all__ = ["CHECKS", "ClientRecord", "Known", "Violation", "check_all", "untracked", "violations"]
 
 
-class Known(Struct, frozen=True):
-    """What somebody kept beside log and clients' records. `given_bytes`: for checkpoints, to
-    each host (None: nobody knows); `stopped`: streams of replicas that stood still, and for how
-    many ms; `killed`: those that were killed, and when (ms, as in `Segment.at_ms`);
-    `unserved_ms`: for so long no worker could be reached; `shared`: so many tokens a client's
-    prompt begins with as others do; `landed`: what writers were told is durable;
-    `commands`: (id, principal) of admin changes that were acknowledged."""
+class Known(Struct, frozen=True, kw_only=True):
+    """What was recorded beside log and clients' records. `given_bytes`: for checkpoints, to each
+    host (None: unknown); `stopped`: streams of replicas that stood still, and for how many ms;
+    `killed`: those that were killed, and when (ms, as in `Segment.at_ms`); `unserved_ms`: time
+    without a reachable worker; `shared`: number of tokens that a client's prompt shares with others
+    from its start; `landed`: what was acknowledged to writers as durable; `commands`: (id,
+    principal) of admin changes that were acknowledged."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -75,7 +75,7 @@ def violations(
     log: Log, clients: Sequence[ClientRecord], promises: Sequence[str], known: Known
 ) -> Iterator[Violation]:
     """Of each promise in turn."""
-    checks = {
+    checks: dict[str, Check] = {
         **CHECKS,
         "I8": partial(i8_budget.check, given=known.given_bytes),
         "I10": partial(

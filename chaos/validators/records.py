@@ -10,19 +10,18 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from relume.events import vocabulary as v
-from relume.events.codec import Kept, decode_all
-from relume.events.log import RevisionGroup
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
+from relume.events.log.codec import CachedRecords
+from relume.events.log.entries import Entry, entries
+from relume.events.log.interface import RevisionGroup
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 
 THE_RUN = "the run"
 """What a violation is about that says only that there was nothing to judge by."""
 
-OUTCOMES = ("completed", "cancelled", "failed", "rejected", "cut")
-
 
 class Violation(Struct, frozen=True):
-    """A broken promise: which, by whom or what, and how it shows."""
+    """A broken promise: which, its subject, and the evidence."""
 
     promise: str
     about: str
@@ -34,16 +33,16 @@ class Violation(Struct, frozen=True):
         return f"{self.promise} {self.about}: {self.detail}{at}"
 
 
-class ClientRecord(Struct):
+class ClientRecord(Struct, kw_only=True):
     """One request as its client saw it.
 
     `request` is the x-request-id it sent, unique in the run. `asked` names what it asked
     for: equal for requests that must get equal answers. `undisturbed` marks those that ran
-    while nothing was broken. `outcome`: completed, cancelled (it left), failed or rejected
-    (it was told), cut (the connection broke without an end). `status` 0: no answer came.
-    `tokens` are ids, where it asked for them; `token_count` counts them in any case;
-    `other_tokens` counts those of further choices.
-    `starts`: index of the first token of each chunk, where it is told. `gaps_ms` lie
+    while nothing was broken. `outcome`: completed, cancelled (it left), failed or rejected (it got
+    an error), cut (the connection broke without an end), gone (it returned to a stream that was not
+    there any more). `status` 0: no answer came. `tokens` are ids, where it asked for them;
+    `token_count` counts them in any case; `other_tokens` counts those of further choices. `starts`:
+    index of the first token of each chunk, if known. `gaps_ms` lie
     between chunks.
     """
 
@@ -61,39 +60,36 @@ class ClientRecord(Struct):
     other_tokens: int = 0
 
 
-class At(Struct, frozen=True):
-    """An event and its place in the log."""
-
-    revision: int
-    stream: str
-    epoch: int
-    position: int
-    at_ms: int
-    event: Any
-
-
-class Course(Struct):
+class Course(Struct, kw_only=True):
     """All that replicas and the leader wrote of one request, in order, and which engine
     said that it queued which attempt. `owners`: streams it belonged to, in order, as clients
     that came back gave it to others; what an earlier owner wrote afterwards is void and left
-    out."""
+    out. Where nobody else dispatched it meanwhile, it counts once the client comes back to that
+    owner, which had gone on."""
 
     request: str
-    arrived: At | None = None
-    events: list[At] = field(default_factory=list)
-    ends: list[At] = field(default_factory=list)
-    queued: list[tuple[At, int]] = field(default_factory=list)
+    arrived: Entry | None = None
+    events: list[Entry] = field(default_factory=list)
+    ends: list[Entry] = field(default_factory=list)
+    queued: list[tuple[Entry, int]] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
+    void: list[Entry] = field(default_factory=list)
 
-    def add(self, at: At) -> None:
+    def add(self, at: Entry) -> None:
         """Take the next event of this request."""
         kind = type(at.event)
         if kind is v.ClientReturned and self.ends:
             return  # too late
         if kind in (v.RequestArrived, v.ClientReturned):
             self.owners.append(at.stream)
+            self.events += [void for void in self.void if void.stream == at.stream]
+            self.void = [void for void in self.void if void.stream != at.stream]
         elif at.stream in self.owners and at.stream != self.owners[-1]:
+            if not self.is_dispatched_anew:
+                self.void.append(at)
             return
+        if kind is v.RouteDecided and at.event.worker and len(self.owners) > 1:
+            self.void.clear()
         self.events.append(at)
         if kind is v.RequestArrived:
             self.arrived = at
@@ -101,8 +97,16 @@ class Course(Struct):
             self.ends.append(at)
 
     @property
+    def is_dispatched_anew(self) -> bool:
+        """Whether the last owner has dispatched it."""
+        last = [i for i, at in enumerate(self.events) if type(at.event) is v.ClientReturned][-1]
+        return any(
+            type(at.event) is v.RouteDecided and at.event.worker for at in self.events[last:]
+        )
+
+    @property
     def decisions(self) -> list[v.RouteDecided]:
-        """Its dispatches, in order; decisions that found nobody are left out."""
+        """Its dispatches, in order; decisions without a worker are left out."""
         events = (at.event for at in self.events)
         return [e for e in events if type(e) is v.RouteDecided and e.worker]
 
@@ -114,37 +118,26 @@ class Course(Struct):
         return chosen[0].event if chosen else None
 
 
-def events_of(groups: Iterable[RevisionGroup], stream: str = "") -> Iterator[At]:
+def events_of(groups: Iterable[RevisionGroup], stream: str = "") -> Iterator[Entry]:
     """Every event (of one stream, or kind of stream when it ends in a dot), in order."""
     clock = groups.clock if isinstance(groups, Log) else {}
-    for group in groups:
-        for segment in group.segments:
-            if stream.endswith("."):
-                if not segment.stream.startswith(stream):
-                    continue
-            elif stream and segment.stream != stream:
-                continue
-            at_ms = clock.get((segment.stream, segment.seq), segment.at_ms)
-            for position, event in enumerate(decode_all(segment.records), segment.first):
-                yield At(
-                    group.revision,
-                    segment.stream,
-                    segment.epoch,
-                    position,
-                    at_ms,
-                    event,
-                )
+    for entry in entries(groups, stream):
+        at_ms = clock.get((entry.revision, entry.stream)) if clock else None
+        yield entry if at_ms is None else replace(entry, at_ms=at_ms)
 
 
 class Log(list[RevisionGroup]):
     """A log that several validators look at: decoded once, folded once, its requests'
-    courses put together once, clocks that jumped put right (`At.at_ms`). It is not to be
+    courses put together once, clocks that jumped put right (`Entry.at_ms`). It is not to be
     altered."""
 
     def __init__(self, groups: Iterable[RevisionGroup]) -> None:
         super().__init__(
             replace(
-                group, segments=tuple(replace(s, records=Kept(s.records)) for s in group.segments)
+                group,
+                segments=tuple(
+                    replace(s, records=CachedRecords(s.records)) for s in group.segments
+                ),
             )
             for group in groups
         )
@@ -186,25 +179,25 @@ _MOST_BEHIND_MS = 300_000
 behind is what waited for etcd."""
 
 
-def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[str, int], int]:
+def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[int, str], int]:
     """When segments of workers whose clocks had jumped were written: no later than the next
-    segment of the control plane says, or no earlier than the one before. By stream and number;
+    segment of the control plane says, or no earlier than the one before. By revision and stream;
     the others are not in it."""
-    times: dict[tuple[str, int], int] = {}
+    times: dict[tuple[int, str], int] = {}
     after = 0
     for group in reversed(groups):
         for segment in reversed(group.segments):
             if not segment.stream.startswith("w."):
                 after = segment.at_ms
             elif after and segment.at_ms > after + _MOST_AHEAD_MS:
-                times[segment.stream, segment.seq] = after
+                times[group.revision, segment.stream] = after
     before = 0
     for group in groups:
         for segment in group.segments:
             if not segment.stream.startswith("w."):
                 before = segment.at_ms
             elif segment.at_ms < before - _MOST_BEHIND_MS:
-                times[segment.stream, segment.seq] = before
+                times[group.revision, segment.stream] = before
     return times
 
 
@@ -228,7 +221,7 @@ def _courses(groups: Iterable[RevisionGroup]) -> dict[str, Course]:
                 if type(change) is v.RequestQueued and change.request in found:
                     found[change.request].queued.append((at, change.attempt))
         elif kind in OF_REQUEST:
-            found.setdefault(event.request, Course(event.request)).add(at)
+            found.setdefault(event.request, Course(request=event.request)).add(at)
     return found
 
 

@@ -1,7 +1,7 @@
 """`relume-chaos what-if LOG KEY=VALUE ...`: a log under other settings, and what would follow.
 
 The first decision that comes out otherwise is exact, as with `relume replay --what-if`. From
-there the simulator goes on twice, with the recorded settings and with the changed ones; what
+there the simulator continues twice, with the recorded settings and with the changed ones; what
 it makes of the recorded ones is held against what really happened.
 
 Exit status 0: nothing comes out otherwise; 1: something does; 2: it cannot be asked.
@@ -15,17 +15,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from relume.chaos.sim.cost import names
+from relume.chaos.sim.engine.step_cost import names
 from relume.chaos.whatif.asking import ask
 from relume.chaos.whatif.costs import NoCost
 from relume.chaos.whatif.start import NoStart
-from relume.chaos.whatif.telling import show
-from relume.controlplane.replay.debugger import outcome_of
-from relume.controlplane.replay.debugger_prompt import console_of
-from relume.controlplane.replay.debugger_show import show_outcome
-from relume.controlplane.replay.debugger_whatif import BadSetting, parse
-from relume.controlplane.replay.history import from_file
-from relume.events.errors import LogError
+from relume.chaos.whatif.whatif_text import show
+from relume.controlplane.replay.debugger.prompt import console_of
+from relume.controlplane.replay.debugger.screen import show_outcome
+from relume.controlplane.replay.debugger.session import outcome_of
+from relume.controlplane.replay.recorded_log import from_file
+from relume.controlplane.replay.what_if import BadSetting, parse
+from relume.events.log.errors import LogError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from relume.chaos.validators.records import Log, events_of
 from relume.chaos.whatif import facts
+from relume.chaos.whatif.continuation import go_on, rules_of
 from relume.chaos.whatif.costs import cost_of, paces
-from relume.chaos.whatif.figures import (
+from relume.chaos.whatif.outcome_statistics import (
     Agreement,
     Course,
     Figures,
@@ -21,15 +22,14 @@ from relume.chaos.whatif.figures import (
     of_run,
     shares,
 )
-from relume.chaos.whatif.going_on import go_on, rules_of
 from relume.chaos.whatif.start import Start, start_of
-from relume.controlplane.replay.debugger_fold import Timeline
-from relume.controlplane.replay.debugger_whatif import Outcome, what_if
-from relume.controlplane.replay.history import History
+from relume.controlplane.replay.debugger.folded_log import Timeline
+from relume.controlplane.replay.recorded_log import History
+from relume.controlplane.replay.what_if import Outcome, what_if
 from relume.events import vocabulary as v
 
 
-class Begun(Struct, frozen=True):
+class Begun(Struct, frozen=True, kw_only=True):
     """Where the continuation begins: the log's revision, its time in unix ms, what was live,
     arrives later and strikes, and what of the log it has not."""
 
@@ -42,7 +42,7 @@ class Begun(Struct, frozen=True):
     left_out: dict[str, int]
 
 
-class Continuation(Struct, frozen=True):
+class Continuation(Struct, frozen=True, kw_only=True):
     """Both continuations: `changes` as shares of the recorded ones'. `telling`: the change of
     the mean TTFT is larger than what the simulator is off by; None: that is not known.
     `errors`: a simulation that came to no end."""
@@ -75,7 +75,7 @@ def ask(
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Answer:
-    """Ask; `say` is told what is being done. Raises NoStart, NoCost, LogError."""
+    """Ask; `say` gets the progress. Raises NoStart, NoCost, LogError."""
     outcome = what_if(history, settings, since)
     if outcome.first is None or outcome.broken is not None:
         return Answer(outcome)
@@ -117,12 +117,17 @@ def _told(
         f"{f.what} {f.target} at {(f.at_ns or 0) / 1e9:.2f} s" for f in start.schedule.faults
     )
     begun = Begun(
-        revision, start.at_ms, len(start.made), len(start.schedule.requests) - len(start.made),
-        faults, tuple(start.down), start.left_out,
-    )  # fmt: skip
+        revision=revision,
+        at_ms=start.at_ms,
+        live=len(start.made),
+        coming=len(start.schedule.requests) - len(start.made),
+        faults=faults,
+        down=tuple(start.down),
+        left_out=start.left_out,
+    )
     return Continuation(
-        begun, source, seed, was, is_, changes, fit,
-        None if moved is None or off is None else abs(moved) > abs(off),
-        most_changed(recorded, changed),
-        tuple(course.error for course in courses if course.error),
+        begun=begun, cost=source, seed=seed, recorded=was, changed=is_, changes=changes, agreement=fit,
+        telling=None if moved is None or off is None else abs(moved) > abs(off),
+        most_changed=most_changed(recorded, changed),
+        errors=tuple(course.error for course in courses if course.error),
     )  # fmt: skip

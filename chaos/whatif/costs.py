@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from relume.chaos.sim.cost import StepCost, load, names
-from relume.chaos.sim.fit_log import fitted
-from relume.chaos.validators.records import At
+from relume.chaos.sim.engine.fit_log import fitted
+from relume.chaos.sim.engine.step_cost import StepCost, load, names
 from relume.events import vocabulary as v
+from relume.events.log.entries import Entry
 
 OFF = 0.25
 """A known formula that is off by more in the median step is another machine's."""
@@ -55,9 +55,9 @@ def off_by(cost: StepCost, steps: Sequence[v.EngineStep]) -> float:
     """By how much the median step differs from the formula, as a share."""
     if not steps:
         return 0.0
-    ratios = []
-    for step in steps:
-        ratios.append(abs(math.log(max(_foretold_us(cost, step), 0.001) / step.duration_us)))
+    ratios = [
+        abs(math.log(max(_foretold_us(cost, step), 0.001) / step.duration_us)) for step in steps
+    ]
     return math.expm1(median(ratios))
 
 
@@ -82,7 +82,7 @@ class Paced(StepCost):
         return round(self._cost.step(chunks, sequences, context) * prompts + gap_us * 1000)
 
 
-def paces(events: Sequence[At], cost: StepCost) -> dict[str, Paced]:
+def paces(events: Sequence[Entry], cost: StepCost) -> dict[str, Paced]:
     """How each worker kept to `cost`, by the sums of its steps and of the time between them
     while it had work. Workers whose steps the log has merged are left out."""
     records: dict[str, list[tuple[int, v.EngineStep]]] = {}
@@ -118,11 +118,11 @@ def _paced(rows: Sequence[tuple[int, v.EngineStep]], cost: StepCost) -> Paced | 
         last = at_ms, step
     if timed < FEW or single < SINGLE * timed:
         return None
-    ratios = [
+    decodes, prompts = (
         taken / foretold if steps >= FEW and foretold else 1.0
         for taken, foretold, steps in (told[False], told[True])
-    ]
-    return Paced(cost, *ratios, gap_us=max(wall_ms * 1000 - spent_us, 0) / max(single, 1))
+    )
+    return Paced(cost, decodes, prompts, gap_us=max(wall_ms * 1000 - spent_us, 0) / max(single, 1))
 
 
 def _ended(step: v.EngineStep) -> int:

@@ -1,6 +1,6 @@
 """What a log knows of each request, and where a continuation begins.
 
-Times are ms of the log's segments, so an arrival is told up to a gathering time late.
+Times are ms of the log's segments, so an arrival is up to one gathering time late.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from relume.chaos.validators.records import At
-from relume.controlplane.replay.debugger_whatif import Difference
+from relume.controlplane.replay.what_if import Difference
 from relume.events import vocabulary as v
-from relume.events.codec import decode
-from relume.events.errors import LogError
-from relume.policies.state import Fleet
+from relume.events.log.codec import decode
+from relume.events.log.entries import Entry
+from relume.events.log.errors import LogError
+from relume.events.vocabulary.enums import RequestOutcome
+from relume.policies.state.fleet import Fleet
 
 NO_FAILURE = ("moved",)
 BEFORE_MS = 2000
@@ -32,7 +33,7 @@ class Place(Struct, frozen=True):
     decoding: bool
 
 
-class Facts(Struct):
+class Facts(Struct, kw_only=True):
     """One request. `points` are (ms, tokens its client could have by then); `prompt` is the
     engine's count, else the gateway's estimate; `cached` tokens of it needed no computing at
     first. `known`: its gateway's word is in the log; engines' may be there before."""
@@ -68,7 +69,7 @@ class Facts(Struct):
         return before[1]
 
 
-class Read(Struct):
+class Read(Struct, kw_only=True):
     """A log from `cut` (an index of its events) on: all requests' facts, and the places of
     those that were live there. `at_ms` is the time of the cut."""
 
@@ -86,8 +87,8 @@ class Read(Struct):
     """Tokens of the median request that was completed."""
 
 
-def cut_of(events: Sequence[At], first: Difference) -> tuple[int, int, int]:
-    """Where to go on from: the index of the first event that is left to the simulator, its
+def cut_of(events: Sequence[Entry], first: Difference) -> tuple[int, int, int]:
+    """Where to continue from: the index of the first event that is left to the simulator, its
     time, and the index of the decision. Before the arrival of the request that is decided on;
     or `BEFORE_MS` before the failure, silence or command that the decision answers, so that
     checkpoints are under way again."""
@@ -126,20 +127,20 @@ def _arrives(event: Any, request: str) -> bool:
     return type(event) is v.RequestArrived and event.request == request
 
 
-def _last(events: Sequence[At], at: int, is_it: Callable[[Any], bool]) -> int:
+def _last(events: Sequence[Entry], at: int, is_it: Callable[[Any], bool]) -> int:
     """The last such event before `at`; without one, `at`."""
     return next((i for i in range(at - 1, -1, -1) if is_it(events[i].event)), at)
 
 
-def _back(events: Sequence[At], at: int, ms: int) -> int:
-    """The first event within so many ms before that at `at`."""
+def _back(events: Sequence[Entry], at: int, ms: int) -> int:
+    """The first event within `ms` milliseconds before that at `at`."""
     from_ms = events[at].at_ms - ms
     while at and events[at - 1].at_ms >= from_ms:
         at -= 1
     return at
 
 
-def _failed(events: Sequence[At], at: int, worker: str, incarnation: int) -> int:
+def _failed(events: Sequence[Entry], at: int, worker: str, incarnation: int) -> int:
     """The first word of an engine's failure up to `at`."""
     for i, e in enumerate(events[:at]):
         event = e.event
@@ -152,8 +153,10 @@ def _failed(events: Sequence[At], at: int, worker: str, incarnation: int) -> int
     return at
 
 
-def read(events: Sequence[At], cut: int, at_ms: int, until: int, base: Fleet | None = None) -> Read:
-    """All facts of a log that goes on from `base`, and what was live at the cut; the decision
+def read(
+    events: Sequence[Entry], cut: int, at_ms: int, until: int, base: Fleet | None = None
+) -> Read:
+    """All facts of a log that continues from `base`, and what was live at the cut; the decision
     in question is at `until`."""
     found = dict(_before(base, events[0].at_ms)) if base is not None else {}
     live: dict[str, Place] = {}
@@ -168,11 +171,13 @@ def read(events: Sequence[At], cut: int, at_ms: int, until: int, base: Fleet | N
         if type(event) is v.EngineStep:
             for change in event.changes:
                 if change.request not in found and type(change) is v.RequestQueued:
-                    found[change.request] = Facts(change.request, at.at_ms)
+                    found[change.request] = Facts(request=change.request, arrived_ms=at.at_ms)
                 if change.request in found:
                     _changed(found[change.request], change, at)
         elif type(event) is v.RequestArrived:
-            facts = found.setdefault(event.request, Facts(event.request, at.at_ms))
+            facts = found.setdefault(
+                event.request, Facts(request=event.request, arrived_ms=at.at_ms)
+            )
             facts.known, facts.most, facts.verdict = True, event.max_tokens, event.verdict
             if not facts.counted:
                 facts.prompt = max(event.prompt_tokens, 1)
@@ -182,8 +187,18 @@ def read(events: Sequence[At], cut: int, at_ms: int, until: int, base: Fleet | N
             decided[at.stream] = decided.get(at.stream, 0) + 1
         elif type(event) is v.RouteDecided and index < until and event.attempt == 1:
             routed[event.request] = event.worker
-    ends = [f.end.tokens for f in found.values() if f.end and f.end.outcome == "completed"]
-    return Read(at_ms, found, live, decided, over, routed, int(median(ends)) if ends else 1)
+    ends = [
+        f.end.tokens for f in found.values() if f.end and f.end.outcome == RequestOutcome.COMPLETED
+    ]
+    return Read(
+        at_ms=at_ms,
+        facts=found,
+        live=live,
+        decided=decided,
+        over=over,
+        routed=routed,
+        usual=int(median(ends)) if ends else 1,
+    )
 
 
 def _before(base: Fleet, at_ms: int) -> Iterator[tuple[str, Facts]]:
@@ -194,8 +209,16 @@ def _before(base: Fleet, at_ms: int) -> Iterator[tuple[str, Facts]]:
         for one in worker.attempts.values()
     }
     for name, request in base.requests.items():
-        facts = Facts(name, at_ms, max(request.counted, request.prompt_tokens, 1))
-        facts.known, facts.counted, facts.most = True, request.counted > 0, request.max_tokens
+        facts = Facts(
+            request=name,
+            arrived_ms=at_ms,
+            prompt=max(request.engine_prompt_tokens, request.prompt_tokens, 1),
+        )
+        facts.known, facts.counted, facts.most = (
+            True,
+            request.engine_prompt_tokens > 0,
+            request.max_tokens,
+        )
         facts.verdict, facts.worker, facts.attempt = (
             request.verdict, request.worker, request.attempt,
         )  # fmt: skip
@@ -215,9 +238,9 @@ def _live(found: dict[str, Facts]) -> dict[str, Place]:
     }
 
 
-def _changed(facts: Facts, change: v.AnyChange, at: At) -> None:
+def _changed(facts: Facts, change: v.AnyChange, at: Entry) -> None:
     kind = type(change)
-    if kind is v.RequestQueued:
+    if isinstance(change, v.RequestQueued):
         if change.dispatch:
             with suppress(LogError):  # of another build: its gateway tells the same
                 _dispatched(facts, decode(change.dispatch))
@@ -226,11 +249,11 @@ def _changed(facts: Facts, change: v.AnyChange, at: At) -> None:
             facts.prompt, facts.counted = max(change.prompt_tokens, 1), True
     elif change.attempt != facts.attempt:
         return
-    elif kind is v.RequestAdmitted:
+    elif isinstance(change, v.RequestAdmitted):
         if change.attempt == 1 and facts.first_ms is None:
             facts.cached = change.cached_tokens
         facts.computed = max(facts.computed, change.cached_tokens)
-    elif kind is v.PrefillChunkDone:
+    elif isinstance(change, v.PrefillChunkDone):
         facts.computed = change.computed
     elif kind is v.RequestPreempted:
         facts.computed, facts.decoding = 0, False
@@ -247,7 +270,7 @@ def _dispatched(facts: Facts, route: v.RouteDecided) -> None:
         facts.delivered, facts.computed, facts.decoding = route.delivered, 0, False
 
 
-def _told(facts: Facts, event: Any, at: At) -> None:
+def _told(facts: Facts, event: Any, at: Entry) -> None:
     kind = type(event)
     if kind is v.RouteDecided:
         _dispatched(facts, event)

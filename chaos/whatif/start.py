@@ -17,26 +17,27 @@ from msgspec.structs import replace
 
 from relume.chaos.scenario.language import Burst, Fixed, Fleet, Scenario, Traffic
 from relume.chaos.scenario.schedule import Planned, Request, Schedule
-from relume.chaos.sim import hosts
-from relume.chaos.sim.cost import names
-from relume.chaos.sim.hosts import TOKEN_ID_BYTES, HostSpec
-from relume.chaos.validators.records import At
+from relume.chaos.sim.engine import host_types as hosts
+from relume.chaos.sim.engine.host_types import TOKEN_ID_BYTES, HostSpec
+from relume.chaos.sim.engine.step_cost import names
 from relume.chaos.whatif.facts import Facts, Read
 from relume.events import vocabulary as v
-from relume.policies.state import Fleet as Fold
+from relume.events.log.entries import Entry
+from relume.events.vocabulary.enums import EnginePhase, Guarantee, RequestOutcome, TransportKind
+from relume.policies.state.fleet import Fleet as Fold
 
 MS = 1_000_000
 LEAD_NS = 20 * MS
-"""What was live is dispatched so long before the rest begins."""
+"""Time before the start at which live requests are dispatched."""
 DOWN_S = 1.0
-"""So long before, engines that were down are killed."""
+"""Time before the start at which engines that were down are killed."""
 NEVER_S = 1e5
 RESTARTED_MS = 1000
-"""A replica that started again died so long before."""
+"""Time before its restart at which a replica died."""
 COMMANDS = ("drain", "undrain", "hold", "release", "restart", "config")
 
 
-class Start(Struct):
+class Start(Struct, kw_only=True):
     """All that the simulator needs. `pins`: requests that were live, and their workers;
     `warm`: tokens of prompts that cost nothing; `made`: tokens that were there; `down`: workers
     without an engine; `loads`: seconds that starts of engines take; `commands` (ns, command,
@@ -57,10 +58,10 @@ class Start(Struct):
 
 
 class NoStart(ValueError):
-    """The log does not tell enough to go on from."""
+    """The log has too little to continue from."""
 
 
-def start_of(fold: Fold, events: Sequence[At], cut: int, known: Read, seed: int) -> Start:
+def start_of(fold: Fold, events: Sequence[Entry], cut: int, known: Read, seed: int) -> Start:
     """The start of a log's continuation behind `cut`; `fold` is the state there. Raises
     NoStart."""
     engines = _engines(fold, events)
@@ -69,12 +70,24 @@ def start_of(fold: Fold, events: Sequence[At], cut: int, known: Read, seed: int)
     model, host = _host(fold, engines, events)
     left_out: Counter[str] = Counter()
     start = Start(
-        known.at_ms,
-        Schedule("what-if", seed, {}, (), ("e0",), (), ()),
-        Scenario("what-if", "A recorded log goes on.", Fleet(1), Traffic(
-            Burst(1, 1.0), Fixed(1, 1), requests=1)),
-        host,
-    )  # fmt: skip
+        at_ms=known.at_ms,
+        schedule=Schedule(
+            scenario="what-if",
+            seed=seed,
+            workers={},
+            control_planes=(),
+            etcd=("e0",),
+            requests=(),
+            faults=(),
+        ),
+        scenario=Scenario(
+            name="what-if",
+            about="A recorded log continues.",
+            fleet=Fleet(workers=1),
+            traffic=Traffic(arrivals=Burst(1, 1.0), lengths=Fixed(1, 1), requests=1),
+        ),
+        host=host,
+    )
     requests = [*_live(start, known, host, left_out), *_coming(start, known, host, left_out)]
     faults = _faults(start, fold, events[cut:], left_out)
     _loads(start, fold, events, cut)
@@ -87,12 +100,22 @@ def start_of(fold: Fold, events: Sequence[At], cut: int, known: Read, seed: int)
     budgets = [h.budget_bytes for h in fold.holders.values() if h.alive]
     budget_mb = max(int(median(budgets)) >> 20, 1) if budgets else 0
     start.schedule = Schedule(
-        "what-if", seed, domains, replicas, ("e0",), tuple(requests), tuple(faults)
+        scenario="what-if",
+        seed=seed,
+        workers=domains,
+        control_planes=replicas,
+        etcd=("e0",),
+        requests=tuple(requests),
+        faults=tuple(faults),
     )
     start.scenario = replace(
         start.scenario,
         fleet=Fleet(
-            len(engines), model, "log", control_planes=len(replicas), checkpoint_mb=budget_mb
+            workers=len(engines),
+            model=model,
+            hardware="log",
+            control_planes=len(replicas),
+            checkpoint_mb=budget_mb,
         ),
     )
     start.decided = dict(known.decided)
@@ -100,7 +123,7 @@ def start_of(fold: Fold, events: Sequence[At], cut: int, known: Read, seed: int)
     return start
 
 
-def _engines(fold: Fold, events: Sequence[At]) -> dict[str, v.EngineReady]:
+def _engines(fold: Fold, events: Sequence[Entry]) -> dict[str, v.EngineReady]:
     """The first engine of each worker; those that left before the cut are no part."""
     found: dict[str, v.EngineReady] = {}
     for at in events:
@@ -109,15 +132,21 @@ def _engines(fold: Fold, events: Sequence[At]) -> dict[str, v.EngineReady]:
     for worker in fold.workers.values():
         if worker.block_size and worker.name not in found:
             found[worker.name] = v.EngineReady(
-                worker.name, worker.incarnation, worker.host, worker.port, worker.model,
-                worker.max_model_len, worker.block_size, worker.kv_blocks,
+                worker=worker.name,
+                incarnation=worker.incarnation,
+                host=worker.host,
+                port=worker.port,
+                model=worker.model,
+                max_model_len=worker.max_model_len,
+                block_size=worker.block_size,
+                kv_blocks=worker.kv_blocks,
                 block_bytes=worker.block_bytes,
-            )  # fmt: skip
+            )
     return found
 
 
 def _host(
-    fold: Fold, engines: dict[str, v.EngineReady], events: Sequence[At]
+    fold: Fold, engines: dict[str, v.EngineReady], events: Sequence[Entry]
 ) -> tuple[str, HostSpec]:
     """The model, and what its hosts are, by what engines said when they were ready."""
     one = next(iter(engines.values()))
@@ -135,7 +164,7 @@ def _host(
     )  # fmt: skip
 
 
-def load_times(events: Sequence[At]) -> dict[str, list[tuple[int, float]]]:
+def load_times(events: Sequence[Entry]) -> dict[str, list[tuple[int, float]]]:
     """Of each worker: when its engines started (ms), and the seconds they took to be ready."""
     begun: dict[tuple[str, int], int] = {}
     found: dict[str, list[tuple[int, float]]] = {}
@@ -151,7 +180,7 @@ def load_times(events: Sequence[At]) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def _loads(start: Start, fold: Fold, events: Sequence[At], cut: int) -> None:
+def _loads(start: Start, fold: Fold, events: Sequence[Entry], cut: int) -> None:
     """Which workers are down, and how long starts take from here on."""
     ready: dict[str, int] = {}
     for at in events[cut:]:
@@ -162,7 +191,7 @@ def _loads(start: Start, fold: Fold, events: Sequence[At], cut: int) -> None:
     for name in engines | set(fold.workers):
         later = [took for at, took in told.get(name, ()) if at >= start.at_ms]
         worker = fold.workers.get(name)
-        if worker is None or worker.engine != "ready":
+        if worker is None or worker.engine != EnginePhase.READY:
             start.down.append(name)
             if name in ready:
                 later = [DOWN_S + max(ready[name] - start.at_ms, 0) / 1000, *later]
@@ -214,11 +243,11 @@ def _coming(start: Start, known: Read, host: HostSpec, left_out: Counter[str]) -
 def _output(facts: Facts, known: Read, left_out: Counter[str]) -> int:
     """Tokens it gets; 0: it got none, and is left out."""
     end = facts.end
-    if end is not None and end.outcome in ("completed", "cancelled"):
+    if end is not None and end.outcome in (RequestOutcome.COMPLETED, RequestOutcome.CANCELLED):
         if not end.tokens:
             left_out[f"requests without tokens ({end.outcome})"] += 1
         return end.tokens
-    if end is not None and end.outcome == "rejected":
+    if end is not None and end.outcome == RequestOutcome.REJECTED:
         left_out["rejected requests"] += 1
         return 0
     left_out["requests whose number of tokens is assumed"] += 1
@@ -232,14 +261,20 @@ def _request(
     if prompt + output > host.kv_blocks * host.block_tokens:
         left_out["requests beyond an engine's KV cache"] += 1
         return None
-    if facts.verdict not in ("exact", "sampled"):
+    if facts.verdict not in (Guarantee.EXACT, Guarantee.SAMPLED):
         left_out[f"{facts.verdict} requests, taken for exact"] += 1
-    exact = facts.verdict != "sampled"
-    return Request(facts.request, at_ns, prompt, output, temperature=0.0 if exact else 1.0)
+    exact = facts.verdict != Guarantee.SAMPLED
+    return Request(
+        name=facts.request,
+        at_ns=at_ns,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        temperature=0.0 if exact else 1.0,
+    )
 
 
 def _faults(
-    start: Start, fold: Fold, events: Sequence[At], left_out: Counter[str]
+    start: Start, fold: Fold, events: Sequence[Entry], left_out: Counter[str]
 ) -> list[Planned]:
     """What struck behind the cut, when it did."""
     found: list[Planned] = []
@@ -256,12 +291,19 @@ def _faults(
     def strike(what: str, target: str, ms: float, for_ms: float | None = None) -> None:
         at_ns = max(int((ms - start.at_ms) * MS), 0) + LEAD_NS
         lasts = None if for_ms is None else int(max(for_ms, 1) * MS)
-        found.append(Planned(f"f{len(found)}", what, target, at_ns, for_ns=lasts))
+        found.append(
+            Planned(name=f"f{len(found)}", what=what, target=target, at_ns=at_ns, for_ns=lasts)
+        )
 
     for at in events:
         event = at.event
         match event:
-            case v.TransportObserved() if event.kind in ("reset", "eof", "engine_dead", "refused"):
+            case v.TransportObserved() if event.kind in (
+                TransportKind.RESET,
+                TransportKind.EOF,
+                TransportKind.ENGINE_DEAD,
+                TransportKind.REFUSED,
+            ):
                 seen_ms.setdefault((event.worker, event.incarnation), at.at_ms)
             case v.WorkerRegistered():
                 agents[event.worker] = at.at_ms

@@ -1,20 +1,22 @@
-"""Handler that shows checkpoints: who holds what of which request."""
+"""Handler that shows checkpoints: which holder has what of which request."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from relume.controlplane.admin import models as m
-from relume.controlplane.replica import Replica
-from relume.policies import checkpoints, coverage, placement
-from relume.policies.account import key_of
-from relume.policies.checkpoint_settings import config_of
-from relume.policies.placement import Site, Weights
-from relume.policies.state import Fleet, Placed
-from relume.policies.view import View
+from relume.controlplane.replica.loop import Replica
+from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import placement
+from relume.policies.checkpoints.checkpoint_settings import config_of
+from relume.policies.checkpoints.placement import Site, Weights
+from relume.policies.state import coverage
+from relume.policies.state.account import key_of
+from relume.policies.state.fleet import Fleet, Placed
+from relume.policies.state.overlay.view import View
 
 SHOWN = 1000
-"""So many requests in one answer, the newest."""
+"""Maximum number of requests in one answer, newest first."""
 
 
 class CheckpointsApi:
@@ -36,14 +38,16 @@ class CheckpointsApi:
             if wanted in (None, "", name) and worker in (None, "", placed.primary)
         ]
         return m.CheckpointList(
-            fleet.revision,
-            config.placement,
-            config.recovery,
-            config.holders,
-            balance_percent(view),
-            dict(fleet.restores),
-            [_holder(fleet, site, placement.load(site, weights)) for site in sites.values()],
-            found[-SHOWN:],
+            revision=fleet.revision,
+            placement=config.placement,
+            recovery=config.recovery,
+            wanted=config.holders,
+            balance_percent=balance_percent(view),
+            restores=dict(fleet.restores),
+            holders=[
+                _holder(fleet, site, placement.load(site, weights)) for site in sites.values()
+            ],
+            requests=found[-SHOWN:],
         )
 
 
@@ -60,20 +64,20 @@ def _holder(fleet: Fleet, site: Site, load: int) -> m.HolderInfo:
     holder = fleet.holders[site.worker]
     rates = {name: coverage.bandwidth(fleet, holder.name, name) for name in holder.rates}
     return m.HolderInfo(
-        holder.name,
-        site.alive,
-        holder.boot,
-        site.domain,
-        holder.address,
-        holder.local,
-        holder.budget_bytes,
-        holder.held_bytes,
-        site.used_bytes - holder.held_bytes,
-        site.blocks,
-        load,
-        len(holder.covered),
-        holder.evicted,
-        rates,
+        worker=holder.name,
+        alive=site.alive,
+        boot=holder.boot,
+        domain=site.domain,
+        address=holder.address,
+        local=holder.local,
+        budget_bytes=holder.budget_bytes,
+        held_bytes=holder.held_bytes,
+        promised_bytes=site.used_bytes - holder.held_bytes,
+        placed_blocks=site.blocks,
+        load=load,
+        requests=len(holder.covered),
+        evicted=holder.evicted,
+        rates_bytes_s=rates,
     )
 
 
@@ -87,11 +91,11 @@ def _request(fleet: Fleet, request: str, placed: Placed) -> m.CheckpointInfo:
         if request in holder.covered
     }
     return m.CheckpointInfo(
-        request,
-        placed.attempt,
-        placed.primary,
-        placed.holders,
-        placed.blocks,
-        covered,
-        kv_tokens,
+        request=request,
+        attempt=placed.attempt,
+        worker=placed.primary,
+        holders=placed.holders,
+        expected_blocks=placed.blocks,
+        covered=covered,
+        kv_tokens=kv_tokens,
     )

@@ -1,8 +1,8 @@
 """Operators' changes: each goes into the log with its principal, once (I16).
 
-A command's id is its principal and its idempotency key, so the fold itself knows a
-resent one, whichever replica it reaches. The answer waits, within a bound, for what the
-leader decided; past it the command is `accepted` and can be asked for by its id.
+A command's id is its principal and its idempotency key, so the fold itself recognises a resent one
+on any replica. The answer waits up to a limit for the leader's decision. After that the command is
+`accepted` and can be read by its id.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import asyncio
 import re
 import uuid
 
-from relume.controlplane.admin.auth import Principal
 from relume.controlplane.admin.errors import BadRequest, Conflict, NotFound
-from relume.controlplane.admin.history import Cursor, Entry, History
 from relume.controlplane.admin.models import CommandDetail, CommandInfo, EffectInfo
+from relume.controlplane.admin.principals import Principal
+from relume.controlplane.admin.recent_events import Cursor, History
 from relume.controlplane.history.errors import HistoryGap
-from relume.controlplane.replica import Replica
+from relume.controlplane.replica.loop import Replica
 from relume.events import vocabulary as v
-from relume.events.errors import Compacted
+from relume.events.log.entries import Entry
+from relume.events.log.errors import Compacted
+from relume.events.vocabulary.enums import AdminCommand, CommandState
 
 WORKER_COMMANDS = ("drain", "undrain", "restart", "hold", "release")
 COMMANDS_KEPT = 2048
@@ -49,17 +51,19 @@ class Command:
         """The command for HTTP. It depends on the leader's answer alone, so that a resent
         command is answered as it was the first time."""
         c, answer = self.commanded, self.answer
-        refused = type(answer) is v.ConfigChanged and not answer.key
-        state = "accepted" if answer is None else "refused" if refused else "decided"
+        refused = isinstance(answer, v.ConfigChanged) and not answer.key
+        state = CommandState.REFUSED if refused else CommandState.DECIDED
+        if answer is None:
+            state = CommandState.ACCEPTED
         return CommandInfo(
-            c.command_id,
-            c.principal,
-            c.command,
-            c.target,
-            c.value,
-            state,
-            self.revision,
-            answer.value if refused else "",
+            command_id=c.command_id,
+            principal=c.principal,
+            command=c.command,
+            target=c.target,
+            value=c.value,
+            state=state,
+            revision=self.revision,
+            message=answer.value if isinstance(answer, v.ConfigChanged) and refused else "",
         )
 
 
@@ -84,13 +88,13 @@ class CommandBook:
             if not command.landed:  # two replicas may race: the first in the log is the one
                 command.landed, command.commanded = True, event
         elif kind is v.EffectsDecided or kind is v.ConfigChanged:
-            command = self._commands.get(event.decision)
-            if command is not None and getattr(event, "again", -1) < 0:
-                command.take(entry.revision, event)
+            answered = self._commands.get(event.decision)
+            if answered is not None and getattr(event, "again", -1) < 0:
+                answered.take(entry.revision, event)
         elif kind is v.EffectApplied:
-            command = self._commands.get(event.decision)
-            if command is not None:
-                command.outcomes.setdefault(event.index, event.outcome)
+            carried = self._commands.get(event.decision)
+            if carried is not None:
+                carried.outcomes.setdefault(event.index, event.outcome)
 
     def _add(self, commanded: v.AdminCommanded) -> Command:
         command = self._commands.get(commanded.command_id)
@@ -111,7 +115,13 @@ class CommandBook:
         if key and not _KEY.fullmatch(key):
             raise BadRequest("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 _ . : -", "Idempotency-Key")
         command_id = f"{principal.name}:{key or uuid.uuid4().hex}"
-        asked = v.AdminCommanded(command_id, principal.name, command, target, value)
+        asked = v.AdminCommanded(
+            command_id=command_id,
+            principal=principal.name,
+            command=AdminCommand(command),
+            target=target,
+            value=value,
+        )
         known = await self._known(command_id)
         if known is None:
             self._replica.scheduler.emit(asked)
@@ -124,7 +134,7 @@ class CommandBook:
             pass  # accepted: it is in the log, and the next leader carries it out
         _same(known, asked)
         info = known.info()
-        if info.state == "refused":
+        if info.state == CommandState.REFUSED:
             raise Conflict(info.message)
         return info
 

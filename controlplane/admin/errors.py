@@ -7,11 +7,18 @@ from typing import Any
 from msgspec import Struct
 
 from relume.controlplane.history.errors import HistoryGap
-from relume.events.errors import Compacted, Fenced, LogError, LogFull, LogUnavailable, RelumeError
+from relume.events.log.errors import (
+    Compacted,
+    Fenced,
+    LogError,
+    LogFull,
+    LogUnavailable,
+    RelumeError,
+)
 
 
 class AdminError(RelumeError):
-    """Root of what a caller of the admin API can be told. `param` names the field at fault."""
+    """Root of the errors that the admin API returns. `param` names the field at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -24,7 +31,7 @@ class BadRequest(AdminError):
 
 
 class Unauthenticated(AdminError):
-    """No bearer token, or one nobody knows."""
+    """No bearer token, or an unknown one."""
 
 
 class Forbidden(AdminError):
@@ -44,7 +51,7 @@ class TooManyFollowers(AdminError):
 
 
 class Answer(Struct, frozen=True):
-    """How an error is told: HTTP status, OpenAI's `type`, and our `code`."""
+    """How an error is returned: HTTP status, OpenAI's `type`, and our `code`."""
 
     status: int
     type: str

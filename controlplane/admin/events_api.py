@@ -1,4 +1,4 @@
-"""Events over HTTP: pages with filters, and a stream that can be taken up again."""
+"""Events over HTTP: pages with filters, and a stream that can be resumed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import msgspec
 from aiohttp import web
 
 from relume.controlplane.admin.errors import BadRequest, TooManyFollowers
-from relume.controlplane.admin.history import Cursor, Entry, History, parse_cursor
 from relume.controlplane.admin.models import EventInfo, EventPage, event_info
+from relume.controlplane.admin.recent_events import Cursor, History, parse_cursor
 from relume.events import vocabulary as v
-from relume.events.codec import TAGS
+from relume.events.log.codec import TAGS
+from relume.events.log.entries import Entry
 
 TYPES: dict[str, type] = {tag.partition("/")[0]: kind for tag, kind in TAGS.items()}
 DECISIONS = (
@@ -26,15 +27,15 @@ DECISIONS = (
     v.RequestShed,
 )
 PAGE_BUDGET_S = 5.0
-"""A page that has to read the log stops after this and says where to go on."""
+"""A page that has to read the log stops after this and returns a cursor to continue from."""
 HEARTBEAT_S = 10.0
 WRITE_TIMEOUT_S = 30.0
-"""A follower that takes nothing for so long is cut off; it can come back by its cursor."""
+"""A follower that reads nothing for this long is disconnected; it can resume by its cursor."""
 MAX_FOLLOWERS = 64
 MAX_LIMIT = 1000
 
 
-class Filter(msgspec.Struct, frozen=True):
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller wants to see; empty means everything."""
 
     kinds: tuple[type, ...] = ()
@@ -49,40 +50,19 @@ class Filter(msgspec.Struct, frozen=True):
             return False
         if self.stream and entry.stream != self.stream:
             return False
-        if self.worker and not _concerns_worker(entry, self.worker):
+        if self.worker and self.worker not in entry.workers:
             return False
-        return not self.request or _concerns_request(entry, self.request)
-
-
-def _concerns_worker(entry: Entry, worker: str) -> bool:
-    event = entry.event
-    return (
-        entry.stream == f"w.{worker}"
-        or getattr(event, "worker", "") == worker
-        or (type(event) is v.AdminCommanded and event.target == worker)
-        or (type(event) is v.EffectsDecided and any(e.worker == worker for e in event.effects))
-    )
-
-
-def _concerns_request(entry: Entry, request: str) -> bool:
-    event = entry.event
-    if type(event) is v.EngineStep:
-        return any(change.request == request for change in event.changes)
-    if type(event) is v.CheckpointsAcknowledged:
-        return any(held.request == request for held in event.held)
-    if type(event) is v.CheckpointsReleased:
-        return request in event.requests
-    return getattr(event, "request", "") == request
+        return not self.request or self.request in entry.requests
 
 
 def parse_filter(query: Mapping[str, str]) -> Filter:
     """The filter in a query string. Raises BadRequest."""
     return Filter(
-        _kinds(query.get("type", ""), "type"),
-        _kinds(query.get("exclude", ""), "exclude"),
-        query.get("request", ""),
-        query.get("worker", ""),
-        query.get("stream", ""),
+        kinds=_kinds(query.get("type", ""), "type"),
+        exclude=_kinds(query.get("exclude", ""), "exclude"),
+        request=query.get("request", ""),
+        worker=query.get("worker", ""),
+        stream=query.get("stream", ""),
     )
 
 
@@ -119,13 +99,6 @@ def _start(query: Mapping[str, str], last_event_id: str = "") -> Cursor | None:
     return None
 
 
-def shown(entry: Entry) -> EventInfo:
-    """The entry for people."""
-    return event_info(
-        entry.revision, entry.index, entry.stream, entry.position, entry.at_ms, entry.event
-    )
-
-
 def cursor_text(cursor: Cursor) -> str:
     """A cursor as `parse_cursor` reads it."""
     return f"{cursor[0]}" if cursor[1] >= 1 << 61 else f"{cursor[0]}.{cursor[1]}"
@@ -160,7 +133,7 @@ class EventsApi:
         cursor = _start(query)
         if cursor is None:
             found = self._history.last(limit, wanted)
-            return EventPage([shown(e) for e in found], cursor_text(self._history.end), True)
+            return EventPage([event_info(e) for e in found], cursor_text(self._history.end), True)
         return await self._read(cursor, limit, wanted)
 
     async def _read(self, cursor: Cursor, limit: int, wanted: Callable[[Entry], bool]) -> EventPage:
@@ -170,7 +143,7 @@ class EventsApi:
             entries, following = await self._history.after(cursor)
             for entry in entries:
                 if wanted(entry):
-                    found.append(shown(entry))
+                    found.append(event_info(entry))
                     if len(found) == limit:
                         cursor = (entry.revision, entry.index)
                         return EventPage(found, cursor_text(cursor), cursor >= self._history.end)
@@ -234,7 +207,7 @@ class EventsApi:
 
 def sse(entry: Entry) -> bytes:
     """One server-sent event; its id is the cursor to come back with."""
-    info: Any = shown(entry)
+    info: Any = event_info(entry)
     return (
         b"id: "
         + info.id.encode()

@@ -9,22 +9,21 @@ from aiohttp import web
 
 from relume.controlplane.admin import models as m
 from relume.controlplane.admin.errors import NotFound
-from relume.controlplane.admin.events_api import shown
-from relume.controlplane.admin.history import Cursor, Entry, History
+from relume.controlplane.admin.recent_events import Cursor, History
 from relume.controlplane.admin.request_book import (
-    RESPONSE_PREFIXES,
-    Course,
     RequestBook,
+    RequestHistory,
     decisions_of,
     request_info,
     requests_of,
 )
 from relume.controlplane.admin.settings import settings_of
-from relume.controlplane.config import ServeConfig, masked
-from relume.controlplane.replica import Replica
+from relume.controlplane.replay.why import RESPONSE_PREFIXES
+from relume.controlplane.replica.loop import Replica
+from relume.controlplane.serve_settings import ServeConfig, masked
 from relume.events import vocabulary as v
-from relume.policies.routing_settings import POLICY
-from relume.policies.state import state_hash
+from relume.policies.routing.routing_settings import POLICY
+from relume.policies.state.fleet import state_hash
 
 SEARCH_BUDGET_S = 5.0
 """A request that is not in memory is looked for in the log this long."""
@@ -57,15 +56,15 @@ class FleetApi:
             workers=self._workers(),
             replicas=[
                 m.ReplicaInfo(
-                    r.name,
-                    r.alive,
-                    r.name == fleet.leader,
-                    r.boot,
-                    r.host,
-                    r.port,
-                    r.pid,
-                    fleet.config.get(POLICY, r.policy),
-                    dict(r.suspects),
+                    name=r.name,
+                    alive=r.alive,
+                    leader=r.name == fleet.leader,
+                    boot=r.boot,
+                    host=r.host,
+                    port=r.port,
+                    pid=r.pid,
+                    policy=fleet.config.get(POLICY, r.policy),
+                    suspects=dict(r.suspects),
                 )
                 for r in fleet.replicas.values()
             ],
@@ -111,13 +110,13 @@ class FleetApi:
         """GET leader."""
         fleet = self._replica.fleet
         return m.LeaderInfo(
-            fleet.leader,
-            fleet.owners.get("fleet", 0),
-            fleet.tick,
-            fleet.tick_unix_ms,
-            fleet.healthy_since_tick,
-            self._replica.config.name,
-            self._replica.leadership.leading,
+            leader=fleet.leader,
+            epoch=fleet.owners.get("fleet", 0),
+            tick=fleet.tick,
+            tick_unix_ms=fleet.tick_unix_ms,
+            healthy_since_tick=fleet.healthy_since_tick,
+            answered_by=self._replica.config.name,
+            answered_by_leads=self._replica.leadership.leading,
         )
 
     async def streams(self, request: web.Request) -> m.StreamList:
@@ -130,10 +129,10 @@ class FleetApi:
         return m.SettingList(settings_of(self._replica.view), masked(self._config))
 
     async def health(self, request: web.Request) -> m.Health:
-        """GET /health: 200 while a request could be taken, else 503."""
+        """GET /health: 200 while the fleet can accept a request, else 503."""
         health = self._health()
         if not health.serving:
-            raise Unserving(health)
+            raise UnhealthyReply(health)
         return health
 
     async def live(self, request: web.Request) -> m.Health:
@@ -166,7 +165,7 @@ class FleetApi:
         name, course = await self._course(request.match_info["id"])
         live = self._replica.fleet.requests.get(name)
         return m.RequestDetail(
-            request_info(name, course, live), [shown(entry) for entry in course.entries]
+            request_info(name, course, live), [m.event_info(entry) for entry in course.entries]
         )
 
     async def decisions(self, request: web.Request) -> m.DecisionList:
@@ -174,7 +173,7 @@ class FleetApi:
         name, course = await self._course(request.match_info["id"])
         return m.DecisionList(name, decisions_of(course, self._replica.view.stream))
 
-    async def _course(self, asked: str) -> tuple[str, Course]:
+    async def _course(self, asked: str) -> tuple[str, RequestHistory]:
         """The request called `asked`, and its course. Raises NotFound."""
         name = self._book.find(asked)
         if name and self._book.courses[name].arrived is not None:
@@ -185,7 +184,7 @@ class FleetApi:
         self._book.keep(name, found)
         return name, found
 
-    async def _search(self, asked: str) -> tuple[str, Course | None]:
+    async def _search(self, asked: str) -> tuple[str, RequestHistory | None]:
         """Look for a request in the whole log, within the budget."""
         book = RequestBook()
         names = {asked, *(asked.removeprefix(prefix) for prefix in RESPONSE_PREFIXES)}
@@ -197,25 +196,18 @@ class FleetApi:
                 event = entry.event
                 if type(event) is v.RequestArrived and event.client_id in names:
                     names.add(event.request)
-                if _of(entry, names):
+                if not names.isdisjoint(entry.requests):
                     book.note(entry)
         name = book.find(asked)
         return name, book.courses.get(name)
 
 
-class Unserving(Exception):
+class UnhealthyReply(Exception):
     """Not an error: /health answers 503 with its usual body."""
 
     def __init__(self, health: m.Health) -> None:
         super().__init__(health.status)
         self.health = health
-
-
-def _of(entry: Entry, names: set[str]) -> bool:
-    event = entry.event
-    if type(event) is v.EngineStep:
-        return any(change.request in names for change in event.changes)
-    return getattr(event, "request", None) in names
 
 
 def spool_bytes(config: ServeConfig) -> int:

@@ -6,18 +6,27 @@ from typing import Any
 
 from msgspec import Struct
 
-from relume.events import codec
-from relume.policies.state import Fleet, Worker
-from relume.policies.view import View
+from relume.events.log import codec
+from relume.events.log.entries import Entry
+from relume.events.vocabulary.enums import (
+    AdminCommand,
+    CommandState,
+    EffectKind,
+    EnginePhase,
+    Guarantee,
+    RequestState,
+    WorkerState,
+)
+from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.overlay.view import View
 
 
-class WorkerInfo(Struct, frozen=True):
-    """One worker. `state` sums up: serving, starting, suspected, draining, drained, dead,
-    held, lost, none. Load counts come from the replica's view, its own dispatches included."""
+class WorkerInfo(Struct, frozen=True, kw_only=True):
+    """One worker. Load counts come from the replica's view, its own dispatches included."""
 
     name: str
-    state: str
-    engine: str
+    state: WorkerState
+    engine: EnginePhase
     present: bool
     draining: bool
     held: bool
@@ -55,7 +64,7 @@ class WorkerList(Struct, frozen=True):
     workers: list[WorkerInfo]
 
 
-class ReplicaInfo(Struct, frozen=True):
+class ReplicaInfo(Struct, frozen=True, kw_only=True):
     """One control plane replica."""
 
     name: str
@@ -69,8 +78,8 @@ class ReplicaInfo(Struct, frozen=True):
     suspects: dict[str, int]
 
 
-class LeaderInfo(Struct, frozen=True):
-    """Who leads. `epoch` is that of stream `fleet`; 0 with `leader` empty: nobody."""
+class LeaderInfo(Struct, frozen=True, kw_only=True):
+    """The leader. `epoch` is that of stream `fleet`; 0 with `leader` empty: no leader."""
 
     leader: str
     epoch: int
@@ -81,8 +90,8 @@ class LeaderInfo(Struct, frozen=True):
     answered_by_leads: bool
 
 
-class LogInfo(Struct, frozen=True):
-    """This replica's footing in the log. `pending` of its own events are not durable yet;
+class LogInfo(Struct, frozen=True, kw_only=True):
+    """This replica's position in the log. `pending` of its own events are not durable yet;
     the newest group was folded `silent_ms` ago. `detail` of the engines' steps that agents
     write: full, or shed while etcd is short of room."""
 
@@ -96,7 +105,7 @@ class LogInfo(Struct, frozen=True):
     detail: str
 
 
-class FleetInfo(Struct, frozen=True):
+class FleetInfo(Struct, frozen=True, kw_only=True):
     """The fleet in one answer."""
 
     replica: str
@@ -115,19 +124,18 @@ class FleetInfo(Struct, frozen=True):
     pending_effects: int
 
 
-class RequestInfo(Struct, frozen=True):
-    """One request. `state`: live, completed, cancelled, failed, rejected; the counts of an
-    ended one are what its client saw. `client_id`: its x-request-id. `workers`: where its
-    attempts went, in order."""
+class RequestInfo(Struct, frozen=True, kw_only=True):
+    """One request. The counts of an ended one are what its client saw. `client_id`: its
+    x-request-id. `workers`: where its attempts went, in order."""
 
     request: str
     client_id: str
-    state: str
+    state: RequestState
     model: str
     route: str
     stream: bool
     owner: str
-    verdict: str
+    verdict: Guarantee
     reason: str
     prompt_tokens: int
     max_tokens: int
@@ -148,7 +156,7 @@ class RequestList(Struct, frozen=True):
     requests: list[RequestInfo]
 
 
-class EventInfo(Struct, frozen=True):
+class EventInfo(Struct, frozen=True, kw_only=True):
     """One event and its place: `id` is `revision.index`, the total order; `position` its
     number in `stream`. `event` holds `type` and the fields by name."""
 
@@ -161,8 +169,8 @@ class EventInfo(Struct, frozen=True):
 
 
 class EventPage(Struct, frozen=True):
-    """Events in order. `next` is the cursor to go on from (pass it as `after`); `complete`
-    says that nothing newer is left."""
+    """Events in order. `next` is the cursor to continue from (pass it as `after`); `complete`:
+    there is nothing newer."""
 
     events: list[EventInfo]
     next: str
@@ -176,7 +184,7 @@ class RequestDetail(Struct, frozen=True):
     events: list[EventInfo]
 
 
-class DecisionInfo(Struct, frozen=True):
+class DecisionInfo(Struct, frozen=True, kw_only=True):
     """One decision about where it goes, whether it waits or is refused, its basis (revision,
     position) in `decision`. `source`: `log`, or
     `admission` when only the worker's journal still holds it (the gateway died first).
@@ -200,7 +208,7 @@ class DecisionList(Struct, frozen=True):
     decisions: list[DecisionInfo]
 
 
-class HolderInfo(Struct, frozen=True):
+class HolderInfo(Struct, frozen=True, kw_only=True):
     """A state daemon. `load`: expected recovery load (LUMEN Eq. 4) of `placed_blocks` and the
     worker's requests; `promised_bytes` are placed on it and not held yet; `rates_bytes_s`:
     measured restores from it, by the worker that restored; `budget_bytes` is of memory and
@@ -222,7 +230,7 @@ class HolderInfo(Struct, frozen=True):
     rates_bytes_s: dict[str, int]
 
 
-class CheckpointInfo(Struct, frozen=True):
+class CheckpointInfo(Struct, frozen=True, kw_only=True):
     """The checkpoint of one live request: its holders, and the tokens each acknowledged
     (`covered`, former holders included) of the `kv_tokens` that its engine has in whole
     blocks (-1: not known)."""
@@ -236,8 +244,8 @@ class CheckpointInfo(Struct, frozen=True):
     kv_tokens: int
 
 
-class CheckpointList(Struct, frozen=True):
-    """Who holds what. `balance_percent`: the highest load of a living holder to the lowest,
+class CheckpointList(Struct, frozen=True, kw_only=True):
+    """Which holder has what. `balance_percent`: the highest load of a living holder to the lowest,
     in percent (0: fewer than two); `restores` by how they ended, and the `tokens` saved."""
 
     revision: int
@@ -253,22 +261,21 @@ class CheckpointList(Struct, frozen=True):
 class EffectInfo(Struct, frozen=True):
     """One effect of a command. `outcome`: pending, applied, or why the agent refused."""
 
-    kind: str
+    kind: EffectKind
     worker: str
     incarnation: int
     outcome: str
 
 
-class CommandInfo(Struct, frozen=True):
-    """An operator's command. `state`: accepted (in the log, the leader has not answered),
-    decided, refused. `revision` is where the leader's answer stands."""
+class CommandInfo(Struct, frozen=True, kw_only=True):
+    """An operator's command. `revision`: where the log has the leader's answer."""
 
     command_id: str
     principal: str
-    command: str
+    command: AdminCommand
     target: str
     value: str
-    state: str
+    state: CommandState
     revision: int = 0
     message: str = ""
 
@@ -280,7 +287,7 @@ class CommandDetail(Struct, frozen=True):
     effects: list[EffectInfo]
 
 
-class Setting(Struct, frozen=True):
+class Setting(Struct, frozen=True, kw_only=True):
     """One setting decisions depend on. `changed`: an operator set it, else it is what the
     replica was started with."""
 
@@ -305,7 +312,7 @@ class SettingChange(Struct, frozen=True, forbid_unknown_fields=True):
     value: str | int | float
 
 
-class StreamInfo(Struct, frozen=True):
+class StreamInfo(Struct, frozen=True, kw_only=True):
     """One stream of the log: its end in the fold, and its owner's epoch (0: none)."""
 
     stream: str
@@ -387,40 +394,49 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
     )
 
 
-def worker_state(worker: Worker, suspected: bool, requests: int) -> str:
+def worker_state(worker: Worker, suspected: bool, requests: int) -> WorkerState:
     """One word for the worker; the first that holds."""
     if not worker.present:
-        return "lost" if worker.epoch else "none"
-    if worker.held and worker.engine != "ready":
-        return "held"
-    if worker.engine != "ready":
-        return worker.engine
+        return WorkerState.LOST if worker.epoch else WorkerState.NONE
+    if worker.held and worker.engine != EnginePhase.READY:
+        return WorkerState.HELD
+    if worker.engine != EnginePhase.READY:
+        return WorkerState(worker.engine)
     if suspected:
-        return "suspected"
+        return WorkerState.SUSPECTED
     if worker.draining:
-        return "draining" if requests else "drained"
-    return "serving"
+        return WorkerState.DRAINING if requests else WorkerState.DRAINED
+    return WorkerState.SERVING
 
 
 def streams_of(fleet: Fleet, digest: bytes) -> StreamList:
     """Heads and owners of all streams; `digest` is the state hash."""
     streams = [
         StreamInfo(
-            name, head.epoch, fleet.owners.get(name, 0), head.seq, head.position, head.hash.hex()
+            stream=name,
+            epoch=head.epoch,
+            owner_epoch=fleet.owners.get(name, 0),
+            seq=head.seq,
+            position=head.position,
+            hash=head.hash.hex(),
         )
         for name, head in sorted(fleet.streams.items())
     ]
     streams += [
-        StreamInfo(name, 0, epoch, 0, 0, "")
+        StreamInfo(stream=name, epoch=0, owner_epoch=epoch, seq=0, position=0, hash="")
         for name, epoch in sorted(fleet.owners.items())
         if name not in fleet.streams
     ]
     return StreamList(fleet.revision, digest.hex(), streams)
 
 
-def event_info(
-    revision: int, index: int, stream: str, position: int, at_ms: int, event: Any
-) -> EventInfo:
+def event_info(entry: Entry) -> EventInfo:
     """An event of the log for people."""
-    shown = codec.to_json(event)
-    return EventInfo(f"{revision}.{index}", revision, stream, position, at_ms, shown)
+    return EventInfo(
+        id=f"{entry.revision}.{entry.index}",
+        revision=entry.revision,
+        stream=entry.stream,
+        position=entry.position,
+        at_ms=entry.at_ms,
+        event=codec.to_json(entry.event),
+    )

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from relume.controlplane.admin import models as m
-from relume.controlplane.admin.routes import PUBLIC, Route
+from relume.controlplane.admin.route_table import PUBLIC, Route
+from relume.events.wire.headers import ROLE_FIELD
 
 _MEANING = {
     202: "In the log; the leader has not answered yet",
@@ -79,7 +80,7 @@ def _operation(route: Route) -> dict[str, Any]:
     statuses = list(route.statuses)
     if route.role != PUBLIC:
         operation["security"] = [{"token": []}]
-        operation["x-relume-role"] = route.role
+        operation[ROLE_FIELD] = route.role
         statuses += [401, 403]
     for status in sorted(statuses):
         body = route.answer if status == 202 or route.role == PUBLIC else m.ErrorAnswer

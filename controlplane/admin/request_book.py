@@ -7,32 +7,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from relume.controlplane.admin.history import Entry
 from relume.controlplane.admin.models import DecisionInfo, RequestInfo, event_info
-from relume.events import codec
+from relume.controlplane.replay.why import OF_REQUEST, RESPONSE_PREFIXES
 from relume.events import vocabulary as v
-from relume.events.errors import LogError
-from relume.policies.state import Fleet, Request
+from relume.events.log import codec
+from relume.events.log.entries import Entry
+from relume.events.log.errors import LogError
+from relume.events.vocabulary.enums import Guarantee, RequestState
+from relume.policies.state.fleet import Fleet, Request
 
 ENDED_KEPT = 4096
-RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")
-"""vLLM puts these before the request's id in its responses."""
-COURSE = (
-    v.RequestArrived,
-    v.RouteDecided,
-    v.TransportObserved,
-    v.ClientReturned,
-    v.RequestEnded,
-    v.RequestHeld,
-    v.RequestShed,
-)
-"""Events that tell the course of one request."""
-
-
 DECISIONS = (v.RouteDecided, v.RequestHeld, v.RequestShed)
 
 
-class Course:
+class RequestHistory:
     """One request's events, in order; `journalled` holds dispatches that came with an
     admission and whose `RouteDecided` has not been seen."""
 
@@ -44,7 +32,7 @@ class Course:
         self.ended: v.RequestEnded | None = None
         self.journalled: dict[int, tuple[Entry, bytes]] = {}
         self.first: dict[int, int] = {}
-        """Of attempts, when their first token was heard of, on this replica's clock."""
+        """By attempt, when this replica learned of its first token, on its own clock."""
 
     def add(self, entry: Entry) -> None:
         """Note the next event of this request."""
@@ -69,7 +57,7 @@ class RequestBook:
 
     def __init__(self, kept: int = ENDED_KEPT, clock: Callable[[], int] | None = None) -> None:
         self._clock = clock
-        self.courses: dict[str, Course] = {}
+        self.courses: dict[str, RequestHistory] = {}
         self._of_client: dict[str, str] = {}
         self._ended: dict[str, bool] = {}
         self._kept = kept
@@ -86,7 +74,7 @@ class RequestBook:
                     course = self.courses.get(change.request)
                     if course is not None:
                         course.first.setdefault(change.attempt, self._clock())
-        elif kind in COURSE:
+        elif kind in OF_REQUEST:
             course = self._course(event.request)
             course.add(entry)
             if kind is v.RequestArrived and event.client_id:
@@ -105,16 +93,16 @@ class RequestBook:
                 return request
         return ""
 
-    def keep(self, request: str, course: Course) -> None:
+    def keep(self, request: str, course: RequestHistory) -> None:
         """Hold `course`; the oldest goes when there are too many (some never end here)."""
         self.courses[request] = course
         if len(self.courses) > 2 * self._kept:
             self._forget(next(iter(self.courses)))
 
-    def _course(self, request: str) -> Course:
+    def _course(self, request: str) -> RequestHistory:
         course = self.courses.get(request)
         if course is None:
-            course = Course()
+            course = RequestHistory()
             self.keep(request, course)
         return course
 
@@ -137,7 +125,7 @@ class RequestBook:
             del self._of_client[client_id]
 
 
-def request_info(request: str, course: Course | None, live: Request | None) -> RequestInfo:
+def request_info(request: str, course: RequestHistory | None, live: Request | None) -> RequestInfo:
     """The request from its course, or, when it arrived before this replica, from the fold."""
     arrived = course.arrived if course else None
     ended = course.ended if course else None
@@ -149,13 +137,13 @@ def request_info(request: str, course: Course | None, live: Request | None) -> R
         owner = course.entries[0].stream
     return RequestInfo(
         request=request,
-        state=ended.outcome if ended else "live",
+        state=RequestState(ended.outcome) if ended else RequestState.LIVE,
         model=arrived.model if arrived else (live.model if live else ""),
         route=arrived.route if arrived else "",
         stream=arrived.stream if arrived else bool(live and live.stream),
         owner=owner.removeprefix("r."),
         client_id=arrived.client_id if arrived else "",
-        verdict=arrived.verdict if arrived else (live.verdict if live else ""),
+        verdict=arrived.verdict if arrived else (live.verdict if live else Guarantee.NONE),
         reason=arrived.reason if arrived else "",
         prompt_tokens=arrived.prompt_tokens if arrived else (live.prompt_tokens if live else 0),
         max_tokens=arrived.max_tokens if arrived else 0,
@@ -182,7 +170,7 @@ def requests_of(book: RequestBook, fleet: Fleet) -> list[RequestInfo]:
     ]
 
 
-def decisions_of(course: Course, stream: str = "") -> list[DecisionInfo]:
+def decisions_of(course: RequestHistory, stream: str = "") -> list[DecisionInfo]:
     """The decisions of a course, with those that only a worker's journal holds; `stream` is
     ours, whose clock the course knows."""
     found = [_decision(e, e.event, "log") for e in course.entries if type(e.event) in DECISIONS]
@@ -197,9 +185,9 @@ def decisions_of(course: Course, stream: str = "") -> list[DecisionInfo]:
     return sorted(found, key=lambda d: (d.decision.get("attempt", 0), d.revision))
 
 
-def _actual_us(course: Course, found: DecisionInfo, stream: str) -> int:
-    """When the first token of a dispatch was there; of a first attempt its client's answer
-    tells it too."""
+def _actual_us(course: RequestHistory, found: DecisionInfo, stream: str) -> int:
+    """When the first token of a dispatch existed; for a first attempt the client's answer shows it
+    too."""
     decision = found.decision
     if "attempt" not in decision:
         return -1
@@ -213,10 +201,13 @@ def _actual_us(course: Course, found: DecisionInfo, stream: str) -> int:
 
 
 def _decision(entry: Entry, event: Any, source: str) -> DecisionInfo:
-    shown = event_info(
-        entry.revision, entry.index, entry.stream, entry.position, entry.at_ms, event
-    )
+    shown = event_info(replace(entry, event=event))
     return DecisionInfo(
-        shown.id, entry.revision, entry.stream, entry.position, source, shown.event,
-        getattr(event, "ttft_us", -1),
-    )  # fmt: skip
+        id=shown.id,
+        revision=entry.revision,
+        stream=entry.stream,
+        position=entry.position,
+        source=source,
+        decision=shown.event,
+        predicted_ttft_us=getattr(event, "ttft_us", -1),
+    )

@@ -1,24 +1,22 @@
-"""What all exchanges of one gateway share, and the client's side of one of them."""
+"""What all sessions of one gateway share, and the client's side of one of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.http.replies import Reply
+from relume.controlplane.gateway.http.upstream import UpstreamPool
+from relume.controlplane.gateway.openai.token_counts import Tokens
 from relume.controlplane.gateway.ports import SchedulerPort
-from relume.controlplane.gateway.replies import Reply
-from relume.controlplane.gateway.tokens import Tokens
-from relume.controlplane.gateway.upstream import UpstreamPool
-
-if TYPE_CHECKING:
-    from relume.controlplane.gateway.attempts import Attempts
+from relume.controlplane.stream.arrival import Arrival
 
 
-class Counters(Struct):
+class Counters(Struct, kw_only=True):
     """What the gateway counts since start; read by telemetry."""
 
     clients: int = 0
@@ -35,8 +33,21 @@ class Counters(Struct):
     refused: int = 0
 
 
-class Context(Struct, frozen=True):
-    """What every exchange of one gateway shares."""
+class LiveAttempt(Protocol):
+    """A session with an attempt under way, offered by `request_session.RequestSession`."""
+
+    @property
+    def arrival(self) -> Arrival: ...
+    @property
+    def delivered(self) -> int: ...
+    @property
+    def is_movable(self) -> bool: ...
+    def worker_lost(self, cause: str, detail: str = "") -> None: ...
+    def shut_down(self) -> None: ...
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """What every session of one gateway shares."""
 
     scheduler: SchedulerPort
     pool: UpstreamPool
@@ -44,14 +55,14 @@ class Context(Struct, frozen=True):
     clock: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     counters: Counters
-    attempts: dict[tuple[str, int], dict[Attempts, None]]
+    attempts: dict[tuple[str, int], dict[LiveAttempt, None]]
     """Under way on each engine incarnation, in the order in which they were sent there."""
     tokens: Tokens | None = None
     """Counts prompts; None: they are estimated."""
 
 
 class ClientPort(Protocol):
-    """The client's side of one exchange, offered by `server.ClientConnection`. `chunked`:
+    """The client's side of one session, offered by `server.ClientConnection`. `chunked`:
     whether the body begun is sent in HTTP chunks. `lost`: the connection is gone.
     `undelivered`: bytes of the answer that the client's end has not acknowledged, or had not
     when the connection was lost."""
@@ -64,12 +75,12 @@ class ClientPort(Protocol):
     def undelivered(self) -> int: ...
 
     def reply(self, reply: Reply) -> None:
-        """Send a whole response; the exchange is over."""
+        """Send a whole response; the session is over."""
         ...
 
     def begin(self, head: bytes, first: bytes, last: bool = False) -> None:
         """Send a head (without the blank line) and the first bytes of the body; `last`: they
-        are all of it, and the exchange is over."""
+        are all of it, and the session is over."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -81,7 +92,7 @@ class ClientPort(Protocol):
         ...
 
     def finish(self, data: bytes = b"", close: bool = False) -> None:
-        """Send the last bytes of the body; the exchange is over."""
+        """Send the last bytes of the body; the session is over."""
         ...
 
     def break_off(self) -> None:

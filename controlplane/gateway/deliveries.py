@@ -1,9 +1,9 @@
 """The last bytes of resumable streams, until their clients' ends have acknowledged them.
 
-What was written to a connection may never arrive: the client's network goes, or the host of
-the gateway. So a resumable stream is not over with its last byte written, but when TCP says
-that the other end has it. Until then it is live: its engine keeps it, and whoever shows its
-claim goes on with it, at any replica.
+What was written to a connection may never arrive: the client's network can fail, or the gateway's
+host. A resumable stream therefore ends when TCP acknowledges its last byte, not when that byte is
+written. Until then the engine keeps it, and the holder of its resume token can resume it at any
+replica.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import asyncio
 import fcntl
 import sys
 import termios
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from relume.controlplane.gateway.context import ClientPort
-
-if TYPE_CHECKING:
-    from relume.controlplane.gateway.resumable import Resumable
 
 LOOK_S = 0.05
 
@@ -34,28 +31,38 @@ def unacknowledged(transport: asyncio.Transport) -> int:
     return int.from_bytes(left, sys.byteorder)
 
 
+class Delivery(Protocol):
+    """A session whose last bytes are on their way, offered by `request_session.RequestSession`."""
+
+    delivering: ClientPort | None
+
+    def arrived_whole(self) -> None: ...
+    def client_gone(self) -> None: ...
+    def on_fault(self, error: Exception) -> None: ...
+
+
 class Deliveries:
     """The streams of one gateway that have come to their end."""
 
     def __init__(self) -> None:
-        self._waiting: dict[ClientPort, Resumable] = {}
+        self._waiting: dict[ClientPort, Delivery] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, exchange: Resumable, client: ClientPort) -> None:
+    def add(self, session: Delivery, client: ClientPort) -> None:
         """All of the stream is written to `client`."""
         older = self._waiting.get(client)
-        self._waiting[client] = exchange
-        if older is not None and older is not exchange and older.delivering is client:
-            older.arrived_whole()  # its client went on to this one
+        self._waiting[client] = session
+        if older is not None and older is not session and older.delivering is client:
+            older.arrived_whole()  # its client continued with this one
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look)
 
     def asked(self, client: ClientPort) -> None:
-        """The client asks for something else: it has its last answer. So both are written of
-        in one transaction."""
-        exchange = self._waiting.pop(client, None)
-        if exchange is not None:
-            self._judge(exchange, client)
+        """The client sends another request, so it has its last answer. Both facts go into one
+        transaction."""
+        session = self._waiting.pop(client, None)
+        if session is not None:
+            self._judge(session, client)
 
     def look(self) -> None:
         """End what has arrived, and let wait for its client what is lost."""
@@ -63,18 +70,18 @@ class Deliveries:
         if timer is not None:
             timer.cancel()
         waiting, self._waiting = self._waiting, {}
-        for client, exchange in waiting.items():
-            self._judge(exchange, client)
+        for client, session in waiting.items():
+            self._judge(session, client)
 
-    def _judge(self, exchange: Resumable, client: ClientPort) -> None:
-        if exchange.delivering is not client:
+    def _judge(self, session: Delivery, client: ClientPort) -> None:
+        if session.delivering is not client:
             return
         try:
             if not client.undelivered:
-                exchange.arrived_whole()
+                session.arrived_whole()
             elif client.lost:
-                exchange.client_gone()
+                session.client_gone()
             else:
-                self.add(exchange, client)
+                self.add(session, client)
         except Exception as error:  # the edge of one request
-            exchange.on_fault(error)
+            session.on_fault(error)

@@ -1,8 +1,8 @@
-"""Errors of the gateway: whose fault it is, and the facts as fields."""
+"""Errors of the gateway: the class says whose fault it is, the fields say what happened."""
 
 from __future__ import annotations
 
-from relume.events.errors import RelumeError
+from relume.events.log.errors import RelumeError
 
 
 class GatewayError(RelumeError):
@@ -23,10 +23,6 @@ class ClientError(GatewayError):
         self.message = message
         self.param = param
         self.code = code
-
-
-class FrameError(GatewayError):
-    """An engine's frames do not parse or contradict what it said before: the engine's fault."""
 
 
 class UpstreamError(GatewayError):

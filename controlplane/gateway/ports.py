@@ -1,4 +1,4 @@
-"""What the gateway asks of the scheduler, and what it offers to the stall watch.
+"""What the gateway needs of the scheduler, and what it offers to the stall watch.
 
 The gateway moves bytes and knows clients; the scheduler knows the fleet and the log.
 Both live in one process and one event loop; every call here is synchronous and cheap.
@@ -8,82 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec import Struct
-
-
-class Arrival(Struct, frozen=True):
-    """What the gateway read from a request before accepting it.
-
-    `verdict` says how a cut can be survived: `exact` (continue from the delivered
-    tokens), `best_effort` (the same, on an engine that failed its self-test), `sampled`
-    (continue validly, not identically), `replay` (generate again, compare), `restart`
-    (only while the client has nothing); `reason` why not better. `needs` names what engines
-    must have in their self-test for it, `fallback` is the verdict without. `prompt_tokens`
-    is estimated from bytes unless `estimated` is False. `trace`: its W3C traceparent, if it
-    came with one. `protected`: its route is one on which engines keep checkpoints.
-    `priority`: the weight of its checkpoint when a holder must evict.
-    `resumable`: digest of the claim with which its client may go on after a lost connection,
-    `grace_ticks` after its gateway's death; empty: it may not. `prefix`: marks of its prompt
-    (`events.prefix`), empty where it was not tokenised. `session`: digest of what its
-    client calls the session it belongs to. `tier`: how soon it wants its first token.
-    `countable`: its prompt is text or token ids. `share`: the tenant in whose share it waits.
-    `ttft_ms`: its first token is of no use later; 0: it is.
-    """
-
-    request: str
-    model: str
-    route: str
-    stream: bool
-    prompt_tokens: int
-    max_tokens: int
-    verdict: str
-    reason: str = ""
-    estimated: bool = True
-    tenant: str = ""
-    client_id: str = ""
-    trace: str = ""
-    protected: bool = True
-    needs: tuple[str, ...] = ()
-    fallback: str = ""
-    priority: int = 1
-    resumable: str = ""
-    grace_ticks: int = 0
-    prefix: bytes = b""
-    session: str = ""
-    tier: str = ""
-    countable: bool = False
-    share: str = ""
-    ttft_ms: int = 0
-
-
-class Assignment(Struct, frozen=True):
-    """Where one attempt goes. `mode`: new, continue, replay; attach: where one runs already.
-    `dispatch` is the
-    value of the header `x-relume-dispatch`: the encoded decision in base64url. `checkpoint`
-    and `restore`: endpoints of state daemons that are to hold its blocks, or may have them;
-    `priority` is its checkpoint's weight."""
-
-    request: str
-    attempt: int
-    worker: str
-    incarnation: int
-    host: str
-    port: int
-    mode: str
-    dispatch: bytes
-    checkpoint: tuple[str, ...] = ()
-    restore: tuple[str, ...] = ()
-    priority: int = 1
-
-
-class Hopeless(Struct, frozen=True):
-    """The request cannot go on; `status` and `message` are for the client, and, if known, when it
-    may try again and the error's code."""
-
-    status: int
-    message: str
-    retry_after_s: int = 0
-    code: str = ""
+from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind, TransportKind
 
 
 class Activity:
@@ -101,59 +27,61 @@ class Activity:
         self.open_streams = 0
 
 
-class ReturnsPort(Protocol):
-    """Offered by relume.controlplane.returns.Returns to the gateway."""
+class ResumptionsPort(Protocol):
+    """Offered by relume.controlplane.replica.resumptions.StreamResumptions to the gateway."""
 
     def known(self, request: str) -> tuple[Arrival, str] | None: ...
     def came_back(self, request: str, tokens: int, events: int) -> None: ...
     def adopt(self, arrival: Arrival, tokens: int, events: int) -> Assignment | None: ...
     def holders(self, request: str, worker: str = "") -> tuple[str, ...]: ...
-    async def owned(self, request: str, timeout_s: float) -> bool: ...
+    async def owned(self, request: str, timeout_s: float) -> tuple[bool, Assignment | None]: ...
 
 
 class Caller(Protocol):
     """Who waits: an exchange."""
 
     def called(self) -> bool:
-        """It is its turn: ask for a worker. False when none could take it; it waits on then."""
+        """It is its turn: request a worker. False if no worker was available; it then continues to
+        wait."""
         ...
 
-    def refused(self, why: Hopeless) -> None:
+    def refused(self, why: Rejected) -> None:
         """It waits no more."""
         ...
 
 
-class WaitingPort(Protocol):
-    """Offered by relume.controlplane.waiting.Waiting to the gateway."""
+class AdmissionPort(Protocol):
+    """Offered by relume.controlplane.replica.admission.ReplicaAdmission to the gateway."""
 
     def admit(
         self, arrival: Arrival, caller: Caller, size: int, patience_s: float, nobody: bool
-    ) -> Hopeless | bool:
-        """An arrival with `size` bytes of body: False when it may be sent, else it waits and
-        `caller` hears of it, or is refused. `nobody`: no worker was to be had for it; for one it
-        waits `patience_s` at most. Raises LogError."""
+    ) -> Rejected | bool:
+        """An arrival with `size` bytes of body: False if it may be sent now, else it is queued or
+        refused, and `caller` is called. `nobody`: no worker was available for it; then it waits at
+        most `patience_s` for one. Raises LogError."""
         ...
 
     def close(self) -> None:
-        """The gateway stops: who waits is refused, and who would have to."""
+        """The gateway stops: queued requests are refused, and so is each later one that would
+        wait."""
         ...
 
 
 class SchedulerPort(Protocol):
-    """Offered by relume.controlplane.scheduler.Scheduler to the gateway."""
+    """Offered by relume.controlplane.replica.scheduler.Scheduler to the gateway."""
 
     @property
-    def waiting(self) -> WaitingPort:
+    def waiting(self) -> AdmissionPort:
         """Where arrivals wait while workers are busy."""
         ...
 
     @property
-    def returns(self) -> ReturnsPort:
-        """What the log knows of clients that come back."""
+    def returns(self) -> ResumptionsPort:
+        """What the log has about clients that resume their streams."""
         ...
 
     def let_go(self, request: str) -> None:
-        """The request is another replica's now, or nobody's: nothing more is said of it."""
+        """The request belongs to another replica now, or to none: record nothing more about it."""
         ...
 
     def models(self) -> list[str]:
@@ -165,21 +93,23 @@ class SchedulerPort(Protocol):
         ...
 
     def block_tokens(self, model: str) -> int:
-        """Tokens of a block in which workers of `model` tell their prefixes; 0: none does."""
+        """Tokens per block in which workers of `model` report their prefixes; 0: none reports
+        them."""
         ...
 
     def arrived(self, arrival: Arrival) -> Arrival:
         """The request is accepted: from here it must get exactly one `ended`.
 
-        Returns the arrival with the verdict that the fleet can keep, which goes to the client.
+        Returns the arrival with the resume guarantee that the fleet can give; the client receives
+        it.
         """
         ...
 
-    def assign(self, request: str, cause: str, delivered: int) -> Assignment | Hopeless | None:
-        """Choose a worker for the next attempt; None when none can take it at present.
+    def assign(
+        self, request: str, cause: RouteCause, delivered: int
+    ) -> Assignment | Rejected | None:
+        """Choose a worker for the next attempt; None if none is available.
 
-        `cause`: arrival, reset, stall, engine_dead, engine_error, stale, refused, unreachable,
-        declined, moved, wait_over.
         `delivered`: tokens the gateway holds of it (with the client when streaming).
         """
         ...
@@ -188,25 +118,23 @@ class SchedulerPort(Protocol):
         """Wait until `assign` may succeed; False when `timeout_s` went by."""
         ...
 
-    def timer_fired(self, timer: str, key: str) -> None:
-        """A timer of the token path ran out and something follows from it. `timer`: wait (no
-        worker could take request `key` within the bound), retry (it is sent again to where it
-        failed, nobody else being left), grace (its client did not come back). Raises LogError."""
+    def timer_fired(self, timer: TimerKind, key: str) -> None:
+        """A timer of the token path ran out and something follows from it. Raises
+        LogError."""
         ...
 
     def observed(
-        self, request: str, attempt: int, kind: str, delivered: int, detail: str = ""
+        self, request: str, attempt: int, kind: TransportKind, delivered: int, detail: str = ""
     ) -> None:
-        """One attempt's connection failed. `kind`: reset, eof, refused, unreachable (no
-        connection in time), stale, engine_dead, engine_error, declined (a moved request
-        answered with a 4xx), stall, timeout. The worker is avoided for this request's later
-        attempts. Or it was moved: handed over as asked, which is nobody's failure."""
+        """One attempt's connection failed. The worker is avoided for this request's later attempts.
+        Or it was moved: handed over on request, which is no
+        failure."""
         ...
 
     def ended(
         self,
         request: str,
-        outcome: str,
+        outcome: RequestOutcome,
         status: int,
         tokens: int,
         finish: str,
@@ -214,7 +142,7 @@ class SchedulerPort(Protocol):
         longest_gap_us: int = -1,
         detail: str = "",
     ) -> None:
-        """The terminal event. `outcome`: completed, cancelled, failed, rejected."""
+        """The terminal event."""
         ...
 
 
@@ -223,7 +151,9 @@ class GatewayPort(Protocol):
 
     activity: dict[tuple[str, int], Activity]
 
-    def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> int:
+    def break_streams(
+        self, worker: str, incarnation: int, cause: TransportKind, detail: str = ""
+    ) -> int:
         """Fail over every attempt on that incarnation now; returns how many there were."""
         ...
 
@@ -240,11 +170,11 @@ class GatewayPort(Protocol):
         ...
 
     def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
-        """Requests that run there for clients who are away, and can be taken up elsewhere; the
-        tokens that the gateway has of each."""
+        """Requests that run there for absent clients and can resume on another worker; with the
+        number of tokens that the gateway has of each."""
         ...
 
     def given_up(self, request: str, attempt: int) -> None:
-        """The engine handed that attempt over. If its client is away nobody reads so in its
-        stream: it goes on where it is planned."""
+        """The engine handed that attempt over. If its client is absent, the gateway does not read
+        this from the stream: the request continues where it is planned."""
         ...

@@ -1,21 +1,17 @@
-"""Telling engines which kept streams nobody will come back for.
+"""Tells engines which buffered streams no client will resume.
 
-Streams whose clients have all of them are told together, once a sweep: an engine that is not
-told keeps them for their grace.
+Streams whose clients received everything are released together, once per sweep. Without a release
+an engine keeps them for their grace time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-import msgspec
-
 from relume.controlplane.gateway.context import Context
 from relume.controlplane.gateway.errors import UpstreamError
-from relume.controlplane.gateway.ports import Assignment
-from relume.controlplane.gateway.replies import JSON
-from relume.controlplane.gateway.upstream import Upstream
+from relume.controlplane.gateway.http.upstream import Upstream
+from relume.controlplane.stream.arrival import Assignment
+from relume.controlplane.stream.worker_requests import worker_call
+from relume.events.wire.worker_calls import RELEASE_PATH, Attach
 
 AT_ONCE = 256
 
@@ -35,7 +31,7 @@ class Releases:
         due.append((to.request, to.attempt, claim))
 
     def flush(self, ctx: Context) -> None:
-        """Tell the engines."""
+        """Send the releases to the engines."""
         told, self._due = self._due, {}
         for to, due in told.values():
             for first in range(0, len(due), AT_ONCE):
@@ -44,31 +40,27 @@ class Releases:
 
 async def _told(ctx: Context, to: Assignment, streams: list[Told]) -> None:
     (request, attempt, claim), *also = streams
-    body = {"request": request, "attempt": attempt, "claim": claim, "also": also}
-    await post(ctx, to, "release", {**body, "incarnation": to.incarnation})
+    call = Attach(
+        request=request,
+        attempt=attempt,
+        incarnation=to.incarnation,
+        claim=claim,
+        also=tuple(also),
+    )
+    await release(ctx, to, call)
 
 
-async def post(ctx: Context, to: Assignment, what: str, body: dict[str, Any]) -> None:
-    """Ask the engine for what needs no answer; nothing when it cannot be reached."""
+async def release(ctx: Context, to: Assignment, call: Attach) -> None:
+    """Send a request that needs no answer; an unreachable engine is ignored."""
     try:
         upstream = ctx.pool.take(to) or await ctx.pool.open(to)
     except UpstreamError:
         return  # it ends by itself
-    upstream.send(Unheard(upstream), *asking(to, what, body), generates=False)
+    upstream.send(IgnoredAnswer(upstream), *worker_call(to, RELEASE_PATH, call), generates=False)
 
 
-def asking(to: Assignment, what: str, body: dict[str, Any]) -> Iterable[bytes]:
-    """Head and body of `POST /relume/<what>`."""
-    content = msgspec.json.encode(body)
-    head = (
-        f"POST /relume/{what} HTTP/1.1\r\nhost: {to.host}:{to.port}\r\n"
-        f"content-type: {JSON}\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    return head.encode(), content
-
-
-class Unheard:
-    """Takes an answer nobody needs."""
+class IgnoredAnswer:
+    """Discards an answer."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream

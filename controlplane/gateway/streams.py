@@ -1,94 +1,127 @@
-"""The resumable streams of one gateway: begun, taken up again, let go of."""
+"""The resumable streams of one gateway: begun, resumed, released."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from relume.controlplane.gateway import event_ids
 from relume.controlplane.gateway.config import ResumeConfig
 from relume.controlplane.gateway.context import ClientPort, Context
 from relume.controlplane.gateway.deliveries import Deliveries
-from relume.controlplane.gateway.ports import Arrival
-from relume.controlplane.gateway.reading import Request
+from relume.controlplane.gateway.http.replies import Reply, error_reply
 from relume.controlplane.gateway.releases import Releases
-from relume.controlplane.gateway.replies import Reply
-from relume.controlplane.gateway.resumable import Resumable, gone
+from relume.controlplane.gateway.request_session import RequestSession
+from relume.controlplane.stream import event_ids
+from relume.controlplane.stream.arrival import Arrival
+from relume.controlplane.stream.stream_data import Stream
 
 
 class Streams:
-    """`open`: by request. `deliveries`: those of them that are on their last way. `wall_clock`
-    gives unix seconds."""
+    """`open`: by request. `deliveries`: those of them that wait for their client's
+    acknowledgement. `wall_clock` gives unix seconds, `entropy(n)` returns n random bytes. `session`
+    is the class of sessions."""
 
-    def __init__(self, config: ResumeConfig, wall_clock: Callable[[], float]) -> None:
-        self.open: dict[str, Resumable] = {}
+    def __init__(
+        self,
+        config: ResumeConfig,
+        wall_clock: Callable[[], float],
+        entropy: Callable[[int], bytes],
+        session: type[RequestSession] = RequestSession,
+    ) -> None:
+        self.open: dict[str, RequestSession] = {}
         self.deliveries = Deliveries()
         self.releases = Releases()
         self._config = config
         self._wall_clock = wall_clock
+        self._entropy = entropy
+        self._session = session
 
     def new(
-        self, context: Context, connection: ClientPort, arrival: Arrival, *at: Any
-    ) -> Resumable:
-        """An exchange for a stream that may be resumed; `at` as of `Exchange`."""
+        self,
+        context: Context,
+        connection: ClientPort,
+        arrival: Arrival,
+        path: str,
+        response_id: str,
+        body: bytes,
+    ) -> RequestSession:
+        """A session for a stream that may be resumed."""
         self.deliveries.asked(connection)
-        claim = event_ids.new_claim()
+        token = event_ids.resume_token(self._entropy(event_ids.TOKEN_ENTROPY_BYTES))
         arrival = msgspec.structs.replace(
-            arrival, resumable=event_ids.digest(claim), grace_ticks=self._config.grace_ticks
+            arrival, resumable=event_ids.digest(token), grace_ticks=self._config.grace_ticks
         )
-        return Resumable(
-            context, connection, arrival, *at,
-            claim=claim, created=str(int(self._wall_clock())), streams=self,
-        )  # fmt: skip
+        stream = Stream(
+            arrival=arrival,
+            path=path,
+            response_id=response_id,
+            body=body,
+            limits=context.config,
+            now=context.clock(),
+            resume_token=token,
+            created=str(int(self._wall_clock())),
+        )
+        return self._session(context, connection, stream, self)
 
     def returned(
         self,
         context: Context,
         connection: ClientPort,
         shown: event_ids.EventId,
-        request: Request,
+        path: str,
+        response_id: str,
         tenant: str,
-    ) -> Reply | Resumable:
-        """A client comes back to its stream, which may have been another replica's. Raises
+    ) -> Reply | RequestSession:
+        """A client returns to its stream, which may have been another replica's. Raises
         LogError."""
-        exchange = self.open.get(shown.request)
-        if exchange is not None:
-            if not exchange.holds(shown.claim, tenant):
-                return gone("no such stream")
-            exchange.came_back(connection, shown.position)
-            return exchange
+        session = self.open.get(shown.request)
+        if session is not None:
+            if not session.holds(shown.resume_token, tenant):
+                return _gone("no such stream")
+            session.came_back(connection, shown.position)
+            return session
         known = context.scheduler.returns.known(shown.request)
         if (
             known is None
-            or not event_ids.proves(shown.claim, known[1])
+            or not event_ids.proves(shown.resume_token, known[1])
             or known[0].tenant != tenant
         ):
-            return gone("no such stream, or it has ended")
-        exchange = Resumable(
-            context, connection, known[0], request.path, request.request_id, b"",
-            claim=shown.claim, created="", streams=self,
-        )  # fmt: skip
-        exchange.take_over(shown.position)
-        return exchange
+            return _gone("no such stream, or it has ended")
+        stream = Stream(
+            arrival=known[0],
+            path=path,
+            response_id=response_id,
+            body=b"",
+            limits=context.config,
+            now=context.clock(),
+            resume_token=shown.resume_token,
+        )
+        session = self._session(context, connection, stream, self)
+        session.take_over(shown.position)
+        return session
 
     def expire(self, now: float) -> None:
-        """End those whose clients stayed away too long."""
-        for exchange in [e for e in self.open.values() if now > e.detached_until]:
-            exchange.expire()
+        """End the streams whose clients stayed away longer than the grace time."""
+        for session in [s for s in self.open.values() if now > s.stream.absent_until]:
+            session.expire()
 
-    def let_go(self, whose: Callable[[Resumable], bool]) -> None:
+    def let_go(self, whose: Callable[[RequestSession], bool]) -> None:
         """Leave streams to whichever replica their clients come to."""
-        for exchange in [e for e in self.open.values() if whose(e)]:
-            exchange.let_go()
+        for session in [s for s in self.open.values() if whose(s)]:
+            session.let_go()
 
     def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """See GatewayPort."""
-        away = (e for e in self.open.values() if e.away_on(worker, incarnation))
-        return {e.arrival.request: e.delivered for e in away}
+        found = (s for s in self.open.values() if s.runs_unattended_on(worker, incarnation))
+        return {s.arrival.request: s.delivered for s in found}
 
     def given_up(self, request: str, attempt: int) -> None:
         """See GatewayPort."""
-        if (exchange := self.open.get(request)) is not None:
-            exchange.given_up(attempt)
+        if (session := self.open.get(request)) is not None:
+            session.handover_noticed(attempt)
+
+
+def _gone(message: str) -> Reply:
+    """There is no such stream for this client."""
+    return error_reply(410, message, code="stream_gone")

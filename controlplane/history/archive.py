@@ -3,10 +3,10 @@
     {root}/{log id}/manifest.jsonl                one line for each sealed file, append-only
     {root}/{log id}/{after}-{last}-{author}.rla   all groups with after < revision <= last
 
-A file is a header, blocks and a footer. Each block is zlib over length-delimited groups,
-behind its own lengths and crc; the footer holds counts and the heads of the hash chain.
-A file is written aside and only gets its name when it is complete and fsynced; its
-manifest line carries the hash of the whole file. Nothing here is ever changed again.
+A file is a header, blocks and a footer. Each block is its lengths and crc, then zlib over
+length-delimited groups; the footer holds counts and the heads of the hash chain. A file is written
+under a temporary name and gets its own when it is complete and fsynced; its manifest line carries
+the hash of the whole file. Nothing here is ever changed again.
 
 Two leaders may write the same range (one of them does not know yet that it is deposed):
 both write what etcd holds, so the files agree, and readers skip what they have read.
@@ -31,12 +31,12 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from relume.controlplane.history.errors import DamagedFile, HistoryGap, WhichArchive
+from relume.controlplane.history.errors import AmbiguousArchive, DamagedFile, HistoryGap
 from relume.controlplane.history.files import append_line, make_directory, publish, sync
 from relume.controlplane.history.group_codec import decode_groups, encode_group
-from relume.events.errors import BrokenChain, CorruptSegment
-from relume.events.log import RevisionGroup
-from relume.events.segment import Chain, Segment
+from relume.events.log.errors import BrokenChain, CorruptSegment
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import Chain, Segment
 
 log = structlog.get_logger("relume.archive")
 
@@ -61,7 +61,7 @@ class Header(Struct, frozen=True):
     after: int
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, kw_only=True):
     """A line of the manifest; without file name and hash also the footer of the file."""
 
     log: str
@@ -71,7 +71,7 @@ class Entry(Struct, frozen=True):
     segments: int
     heads: Heads
     adopted: bool = False
-    """It begins somewhere behind a gap, so beginnings of streams in it were taken on trust."""
+    """It begins after a gap, so the first segments of streams in it could not be checked."""
     file: str = ""
     size: int = 0
     hash: str = ""
@@ -117,7 +117,7 @@ class Archive:
 
     @property
     def first(self) -> int:
-        """Everything behind this revision is here, up to `last`; 0 for a whole archive."""
+        """Everything after this revision is here, up to `last`; 0 for a whole archive."""
         after = self.last
         for entry in reversed(self.entries):
             if entry.last < after:
@@ -126,13 +126,13 @@ class Archive:
         return after
 
     def heads(self) -> dict[str, tuple[int, bytes, int]]:
-        """The chain's heads at `last`, as `relume.events.segment.Chain` keeps them."""
+        """The chain's heads at `last`, as `relume.events.log.segment.Chain` keeps them."""
         return _heads(self.entries[-1]) if self.entries else {}
 
     def begin(self, author: str, after: int | None = None) -> ArchiveFile:
-        """A new file that continues this archive, or starts behind a gap at `after`.
+        """A new file that continues this archive, or starts after a gap that ends at `after`.
 
-        `author` tells files of several leaders apart. What dead writers left is swept.
+        `author` distinguishes the files of several leaders. Removes what dead writers left.
         Raises OSError.
         """
         make_directory(self.directory)
@@ -212,8 +212,8 @@ class Archive:
         return entries
 
     def _intact(self, entries: list[Entry]) -> list[Entry]:
-        """Those whose files are there; the one that ends last is verified whole."""
-        found = []
+        """Manifests whose files exist; the file that ends last is verified in full."""
+        found: list[Entry] = []
         for entry in sorted(entries, key=lambda e: (e.last, -e.after), reverse=True):
             try:
                 size = (self.directory / entry.file).stat().st_size
@@ -301,7 +301,13 @@ class ArchiveFile:
             raise ValueError(f"cannot end at {last}: revision {self.last} is in the file")
         heads = {s: (seq, head.hex(), at) for s, (seq, head, at) in self._chain.heads.items()}
         footer = Entry(
-            self._archive.log_id, self.after, last, self.groups, self.segments, heads, self._adopted
+            log=self._archive.log_id,
+            after=self.after,
+            last=last,
+            groups=self.groups,
+            segments=self.segments,
+            heads=heads,
+            adopted=self._adopted,
         )
         encoded = msgspec.json.encode(footer)
         self._file.write(_BLOCK.pack(0, 0, 0, 0) + encoded + _LEN.pack(len(encoded)))
@@ -349,7 +355,7 @@ def find(root: Path, log_id: str = "") -> Path | None:
         return root / log_id if (root / log_id).is_dir() else None
     names = sorted(p.parent.name for p in root.glob(f"*/{MANIFEST}"))
     if len(names) > 1:
-        raise WhichArchive(root, names)
+        raise AmbiguousArchive(root, names)
     return root / names[0] if names else None
 
 

@@ -1,15 +1,15 @@
 """One round of keeping history: archive, snapshot, announce, trim. Each step durable first.
 
-    seal the archive up to R       everything before may be asked of files
+    seal the archive up to R       everything before can be read from files
     write the snapshot at R        a replica may start from it
     commit its manifest            fenced: only the owner of stream `fleet` can
     write SnapshotTaken            and see it folded: it is in the log
     compact and delete up to T     T is the snapshot before (one of grace), or R when
                                    space is short; the newest segment of a stream stays
 
-Compaction comes before deletion: who asks for anything at or before T is told so, and
-never finds a log with holes. What is deleted now is freed by the next round's
-compaction, since a compaction frees what was deleted before its revision.
+Compaction comes before deletion: a read at or before T gets an error, and never finds a log with
+holes. What is deleted now is freed by the next round's compaction, since a compaction frees what
+was deleted before its revision.
 
 `step(name)` is called after each step; tests stop the world there.
 """
@@ -27,14 +27,14 @@ from msgspec import Struct
 from relume.controlplane.history.snapshots import Manifest
 from relume.controlplane.history.vault import Vault
 from relume.events import vocabulary as v
-from relume.events.errors import Fenced, LogUnavailable
 from relume.events.etcd.maintenance import Maintenance
-from relume.policies.state import Fleet, dump, state_hash
+from relume.events.log.errors import Fenced, LogUnavailable
+from relume.policies.state.fleet import Fleet, dump, state_hash
 
 log = structlog.get_logger("relume.history")
 
 ANNOUNCE_S = 15.0
-"""The announcement must be in the log so soon, else the round is given up."""
+"""The announcement must be in the log within this time, or the round is abandoned."""
 
 REACH_S = 10.0
 
@@ -42,7 +42,7 @@ Step = Callable[[str], None]
 
 
 class Leader(Protocol):
-    """What is needed of `relume.controlplane.leader.Leadership`."""
+    """What is needed of `relume.controlplane.replica.leader.Leadership`."""
 
     @property
     def epoch(self) -> int:
@@ -54,7 +54,7 @@ class Leader(Protocol):
         ...
 
 
-class Cut(Struct, frozen=True):
+class FoldCopy(Struct, frozen=True):
     """The fold at one moment, as bytes. `covers`: the log up to there is in it."""
 
     revision: int
@@ -63,18 +63,17 @@ class Cut(Struct, frozen=True):
     state: bytes
 
 
-class Taken(Struct, frozen=True):
+class RoundResult(Struct, frozen=True):
     """Outcome of a round. `deleted_at`: revision of the deletion, 0 without one."""
 
     covers: int
     trimmed: int
-    segments_deleted: int
     deleted_at: int
 
 
-def cut(fleet: Fleet, reached: int) -> Cut:
+def cut(fleet: Fleet, reached: int) -> FoldCopy:
     """Copy the fold; `reached` is the revision that the log has been read up to."""
-    return Cut(fleet.revision, max(reached, fleet.revision), dump(fleet), state_hash(fleet))
+    return FoldCopy(fleet.revision, max(reached, fleet.revision), dump(fleet), state_hash(fleet))
 
 
 async def until_reached(reached: Callable[[], int], revision: int) -> None:
@@ -87,7 +86,7 @@ async def until_reached(reached: Callable[[], int], revision: int) -> None:
         raise LogUnavailable(f"revision {revision} was not read within {REACH_S} s") from None
 
 
-async def preserve(vault: Vault, cut: Cut, step: Step) -> Manifest:
+async def preserve(vault: Vault, cut: FoldCopy, step: Step) -> Manifest:
     """The part of a round that touches files alone; works without etcd.
 
     The vault must have been given all groups up to the cut. Raises OSError, BrokenChain.
@@ -138,7 +137,7 @@ class Rounds:
         ):
             self._announced.set()
 
-    async def take(self, cut: Cut, leader: Leader, epoch: int, pressed: bool) -> Taken:
+    async def take(self, cut: FoldCopy, leader: Leader, epoch: int, pressed: bool) -> RoundResult:
         """A whole round. The vault must have been given all groups up to the cut.
 
         Raises Fenced, LogUnavailable (NoSpace among it), OSError, BrokenChain.
@@ -165,7 +164,7 @@ class Rounds:
             trimmed=bound,
             segments_deleted=deleted,
         )
-        return Taken(cut.covers, bound, deleted, deleted_at)
+        return RoundResult(cut.covers, bound, deleted_at)
 
     async def _announce(self, event: v.SnapshotTaken, leader: Leader, epoch: int) -> None:
         self._announcing = event.revision

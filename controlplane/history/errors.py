@@ -1,10 +1,10 @@
-"""What can be wrong with kept history."""
+"""What can be wrong with stored history."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from relume.events.errors import LogError
+from relume.events.log.errors import LogError
 
 
 class HistoryError(LogError):
@@ -12,7 +12,7 @@ class HistoryError(LogError):
 
 
 class DamagedFile(HistoryError):
-    """A kept file is damaged or not what its manifest says.
+    """A stored file is damaged or not what its manifest says.
 
     Remedy: restore it from a copy; what etcd still holds is not affected.
     """
@@ -27,7 +27,9 @@ class OtherBuild(HistoryError):
     """A snapshot was made by a build that keeps other state; reading it would mislead."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path}: made by another build of Relume, the log is folded anew")
+        super().__init__(
+            f"{path}: made by another build of Relume; the replica folds the log instead"
+        )
         self.path = path
 
 
@@ -40,8 +42,8 @@ class HistoryGap(HistoryError):
         self.following = following
 
 
-class WhichArchive(HistoryError):
-    """Several logs are archived under one directory and none was asked for."""
+class AmbiguousArchive(HistoryError):
+    """Several logs are archived under one directory and the caller named none."""
 
     def __init__(self, root: Path, names: list[str]) -> None:
         super().__init__(f"{root} holds {len(names)} logs ({', '.join(names)}); name one")

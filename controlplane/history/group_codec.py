@@ -1,8 +1,8 @@
-"""Revision groups to bytes and back, segments verbatim as they stood in etcd.
+"""Revision groups to bytes and back, segments verbatim as in etcd.
 
     group:  u64 revision | u16 owners | u32 segments | owner* | segment*
     owner:  i64 epoch | u16 length | stream name
-    segment: u32 length | the bytes of `events.segment`
+    segment: u32 length | the bytes of `relume.events.log.segment`
 
 A segment is packed again from its records; that those bytes are the ones that were in
 etcd is what its hash proves, which is compared on the way in, and by the chain out.
@@ -13,9 +13,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from relume.events.errors import CorruptSegment
-from relume.events.log import RevisionGroup
-from relume.events.segment import Segment, digest, pack, unpack
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import repack, unpack
 
 _GROUP = struct.Struct("<QHI")
 _OWNER = struct.Struct("<qH")
@@ -29,24 +28,9 @@ def encode_group(group: RevisionGroup) -> bytes:
         name = stream.encode()
         parts += (_OWNER.pack(epoch, len(name)), name)
     for segment in group.segments:
-        data = _packed(segment)
+        data = repack(segment)
         parts += (_LEN.pack(len(data)), data)
     return b"".join(parts)
-
-
-def _packed(segment: Segment) -> bytes:
-    data = pack(
-        segment.stream,
-        segment.epoch,
-        segment.seq,
-        segment.first,
-        segment.previous,
-        segment.records,
-        segment.at_ms,
-    )
-    if digest(data) != segment.hash:
-        raise CorruptSegment(f"{segment.stream} segment {segment.seq} does not match its hash")
-    return data
 
 
 def decode_groups(data: bytes) -> Iterator[RevisionGroup]:

@@ -1,4 +1,4 @@
-"""How full etcd is, and what that asks for. Pure.
+"""How full etcd is, and what to do about it. Pure.
 
 etcd holds its quota against the size of the database *file*, which never shrinks by
 itself: trimming makes room inside it, defragmenting gives the room back. Past the quota
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 
 class QuotaConfig(Struct, frozen=True):
-    """`quota_bytes`: what etcd's --quota-backend-bytes is (etcd 3.4 and 3.5 do not tell)."""
+    """`quota_bytes`: what etcd's --quota-backend-bytes is (etcd 3.4 and 3.5 do not report it)."""
 
     quota_bytes: int = 2 * 1024**3
     shed_percent: int = 60
@@ -31,7 +31,7 @@ class Level(enum.IntEnum):
 
 
 def level(size_bytes: int, full: bool, config: QuotaConfig) -> Level:
-    """Where a database file of `size_bytes` stands; `full`: the alarm is raised."""
+    """The level of a database file of `size_bytes`; `full`: the alarm is raised."""
     if full:
         return Level.FULL
     if size_bytes * 100 >= config.quota_bytes * config.alarm_percent:

@@ -2,7 +2,7 @@
 
     seal the archive, write the snapshot (files only)
     compact and delete up to it
-    the same again behind the deletion, since a compaction frees what was deleted before
+    the same again after the deletion, since a compaction frees what was deleted before
     defragment every member, disarm the alarm by member id
 
 The snapshot's manifest cannot be committed meanwhile; replicas look at the files too.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from relume.controlplane.history.cycle import Cut, Step, preserve, trim
+from relume.controlplane.history.cycle import FoldCopy, Step, preserve, trim
 from relume.controlplane.history.vault import Vault
 from relume.events.etcd.maintenance import Maintenance, Space
 
@@ -20,15 +20,15 @@ from relume.events.etcd.maintenance import Maintenance, Space
 async def relieve(
     vault: Vault,
     maintenance: Maintenance,
-    cut: Callable[[], Cut],
+    cut: Callable[[], FoldCopy],
     reach: Callable[[int], Awaitable[None]],
     epoch: int,
     step: Step = lambda name: None,
 ) -> Space:
     """Make room and disarm; returns the space as it is then. `cut` copies the fold,
-    `reach(revision)` returns when it holds the log up to there.
+    `reach(revision)` returns when it has folded the log up to that revision.
 
-    Raises Fenced, LogUnavailable, OSError, BrokenChain; doing it again goes on from there.
+    Raises Fenced, LogUnavailable, OSError, BrokenChain; a repeated call continues from there.
     """
     moment = cut()
     manifest = await preserve(vault, moment, step)

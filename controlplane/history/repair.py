@@ -16,14 +16,14 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from relume.controlplane.history.cycle import Cut, cut
+from relume.controlplane.history.cycle import FoldCopy, cut
 from relume.controlplane.history.relief import relieve
-from relume.controlplane.history.restore import History, Restored
+from relume.controlplane.history.replica_restore import History, RestoredFold
 from relume.controlplane.history.vault import Vault
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance, Space
-from relume.events.log import LogReader
-from relume.policies.fleet import apply_group
+from relume.events.log.interface import LogReader
+from relume.policies.state.fold import apply_group
 
 log = structlog.get_logger("relume.history")
 
@@ -36,10 +36,10 @@ class Repaired(Struct, frozen=True):
     archived: int
 
 
-class _Reading:
-    """A fold that reads on when told to, feeding a vault."""
+class _FoldReader:
+    """A fold that reads on when called, and fills a vault."""
 
-    def __init__(self, restored: Restored, reader: LogReader, vault: Vault) -> None:
+    def __init__(self, restored: RestoredFold, reader: LogReader, vault: Vault) -> None:
         self._fleet = restored.fleet
         self._reached = restored.covers
         self._reader = reader
@@ -52,7 +52,7 @@ class _Reading:
         await self._vault.fill(self._reader, revision)
         self._reached = revision
 
-    def cut(self) -> Cut:
+    def cut(self) -> FoldCopy:
         return cut(self._fleet, self._reached)
 
 
@@ -70,7 +70,7 @@ async def repair(etcd: EtcdLog, archive_dir: str | Path, name: str = "repair") -
     restored = await History(archive_dir, maintenance).restore()
     vault = await Vault.open(Path(archive_dir), log_id, f"{epoch:x}p{os.getpid()}", name)
     try:
-        reading = _Reading(restored, reader, vault)
+        reading = _FoldReader(restored, reader, vault)
         await reading.reach(await maintenance.revision())
         after = await relieve(vault, maintenance, reading.cut, reading.reach, epoch)
         await maintenance.name(log_id, epoch)
@@ -83,7 +83,7 @@ async def repair(etcd: EtcdLog, archive_dir: str | Path, name: str = "repair") -
 
 
 async def unstick(etcd: EtcdLog, archive_dir: str | Path, name: str) -> bool:
-    """Repair when etcd is full and nobody leads; whether that was so.
+    """Repair if etcd is full and there is no leader; returns whether it did.
 
     Raises as `repair` does.
     """
@@ -92,7 +92,7 @@ async def unstick(etcd: EtcdLog, archive_dir: str | Path, name: str) -> bool:
         return False
     if maintenance.stream in await etcd.reader().owners():
         return False
-    log.error("etcd_is_full", remedy="nobody leads: making room before this replica starts")
+    log.error("etcd_is_full", remedy="no leader: making room before this replica starts")
     done = await repair(etcd, archive_dir, name)
     log.info("etcd_takes_writes_again", bytes=done.after.size_bytes, archived=done.archived)
     return True

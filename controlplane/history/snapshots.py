@@ -6,9 +6,9 @@
 
 The header names the log, the revisions, the hash of the fold (I7) and the shape of the
 state. `covers` may pass the fold's own revision: transactions up to it held nothing for
-the fold, so reading goes on behind it. The shape is a digest of the state's schema: a
-build that keeps other state would decode an old snapshot without complaint and
-decide differently from there, so it folds the log anew instead.
+the fold, so reading continues after it. The shape is a digest of the state's schema and version. A
+build with a different state could decode an old snapshot without an error and decide differently
+from there, so it folds the whole log instead.
 
 All of it is blocking; callers use a thread.
 """
@@ -28,7 +28,8 @@ from msgspec import Struct
 
 from relume.controlplane.history.errors import DamagedFile, OtherBuild
 from relume.controlplane.history.files import make_directory, write_whole
-from relume.policies.state import Fleet, load, state_hash
+from relume.policies.decision_versions import shape_name
+from relume.policies.state.fleet import Fleet, load, state_hash
 
 MAGIC = b"RLS1"
 SUFFIX = ".rls"
@@ -36,7 +37,7 @@ _HEAD = struct.Struct("<4sII")  # magic, crc, header length
 _LEVEL = 1
 
 
-class Header(Struct, frozen=True):
+class Header(Struct, frozen=True, kw_only=True):
     """Head of a snapshot file."""
 
     version: int
@@ -47,7 +48,7 @@ class Header(Struct, frozen=True):
     shape: str
 
 
-class Manifest(Struct, frozen=True):
+class Manifest(Struct, frozen=True, kw_only=True):
     """What is committed under `snap/{covers}` in etcd. `hash` is of the dumped fold, `state`
     the state hash (I7). `streams`: (epoch, seq, hash in hex, position) of each stream's
     end at `covers`."""
@@ -66,7 +67,7 @@ class Manifest(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """A loaded snapshot: the log goes on behind `covers`."""
+    """A loaded snapshot: the log continues after `covers`."""
 
     fleet: Fleet
     covers: int
@@ -74,13 +75,15 @@ class Snapshot(Struct, frozen=True):
 
 
 def write(directory: Path, log_id: str, dumped: bytes, covers: int, replica: str = "") -> Manifest:
-    """Write the fold `dumped` (of `policies.state.dump`); durable on return.
+    """Write the fold `dumped` (of `relume.policies.state.fleet.dump`); durable on return.
 
     Raises OSError.
     """
     fleet = load(dumped)
     digest = blake2b(dumped, digest_size=16).hexdigest()
-    header = Header(1, log_id, fleet.revision, covers, digest, shape())
+    header = Header(
+        version=1, log=log_id, revision=fleet.revision, covers=covers, hash=digest, shape=shape()
+    )
     encoded = msgspec.json.encode(header)
     body = encoded + zlib.compress(dumped, _LEVEL)
     data = _HEAD.pack(MAGIC, zlib.crc32(body), len(encoded)) + body
@@ -89,17 +92,17 @@ def write(directory: Path, log_id: str, dumped: bytes, covers: int, replica: str
     write_whole(path, data)
     streams = {s: (h.epoch, h.seq, h.hash.hex(), h.position) for s, h in fleet.streams.items()}
     return Manifest(
-        log_id,
-        fleet.revision,
-        covers,
-        digest,
-        state_hash(fleet).hex(),
-        path.name,
-        len(data),
-        shape(),
-        streams,
-        replica,
-        time.time_ns() // 1_000_000,
+        log=log_id,
+        revision=fleet.revision,
+        covers=covers,
+        hash=digest,
+        state=state_hash(fleet).hex(),
+        file=path.name,
+        size=len(data),
+        shape=shape(),
+        streams=streams,
+        replica=replica,
+        at_ms=time.time_ns() // 1_000_000,
     )
 
 
@@ -151,9 +154,11 @@ def path_of(directory: Path, covers: int) -> Path:
 
 @cache
 def shape() -> str:
-    """Digest of the schema of the state this build keeps, without its texts."""
+    """Digest of the schema of the state this build keeps, without its texts, and its version."""
     schema = _bare(msgspec.json.schema(Fleet))
     encoded = msgspec.json.encode(schema, order="deterministic")
+    if (version := shape_name()) != "1":
+        encoded += version.encode()
     return blake2b(encoded, digest_size=8).hexdigest()
 
 

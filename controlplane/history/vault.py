@@ -1,8 +1,8 @@
-"""One log's kept files as an event loop sees them: every blocking step in a thread.
+"""One log's stored files as an event loop sees them: every blocking step in a thread.
 
-A vault is opened by whoever may keep history (the leader, or a repair when nobody
-leads). Groups go in by `add` in the log's order; `seal` makes all so far durable as a
-file of the archive and begins the next.
+The one process that may store history opens a vault: the leader, or a repair without a leader.
+Groups go in by `add` in the log's order; `seal` makes all so far durable as a file of the archive
+and begins the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Self
 from relume.controlplane.history import snapshots
 from relume.controlplane.history.archive import Archive, ArchiveFile
 from relume.controlplane.history.snapshots import Manifest
-from relume.events.log import LogReader, RevisionGroup
+from relume.events.log.interface import LogReader, RevisionGroup
 
 _STEP = 512  # revisions read at once when filling up from etcd; more would hold up the loop
 
@@ -58,7 +58,7 @@ class Vault:
         await self._write(self._take_waiting(self.last))
 
     async def seal(self, covers: int) -> None:
-        """Make everything up to revision `covers` durable; groups behind it keep waiting.
+        """Make everything up to revision `covers` durable; later groups keep waiting.
 
         Raises OSError, BrokenChain.
         """
@@ -87,7 +87,7 @@ class Vault:
         await asyncio.to_thread(self._file.add, groups)
 
     async def skip_to(self, after: int) -> None:
-        """Go on behind a gap that ends at revision `after`. Raises OSError."""
+        """Continue after a gap that ends at revision `after`. Raises OSError."""
         self._file = await asyncio.to_thread(self.archive.begin, self._author, after)
         self.last = after
 

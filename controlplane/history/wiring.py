@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import structlog
 
-from relume.controlplane.config import ServeConfig
-from relume.controlplane.history.keeper import Keeper, KeeperConfig
+from relume.controlplane.history.history_keeper import Keeper, KeeperConfig
 from relume.controlplane.history.quota import QuotaConfig
 from relume.controlplane.history.repair import unstick
-from relume.controlplane.history.restore import History
-from relume.controlplane.replica import Replica
-from relume.events.errors import Fenced, LogUnavailable
+from relume.controlplane.history.replica_restore import History
+from relume.controlplane.replica.loop import Replica
+from relume.controlplane.serve_settings import ServeConfig
 from relume.events.etcd.errors import AccessRefused
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
-from relume.events.etcd.reader import EtcdReader
+from relume.events.etcd.reader.log_reader import EtcdReader
+from relume.events.log.errors import Fenced, LogUnavailable
 
 log = structlog.get_logger("relume.history")
 
 
 async def prepared_history(config: ServeConfig, etcd: EtcdLog) -> History | None:
-    """Where the replica takes its fold from; None without an archive. A full etcd that
-    nobody leads is relieved first: it would grant this replica no lease.
+    """Where the replica takes its fold from; None without an archive. If etcd is full and there is
+    no leader, it is relieved first: it would grant this replica no lease.
 
     Raises HistoryError, OSError.
     """
@@ -38,8 +38,8 @@ async def prepared_history(config: ServeConfig, etcd: EtcdLog) -> History | None
 def keeper_of(
     config: ServeConfig, replica: Replica, reader: EtcdReader, etcd: EtcdLog
 ) -> Keeper | None:
-    """Who keeps history while `replica`, which follows `reader`, leads; None without an
-    archive. It observes the replica from here on; run it beside it."""
+    """What stores history while `replica`, which follows `reader`, leads; None without an archive.
+    It observes the replica from now on; run both concurrently."""
     if not config.archive_dir:
         return None
     keeper = Keeper(
@@ -60,10 +60,10 @@ def keeper_of(
 def keeper_config(config: ServeConfig) -> KeeperConfig:
     """The part of the configuration that is about history."""
     return KeeperConfig(
-        config.archive_dir,
-        config.snapshot_every_revisions,
-        config.snapshot_every_s,
-        config.snapshots_kept,
+        root=config.archive_dir,
+        every_revisions=config.snapshot_every_revisions,
+        every_s=config.snapshot_every_s,
+        keep_snapshots=config.snapshots_kept,
         quota=QuotaConfig(
             config.etcd_quota_bytes, config.quota_shed_percent, config.quota_alarm_percent
         ),

@@ -1,13 +1,13 @@
-"""When first tokens were there, beside what was expected, on the clock of the replica that sent
-the request: its decision says when it was asked, its receipts when it heard of the token."""
+"""Measured and predicted TTFT, on the clock of the replica that sent the request: its decision says
+when it began, its receipts when it learned of the token."""
 
 from __future__ import annotations
 
 from msgspec import Struct, field
 
 from relume.events import vocabulary as v
-from relume.policies import receipts
-from relume.policies.state import Receipts
+from relume.policies.state.fleet import Receipts
+from relume.policies.state.overlay import receive_clock as receipts
 
 
 class FirstTokens(Struct):
@@ -25,14 +25,14 @@ class FirstTokens(Struct):
             self._settle(event.attempt)
 
     def told(self, revision: int, change: v.FirstToken) -> None:
-        """Its engine told the first token in this revision."""
+        """Its engine reported the first token in this revision."""
         if change.attempt not in self._told:
             self._told[change.attempt] = revision
             self._settle(change.attempt)
 
     def received(self, stream: str, event: v.GroupsReceived | v.ReplicaStarted) -> None:
         """What a replica received, and when; another life of it has another clock."""
-        if type(event) is v.ReplicaStarted:
+        if isinstance(event, v.ReplicaStarted):
             self._received[stream] = Receipts()
             return
         receipts.take(self._received.setdefault(stream, Receipts()), event)

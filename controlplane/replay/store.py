@@ -2,8 +2,8 @@
 
     one line of JSON: format, versions, where it comes from
     frames: kind (1 byte) | length u32 | zlib of the payload
-        S  a snapshot of the fold the groups go on from, at most one, first
-        G  revision groups as `controlplane.history.group_codec` writes them
+        S  a snapshot of the fold before the groups, at most one, first
+        G  revision groups as `relume.controlplane.history.group_codec` writes them
         E  JSON: counts, heads and state hash at the end; the last frame
 
 Segments are kept verbatim, so the hash chain holds across the file and etcd. The state
@@ -27,10 +27,11 @@ from msgspec import Struct
 from relume.controlplane.history.files import publish, sync
 from relume.controlplane.history.group_codec import decode_groups, encode_group
 from relume.events import vocabulary as v
-from relume.events.errors import CorruptSegment, LogError
-from relume.events.log import RevisionGroup
-from relume.policies.fleet import apply_group
-from relume.policies.state import SHAPE, Fleet, dump, load, state_hash
+from relume.events.log.errors import CorruptSegment, LogError
+from relume.events.log.interface import RevisionGroup
+from relume.policies.decision_versions import missing_shape, shape_name
+from relume.policies.state.fleet import Fleet, dump, load, state_hash
+from relume.policies.state.fold import apply_group
 
 FORMAT = "relume-log"
 VERSION = 1
@@ -49,18 +50,19 @@ class BadStoredLog(LogError):
         self.detail = detail
 
 
-class Header(Struct, frozen=True):
-    """First line of the file."""
+class Header(Struct, frozen=True, kw_only=True):
+    """First line of the file. `shape`: of the state in its snapshot, if it has one."""
 
     format: str
     version: int
     relume: str = ""
     origin: str = ""
     note: str = ""
+    shape: str = ""
 
 
-class Footer(Struct, frozen=True):
-    """The end of the log in the file: counts, the state there as `StateHashed` tells it
+class Footer(Struct, frozen=True, kw_only=True):
+    """The end of the log in the file: counts, the state there as in `StateHashed`
     (digests in hex), and the crc of the first line."""
 
     groups: int
@@ -81,7 +83,7 @@ class Footer(Struct, frozen=True):
 
 
 class StoredLog:
-    """An opened file: `header`, `base` (the fold it goes on from, or None), `groups()`.
+    """An opened file: `header`, `base` (the fold before it, or None), `groups()`.
 
     `footer` is set when `groups()` has been read to its end. A context manager.
     Raises BadStoredLog throughout.
@@ -99,6 +101,7 @@ class StoredLog:
             self.header = self._read_header()
             self._pending = self._frame()
             if self._pending[0] == b"S":
+                self._check_shape()
                 self.base = load(self._pending[1])
                 self._pending = self._frame()
         except msgspec.ValidationError as error:
@@ -139,6 +142,15 @@ class StoredLog:
             raise BadStoredLog(self.path, "damaged: its first line is not the one written")
         self.footer = footer
 
+    def _check_shape(self) -> None:
+        """Refuse a snapshot of another state: it would decode, and mean something else."""
+        if shape := missing_shape(self.header.shape):
+            raise BadStoredLog(
+                self.path,
+                f"continues a snapshot of state shape {shape}; this build has shape "
+                f"{shape_name()}: read it with the build that wrote it",
+            )
+
     def _read_header(self) -> Header:
         line = self._file.readline(65536)
         if not line.startswith(b'{"format":"relume-log"'):
@@ -174,7 +186,7 @@ def save(
     origin: str = "",
     note: str = "",
 ) -> Footer:
-    """Write `groups` (going on from `base`, or from the beginning) to `path`.
+    """Write `groups` (after `base`, or from the beginning) to `path`.
 
     They are folded on the way, for the state hash of the end. Raises LogError for groups
     that do not fold, OSError.
@@ -183,7 +195,14 @@ def save(
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("wb") as file:
-            header = Header(FORMAT, VERSION, _relume_version(), origin, note)
+            header = Header(
+                format=FORMAT,
+                version=VERSION,
+                relume=relume_version(),
+                origin=origin,
+                note=note,
+                shape=shape_name(),
+            )
             line = msgspec.json.encode(header) + b"\n"
             file.write(line)
             if base is not None:
@@ -217,7 +236,16 @@ def _write_groups(file: BinaryIO, groups: Iterable[RevisionGroup], fleet: Fleet)
         _write(file, b"G", b"".join(waiting))
     last = fleet.revision
     state, order = state_hash(fleet).hex(), fleet.order.hex()
-    return Footer(count, segments, records, first, last, state, order, SHAPE)
+    return Footer(
+        groups=count,
+        segments=segments,
+        records=records,
+        first=first,
+        last=last,
+        state=state,
+        order=order,
+        shape=shape_name(),
+    )
 
 
 def _write(file: BinaryIO, kind: bytes, payload: bytes) -> None:
@@ -232,7 +260,8 @@ def _json(path: Path, data: bytes, kind: type[Header] | type[Footer]):
         raise BadStoredLog(path, f"damaged: {error}") from None
 
 
-def _relume_version() -> str:
+def relume_version() -> str:
+    """The installed version; `checkout` where there is none."""
     try:
         return version("relume")
     except PackageNotFoundError:

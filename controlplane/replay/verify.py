@@ -1,17 +1,20 @@
-"""Verification of a log: each recorded decision is taken again and compared (I7).
+"""Verification of a log: each recorded decision is repeated and compared (I7).
 
-Theory of operation. The log is folded once, group by group. Each control plane replica
-has a view on that fold; its own events are given to the view up to its next decision,
-and when the fold stands at the revision R of that decision's basis, the policy is
-*called* on the recorded question and its answer compared with the recorded one. What
-the leader owes (`policies.step`) is worked out again too and compared with what its
-stream holds. The log is never compared with itself.
+Theory of operation. The log is folded once, group by group. Each control plane replica has a view
+on that fold. The view gets the replica's own events up to its next decision. When the fold is at
+the revision R of that decision's basis, the policy is *called* on the recorded question and its
+answer compared with the recorded one. What the leader owes (`relume.policies.leader.duties`) is
+worked out again too and compared with what its stream holds. The log is never compared with itself.
 
 The leader records the state hash with each tick, and beside it a digest of all segments
 in their order. Events that no decision depended on are covered by these: a dropped,
-swapped or altered event changes both from there on. What stands behind the last of them
-is counted as `unanchored`. A build that keeps other state than the one that wrote the
-log compares the digest of the order alone.
+swapped or altered event changes both from there on. Events after the last of them are counted as
+`unanchored`.
+
+The log says which version of each kind of decision its writers had, and of which shape
+of the state a hash is (`relume.policies.decision_versions`). A decision of a version that this build does
+not have is not repeated: it is counted by kind and version. Of a hash of another shape only the
+digest of the order is compared.
 """
 
 from __future__ import annotations
@@ -22,80 +25,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
+from relume.controlplane.replay.answers import judged, routed
+from relume.controlplane.replay.divergence import Verdict
 from relume.controlplane.replay.verify_checkpoints import check_holders, check_migration, check_plan
 from relume.controlplane.replay.verify_waiting import RoomReplay
-from relume.events import codec
 from relume.events import vocabulary as v
-from relume.events.errors import BrokenChain, LogError
-from relume.events.log import RevisionGroup
-from relume.events.segment import Chain
-from relume.policies import routing, shedding, stall
-from relume.policies.fleet import apply_group
-from relume.policies.state import SHAPE, Fleet, dump, load, state_hash
-from relume.policies.step import step
-from relume.policies.view import View
+from relume.events.log import codec
+from relume.events.log.errors import BrokenChain, LogError
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import Chain
+from relume.policies.decision_versions import (
+    kind_of,
+    missing,
+    missing_of_leader,
+    missing_shape,
+    version_of,
+)
+from relume.policies.leader import log_detail as shedding
+from relume.policies.leader.duties import step
+from relume.policies.liveness import stall
+from relume.policies.routing import choose_worker as routing
+from relume.policies.state.fleet import Fleet, dump, load, state_hash
+from relume.policies.state.fold import apply_group
+from relume.policies.state.overlay.view import View
 
 NEVER = 1 << 63
 """A revision after every revision."""
-
-
-class Divergence(Struct, frozen=True):
-    """A place where replay and record differ. `what`: decision, prediction (of a first token),
-    answer (of the leader), state, order, chain, record."""
-
-    revision: int
-    stream: str
-    position: int
-    what: str
-    expected: str
-    actual: str
-
-
-class Verdict(Struct):
-    """The outcome.
-
-    `contested` counts decisions that had at least two open candidates: a log without
-    such decisions proves nothing about the policy. `stalls`, `holders`, `plans`, `migrations`
-    are those of their kinds, `waits` what was decided about the waiting room. `answers` are the
-    leader's. `skipped` decisions were taken on a state older than the snapshot replay began
-    with. Of the
-    `hashes`, `foreign` ones are of a state that this build does not keep: only the order
-    of events was compared there. `unanchored` events stand behind the last state hash.
-    """
-
-    decisions: int = 0
-    contested: int = 0
-    stalls: int = 0
-    holders: int = 0
-    plans: int = 0
-    migrations: int = 0
-    answers: int = 0
-    skipped: int = 0
-    hashes: int = 0
-    foreign: int = 0
-    unanchored: int = 0
-    waits: int = 0
-    events: int = 0
-    changes: int = 0
-    segments: int = 0
-    revision: int = 0
-    divergences: list[Divergence] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """No divergence, and something was really decided between alternatives."""
-        return not self.divergences and self.contested > 0
-
-    def differ(
-        self, revision: int, stream: str, position: int, what: str, expected: Any, actual: Any
-    ) -> None:
-        """Note a divergence."""
-        self.divergences.append(
-            Divergence(revision, stream, position, what, str(expected), str(actual))
-        )
 
 
 def verify(
@@ -106,9 +63,9 @@ def verify(
 ) -> Verdict:
     """Replay `groups` (in order, whole) from `base` (a snapshot; default: the beginning).
 
-    Stops after `limit` divergences. `end` is the state the log must end with, where
-    somebody else knows it (a stored file's footer). Raises nothing for a bad log: what is
-    wrong with it is among the divergences. `base` is left as it is.
+    Stops after `limit` divergences. `end` is the state the log must end with, where another source
+    has it (a stored file's footer). Raises nothing for a bad log: each defect is one of the
+    divergences. `base` is unchanged.
     """
     with no_cyclic_garbage():
         replay = Replay(list(map(_read_once, groups)), load(dump(base or Fleet())))
@@ -133,19 +90,19 @@ def _read_once(group: RevisionGroup) -> RevisionGroup:
     for the view of the replica that wrote them, and for the fold."""
     if all(segment.stream[0] == "w" for segment in group.segments):
         return group
-    if all(type(segment.records) is codec.Kept for segment in group.segments):
+    if all(type(segment.records) is codec.CachedRecords for segment in group.segments):
         return group
-    segments = tuple(replace(s, records=codec.Kept(s.records)) for s in group.segments)
+    segments = tuple(replace(s, records=codec.CachedRecords(s.records)) for s in group.segments)
     return RevisionGroup(group.revision, segments, group.owners)
 
 
 Check = Callable[[View, str, int, Any, Verdict], None]
-"""Takes a recorded decision again, on the view that stands at its basis: (view, stream,
+"""Repeats a recorded decision, on the view at its basis: (view, stream,
 position, event, verdict)."""
 
 
 class Room(Protocol):
-    """Follows the waiting room of one replica."""
+    """Follows the admission queue of one replica."""
 
     def seen(self, position: int, event: Any, founded: bool) -> None:
         """See RoomReplay.seen."""
@@ -154,7 +111,8 @@ class Room(Protocol):
 
 class Replay:
     """One pass over the log. `checks` say what is done with each kind of decision, `view`
-    makes a replica's view of its stream and the fold, `rooms` what follows its waiting room."""
+    makes a replica's view of its stream and the fold, `rooms` what follows its admission queue;
+    `verdict` collects the result."""
 
     def __init__(
         self,
@@ -163,10 +121,12 @@ class Replay:
         checks: Mapping[type, Check] | None = None,
         view: Callable[[str, Fleet], View] = View,
         rooms: Callable[[View, Verdict], Room | None] = RoomReplay,
+        verdict: Verdict | None = None,
     ) -> None:
         self.groups = groups
         self.fleet = fleet
-        self.verdict = Verdict(segments=sum(len(g.segments) for g in groups))
+        self.verdict = Verdict() if verdict is None else verdict
+        self.verdict.segments = sum(len(g.segments) for g in groups)
         self.chain = Chain()
         for stream, head in fleet.streams.items():
             self.chain.heads[stream] = (head.seq, head.hash, head.position + 1)
@@ -176,7 +136,7 @@ class Replay:
                 view(name, fleet),
                 list(_events(groups, name)),
                 self.verdict,
-                checks or _CHECKS,
+                checks or CHECKS,
                 rooms,
             )
             for name in sorted(names)
@@ -248,8 +208,9 @@ class Replay:
         place = recorded.revision, "fleet", position
         if recorded.order and recorded.order != fleet.order:
             verdict.differ(*place, "order", recorded.order.hex(), fleet.order.hex())
-        elif recorded.shape not in ("", SHAPE):
+        elif shape := missing_shape(recorded.shape):
             verdict.foreign += 1
+            verdict.shapes[shape] = verdict.shapes.get(shape, 0) + 1
         elif (actual := state_hash(fleet)) != recorded.hash:
             verdict.differ(*place, "state", recorded.hash.hex(), actual.hex())
 
@@ -270,7 +231,7 @@ class _ReplicaReplay:
         self.view.landed()
         self._room = rooms(view, verdict)
         self.due = 0
-        """Revision of the state its next decision was taken on."""
+        """Revision of the basis of its next decision."""
         self._began = view.fleet.revision
         self._events = deque(events)
         self._verdict = verdict
@@ -288,16 +249,18 @@ class _ReplicaReplay:
                     self.due = event.basis.revision
                     return
                 founded = self._founded(position, event)
-                if founded:
+                if founded and (lacking := missing(self.view, kind_of(event))):
+                    self._verdict.cannot_take(lacking)
+                elif founded:
                     check(self.view, self.stream, position, event, self._verdict)
             if self._room is not None:
-                self._room.seen(position, event, founded)
+                self._room.seen(position, event, founded and not missing(self.view, "admission"))
             events.popleft()
             self.view.own(position, event)
         self.due = NEVER
 
     def _founded(self, position: int, event: Any) -> bool:
-        """Whether the view stands at the basis of the decision."""
+        """Whether the view is at the basis of the decision."""
         basis, view = event.basis, self.view
         if basis.revision < self._began:
             self._verdict.skipped += 1
@@ -314,55 +277,57 @@ class _ReplicaReplay:
         return False
 
 
-def _check_route(
-    view: View, stream: str, position: int, event: v.RouteDecided, verdict: Verdict
-) -> None:
+def check_route(
+    view: View, stream: str, position: int, event: v.RouteDecided, verdict: Verdict,
+    policy: str = "",
+) -> None:  # fmt: skip
+    """The question is the request and what failed it; the recorded policy, or `policy`, answers
+    with a worker."""
     verdict.decisions += 1
-    revision = event.basis.revision
-    policy = routing.RECORDED.get(event.policy)
-    if policy is None:
-        verdict.differ(revision, stream, position, "decision", event.policy, "unknown policy")
+    policy = policy or event.policy
+    whole = routing.RECORDED.get(policy)
+    if whole is None:
+        revision, unknown = event.basis.revision, "unknown policy"
+        verdict.differ(revision, stream, position, "decision", event.policy, unknown)
         return
     query = query_of(event)
     view.now_us = event.at_us
-    choice = routing.decide(view, query, event.policy) if event.others else policy(view, query)
+    choice = routing.decide(view, query, policy) if event.others else whole(view, query)
     if len([c for c in choice.candidates if not c.excluded]) > 1:
         verdict.contested += 1
     expected = event.worker, event.incarnation, event.candidates, event.others
     actual = choice.worker, choice.incarnation, choice.candidates, choice.others
+    place = event, stream, position
     if actual != expected:
-        verdict.differ(revision, stream, position, "decision", _told(expected), _told(actual))
-    elif event.at_us >= 0:
-        ttft_us = routing.first_token_us(view, query, event.policy, choice)
+        verdict.changed("route", event.request, *place, routed(*expected), routed(*actual))
+    elif event.at_us < 0:
+        return
+    elif lacking := missing(view, "first_token"):
+        verdict.cannot_take(lacking)
+    else:
+        first_token_us = routing.FIRST_TOKEN[version_of(view, "first_token")]
+        ttft_us = first_token_us(view, query, policy, choice)
         if ttft_us != event.ttft_us:
-            verdict.differ(revision, stream, position, "prediction", event.ttft_us, ttft_us)
+            recorded, other = (
+                (routed(*actual)[0], (f"predicted TTFT {us} us",))
+                for us in (event.ttft_us, ttft_us)
+            )
+            verdict.changed("route", event.request, *place, recorded, other, "prediction")
 
 
 def query_of(event: v.RouteDecided) -> routing.Query:
-    """What the policy was asked."""
+    """The question to the policy."""
     return routing.Query(
-        event.request,
-        event.model,
-        event.prompt_tokens,
-        event.delivered,
-        event.avoid,
-        event.attempt - 1 if event.worker else event.attempt,
-        event.prefix,
+        request=event.request,
+        model=event.model,
+        prompt_tokens=event.prompt_tokens,
+        delivered=event.delivered,
+        avoid=event.avoid,
+        lost=event.attempt - 1 if event.worker else event.attempt,
+        prefix=event.prefix,
         session=event.session,
         tier=event.tier,
     )
-
-
-def _told(choice: tuple[str, int, tuple[v.Candidate, ...], tuple[tuple[str, int], ...]]) -> str:
-    worker, incarnation, candidates, others = choice
-    costs = ", ".join(
-        f"{c.worker}:{c.incarnation} costs {c.cost}"
-        + f" ({c.prefill_tokens} tokens, {c.requests} requests)"
-        + (f", {c.excluded}" if c.excluded else "")
-        for c in candidates
-    )
-    more = "".join(f", {count} more {why or 'open'}" for why, count in others)
-    return f"{worker or 'nobody'}:{incarnation} of [{costs}{more}]"
 
 
 def _check_stall(
@@ -373,12 +338,19 @@ def _check_stall(
     config = stall.config_of(view)
     worker = view.fleet.workers.get(event.worker)
     bound = stall.bound_us(worker, config) if worker is not None else -1
-    look = stall.Look(event.probe, event.probe_steps, event.step_age_us, event.cpu_us, event.held)
+    look = stall.ProbeEvidence(
+        probe=event.probe,
+        steps=event.probe_steps,
+        step_age_us=event.step_age_us,
+        cpu_us=event.cpu_us,
+        held=event.held,
+    )
     hung = stall.hung(event.silent_us, look, bound, config)
-    expected = f"hung={event.hung} bound={event.bound_us}us"
-    actual = f"hung={hung} bound={bound}us"
-    if expected != actual:
-        verdict.differ(event.basis.revision, stream, position, "decision", expected, actual)
+    if (hung, bound) != (event.hung, event.bound_us):
+        engine = f"{event.worker}:{event.incarnation}"
+        recorded = judged(event.hung, event.silent_us, event.bound_us)
+        other = judged(hung, event.silent_us, bound)
+        verdict.changed("stall", engine, event, stream, position, recorded, other)
 
 
 def _counted(view: View, stream: str, position: int, event: Any, verdict: Verdict) -> None:
@@ -386,8 +358,8 @@ def _counted(view: View, stream: str, position: int, event: Any, verdict: Verdic
     verdict.decisions += 1
 
 
-_CHECKS = {
-    v.RouteDecided: _check_route,
+CHECKS: dict[type, Check] = {
+    v.RouteDecided: check_route,
     v.StallJudged: _check_stall,
     v.HolderChosen: check_holders,
     v.RecoveryPlanned: check_plan,
@@ -397,8 +369,8 @@ _CHECKS = {
 }
 
 _ANSWERS = (v.RequestEnded, v.EffectsDecided, v.ConfigChanged)
-"""What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` tell of
-leases, whose history the log does not keep: they are facts to replay."""
+"""What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
+whose history is not in the log: they are facts to replay."""
 
 
 class _LeaderReplay:
@@ -414,7 +386,7 @@ class _LeaderReplay:
         """An event was folded. A leader answers from the fold of its election on."""
         if stream == "fleet":
             if type(event) is v.LeaderElected:
-                # What its predecessor still owed when it died, this one works out anew.
+                # This one works out again what its predecessor had not finished.
                 self._acting = True
                 self._owed.clear()
             elif self._acting and type(event) in _ANSWERS:
@@ -428,6 +400,9 @@ class _LeaderReplay:
 
     def _detailed(self, position: int, event: v.DetailDecided) -> None:
         verdict = self._verdict
+        if lacking := missing_of_leader(self._fleet, "detail"):
+            verdict.cannot_take(lacking)
+            return
         verdict.decisions += 1
         detail = shedding.detail(
             event.was, event.database_bytes, event.quota_bytes, event.shed_percent
@@ -437,6 +412,10 @@ class _LeaderReplay:
             verdict.differ(*place, "decision", event.detail, detail)
 
     def _answered(self, stream: str, position: int, event: Any) -> None:
+        if lacking := missing_of_leader(self._fleet, "leader"):
+            self._verdict.cannot_take(lacking)
+            self._owed.clear()
+            return
         self._verdict.answers += 1
         expected = self._owed[0] if self._owed else "nothing owed"
         if expected != event:

@@ -1,16 +1,18 @@
-"""Decisions about checkpoints, taken again: holders, recovery plans and migrations."""
+"""Decisions about checkpoints, repeated: holders, recovery plans and migrations."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
+from relume.controlplane.replay.answers import Answer, moved, placed, planned
+from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
-from relume.policies import checkpoints, migration
-from relume.policies.checkpoint_settings import config_of
-from relume.policies.view import View
-
-if TYPE_CHECKING:
-    from relume.controlplane.replay.verify import Verdict
+from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints.checkpoint_settings import config_of
+from relume.policies.migration import moves as migration
+from relume.policies.state.overlay.view import View
 
 
 def check_holders(
@@ -19,47 +21,41 @@ def check_holders(
     """The question is the request, its primary and the blocks expected; the rest is answered."""
     verdict.decisions += 1
     verdict.holders += 1
-    expected = (
+    expected: Any = (
         event.policy, event.wanted, event.holders, event.reason, event.expected_bytes,
         event.candidates,
     )  # fmt: skip
     try:
         config = config_of(view)
-        placed, size = checkpoints.place(view, event.request, event.primary, event.expected_blocks)
+        found, size = checkpoints.place(view, event.request, event.primary, event.expected_blocks)
     except (KeyError, ValueError) as error:
-        actual: Any = repr(error)
-    else:
-        actual = (
-            config.placement, config.holders, placed.holders, placed.reason, size,
-            placed.candidates,
-        )  # fmt: skip
+        verdict.differ(event.basis.revision, stream, position, "decision", event, repr(error))
+        return
+    actual = (
+        config.placement, config.holders, found.holders, found.reason, size, found.candidates,
+    )  # fmt: skip
     if actual != expected:
-        verdict.differ(
-            event.basis.revision, stream, position, "decision", _told(expected), _told(actual)
-        )
+        place = event.request, event, stream, position
+        verdict.changed("holders", *place, placed(*expected), placed(*actual))
 
 
 def check_plan(
     view: View, stream: str, position: int, event: v.RecoveryPlanned, verdict: Verdict
 ) -> None:
-    """The question is what was lost, and where; how each goes on is answered."""
+    """The question is what was lost, and where; the answer is how each request continues."""
     verdict.decisions += 1
     verdict.plans += 1
     lost = [checkpoints.Lost(c.request, c.attempt, c.tokens, c.avoid) for c in event.choices]
     try:
-        policy: Any = config_of(view).recovery
-        choices = checkpoints.plan(view, event.worker, event.incarnation, lost)
+        policy = config_of(view).recovery
+        choices = tuple(checkpoints.plan(view, event.worker, event.incarnation, lost))
     except (KeyError, ValueError) as error:
-        policy, choices = repr(error), ()
-    revision = event.basis.revision
-    if policy != event.policy or len(choices) != len(event.choices):
-        verdict.differ(revision, stream, position, "decision", event.policy, policy)
+        verdict.differ(event.basis.revision, stream, position, "decision", event, repr(error))
         return
-    for recorded, chosen in zip(event.choices, choices, strict=True):
-        if recorded != chosen:
-            verdict.differ(
-                revision, stream, position, "decision", _choice(recorded), _choice(chosen)
-            )
+    told = partial(planned, event.policy), partial(planned, policy)
+    same = policy == event.policy and choices == event.choices
+    if not same:
+        _differ("plan", verdict, stream, position, event, choices, *told)
 
 
 def check_migration(
@@ -69,48 +65,40 @@ def check_migration(
     verdict.decisions += 1
     verdict.migrations += 1
     running = [
-        migration.Running(c.request, c.attempt, c.tokens, c.left, c.avoid) for c in event.choices
+        migration.Running(
+            request=c.request, attempt=c.attempt, tokens=c.tokens, left=c.left, avoid=c.avoid
+        )
+        for c in event.choices
     ]
-    asked: Any = event.worker, event.cause, event.tick
+    choices: tuple[v.MigrationChoice, ...] = ()
     try:
-        known = (event.worker, event.cause) in migration.sources(view)
-        actual: Any = (*asked[:2], view.fleet.tick) if known else "not to be left"
-        choices = migration.plan(view, event.cause, event.worker, event.incarnation, running)
+        leaves = (event.worker, event.cause) in migration.sources(view)
+        if leaves:
+            place = event.worker, event.incarnation
+            choices = tuple(migration.plan(view, event.cause, *place, running))
     except (KeyError, ValueError) as error:
-        actual, choices = repr(error), ()
-    revision = event.basis.revision
-    if actual != asked or len(choices) != len(event.choices):
-        verdict.differ(revision, stream, position, "decision", asked, actual)
+        verdict.differ(event.basis.revision, stream, position, "decision", event, repr(error))
         return
-    for recorded, chosen in zip(event.choices, choices, strict=True):
-        if recorded != chosen:
-            verdict.differ(revision, stream, position, "decision", _move(recorded), _move(chosen))
+    if event.tick != view.fleet.tick:
+        told, now = f"tick {event.tick}", f"tick {view.fleet.tick}"
+        verdict.differ(event.basis.revision, stream, position, "decision", told, now)
+    if not leaves or choices != event.choices:
+        cause = event.cause if leaves else f"not to be left for {event.cause}"
+        words = partial(moved, event.cause), partial(moved, cause)
+        _differ("migration", verdict, stream, position, event, choices, *words)
 
 
-def _move(choice: v.MigrationChoice) -> str:
-    weighed = f"{choice.go_us} us there, {choice.stay_us} us here, {choice.reason or 'goes'}"
-    return f"{_choice(choice)}: {weighed}"
-
-
-def _told(answer: Any) -> str:
-    if not isinstance(answer, tuple):
-        return str(answer)
-    policy, wanted, holders, reason, size, candidates = answer
-    looked = ", ".join(
-        f"{c.worker} load {c.load}, {c.free_bytes} bytes free"
-        + (f", {c.excluded}" if c.excluded else "")
-        for c in candidates
-    )
-    named = ",".join(holders) or f"nobody ({reason})"
-    return f"{policy} x{wanted}: {named} for {size} bytes of [{looked}]"
-
-
-def _choice(choice: v.RecoveryChoice | v.MigrationChoice) -> str:
-    options = ", ".join(
-        f"{o.kind} on {o.worker}"
-        + (f" from {o.holder}" if o.holder else "")
-        + f" in {o.done_us} us"
-        + (f", {o.excluded}" if o.excluded else "")
-        for o in choice.options
-    )
-    return f"{choice.request}: option {choice.chosen} of [{options}]"
+def _differ(
+    kind: str, verdict: Verdict, stream: str, position: int, event: Any,
+    choices: Sequence[Any], recorded: Callable[[Any], Answer], actual: Callable[[Any], Answer],
+) -> None:  # fmt: skip
+    """Note which choices differ, in `recorded` and `actual`."""
+    others = {choice.request: choice for choice in choices}
+    for choice in event.choices:
+        other = others.pop(choice.request, None)
+        was, comes = recorded(choice), actual(other)
+        if choice != other or was != comes:
+            verdict.changed(kind, choice.request, event, stream, position, was, comes)
+    if others or not event.choices:
+        place = event.basis.revision, stream, position
+        verdict.differ(*place, "decision", f"{kind} of {len(event.choices)}", sorted(others))

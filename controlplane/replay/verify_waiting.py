@@ -1,26 +1,28 @@
-"""Waiting, verified: the room is built again from what the replica wrote, and asked again.
+"""Verifies the admission queue: rebuilds it from what the replica wrote, and repeats its decisions.
 
-Who was held and why, who lost its place to whom, who was refused on arrival and with what figures,
-who was called next: each follows from the settings at the basis and from what came before, all of
-which is in the stream. What is taken as told: when the clock was looked at, what a client said of
-its tenant, tier and deadline, until when it would wait, that a gateway stopped, that there was no
-worker for a refusal, why a wait was over, when to try again, and how many waited at a refusal.
+Four decisions follow from the settings at the basis and from earlier events, all of which are in
+the stream: which requests are queued and why, which one is displaced by which, which are refused on
+arrival and with what numbers, and which is called next. Inputs come from the log: the times, a
+client's tenant, tier and deadline, how long it would wait, that a gateway stopped, that a refusal
+had no worker, why a wait ended, when to retry, and how many waited at a refusal. A decision that
+cannot be repeated (the view is not at its basis, or this build does not have its version) is
+accepted as an input too.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
-from relume.policies import waiting
-from relume.policies.fair_queue import Entry
-from relume.policies.saturation import held_back, saturation
-from relume.policies.view import View
-from relume.policies.waiting import Judged, Room, rank_of
-from relume.policies.waiting_settings import config_of
-
-if TYPE_CHECKING:
-    from relume.controlplane.replay.verify import Verdict
+from relume.events.vocabulary.enums import RouteCause
+from relume.policies.admission import admission_queue as waiting
+from relume.policies.admission.admission_queue import QueueDecision, Room, rank_of
+from relume.policies.admission.admission_settings import config_of
+from relume.policies.admission.fair_queue import Entry
+from relume.policies.decision_versions import missing
+from relume.policies.routing.saturation import held_back, saturation
+from relume.policies.state.overlay.view import View
 
 ON_ARRIVAL = (waiting.DEADLINE, waiting.EXPIRED, waiting.FULL, waiting.SHARE)
 
@@ -35,8 +37,8 @@ class RoomReplay:
         self._evicted: dict[str, str] = {}
 
     def seen(self, position: int, event: Any, founded: bool) -> None:
-        """An own event that the view is about to have. `founded`: the view stands at the basis of
-        the decision it is."""
+        """An own event that the view is about to have. `founded`: it is a decision that can be
+        repeated, and the view is at its basis."""
         kind, room = type(event), self._room
         if kind is v.ReplicaStarted:
             self._room, self._evicted = Room(), {}
@@ -50,9 +52,12 @@ class RoomReplay:
         elif kind is v.RequestHeld:
             self._held(room, position, event, founded)
         elif kind is v.RequestShed:
-            self._shed(room, position, event)
+            self._shed(room, position, event, founded)
 
     def _held(self, room: Room, position: int, event: v.RequestHeld, founded: bool) -> None:
+        if not founded:
+            room.put(entry_of(event), event.at_us)
+            return
         view, config = self._view, config_of(self._view)
         cause, _ = saturation(view, event.model, config, event.at_us)
         cause = held_back(cause, room.waiting(event.model))
@@ -60,32 +65,43 @@ class RoomReplay:
         self._evicted = dict.fromkeys(judged.evicted, event.request)
         told = event.cause, event.ahead_requests, event.ahead_tokens, event.predicted_us
         found = cause, judged.ahead_requests, judged.ahead_tokens, judged.predicted_us
-        if founded:
-            self._compare(
-                position, event,
-                (*told, event.depth, event.evicted, ""),
-                (*found, len(room.entries), judged.evicted, judged.refused),
-            )  # fmt: skip
+        self._compare(
+            position, event,
+            (*told, event.depth, event.evicted, ""),
+            (*found, len(room.entries), judged.evicted, judged.refused),
+        )  # fmt: skip
 
-    def _shed(self, room: Room, position: int, event: v.RequestShed) -> None:
+    def _shed(self, room: Room, position: int, event: v.RequestShed, founded: bool) -> None:
         waited = room.leave(event.request)
+        if not founded:
+            return
         if event.reason == waiting.DISPLACED:
-            self._compare(position, event, event.behalf, self._evicted.pop(event.request, "nobody"))
+            self._compare(
+                position, event, event.behalf, self._evicted.pop(event.request, "no request")
+            )
         elif waited is not None:
             in_time = event.at_us < waited.end_us and event.reason != waiting.STOPPING
             self._compare(position, event, False, in_time)
         elif event.reason in ON_ARRIVAL:
             judged = room.enter(entry_of(event), event.at_us, config_of(self._view))
             room.leave(event.request)
-            told = event.ahead_requests, event.ahead_tokens, event.predicted_us
-            self._compare(position, event, Judged(event.reason, (), *told), judged)
+            recorded = QueueDecision(
+                refused=event.reason,
+                evicted=(),
+                ahead_requests=event.ahead_requests,
+                ahead_tokens=event.ahead_tokens,
+                predicted_us=event.predicted_us,
+            )
+            self._compare(position, event, recorded, judged)
 
     def _routed(self, room: Room, position: int, event: v.RouteDecided, founded: bool) -> None:
         config = config_of(self._view)
-        if event.cause == "wait_over":
+        if event.cause == RouteCause.WAIT_OVER and (lacking := missing(self._view, "admission")):
+            self._verdict.cannot_take(lacking)
+        elif event.cause == RouteCause.WAIT_OVER:
             found = room.next(event.model, event.at_us, config)
             if founded:
-                turn = found.request if found is not None else "nobody"
+                turn = found.request if found is not None else "no request"
                 self._compare(position, event, event.request, turn)
         if event.worker:
             room.take(event.request, event.at_us, event.ttft_us, config)
@@ -101,6 +117,13 @@ def entry_of(event: v.RequestHeld | v.RequestShed) -> Entry:
     """The request as it came to the room."""
     until_us = event.until_us if type(event) is v.RequestHeld else event.at_us + 1
     return Entry(
-        event.request, event.model, rank_of(event.tier), event.tenant, event.tokens, event.size,
-        event.at_us, until_us, event.deadline_us,
-    )  # fmt: skip
+        request=event.request,
+        model=event.model,
+        rank=rank_of(event.tier),
+        tenant=event.tenant,
+        tokens=event.tokens,
+        size=event.size,
+        entered_us=event.at_us,
+        until_us=until_us,
+        deadline_us=event.deadline_us,
+    )

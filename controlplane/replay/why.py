@@ -1,10 +1,10 @@
 """Why a request went where it went: its causes, in the order of the log.
 
 `why(groups, request)` collects the request's arrival, each decision with its basis and
-what the others would have cost, what its engines said of it, what its gateway saw, and
-its end; and between these, what befell the engines that held it: a death, a judgement of
-silence, a lost lease. A decision that its gateway had no time to write is taken from the
-journal: it travelled with the request, and the engine's admission carries it.
+what the others would have cost, what its engines reported, what its gateway saw, and its end; and
+between these, what happened to the engines that held it: a death, a judgement of silence, a lost
+lease. A decision that its gateway had no time to write comes from the journal: it travelled with
+the request, and the engine's admission carries it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import msgspec
 from msgspec import Struct, field
 
 from relume.controlplane.replay.first_tokens import FirstTokens
-from relume.events import codec
 from relume.events import vocabulary as v
-from relume.events.errors import LogError
-from relume.events.log import RevisionGroup
+from relume.events.log import codec
+from relume.events.log.entries import Entry, entries
+from relume.events.log.errors import LogError
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import RouteCause, TransportKind
 
-_PREFIXES = ("cmpl-", "chatcmpl-")
-"""Before the request's id in the ids of vLLM's responses."""
+RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")
+"""vLLM puts these before the x-request-id in its responses."""
 
 
 class Step(Struct, frozen=True):
-    """One link of the chain. `event` is a record's event or one change of an engine step.
-    `journalled`: the decision is known from the engine's admission alone."""
+    """One link of the chain. `event` is the record's, or a part of it: one change of an engine
+    step, one choice of a plan. `journalled`: the decision is known from the engine's admission
+    alone."""
 
-    revision: int
-    stream: str
-    position: int
-    at_ms: int
+    entry: Entry
     event: Any
     journalled: bool = False
 
 
-class Why(Struct):
+class Why(Struct, kw_only=True):
     """The chain of one request. `ended` is its terminal event, None while it lives.
     `first_tokens_us`: of each attempt, from its decision to its first token, where known."""
 
@@ -55,7 +55,11 @@ class Why(Struct):
             s.event.at_us
             for s in self.steps
             if type(s.event) is v.RequestShed
-            or (type(s.event) is v.RouteDecided and s.event.cause == "wait_over" and s.event.worker)
+            or (
+                type(s.event) is v.RouteDecided
+                and s.event.cause == RouteCause.WAIT_OVER
+                and s.event.worker
+            )
         ]
         return over[0] - held[0] if held and over else -1
 
@@ -76,19 +80,14 @@ def why(groups: Iterable[RevisionGroup], request: str) -> Why | None:
     if not name:
         return None
     found = _Collector(name)
-    for group in groups:
-        for segment in group.segments:
-            events = codec.decode_all(segment.records)
-            for position, event in enumerate(events, segment.first):
-                found.take(
-                    Step(group.revision, segment.stream, position, segment.at_ms, event), event
-                )
+    for entry in entries(groups):
+        found.take(entry)
     return found.result()
 
 
 def _our_id(groups: list[RevisionGroup], asked: str) -> str:
     """The request meant; empty when there is none."""
-    known = {asked, *(asked.removeprefix(p) for p in _PREFIXES)}
+    known = {asked, *(asked.removeprefix(p) for p in RESPONSE_PREFIXES)}
     of_client = ""
     for group in groups:
         for segment in group.segments:
@@ -99,7 +98,7 @@ def _our_id(groups: list[RevisionGroup], asked: str) -> str:
                 if kind is v.RequestArrived or kind is v.RouteDecided:
                     if event.request in known:
                         return event.request
-                    if kind is v.RequestArrived and event.client_id == asked:
+                    if kind is v.RequestArrived and event.client_id in known:
                         of_client = event.request
                 elif kind is v.EngineStep:
                     for change in event.changes:
@@ -117,70 +116,72 @@ class _Collector:
     """Takes every event of the log, keeps what concerns one request."""
 
     def __init__(self, request: str) -> None:
-        self._why = Why(request)
+        self._why = Why(request=request)
         self._holders: dict[tuple[str, int], int] = {}
         self._cut: set[tuple[str, int]] = set()
         self._owner = ""
         self._journal: dict[int, Step] = {}
         self._first = FirstTokens(self._why.first_tokens_us)
 
-    def take(self, step: Step, event: Any) -> None:
+    def take(self, entry: Entry) -> None:
+        event = entry.event
         kind = type(event)
         if kind is v.ReplicaStarted:
-            self._first.received(step.stream, event)
+            self._first.received(entry.stream, event)
         if kind is v.EngineStep:
             for change in event.changes:
                 if change.request == self._why.request:
-                    self._changed(step, event, change)
+                    self._changed(entry, event, change)
         elif kind is v.GroupsReceived:
-            self._first.received(step.stream, event)
-        elif kind in _OF_REQUEST:
+            self._first.received(entry.stream, event)
+        elif kind in OF_REQUEST:
             if event.request == self._why.request:
-                self._of_request(step, event)
+                self._of_request(entry, event)
         elif kind in _OF_CHECKPOINT:
             if event.request == self._why.request:
-                self._why.steps.append(step)
+                self._add(entry, event)
         elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
             if any(c.request == self._why.request for c in event.choices):
-                self._why.steps.append(msgspec.structs.replace(step, event=_only(event, self._why)))
+                self._add(entry, _only(event, self._why))
         elif self._why.ended is None and self._befell(event):
-            self._why.steps.append(step)
+            self._add(entry, event)
 
-    def _of_request(self, step: Step, event: Any) -> None:
+    def _add(self, entry: Entry, event: Any) -> None:
+        self._why.steps.append(Step(entry, event))
+
+    def _of_request(self, entry: Entry, event: Any) -> None:
         found = self._why
         if type(event) is v.RequestArrived:
             found.arrived = event
-            self._owner = step.stream[2:]
+            self._owner = entry.stream[2:]
         elif type(event) is v.ClientReturned:
-            self._owner = step.stream[2:]
+            self._owner = entry.stream[2:]
         elif type(event) is v.RouteDecided:
-            self._owner = self._owner or step.stream[2:]
-            self._first.decided(step.stream, event)
+            self._owner = self._owner or entry.stream[2:]
+            self._first.decided(entry.stream, event)
             self._journal.pop(event.attempt, None)
             if event.worker:
                 self._holders[event.worker, event.incarnation] = event.attempt
         elif type(event) is v.TransportObserved:
             self._holders.pop((event.worker, event.incarnation), None)
-            if event.kind != "moved":
+            if event.kind != TransportKind.MOVED:
                 self._cut.add((event.worker, event.incarnation))
         elif type(event) is v.RequestEnded:
             found.ended = event
-        found.steps.append(step)
+        self._add(entry, event)
 
-    def _changed(self, step: Step, event: v.EngineStep, change: Any) -> None:
-        self._holders.setdefault((step.stream[2:], event.incarnation), change.attempt)
+    def _changed(self, entry: Entry, event: v.EngineStep, change: Any) -> None:
+        self._holders.setdefault((entry.stream[2:], event.incarnation), change.attempt)
         if type(change) is v.FirstToken:
-            self._first.told(step.revision, change)
+            self._first.told(entry.revision, change)
         if type(change) is v.EngineFinished:
-            self._holders.pop((step.stream[2:], event.incarnation), None)
+            self._holders.pop((entry.stream[2:], event.incarnation), None)
         if type(change) is v.RequestQueued and change.dispatch:
-            self._from_journal(step, change)
+            self._from_journal(entry, change)
         if type(change) not in (v.PrefillChunkDone, v.KvBlocksFilled):
-            self._why.steps.append(
-                Step(step.revision, step.stream, step.position, step.at_ms, change)
-            )
+            self._add(entry, change)
 
-    def _from_journal(self, step: Step, change: v.RequestQueued) -> None:
+    def _from_journal(self, entry: Entry, change: v.RequestQueued) -> None:
         known = {d.attempt for d in self._why.decisions if d.worker}
         if change.attempt in known:
             return
@@ -188,13 +189,11 @@ class _Collector:
             decision = codec.decode(change.dispatch)
         except LogError:
             return  # what came with the request was no decision of ours
-        self._journal[change.attempt] = Step(
-            step.revision, step.stream, step.position, step.at_ms, decision, True
-        )
+        self._journal[change.attempt] = Step(entry, decision, journalled=True)
 
     def _befell(self, event: Any) -> bool:
-        """Whether `event` tells what happened to an engine that holds the request, or to
-        the gateway that serves it. A socket tells of a death before the agent does."""
+        """Whether `event` says what happened to an engine that holds the request, or to the gateway
+        that serves it. A socket shows a death before the agent reports it."""
         kind = type(event)
         if kind is v.EngineDied and (event.worker, event.incarnation) in self._cut:
             return True
@@ -224,7 +223,7 @@ def _only(event: Any, found: Why) -> Any:
     return msgspec.structs.replace(event, choices=choices)
 
 
-_OF_REQUEST = (
+OF_REQUEST = (
     v.RequestArrived,
     v.RouteDecided,
     v.TransportObserved,
@@ -233,6 +232,7 @@ _OF_REQUEST = (
     v.RequestHeld,
     v.RequestShed,
 )
+"""Events that make up the history of one request."""
 _OF_CHECKPOINT = (
     v.HolderChosen,
     v.CheckpointEvicted,

@@ -1,1 +1,1 @@
-"""Logs and traces of a replica. Neither stands on the token path."""
+"""Metrics, logs and traces of a replica. None of them stands on the token path."""

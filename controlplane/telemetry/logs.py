@@ -1,7 +1,7 @@
 """Log lines: JSON for machines, columns for people, with what they are about bound.
 
-A line that its stream does not take (a file on a full disk) ends nothing: the first one
-that is taken again is preceded by how many were refused.
+A failed write of a log line (a file on a full disk) does not stop the process: the next line that
+succeeds comes after a count of the lost ones.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import AbstractContextManager
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
-from relume.events.disk import SteadyOutput
+from relume.events.log.disk import SteadyOutput
 
 
 def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None = None) -> None:
@@ -46,7 +46,7 @@ def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, out)),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(out)

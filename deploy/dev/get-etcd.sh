@@ -5,7 +5,7 @@
 #
 # Looks at $RELUME_ETCD, else every etcd on PATH, else installs the distribution's package (as root,
 # with apt-get, without letting the packaged service start). Which versions are fit, and why others
-# are not, is decided by events/etcd/versions.py.
+# are not, is decided by events/etcd/client/etcd_versions.py.
 # Exit status: 0 found, 3 refused (the reason is on stderr), 1 none found, 2 wrong arguments.
 set -euo pipefail
 
@@ -40,7 +40,7 @@ done
 judge() {
     local python=$checkout/.venv/bin/python
     [[ -x $python ]] || python=python3
-    "$python" -I "$checkout/events/etcd/versions.py" --members "$members"
+    "$python" -I "$checkout/events/etcd/client/etcd_versions.py" --members "$members"
 }
 
 # 0: fit. 3: refused. 4: does not answer like etcd.

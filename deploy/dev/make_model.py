@@ -51,7 +51,7 @@ CHAT_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """Dimensions of a Qwen3 decoder."""
 

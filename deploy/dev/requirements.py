@@ -76,8 +76,10 @@ def own_requirements(extra: str | None) -> list[Requirement]:
 def locked_versions() -> dict[str, str]:
     """Public version of every installed distribution that the environment needs, by name."""
     waiting = [(name, ()) for name in LOCK_ROOTS]
-    for requirement in (*engine_requirements(), *own_requirements("dev")):
-        waiting.append((requirement.name, tuple(sorted(requirement.extras))))
+    waiting += [
+        (requirement.name, tuple(sorted(requirement.extras)))
+        for requirement in (*engine_requirements(), *own_requirements("dev"))
+    ]
     seen, versions = set(), {}
     while waiting:
         name, extras = waiting.pop()
@@ -91,8 +93,10 @@ def locked_versions() -> dict[str, str]:
             raise SystemExit(f"{name} is needed and not installed; run `make env`") from error
         # A local part (`+cpu`) names a build; which build is torch's step to choose.
         versions[name] = distribution.version.partition("+")[0]
-        for requirement in applying(distribution.requires or [], extras):
-            waiting.append((requirement.name, tuple(sorted(requirement.extras))))
+        waiting += [
+            (requirement.name, tuple(sorted(requirement.extras)))
+            for requirement in applying(distribution.requires or [], extras)
+        ]
     return versions
 
 

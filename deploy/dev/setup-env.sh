@@ -34,7 +34,7 @@ die() { # message, remedy
 
 wanted_stamp() {
     (cd "$checkout" && sha256sum deploy/dev/lock.txt deploy/dev/setup-env.sh \
-        deploy/dev/requirements.py pyproject.toml | sha256sum | cut -d' ' -f1)
+        deploy/dev/requirements.py pyproject.toml chaos/pyproject.toml | sha256sum | cut -d' ' -f1)
     printf '%s\n' "$checkout"
 }
 
@@ -102,7 +102,7 @@ install_requirements() {
 
 install_ourselves() {
     "$venv/bin/python" "$here/requirements.py" dist-info
-    "$venv/bin/python" -m pip install --no-deps --no-build-isolation -e "$checkout"
+    "$venv/bin/python" -m pip install --no-deps --no-build-isolation -e "$checkout" -e "$checkout/chaos"
 }
 
 # Everything that is installed agrees, but for the three packages left out on purpose and for the

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 from msgspec import Struct
 
 from relume.events.etcd.errors import BadUrl
+from relume.events.settings.declared import option
 
 
 class TlsConfig(Struct, frozen=True):
@@ -20,8 +22,8 @@ class TlsConfig(Struct, frozen=True):
     """Name expected in the server's certificate when it is not the endpoint's host."""
 
 
-class EtcdConfig(Struct, frozen=True):
-    """Everything the log on etcd can be told. Times are milliseconds unless named."""
+class EtcdConfig(Struct, frozen=True, kw_only=True):
+    """All settings of the log on etcd. Times are milliseconds unless named."""
 
     endpoints: tuple[str, ...] = ("127.0.0.1:2379",)
     """`host:port`, tried in order, rotated on failure."""
@@ -31,36 +33,89 @@ class EtcdConfig(Struct, frozen=True):
     password: str = ""
     """For etcd's own authentication; empty user means none."""
 
-    call_timeout_ms: int = 2_000
-    """Deadline of one unary call. The time after which a hung etcd is noticed."""
-    dial_timeout_ms: int = 1_000
-    keepalive_ms: int = 10_000
-    """h2 ping when the connection is silent; below 5 s etcd answers GOAWAY."""
-    keepalive_timeout_ms: int = 3_000
-    backoff_min_ms: int = 20
-    backoff_max_ms: int = 1_000
-    receive_limit_bytes: int = 64 * 1024 * 1024
+    call_timeout_ms: Annotated[
+        int,
+        option(
+            "Timeout of one call to etcd, after which a hung member is noticed",
+            unit="ms",
+            ge=100,
+            le=60_000,
+        ),
+    ] = 2_000
+    dial_timeout_ms: Annotated[
+        int, option("Timeout of a connection to etcd", unit="ms", ge=10, le=60_000)
+    ] = 1_000
+    keepalive_ms: Annotated[
+        int,
+        option(
+            "Period of pings on a silent connection; etcd refuses less than 5 s",
+            unit="ms",
+            ge=5_000,
+            le=600_000,
+        ),
+    ] = 10_000
+    keepalive_timeout_ms: Annotated[
+        int, option("Timeout of a ping", unit="ms", ge=100, le=60_000)
+    ] = 3_000
+    backoff_min_ms: Annotated[
+        int, option("Minimum pause before a member is tried again", unit="ms", ge=1, le=60_000)
+    ] = 20
+    backoff_max_ms: Annotated[
+        int, option("Maximum pause before a member is tried again", unit="ms", ge=1, le=600_000)
+    ] = 1_000
+    receive_limit_bytes: Annotated[
+        int, option("Maximum size of an answer of etcd", unit="bytes", ge=1 << 20, le=1 << 30)
+    ] = 64 * 1024 * 1024
 
     lease_ttl_s: int = 8
-    linger_ms: float = 5.0
-    """A busy stream waits so long since its last segment before it sends the next."""
-    linger_bytes: int = 16 * 1024
-    """This much is sent without lingering."""
-    close_timeout_ms: int = 3_000
-    open_timeout_ms: int = 10_000
-    """Bound for taking a stream's ownership while etcd does not answer."""
+    linger_ms: Annotated[
+        float,
+        option("Minimum time between two segments of a busy stream", unit="ms", ge=0.0, le=10000.0),
+    ] = 5.0
+    linger_bytes: Annotated[
+        int, option("Size from which a segment is sent at once", unit="bytes", ge=0, le=1 << 20)
+    ] = 16 * 1024
+    close_timeout_ms: Annotated[
+        int,
+        option(
+            "Timeout for the last segment of a stream that is closed", unit="ms", ge=0, le=600_000
+        ),
+    ] = 3_000
+    open_timeout_ms: Annotated[
+        int,
+        option(
+            "Timeout for the ownership of a stream while etcd does not answer",
+            unit="ms",
+            ge=100,
+            le=600_000,
+        ),
+    ] = 10_000
 
-    memory_limit_bytes: int = 8 * 1024 * 1024
-    """Events held in memory while they cannot land; past it they are on disk only."""
+    memory_limit_bytes: Annotated[
+        int,
+        option(
+            "Maximum size of events in memory that etcd has not taken; more are on disk only",
+            unit="bytes",
+            ge=1 << 16,
+            le=1 << 34,
+        ),
+    ] = 8 * 1024 * 1024
     spool_dir: str = ""
     """Where outages spool to; empty: memory only."""
     spool_limit_bytes: int = 256 * 1024 * 1024
-    spool_sync_ms: int = 50
-    """Taken events are fdatasynced to the spool in batches this far apart."""
+    spool_sync_ms: Annotated[
+        int, option("Period in which the spool is synced to disk", unit="ms", ge=1, le=10_000)
+    ] = 50
 
-    silence_ms: int = 2_000
-    """A watch silent for so long is cross-examined with a linearizable read."""
-    read_concurrency: int = 8
+    silence_ms: Annotated[
+        int,
+        option(
+            "Time after which a silent watch is compared with a read", unit="ms", ge=100, le=600_000
+        ),
+    ] = 2_000
+    read_concurrency: Annotated[
+        int, option("Maximum number of reads at the same time", ge=1, le=256)
+    ] = 8
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -88,7 +143,8 @@ def parse_url(url: str) -> EtcdConfig:
         raise BadUrl(f"{url!r}: TLS options need https")
     unknown = set(fields) - set(EtcdConfig.__struct_fields__)
     if unknown:
-        raise BadUrl(f"unknown option {sorted(unknown)[0]!r} in {url!r}")
+        known = ", ".join((*EtcdConfig.__struct_fields__[1:], *TlsConfig.__struct_fields__))
+        raise BadUrl(f"unknown option {sorted(unknown)[0]!r} in {url!r}; use one of {known}")
     fields["endpoints"] = tuple(_with_port(h, url) for h in hosts.split(",") if h)
     if parts.path.rstrip("/"):
         fields["prefix"] = parts.path.rstrip("/")

@@ -1,11 +1,11 @@
-"""What can go wrong between us and etcd, on top of `events.errors`.
+"""What can go wrong between a client and etcd, on top of `relume.events.log.errors`.
 
-`LogUnavailable` and its subclasses may be retried; the others need somebody to act.
+`LogUnavailable` and its subclasses may be retried; the others need an operator.
 """
 
 from __future__ import annotations
 
-from relume.events.errors import LogError, LogUnavailable
+from relume.events.log.errors import LogError, LogUnavailable
 
 
 class CallFailed(LogUnavailable):
@@ -41,7 +41,7 @@ class AccessRefused(LogError):
 
 
 class ResponseTooLarge(LogError):
-    """The answer passes our gRPC message limit; ask for less at once."""
+    """The answer exceeds the gRPC message limit; request less."""
 
 
 class RequestRefused(LogError):
@@ -49,7 +49,7 @@ class RequestRefused(LogError):
 
 
 class RecordTooLarge(LogError):
-    """One record does not fit a segment; the event was not taken."""
+    """One record does not fit a segment; the event was not accepted."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"a record of {size} bytes, more than {limit}")

@@ -8,41 +8,41 @@ from typing import Self
 
 from aetcd import rpc
 from msgspec import Struct
+from msgspec.structs import replace
 
-from relume.events.errors import LogError
-from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.client.etcd_versions import NotAVersion, judge, parse_version
 from relume.events.etcd.config import EtcdConfig, parse_url
 from relume.events.etcd.metrics import quota_bytes
-from relume.events.etcd.reader import EtcdReader, Heads
-from relume.events.etcd.scan import together
-from relume.events.etcd.versions import NotAVersion, judge, parse_version
-from relume.events.etcd.writer import EtcdWriter
+from relume.events.etcd.reader.log_reader import EtcdReader, Heads
+from relume.events.etcd.reader.scan import together
+from relume.events.etcd.writer.stream_writer import EtcdWriter
+from relume.events.log.errors import LogError
 
 
-class MemberState(Struct, frozen=True):
+class MemberState(Struct, frozen=True, kw_only=True):
     """One endpoint as it presents itself. `error` set: it did not answer."""
 
     endpoint: str
     version: str = ""
     leader: bool = False
     db_bytes: int = 0
-    db_used_bytes: int = 0
     quota_bytes: int = 0
-    """What `db_bytes` may grow to; 0 when the member does not tell."""
+    """What `db_bytes` may grow to; 0 if the member does not report it."""
     error: str = ""
 
 
-class Probe(Struct, frozen=True):
+class Probe(Struct, frozen=True, kw_only=True):
     """What the cluster says about itself."""
 
-    usable: bool
+    usable: bool = False
     """Its version may hold the log, and a linearizable read was answered."""
-    verdict: str
+    verdict: str = ""
     """Empty, or why not, or a warning about the version."""
     members: tuple[MemberState, ...]
     member_count: int
-    revision: int
-    alarms: tuple[str, ...]
+    revision: int = 0
+    alarms: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -74,7 +74,7 @@ class EtcdLog:
         return EtcdReader(self.client, heads)
 
     async def probe(self) -> Probe:
-        """Ask every endpoint; never raises for what etcd answers or fails to."""
+        """Probe every endpoint; never raises for an answer of etcd, or for its absence."""
         members = tuple(await together(self._member(e) for e in self.config.endpoints))
         versions = sorted({m.version for m in members if m.version})
         try:
@@ -82,27 +82,35 @@ class EtcdLog:
             revision = (await self.client.range(b"\0", count_only=True)).header.revision
             alarms = tuple(_alarm(a) for a in (await self.client.alarms()).alarms)
         except LogError as error:
-            return Probe(False, "", members, len(members), 0, (), str(error))
+            return Probe(members=members, member_count=len(members), error=str(error))
+        probe = Probe(members=members, member_count=count, revision=revision, alarms=alarms)
         if not versions:
-            return Probe(False, "", members, count, revision, alarms, "no version told")
+            return replace(probe, error="the answer has no version")
         try:
             judgements = [judge(parse_version(version), count) for version in versions]
         except NotAVersion as error:
-            return Probe(False, str(error), members, count, revision, alarms)
-        usable = all(j.usable for j in judgements)
-        verdict = "; ".join(j.reason for j in judgements if j.reason)
-        return Probe(usable, verdict, members, count, revision, alarms)
+            return replace(probe, verdict=str(error))
+        return replace(
+            probe,
+            usable=all(j.usable for j in judgements),
+            verdict="; ".join(j.reason for j in judgements if j.reason),
+        )
 
     async def _member(self, endpoint: str) -> MemberState:
         timeout_s = self.config.call_timeout_ms / 1000
         try:
             answer = await self.client.status(endpoint)
         except LogError as error:
-            return MemberState(endpoint, error=str(error))
+            return MemberState(endpoint=endpoint, error=str(error))
         leads = answer.leader == answer.header.member_id
-        size, used = answer.dbSize, answer.dbSizeInUse
         quota = await quota_bytes(endpoint, self.config.tls, timeout_s)
-        return MemberState(endpoint, answer.version, leads, size, used, quota)
+        return MemberState(
+            endpoint=endpoint,
+            version=answer.version,
+            leader=leads,
+            db_bytes=answer.dbSize,
+            quota_bytes=quota,
+        )
 
 
 def open_log(url: str, name: str = "") -> EtcdLog:

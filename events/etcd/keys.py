@@ -1,4 +1,4 @@
-"""Where things stand in etcd.
+"""The layout of keys in etcd.
 
 {prefix}/own/{stream}             owner key, lease-bound; create_revision = epoch
 {prefix}/log/{stream}/{seq:016x}  one segment, immutable
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from relume.events.errors import LogError
+from relume.events.log.errors import LogError
 
 _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -31,7 +31,7 @@ class BadKey(LogError):
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The first key behind all keys that begin with `prefix` (etcd's range_end)."""
+    """The first key after all keys that begin with `prefix` (etcd's range_end)."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 

@@ -1,29 +1,31 @@
 """Upkeep of the log in etcd: identity, snapshot manifests, trimming, space.
 
 Everything that removes or announces something is one transaction on the condition that
-`epoch` still owns the leader's stream (0: that nobody does), so a deposed leader's
-upkeep is refused by etcd, as its appends are. Compaction knows no condition in etcd; it
-is only ever asked for at revisions that a committed manifest or a sealed archive covers,
-where it does no harm whoever asks.
+`epoch` still owns the leader's stream (0: that it has no owner), so a deposed leader's
+upkeep is refused by etcd, as its appends are. etcd has no conditional compaction; it is only
+requested at revisions that a committed manifest or a sealed archive covers, where it is harmless
+from any caller.
 
 Deleting and compacting work under etcd's NOSPACE alarm; puts and lease grants do not.
-A deleted segment's bytes are free for reuse once a revision at or behind the deletion
-is compacted, and leave the file (which is what etcd's quota counts) by defragmenting.
+A deleted segment's bytes are free for reuse once a revision at or after the deletion is compacted,
+and leave the file (which is what etcd's quota counts) by defragmenting.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from aetcd import rpc
 from msgspec import Struct
 
-from relume.events.errors import Compacted, Fenced, LogUnavailable
-from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.errors import CallFailed
 from relume.events.etcd.keys import BadKey, Keys, after_prefix
-from relume.events.etcd.scan import Scan
+from relume.events.etcd.reader.scan import Scan
+from relume.events.log.errors import Compacted, Fenced, LogUnavailable
 
 NOSPACE = 1
 """etcd's number of the alarm."""
@@ -34,7 +36,7 @@ _RANGES = 100  # reads in a transaction; etcd allows 128
 _TRIES = 5
 
 
-class MemberSpace(Struct, frozen=True):
+class MemberSpace(Struct, frozen=True, kw_only=True):
     """One member's database. `size_bytes` is the file, which the quota is held against;
     `used_bytes` is what of it holds data."""
 
@@ -67,7 +69,7 @@ class Space(Struct, frozen=True):
 
 
 class Maintenance:
-    """Upkeep through `client`; `stream` is the one whose owner may do it."""
+    """Upkeep through `client`; the owner of `stream` may do it."""
 
     def __init__(self, client: EtcdClient, stream: str = "fleet") -> None:
         self.stream = stream
@@ -80,7 +82,7 @@ class Maintenance:
     async def identity(self) -> str:
         """The log's own name, empty when it has none yet. Raises LogUnavailable.
 
-        etcd's cluster id does not tell a wiped cluster from the one before it.
+        etcd's cluster id does not distinguish a wiped cluster from the one before it.
         """
         answer = await self._client.range(self._identity)
         return answer.kvs[0].value.decode() if answer.kvs else ""
@@ -124,10 +126,10 @@ class Maintenance:
     async def revision(self) -> int:
         """The cluster's present revision."""
         answer = await self._client.range(self._identity, count_only=True)
-        return answer.header.revision
+        return int(answer.header.revision)
 
     async def holds(self, after: int) -> bool:
-        """Whether etcd still tells everything that happened behind revision `after`."""
+        """Whether etcd still has everything that happened after revision `after`."""
         try:
             await self._client.range(self._identity, count_only=True, revision=max(after, 1))
         except Compacted:
@@ -135,8 +137,8 @@ class Maintenance:
         return True
 
     async def whole(self) -> bool:
-        """Whether no segment of the log was ever deleted. Then what etcd has forgotten it was
-        asked to forget by others, who use it too, and the log can be read from its beginning.
+        """Whether no segment of the log was ever deleted. Then any compaction was by other users of
+        etcd, and the log can be read from its beginning.
 
         Raises LogUnavailable.
         """
@@ -148,10 +150,8 @@ class Maintenance:
 
         `physical`: return when its space is free. Raises LogUnavailable.
         """
-        try:
+        with contextlib.suppress(Compacted):
             await self._client.compact(revision, physical=physical)
-        except Compacted:
-            pass
 
     async def trim(self, keep_from: Mapping[str, int], epoch: int) -> tuple[int, int]:
         """Delete the segments of each stream below its number in `keep_from`.
@@ -214,12 +214,18 @@ class Maintenance:
             member = status.header.member_id
             if member not in found:
                 found[member] = MemberSpace(
-                    endpoint, member, status.dbSize, status.dbSizeInUse, member in full
+                    endpoint=endpoint,
+                    member=member,
+                    size_bytes=status.dbSize,
+                    used_bytes=status.dbSizeInUse,
+                    full=member in full,
                 )
         if not found and problem is not None:
             raise problem
         for member in full - set(found):
-            found[member] = MemberSpace("", member, 0, 0, True)
+            found[member] = MemberSpace(
+                endpoint="", member=member, size_bytes=0, used_bytes=0, full=True
+            )
         return Space(tuple(found[m] for m in sorted(found)))
 
     async def defragment(self, space: Space, timeout_s: float = 60.0) -> None:
@@ -248,7 +254,9 @@ class Maintenance:
 
     # --- inside ------------------------------------------------------------------------
 
-    async def _guarded(self, operations: list[rpc.RequestOp], epoch: int, *also: rpc.Compare):
+    async def _guarded(
+        self, operations: list[rpc.RequestOp], epoch: int, *also: rpc.Compare
+    ) -> Any:
         """One transaction while `epoch` owns the stream; tried again when its outcome is
         unknown, so `operations` must bear repeating. With `also` unmet: does nothing."""
         mine = _created(self._keys.owner(self.stream), epoch)

@@ -1,6 +1,6 @@
-"""What etcd tells only on its metrics page: its quota.
+"""What etcd reports only on its metrics page: its quota.
 
-Etcd serves the page on its client port, beside gRPC, unless told otherwise.
+Etcd serves the page on its client port, beside gRPC, by default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_BYTES = 4 * 1024 * 1024
 
 
 async def quota_bytes(endpoint: str, tls: TlsConfig | None, timeout_s: float) -> int:
-    """The member's --quota-backend-bytes; 0 when it does not tell, for whatever reason."""
+    """The member's --quota-backend-bytes; 0 if it is unknown, for any reason."""
     try:
         async with asyncio.timeout(timeout_s):
             page = await _get(endpoint, "/metrics", tls)

@@ -1,4 +1,4 @@
-"""Who owned which stream when, found in etcd's history.
+"""Owners of streams over time, from etcd's history.
 
 Owner keys come and go, and a range at one revision shows only those that live then. A
 fold needs all of them, at the revisions at which a watch would have shown them. A key's
@@ -6,8 +6,8 @@ create_revision is the epoch, and every segment names the epoch it was written u
 the beginnings are known; an end is found by asking for the key at past revisions, a
 hundred at a time: within one life the answer changes once.
 
-Not found is a life in which nothing was written. History before the compacted revision
-is gone; lives that ended before it are not told.
+Not found is a life in which nothing was written. History before the compacted revision is gone;
+lives that ended before it are not listed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from aetcd import rpc
 from msgspec import Struct
 
-from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
-from relume.events.etcd.scan import together
+from relume.events.etcd.reader.scan import together
 
 _PROBES = 100
 
@@ -74,7 +74,7 @@ class OwnerHistory:
         return changes
 
     async def _end(self, key: bytes, epoch: int, alive: int, gone: int) -> int:
-        """The revision that ended `epoch`: it lived at `alive`, and not behind `gone` - 1."""
+        """The revision that ended `epoch`: it lived at `alive`, and not after `gone` - 1."""
         low, high = alive + 1, gone - 1  # the end is in [low, high]
         while low < high:
             step = max(1, (high - low) // _PROBES)

@@ -1,30 +1,20 @@
 """Every fact and decision the log may hold, as frozen structs.
 
 Facts are in the past tense. A struct is data only; what it does to the fleet is in
-`policies.fleet`. Wire form is a msgpack array whose first element is the tag,
+`relume.policies.state.fold`. Wire form is a msgpack array whose first element is the tag,
 `name/version`. A published tag never changes its meaning: a field may be appended
-with a default, anything else takes a new version and an upcast in `events.codec`.
+with a default, anything else takes a new version and an upcast in `relume.events.log.codec`.
 
 Units are in the names: `_us` microseconds, `_ms` milliseconds, `_tokens`, `_blocks`.
-Worker events stand in stream `w.<worker>`, replica events in `r.<replica>`, the
+Worker events are in stream `w.<worker>`, replica events in `r.<replica>`, the
 leader's in `fleet`; identities are (worker, incarnation) and (request, attempt).
 """
 
 from __future__ import annotations
 
+from relume.events.vocabulary.admission_events import RequestHeld, RequestShed
 from relume.events.vocabulary.base import Basis, Event
-from relume.events.vocabulary.changes import (
-    AnyChange,
-    Change,
-    EngineFinished,
-    FirstToken,
-    KvBlocksFilled,
-    PrefillChunkDone,
-    RequestAdmitted,
-    RequestPreempted,
-    RequestQueued,
-)
-from relume.events.vocabulary.checkpoints import (
+from relume.events.vocabulary.checkpoint_events import (
     CheckpointAcknowledged,
     CheckpointDropped,
     CheckpointEvicted,
@@ -43,7 +33,7 @@ from relume.events.vocabulary.checkpoints import (
     StateDaemonReported,
     StateDaemonStarted,
 )
-from relume.events.vocabulary.leader import (
+from relume.events.vocabulary.leader_events import (
     CheckpointsReleased,
     ConfigChanged,
     DetailDecided,
@@ -58,8 +48,12 @@ from relume.events.vocabulary.leader import (
     WorkerForgotten,
     WorkerLost,
 )
-from relume.events.vocabulary.migration import MigrationAbandoned, MigrationChoice, MigrationPlanned
-from relume.events.vocabulary.replica import (
+from relume.events.vocabulary.migration_events import (
+    MigrationAbandoned,
+    MigrationChoice,
+    MigrationPlanned,
+)
+from relume.events.vocabulary.replica_events import (
     AdminCommanded,
     Candidate,
     ClientReturned,
@@ -75,8 +69,18 @@ from relume.events.vocabulary.replica import (
     WorkerCleared,
     WorkerSuspected,
 )
-from relume.events.vocabulary.waiting import RequestHeld, RequestShed
-from relume.events.vocabulary.worker import (
+from relume.events.vocabulary.step_changes import (
+    AnyChange,
+    Change,
+    EngineFinished,
+    FirstToken,
+    KvBlocksFilled,
+    PrefillChunkDone,
+    RequestAdmitted,
+    RequestPreempted,
+    RequestQueued,
+)
+from relume.events.vocabulary.worker_events import (
     EffectApplied,
     EngineDied,
     EngineReady,

@@ -10,7 +10,7 @@ class Event(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Basis(Struct, frozen=True, array_like=True, gc=False):
-    """What a decision was taken on: the canonical fold at `revision` (etcd's), plus the
+    """The basis of a decision: the canonical fold at `revision` (etcd's), plus the
     replica's own events up to `position` (1-based, its stream) that it did not hold yet."""
 
     revision: int

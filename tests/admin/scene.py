@@ -9,12 +9,12 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from relume.controlplane.admin.server import AdminServer
-from relume.controlplane.config import ServeConfig
-from relume.controlplane.gateway.ports import Arrival
-from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.controlplane.admin.admin_server import AdminServer
+from relume.controlplane.replica.loop import Replica, ReplicaConfig
+from relume.controlplane.serve_settings import ServeConfig
+from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
-from relume.events.memory import MemoryLog
+from relume.events.log.memory import MemoryLog
 from tests.etcd_server import free_port
 
 VIEWER, OPERATOR, ADMIN = (
@@ -72,7 +72,7 @@ class Scene:
         self.writer = await enter(self.log.writer(f"r.{self.config.name}"))
         reader = self.log.reader() if hasattr(self.log, "reader") else self.log
         self.replica = Replica(
-            ReplicaConfig(self.config.name, tick_s=0.2), reader, self.writer, self.log.writer
+            ReplicaConfig(name=self.config.name, tick_s=0.2), reader, self.writer, self.log.writer
         )
         if not self.lead:
             self.replica.leadership.run = _never  # type: ignore[method-assign]
@@ -108,9 +108,18 @@ class Scene:
         """Let a worker appear in the log, ready; returns its writer."""
         writer = await self._stack.enter_async_context(self.log.writer(f"w.{name}"))
         writer.append(
-            v.WorkerRegistered(name, f"host-{name}", 4000, ""),
+            v.WorkerRegistered(worker=name, domain=f"host-{name}", agent_pid=4000, agent_url=""),
             v.EngineStarted(name, incarnation, 5000, 1),
-            v.EngineReady(name, incarnation, "127.0.0.1", 9000, model, 2048, 32, 100),
+            v.EngineReady(
+                worker=name,
+                incarnation=incarnation,
+                host="127.0.0.1",
+                port=9000,
+                model=model,
+                max_model_len=2048,
+                block_size=32,
+                kv_blocks=100,
+            ),
         )
         self.worker_writers[name] = writer
         await self.until(lambda: self._ready(name))
@@ -125,7 +134,14 @@ class Scene:
         scheduler = self.replica.scheduler
         scheduler.arrived(
             Arrival(
-                request, "tiny", "completions", True, 5, 16, "exact", client_id=f"mine-{request}"
+                request=request,
+                model="tiny",
+                route="completions",
+                stream=True,
+                prompt_tokens=5,
+                max_tokens=16,
+                verdict="exact",
+                client_id=f"mine-{request}",
             )
         )
         assert scheduler.assign(request, "arrival", 0) is not None

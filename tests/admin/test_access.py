@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from relume.controlplane.admin.auth import Authenticator, Principal
+from relume.controlplane.admin.admin_server import AdminServer
 from relume.controlplane.admin.errors import Forbidden, Unauthenticated
-from relume.controlplane.admin.server import AdminServer
-from relume.controlplane.config import ConfigError, ServeConfig
+from relume.controlplane.admin.principals import Authenticator, Principal
+from relume.controlplane.serve_settings import ServeConfig
+from relume.events.settings.config_error import ConfigError
 from tests.admin.scene import ADMIN, OPERATOR, VIEWER, Scene
 
 

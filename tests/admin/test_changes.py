@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from relume.events import vocabulary as v
-from relume.events.codec import decode
+from relume.events.log.codec import decode
 from tests.admin.scene import ADMIN, OPERATOR, Scene
 
 KEY = {"Idempotency-Key": "k-1"}
@@ -97,7 +97,7 @@ async def test_without_a_leader_a_change_is_accepted_and_carried_out_later():
         assert len(logged(scene, v.AdminCommanded)) == 1
 
 
-async def test_the_effects_of_a_command_are_told_when_the_agent_applied_them():
+async def test_the_effects_of_a_command_are_shown_when_the_agent_applied_them():
     async with Scene() as scene:
         writer = await scene.worker("w0")
         _, answer = await scene.call("workers/w0/hold", "POST")

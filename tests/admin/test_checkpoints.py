@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relume.controlplane.admin.checkpoints_api import balance_percent
-from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
 from tests.admin.scene import ADMIN, Scene
 from tests.admin.test_metrics import samples
@@ -16,22 +16,59 @@ async def checkpointed(scene: Scene) -> str:
     for name in ("w0", "w1"):
         writer = await scene.worker(name)
         ready = v.EngineReady(
-            name, 1, "127.0.0.1", 9, "tiny", 2048, 16, 100, family="f", block_bytes=1000
+            worker=name,
+            incarnation=1,
+            host="127.0.0.1",
+            port=9,
+            model="tiny",
+            max_model_len=2048,
+            block_size=16,
+            kv_blocks=100,
+            family="f",
+            block_bytes=1000,
         )
-        started = v.StateDaemonStarted(name, "b1", 1, f"tcp://{name}:1", 1 << 20, "f")
+        started = v.StateDaemonStarted(
+            worker=name,
+            boot="b1",
+            epoch=1,
+            address=f"tcp://{name}:1",
+            budget_bytes=1 << 20,
+            family="f",
+        )
         writer.append(ready, started)
     fleet, scheduler = scene.replica.fleet, scene.replica.scheduler
     await scene.until(lambda: len(fleet.holders) == 2 and fleet.workers["w1"].block_bytes)
-    scheduler.arrived(Arrival("q", "tiny", "completions", True, 40, 16, "exact", priority=5))
+    scheduler.arrived(
+        Arrival(
+            request="q",
+            model="tiny",
+            route="completions",
+            stream=True,
+            prompt_tokens=40,
+            max_tokens=16,
+            verdict="exact",
+            priority=5,
+        )
+    )
     given = scheduler.assign("q", "arrival", 0)
     assert given.priority == 5
     holder = "w1" if given.worker == "w0" else "w0"
     assert given.checkpoint == (f"tcp://{holder}:1",) and given.restore == ()
     step = v.EngineStep(
-        1, 1, 9, 1, 40, 0, 0, 3, (v.RequestQueued("q", 1, 40), v.KvBlocksFilled("q", 1, 3))
+        incarnation=1,
+        step=1,
+        duration_us=9,
+        batch=1,
+        sum_context=40,
+        prefill_tokens=0,
+        waiting=0,
+        kv_used=3,
+        changes=(v.RequestQueued("q", 1, 40), v.KvBlocksFilled("q", 1, 3)),
     )
     scene.worker_writers[given.worker].append(step)
-    held = v.CheckpointAcknowledged(holder, "b1", "q", 0, 1, 2, 32, 2000)
+    held = v.CheckpointAcknowledged(
+        holder=holder, boot="b1", request="q", child=0, attempt=1, blocks=2, tokens=32, bytes=2000
+    )
     scene.worker_writers[holder].append(held)
     await scene.until(lambda: fleet.placed and fleet.holders[holder].covered)
     await scene.until(lambda: fleet.workers[given.worker].step == 1)
@@ -74,7 +111,17 @@ async def test_a_policy_changed_at_run_time_counts_from_the_next_dispatch_on():
         assert status in (200, 202)
         await scene.until(lambda: scene.replica.fleet.config.get("checkpoints.placement"))
         scheduler = scene.replica.scheduler
-        scheduler.arrived(Arrival("q2", "tiny", "completions", True, 40, 16, "exact"))
+        scheduler.arrived(
+            Arrival(
+                request="q2",
+                model="tiny",
+                route="completions",
+                stream=True,
+                prompt_tokens=40,
+                max_tokens=16,
+                verdict="exact",
+            )
+        )
         assert scheduler.assign("q2", "arrival", 0).checkpoint == ()
 
 
@@ -98,7 +145,19 @@ async def test_balance_and_what_is_computed_again_are_metrics():
         scheduler.observed("q", 1, "reset", 3)
         scheduler.assign("q", "reset", 3)
         changes = (v.RequestQueued("q", 2, 43), v.RequestAdmitted("q", 2, 32, 3))
-        scene.worker_writers[holder].append(v.EngineStep(1, 1, 9, 1, 40, 0, 0, 3, changes))
+        scene.worker_writers[holder].append(
+            v.EngineStep(
+                incarnation=1,
+                step=1,
+                duration_us=9,
+                batch=1,
+                sum_context=40,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=3,
+                changes=changes,
+            )
+        )
         await scene.until(lambda: scene.replica.fleet.workers[holder].recomputed_tokens)
         found = await samples(scene)
         assert found["relume_recomputed_tokens_total", ("worker", holder)] == 11
@@ -112,8 +171,29 @@ async def test_a_draining_holder_does_not_unbalance():
         holder = await checkpointed(scene)
         replica = scene.replica
         writer = await scene.worker("w2")
-        ready = v.EngineReady("w2", 1, "h", 9, "tiny", 64, 16, 9, family="f", block_bytes=9)
-        writer.append(ready, v.StateDaemonStarted("w2", "b1", 1, "tcp://w2:1", 1 << 20, "f"))
+        ready = v.EngineReady(
+            worker="w2",
+            incarnation=1,
+            host="h",
+            port=9,
+            model="tiny",
+            max_model_len=64,
+            block_size=16,
+            kv_blocks=9,
+            family="f",
+            block_bytes=9,
+        )
+        writer.append(
+            ready,
+            v.StateDaemonStarted(
+                worker="w2",
+                boot="b1",
+                epoch=1,
+                address="tcp://w2:1",
+                budget_bytes=1 << 20,
+                family="f",
+            ),
+        )
         await scene.until(lambda: len(replica.fleet.holders) == 3)
         assert balance_percent(replica.view) == 400, "w2 has nothing"
         replica.fleet.workers["w2"].draining = True
@@ -124,7 +204,17 @@ async def test_without_checkpoints_nothing_is_said_of_any():
     async with Scene() as scene:
         await scene.worker("w0")
         scheduler = scene.replica.scheduler
-        scheduler.arrived(Arrival("q", "tiny", "completions", True, 40, 16, "exact"))
+        scheduler.arrived(
+            Arrival(
+                request="q",
+                model="tiny",
+                route="completions",
+                stream=True,
+                prompt_tokens=40,
+                max_tokens=16,
+                verdict="exact",
+            )
+        )
         given = scheduler.assign("q", "arrival", 0)
         assert (given.checkpoint, given.restore) == ((), ())
         status, told = await scene.call("checkpoints")

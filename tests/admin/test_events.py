@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-from relume.controlplane.admin.history import History, OlderLog
+from relume.controlplane.admin.recent_events import History, OlderLog
 from relume.controlplane.history.archive import Archive
 from relume.events import vocabulary as v
-from relume.events.memory import MemoryLog
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
+from relume.events.log.memory import MemoryLog
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 from tests.admin.scene import ADMIN, Scene
 
 
@@ -19,8 +19,23 @@ async def test_filters_narrow_by_type_request_worker_and_stream():
         writer = await scene.worker("w0")
         await scene.worker("w1")
         await scene.serve_request("req-1")
-        writer.append(v.EngineStep(1, 1, 9, 1, 1, 0, 0, 1, (v.FirstToken("req-1", 1),)))
-        held = (v.HeldPrefix("req-1", 0, 1, 1, 16, 9), v.HeldPrefix("req-2", 0, 1, 1, 16, 9))
+        writer.append(
+            v.EngineStep(
+                incarnation=1,
+                step=1,
+                duration_us=9,
+                batch=1,
+                sum_context=1,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=1,
+                changes=(v.FirstToken("req-1", 1),),
+            )
+        )
+        held = (
+            v.HeldPrefix(request="req-1", child=0, attempt=1, blocks=1, tokens=16, bytes=9),
+            v.HeldPrefix(request="req-2", child=0, attempt=1, blocks=1, tokens=16, bytes=9),
+        )
         writer.append(v.CheckpointsAcknowledged("w0", "b", held))
         writer.append(v.EngineDied("w0", 1, "killed"))
         await scene.until(lambda: scene.replica.fleet.workers["w0"].deaths)
@@ -96,17 +111,27 @@ async def test_following_shows_what_happens_from_now_on():
         following = asyncio.create_task(follow(scene, "type=engine_died,engine_started", 2))
         await attached(scene)
         writer.append(v.EngineDied("w0", 1, "killed"))
-        await asyncio.sleep(0.02)
         writer.append(v.EngineStarted("w0", 2, 5001, 2))
         kinds = [e["event"]["type"] for e in await following]
         assert kinds == ["engine_died", "engine_started"]
 
 
-async def test_an_interrupted_follower_goes_on_behind_what_it_has_seen():
+async def test_an_interrupted_follower_continues_after_what_it_has_seen():
     async with Scene() as scene:
         writer = await scene.worker("w0")
         for step in range(1, 11):
-            writer.append(v.EngineStep(1, step, 5, 1, 1, 0, 0, 1))
+            writer.append(
+                v.EngineStep(
+                    incarnation=1,
+                    step=step,
+                    duration_us=5,
+                    batch=1,
+                    sum_context=1,
+                    prefill_tokens=0,
+                    waiting=0,
+                    kv_used=1,
+                )
+            )
         await scene.until(lambda: scene.replica.fleet.workers["w0"].step == 10)
         first = await follow(scene, "type=engine_step&from=0", 4)
         rest = await follow(scene, "type=engine_step", 6, first[-1]["id"])
@@ -138,7 +163,26 @@ async def test_memory_is_bounded_and_what_it_lost_comes_from_the_log():
     async with log.writer("w.w0") as writer:
         for step in range(1, 301):
             writer.append(
-                v.EngineStep(1, step, 5, 1, 1, 0, 0, 1), v.EngineStep(1, step, 0, 1, 1, 0, 0, 1)
+                v.EngineStep(
+                    incarnation=1,
+                    step=step,
+                    duration_us=5,
+                    batch=1,
+                    sum_context=1,
+                    prefill_tokens=0,
+                    waiting=0,
+                    kv_used=1,
+                ),
+                v.EngineStep(
+                    incarnation=1,
+                    step=step,
+                    duration_us=0,
+                    batch=1,
+                    sum_context=1,
+                    prefill_tokens=0,
+                    waiting=0,
+                    kv_used=1,
+                ),
             )
         for group in await log.read():
             apply_group(fleet, group, history.seen)

@@ -10,7 +10,17 @@ async def test_workers_are_listed_with_state_pids_and_load():
     async with Scene() as scene:
         writer = await scene.worker("w0")
         writer.append(
-            v.EngineStep(1, 1, 9000, 1, 64, 0, 2, 25, (v.RequestQueued("a", 1, 100),)),
+            v.EngineStep(
+                incarnation=1,
+                step=1,
+                duration_us=9000,
+                batch=1,
+                sum_context=64,
+                prefill_tokens=0,
+                waiting=2,
+                kv_used=25,
+                changes=(v.RequestQueued("a", 1, 100),),
+            ),
         )
         await scene.until(lambda: scene.replica.fleet.workers["w0"].kv_used == 25)
         status, answer = await scene.call("workers")
@@ -50,7 +60,7 @@ async def test_fleet_tells_leader_log_and_whether_it_serves():
 
 
 async def test_streams_show_heads_owners_and_the_state_hash():
-    from relume.policies.state import state_hash
+    from relume.policies.state.fleet import state_hash
 
     async with Scene(lead=False) as scene:
         await scene.worker("w0")
@@ -61,7 +71,7 @@ async def test_streams_show_heads_owners_and_the_state_hash():
         assert heads["w.w0"]["owner_epoch"] == heads["w.w0"]["epoch"] > 0
 
 
-async def test_a_request_is_told_from_arrival_to_end():
+async def test_a_request_is_shown_from_arrival_to_end():
     async with Scene() as scene:
         await scene.worker("w0")
         await scene.serve_request("req-1")
@@ -91,28 +101,36 @@ async def test_a_request_from_before_this_replica_is_found_in_the_log():
             assert status == 200 and detail["request"]["state"] == "completed"
 
 
-async def test_a_dispatch_whose_gateway_died_is_told_from_the_admission():
-    from relume.events import codec
+async def test_a_dispatch_whose_gateway_died_is_shown_from_the_admission():
+    from relume.events.log import codec
 
     async with Scene() as scene:
         writer = await scene.worker("w0")
         lost = v.RouteDecided(
-            "r9.1.1",
-            v.Basis(3, 4),
-            "ghost",
-            1,
-            "arrival",
-            "new",
-            0,
-            5,
-            "w0",
-            1,
-            "least_load",
-            "tiny",
+            decision="r9.1.1",
+            basis=v.Basis(3, 4),
+            request="ghost",
+            attempt=1,
+            cause="arrival",
+            mode="new",
+            delivered=0,
+            prompt_tokens=5,
+            worker="w0",
+            incarnation=1,
+            policy="least_load",
+            model="tiny",
         )
         writer.append(
             v.EngineStep(
-                1, 1, 0, 0, 0, 0, 0, 0, (v.RequestQueued("ghost", 1, 5, codec.encode(lost)),)
+                incarnation=1,
+                step=1,
+                duration_us=0,
+                batch=0,
+                sum_context=0,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=0,
+                changes=(v.RequestQueued("ghost", 1, 5, codec.encode(lost)),),
             )
         )
         await scene.until(lambda: "ghost" in scene.admin.book.courses)
@@ -137,16 +155,47 @@ async def test_a_request_is_found_by_every_name_it_has():
 
 
 async def test_the_book_of_requests_is_bounded():
-    from relume.controlplane.admin.history import Entry
     from relume.controlplane.admin.request_book import RequestBook
+    from relume.events.log.entries import Entry
 
     book = RequestBook(kept=10)
     for number in range(1000):
         name = f"r{number}"
-        arrived = v.RequestArrived(name, "m", "c", True, 1, 1, "exact", client_id=f"c{number}")
-        book.note(Entry(number, 0, "r.r0", 1, 0, arrived))
+        arrived = v.RequestArrived(
+            request=name,
+            model="m",
+            route="c",
+            stream=True,
+            prompt_tokens=1,
+            max_tokens=1,
+            verdict="exact",
+            client_id=f"c{number}",
+        )
+        book.note(
+            Entry(
+                revision=number, index=0, epoch=1, stream="r.r0", position=1, at_ms=0, event=arrived
+            )
+        )
         if number % 3:
-            ended = v.RequestEnded(name, "completed", 200, 1, "stop", 1, "exact")
-            book.note(Entry(number, 1, "r.r0", 2, 0, ended))
+            ended = v.RequestEnded(
+                request=name,
+                outcome="completed",
+                status=200,
+                tokens=1,
+                finish="stop",
+                attempts=1,
+                verdict="exact",
+            )
+            book.note(
+                Entry(
+                    revision=number,
+                    index=1,
+                    epoch=1,
+                    stream="r.r0",
+                    position=2,
+                    at_ms=0,
+                    event=ended,
+                )
+            )
     assert len(book.courses) <= 20 and len(book._of_client) <= 20
     assert book.find("c998") == "r998" and book.find("c1") == ""

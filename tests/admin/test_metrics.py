@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from prometheus_client.parser import text_string_to_metric_families
 
+from relume.controlplane.gateway.openai.token_counts import TokenCounters
+from relume.controlplane.history.history_keeper import KeeperStatus
+from relume.controlplane.serve_settings import ServeConfig
+from relume.controlplane.telemetry.metric_table import TABLE
+from relume.controlplane.telemetry.metrics_page import Metrics
+from relume.controlplane.telemetry.state_families import TokenCollector
 from relume.events import vocabulary as v
 from tests.admin.scene import VIEWER, Scene
 
@@ -26,7 +34,19 @@ async def test_requests_attempts_and_histograms_count_this_replicas_own():
         await scene.worker("w0")
         await scene.serve_request("req-1", tokens=7)
         async with scene.log.writer("r.other") as other:
-            other.append(v.RequestEnded("x", "completed", 200, 5, "stop", 1, "exact", 1, 1))
+            other.append(
+                v.RequestEnded(
+                    request="x",
+                    outcome="completed",
+                    status=200,
+                    tokens=5,
+                    finish="stop",
+                    attempts=1,
+                    verdict="exact",
+                    ttft_us=1,
+                    longest_gap_us=1,
+                )
+            )
         await scene.until(lambda: "r.other" in scene.replica.fleet.streams)
         found = await samples(scene)
         assert found["relume_requests_total", ("outcome", "completed")] == 1
@@ -45,16 +65,35 @@ async def test_recoveries_and_stalls_are_counted():
         await scene.worker("w1")
         scheduler = scene.replica.scheduler
         await scene.serve_request("req-0")
-        from relume.controlplane.gateway.ports import Arrival
+        from relume.controlplane.stream.arrival import Arrival
 
-        scheduler.arrived(Arrival("req-1", "tiny", "completions", True, 5, 16, "exact"))
+        scheduler.arrived(
+            Arrival(
+                request="req-1",
+                model="tiny",
+                route="completions",
+                stream=True,
+                prompt_tokens=5,
+                max_tokens=16,
+                verdict="exact",
+            )
+        )
         first = scheduler.assign("req-1", "arrival", 0)
         scheduler.observed("req-1", 1, "reset", 3)
         second = scheduler.assign("req-1", "reset", 3)
         assert first.worker != second.worker
         scheduler.emit(
             v.StallJudged(
-                "s", scheduler.basis(), "w0", 1, 2_000_000, "silent", -1, 0, 1_000_000, True
+                decision="s",
+                basis=scheduler.decisions.basis(),
+                worker="w0",
+                incarnation=1,
+                silent_us=2_000_000,
+                probe="silent",
+                probe_steps=-1,
+                step_age_us=0,
+                bound_us=1_000_000,
+                hung=True,
             )
         )
         await scene.until(lambda: scene.replica.fleet.revision == scene.log.revision)
@@ -68,7 +107,19 @@ async def test_recoveries_and_stalls_are_counted():
 async def test_workers_and_the_log_are_shown_as_they_are_now():
     async with Scene() as scene:
         writer = await scene.worker("w0")
-        writer.append(v.EngineStep(1, 1, 9, 1, 1, 0, 3, 25, (v.RequestQueued("a", 1, 100),)))
+        writer.append(
+            v.EngineStep(
+                incarnation=1,
+                step=1,
+                duration_us=9,
+                batch=1,
+                sum_context=1,
+                prefill_tokens=0,
+                waiting=3,
+                kv_used=25,
+                changes=(v.RequestQueued("a", 1, 100),),
+            )
+        )
         await scene.until(lambda: scene.replica.fleet.workers["w0"].kv_used == 25)
         found = await samples(scene)
         worker = ("worker", "w0")
@@ -87,27 +138,95 @@ async def test_checkpoints_are_shown_as_the_log_tells_them():
         await scene.worker("w0")
         writer = await scene.worker("w1")
         replica = scene.replica
-        from relume.controlplane.gateway.ports import Arrival
+        from relume.controlplane.stream.arrival import Arrival
 
-        replica.scheduler.arrived(Arrival("q", "tiny", "completions", True, 5, 16, "exact"))
+        replica.scheduler.arrived(
+            Arrival(
+                request="q",
+                model="tiny",
+                route="completions",
+                stream=True,
+                prompt_tokens=5,
+                max_tokens=16,
+                verdict="exact",
+            )
+        )
         place = replica.scheduler.assign("q", "arrival", 0)
-        basis = replica.scheduler.basis()
+        basis = replica.scheduler.decisions.basis()
         replica.scheduler.emit(
             v.HolderChosen(
-                "d", basis, "q", 1, "arrival", place.worker, ("w1",), "load_aware", 1, 8, 800
+                decision="d",
+                basis=basis,
+                request="q",
+                attempt=1,
+                cause="arrival",
+                primary=place.worker,
+                holders=("w1",),
+                policy="load_aware",
+                wanted=1,
+                expected_blocks=8,
+                expected_bytes=800,
             )
         )
         engine = scene.worker_writers[place.worker]
         changes = (v.RequestQueued("q", 1, 5), v.KvBlocksFilled("q", 1, 4))
         ready = v.EngineReady(
-            place.worker, 1, "h", 9, "tiny", 2048, 16, 9, family="f", block_bytes=99
+            worker=place.worker,
+            incarnation=1,
+            host="h",
+            port=9,
+            model="tiny",
+            max_model_len=2048,
+            block_size=16,
+            kv_blocks=9,
+            family="f",
+            block_bytes=99,
         )
-        engine.append(ready, v.EngineStep(1, 1, 9, 1, 1, 0, 0, 4, changes))
+        engine.append(
+            ready,
+            v.EngineStep(
+                incarnation=1,
+                step=1,
+                duration_us=9,
+                batch=1,
+                sum_context=1,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=4,
+                changes=changes,
+            ),
+        )
         writer.append(
-            v.StateDaemonStarted("w1", "b", 1, "", 4096, local="unix:/s", machine="m"),
-            v.CheckpointAcknowledged("w1", "b", "q", 0, 1, 3, 48, 300),
+            v.StateDaemonStarted(
+                worker="w1",
+                boot="b",
+                epoch=1,
+                address="",
+                budget_bytes=4096,
+                local="unix:/s",
+                machine="m",
+            ),
+            v.CheckpointAcknowledged(
+                holder="w1",
+                boot="b",
+                request="q",
+                child=0,
+                attempt=1,
+                blocks=3,
+                tokens=48,
+                bytes=300,
+            ),
             v.StateDaemonReported("w1", "b", (("memory_used", 4096), ("evicted", 7))),
-            v.RestoreDone(1, "p", 0, 2, "w1", 64, 640, 900),
+            v.RestoreDone(
+                incarnation=1,
+                request="p",
+                child=0,
+                attempt=2,
+                holder="w1",
+                tokens=64,
+                bytes=640,
+                duration_us=900,
+            ),
         )
         await scene.until(lambda: replica.fleet.restores.get("done"))
         found = await samples(scene)
@@ -143,13 +262,25 @@ async def test_resumable_streams_are_counted_where_they_are_kept_and_where_clien
         writer.append(
             v.StreamsReported(2, (("detached", 99),)),
             v.StreamsReported(1, tuple(figures.items())),
-            v.StateDaemonStarted("w0", "b", 1, "", 4096),
+            v.StateDaemonStarted(worker="w0", boot="b", epoch=1, address="", budget_bytes=4096),
             v.StateDaemonReported("w0", "b", (("envelopes", 8), ("envelopes_refused", 9))),
         )
         emit = replica.scheduler.emit
-        emit(v.RequestArrived("q", "tiny", "c", True, 1, 1, "exact", resumable="d", grace_ticks=9))
+        emit(
+            v.RequestArrived(
+                request="q",
+                model="tiny",
+                route="c",
+                stream=True,
+                prompt_tokens=1,
+                max_tokens=1,
+                verdict="exact",
+                resumable="d",
+                grace_ticks=9,
+            )
+        )
         for request in ("q", "q", "of another replica"):
-            emit(v.ClientReturned(request, "c", 1, 3, 0))
+            emit(v.ClientReturned(request=request, claim="c", attempt=1, tokens=3, events=0))
         emit(v.TimerFired("grace", "q"))
         emit(v.TimerFired("wait", "q"))
         await scene.until(lambda: replica.fleet.revision == scene.log.revision)
@@ -175,3 +306,18 @@ async def test_resumable_streams_are_counted_where_they_are_kept_and_where_clien
         writer.append(v.EngineDied("w0", 1, "killed"))
         await scene.until(lambda: replica.fleet.workers["w0"].engine == "dead")
         assert (await samples(scene))["relume_detached_streams", worker] == 0
+
+
+async def test_the_page_has_the_metrics_of_the_table_and_no_others():
+    async with Scene() as scene:
+        replica = scene.replica
+        replica.upkeep = KeeperStatus()
+        metrics = Metrics(replica, ServeConfig())
+        counts = TokenCounters()
+        metrics.registry.register(TokenCollector(SimpleNamespace(counters=counts)))
+        found = {
+            (family.name.removeprefix("relume_"), family.type, family.documentation)
+            for family in text_string_to_metric_families(metrics.page().decode())
+            if not family.name.endswith("_created")
+        }
+    assert found == {(metric.name, metric.kind, metric.help) for metric in TABLE.values()}

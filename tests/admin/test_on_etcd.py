@@ -8,9 +8,9 @@ import pytest
 
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
-from relume.events.codec import decode
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
+from relume.events.log.codec import decode
 from tests.admin.scene import OPERATOR, Scene
 from tests.cli.conftest import relume  # noqa: F401
 from tests.etcd_server import EtcdServer, etcd_binary

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import get_type_hints
 
+import msgspec
+
+from relume.controlplane.admin import models
+from relume.events.vocabulary.enums import Word
 from tests.admin.scene import VIEWER, Scene
 
 
@@ -24,6 +29,8 @@ def mismatches(document: dict, schema: dict, value, where: str = "$") -> list[st
         "object": dict, "array": list, "string": str, "integer": int, "boolean": bool,
         "number": (int, float), "null": type(None),
     }  # fmt: skip
+    if "enum" in schema:
+        return [] if value in schema["enum"] else [f"{where}: {value!r} is no word of it"]
     kind = schema.get("type")
     if kind is None:
         return []
@@ -105,3 +112,19 @@ async def test_the_described_role_is_the_one_that_is_asked():
                 if operation.get("x-relume-role") in ("operator", "admin"):
                     status, _ = await scene.call(concrete, method.upper(), token=VIEWER)
                     assert status == 403
+
+
+async def test_words_are_described_as_the_vocabularies_have_them():
+    async with Scene() as scene:
+        _, document = await scene.call("openapi.json")
+    schemas, checked = document["components"]["schemas"], 0
+    for name, schema in schemas.items():
+        kind = getattr(models, name, None)
+        if kind is None or not issubclass(kind, msgspec.Struct):
+            continue
+        for field, words in get_type_hints(kind).items():
+            if isinstance(words, type) and issubclass(words, Word):
+                described = resolve(document, schema["properties"][field])
+                assert sorted(described["enum"]) == sorted(words), (name, field)
+                checked += 1
+    assert checked >= 6

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from relume.controlplane.admin import routing_metrics, waiting_metrics
+from relume.controlplane.telemetry import event_counters
 from relume.events import vocabulary as v
 from tests.policies.story import decided
 
@@ -14,14 +14,30 @@ BASIS = v.Basis(1, 1)
 
 
 def held(name: str) -> v.RequestHeld:
-    return v.RequestHeld("d", BASIS, name, 1000, "saturated", "m", "batch", "", 9, 9, 2000, 0,
-                         0, 0, -1, 1)  # fmt: skip
+    return v.RequestHeld(
+        decision="d",
+        basis=BASIS,
+        request=name,
+        at_us=1000,
+        cause="saturated",
+        model="m",
+        tier="batch",
+        tenant="",
+        tokens=9,
+        size=9,
+        until_us=2000,
+        deadline_us=0,
+        ahead_requests=0,
+        ahead_tokens=0,
+        predicted_us=-1,
+        depth=1,
+    )
 
 
 def test_waits_that_end_elsewhere_make_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_metrics, "OPEN", 3)
+    monkeypatch.setattr(event_counters, "OPEN", 3)
     registry = CollectorRegistry()
-    waits = waiting_metrics.Waits(registry)
+    waits = event_counters.QueueCounters(registry)
     for number in range(5):
         waits.note(held(f"q{number}"))
     waits.note(decided("q0"))  # forgotten
@@ -35,11 +51,22 @@ def test_waits_that_end_elsewhere_make_way(monkeypatch: pytest.MonkeyPatch) -> N
 def test_predictions_of_requests_that_end_elsewhere_make_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(routing_metrics, "OPEN", 2)
+    monkeypatch.setattr(event_counters, "OPEN", 2)
     registry = CollectorRegistry()
-    routes = routing_metrics.Routes(registry)
+    routes = event_counters.RouteCounters(registry)
     for number in range(4):
         routes.note(replace(decided(f"q{number}"), ttft_us=1000))
-    routes.note(v.RequestEnded("q3", "completed", 200, 9, "stop", 1, "exact", 1100))
+    routes.note(
+        v.RequestEnded(
+            request="q3",
+            outcome="completed",
+            status=200,
+            tokens=9,
+            finish="stop",
+            attempts=1,
+            verdict="exact",
+            ttft_us=1100,
+        )
+    )
     assert registry.get_sample_value("relume_ttft_actual_to_predicted_ratio_count") == 1
     assert len(routes._predicted) == 1

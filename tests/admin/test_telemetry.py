@@ -9,9 +9,9 @@ import logging
 import pytest
 import structlog
 
-from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.stream.arrival import Arrival
 from relume.controlplane.telemetry.logs import about, setup_logging
-from relume.controlplane.telemetry.traces import _append, tracing
+from relume.controlplane.telemetry.request_spans import _append, tracing
 from tests.admin.scene import Scene
 from tests.full_disk import full_disk
 
@@ -82,14 +82,34 @@ async def test_a_request_is_a_span_with_a_child_for_each_attempt(tmp_path):
         await scene.worker("w0")
         await scene.worker("w1")
         scheduler = scene.replica.scheduler
-        with tracing(scheduler, "r0", {"RELUME_TRACE_FILE": str(path)}):
-            scheduler.arrived(Arrival("req-1", "tiny", "completions", True, 5, 16, "exact"))
+        with tracing(scheduler, "r0", str(path), {}):
+            scheduler.arrived(
+                Arrival(
+                    request="req-1",
+                    model="tiny",
+                    route="completions",
+                    stream=True,
+                    prompt_tokens=5,
+                    max_tokens=16,
+                    verdict="exact",
+                )
+            )
             first = scheduler.assign("req-1", "arrival", 0)
             scheduler.observed("req-1", 1, "reset", 3)
             second = scheduler.assign("req-1", "reset", 3)
             scheduler.ended("req-1", "completed", 200, 9, "length", 11, 22)
-            scheduler.arrived(Arrival("req-2", "tiny", "completions", True, 5, 16, "exact"))
-        assert scheduler.observers == []
+            scheduler.arrived(
+                Arrival(
+                    request="req-2",
+                    model="tiny",
+                    route="completions",
+                    stream=True,
+                    prompt_tokens=5,
+                    max_tokens=16,
+                    verdict="exact",
+                )
+            )
+        assert scheduler.decisions.observers == []
     spans = {s["name"]: s for s in map(json.loads, path.read_text().splitlines()) if s}
     unfinished = [s for s in map(json.loads, path.read_text().splitlines())
                   if s["attributes"].get("relume.unfinished")]  # fmt: skip
@@ -120,9 +140,20 @@ async def test_a_request_that_came_with_a_trace_is_a_span_of_it(tmp_path):
     async with Scene() as scene:
         await scene.worker("w0")
         scheduler = scene.replica.scheduler
-        with tracing(scheduler, "r0", {"RELUME_TRACE_FILE": str(path)}):
+        with tracing(scheduler, "r0", str(path), {}):
             traced = f"00-{trace}-{parent}-01"
-            scheduler.arrived(Arrival("q", "tiny", "chat", True, 5, 16, "exact", trace=traced))
+            scheduler.arrived(
+                Arrival(
+                    request="q",
+                    model="tiny",
+                    route="chat",
+                    stream=True,
+                    prompt_tokens=5,
+                    max_tokens=16,
+                    verdict="exact",
+                    trace=traced,
+                )
+            )
             scheduler.assign("q", "arrival", 0)
             scheduler.ended("q", "completed", 200, 9, "length", 11, 22)
         await scene.until(lambda: scene.replica.fleet.ended)
@@ -134,5 +165,5 @@ async def test_a_request_that_came_with_a_trace_is_a_span_of_it(tmp_path):
 
 async def test_tracing_off_leaves_no_observer_and_imports_no_sdk():
     async with Scene() as scene:
-        with tracing(scene.replica.scheduler, "r0", {}):
-            assert scene.replica.scheduler.observers == []
+        with tracing(scene.replica.scheduler, "r0", "", {}):
+            assert scene.replica.scheduler.decisions.observers == []

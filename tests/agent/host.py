@@ -12,9 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from relume.engine_shim.agent_process import ProcessId, is_alive, marked_processes
-from relume.events.codec import decode
+from relume.engine_shim.agent.engine_process.process_identity import (
+    ProcessId,
+    is_alive,
+    marked_processes,
+)
 from relume.events.etcd.factory import EtcdLog
+from relume.events.log.codec import decode
 from tests.agent.stage import environment
 from tests.etcd_server import EtcdServer
 

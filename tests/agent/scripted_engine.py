@@ -29,10 +29,10 @@ import time
 import types
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from relume.engine_shim.reporter import Reporter
-from relume.engine_shim.reports import Hello, Layout, Ready, frame, layout_frame, ready_frame
-from relume.events.codec import encode
+from relume.engine_shim.engine.reporter import Reporter
+from relume.events.log.codec import encode
 from relume.events.vocabulary import EngineFinished, EngineStep, KvBlocksFilled
+from relume.events.wire.reports import Hello, Layout, Ready, frame, layout_frame, ready_frame
 
 
 class Health(BaseHTTPRequestHandler):
@@ -90,9 +90,36 @@ def main(argv: list[str]) -> None:
         reporter.send(layout_frame(Layout("f", 4096)))
     name, _, why = args.inexact.partition("=")
     exact = {"greedy": True} | ({name: why} if name else {})
-    reporter.send(ready_frame(Ready(server.server_port, 2048, 32, 100, args.model, "0", exact)))
+    reporter.send(
+        ready_frame(
+            Ready(
+                port=server.server_port,
+                max_model_len=2048,
+                block_size=32,
+                kv_blocks=100,
+                model=args.model,
+                vllm="0",
+                exact=exact,
+            )
+        )
+    )
     for step in range(1, args.steps + 1):
-        reporter.send(frame(encode(EngineStep(incarnation, step, 900, 1, 10, 0, 0, 1))))
+        reporter.send(
+            frame(
+                encode(
+                    EngineStep(
+                        incarnation=incarnation,
+                        step=step,
+                        duration_us=900,
+                        batch=1,
+                        sum_context=10,
+                        prefill_tokens=0,
+                        waiting=0,
+                        kv_used=1,
+                    )
+                )
+            )
+        )
     if args.garbage:
         reporter.send(frame(b"\x92\xa5bogus\x01"))
         reporter.send(struct.pack("<I", 1 << 31) + b"lost framing")
@@ -110,16 +137,26 @@ def paced(incarnation: int, step: int) -> EngineStep:
     number, place = divmod(step, 20)
     name = f"q{incarnation}-{number + bool(place)}"
     change = KvBlocksFilled(name, 1, place) if place else EngineFinished(name, 1, "stop", number)
-    return EngineStep(incarnation, step, 900, 1, 10, 0, 0, 1, (change,))
+    return EngineStep(
+        incarnation=incarnation,
+        step=step,
+        duration_us=900,
+        batch=1,
+        sum_context=10,
+        prefill_tokens=0,
+        waiting=0,
+        kv_used=1,
+        changes=(change,),
+    )
 
 
 def zygote(path: str) -> None:
     """engine_shim's zygote, with this engine in the place of vLLM's."""
-    from relume.engine_shim.zygote import Zygote
+    from relume.engine_shim.engine.hosts.zygote import Zygote
 
-    host = types.ModuleType("relume.engine_shim.engine_host")
+    host = types.ModuleType("relume.engine_shim.engine.hosts.inproc_host")
     host.main = main
-    sys.modules["relume.engine_shim.engine_host"] = host
+    sys.modules["relume.engine_shim.engine.hosts.inproc_host"] = host
     from relume import engine_shim
 
     engine_shim.engine_host = host

@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from relume.engine_shim.agent_config import AgentConfig
-from relume.engine_shim.agent_hosts import EngineHost, ServeHost
-from relume.engine_shim.agent_life import Agent
-from relume.engine_shim.agent_logging import make_logger
-from relume.engine_shim.agent_process import marked_processes
-from relume.engine_shim.agent_state import RunDirectory
-from relume.events.codec import decode
-from relume.events.memory import MemoryLog
+from relume.engine_shim.agent.agent_config import AgentConfig
+from relume.engine_shim.agent.agent_logging import make_logger
+from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost, ServeHost
+from relume.engine_shim.agent.engine_process.process_identity import marked_processes
+from relume.engine_shim.agent.life import Agent
+from relume.engine_shim.agent.run_directory import RunDirectory
+from relume.events.log.codec import decode
+from relume.events.log.memory import MemoryLog
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = (sys.executable, "-m", "tests.agent.scripted_engine")

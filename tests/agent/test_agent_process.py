@@ -15,13 +15,14 @@ from typing import TypeVar
 
 import pytest
 
-from relume.engine_shim.agent_process import is_alive
+from relume.engine_shim.agent.engine_process.process_identity import is_alive
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from tests.agent.host import Host, left, until
 from tests.agent.stage import ENGINE, environment, weight_of_session
 from tests.etcd_server import EtcdServer
+from tests.pace import outlast
 from tests.signals import stop
 
 pytestmark = pytest.mark.etcd
@@ -84,7 +85,6 @@ async def test_stopped_orphan_is_killed_before_its_successor_starts(host: Host) 
     stop(orphan.pid)
     agent.kill()
     agent.wait()
-    await asyncio.sleep(1.2)
     assert is_alive(orphan)
     host.agent()
     died = await host.nth(v.EngineDied, 1)
@@ -149,7 +149,7 @@ async def test_fenced_agent_kills_its_engine_and_says_so(host: Host) -> None:
     engine = host.engine
     stop(agent.pid)
     async with host.log.writer("w.w0", wait_s=20) as usurper:
-        usurper.append(v.WorkerRegistered("w0", "elsewhere", 1))
+        usurper.append(v.WorkerRegistered(worker="w0", domain="elsewhere", agent_pid=1))
         await usurper.flush(5)
         os.kill(agent.pid, signal.SIGCONT)
         assert await left(agent, timeout_s=30) == 3, host.words()
@@ -164,7 +164,7 @@ async def test_etcd_away_for_longer_than_the_lease_stops_nothing(host: Host) -> 
     try:
         os.kill(host.engine.pid, signal.SIGKILL)
         await until(lambda: host.state["incarnation"] == 2 and host.state["engine"])
-        await asyncio.sleep(4)
+        await outlast(4.0, "the agent's lease of 2 s")
         state = await asyncio.to_thread(host.status)
         assert state["engine"]["phase"] == "ready"
         assert not state["log"]["healthy"] and state["log"]["spooled_bytes"] > 0
@@ -185,7 +185,7 @@ async def test_etcd_away_for_longer_than_the_lease_stops_nothing(host: Host) -> 
 async def test_agent_waits_for_etcd_at_its_start(host: Host) -> None:
     host.etcd.stop()
     agent = host.agent()
-    await asyncio.sleep(2)
+    await until(lambda: "waiting for the worker's stream" in host.words())
     assert agent.poll() is None
     host.etcd.cont()
     await host.nth(v.EngineReady, 1)
@@ -196,19 +196,24 @@ async def test_effects_over_etcd(host: Host) -> None:
     await host.nth(v.EngineReady, 1)
     async with host.log.writer("fleet") as leader:
         effects = (v.Effect("restart", "w0", 1),)
-        leader.append(v.EffectsDecided("d1", v.Basis(1, 0), "admin", effects))
+        leader.append(
+            v.EffectsDecided(decision="d1", basis=v.Basis(1, 0), cause="admin", effects=effects)
+        )
         await leader.flush(5)
         assert (await host.nth(v.EffectApplied, 1)).outcome == "applied"
         await host.nth(v.EngineReady, 2)
-        leader.append(v.Tick(1, 1), v.EffectsDecided("d1", v.Basis(1, 0), "admin", effects))
-        leader.append(v.EffectsDecided("d2", v.Basis(1, 0), "admin", effects))
+        leader.append(
+            v.Tick(1, 1),
+            v.EffectsDecided(decision="d1", basis=v.Basis(1, 0), cause="admin", effects=effects),
+        )
+        leader.append(
+            v.EffectsDecided(decision="d2", basis=v.Basis(1, 0), cause="admin", effects=effects)
+        )
         refused = await host.nth(v.EffectApplied, 2)
         assert refused.outcome == "refused: stale incarnation 1, now 2"
 
 
 async def test_it_loads_neither_vllm_nor_torch(host: Host) -> None:
-    code = (
-        "import relume.engine_shim.agent, sys; print([m for m in ('vllm', 'torch') if m in sys.modules])"
-    )
+    code = "import relume.engine_shim.agent, sys; print([m for m in ('vllm', 'torch') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
     assert found.stdout.strip() == b"[]"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim.agent_detail import Merger, merged
+from relume.engine_shim.agent.step_detail import Merger, merged
 from relume.events import vocabulary as v
-from relume.events.codec import decode, encode
-from relume.events.memory import MemoryLog
-from relume.events.prefix import pack
-from relume.policies.fleet import fold
-from relume.policies.state import Fleet, Worker
+from relume.events.log.codec import decode, encode
+from relume.events.log.memory import MemoryLog
+from relume.events.wire.prefix import pack
+from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.fold import fold
 from tests.agent.stage import staged
 
 PROGRESS = (v.KvBlocksFilled, v.PrefillChunkDone)
@@ -43,9 +43,21 @@ def steps(seed: int, count: int = 400) -> list[v.EngineStep]:
                 del live[name]
                 changes.append(v.EngineFinished(name, 1, "length", done))
         between = rng.random() < 0.1
-        figures = (0, 0, 0, 0) if between else (1000 + number, len(live), 50 * len(live), 7)
         lost = 3 if rng.random() < 0.01 else 0
-        out.append(v.EngineStep(1, number, *figures, 2, number, tuple(changes), lost))
+        out.append(
+            v.EngineStep(
+                incarnation=1,
+                step=number,
+                duration_us=0 if between else 1000 + number,
+                batch=0 if between else len(live),
+                sum_context=0 if between else 50 * len(live),
+                prefill_tokens=0 if between else 7,
+                waiting=2,
+                kv_used=number,
+                changes=tuple(changes),
+                lost=lost,
+            )
+        )
     return out
 
 
@@ -55,7 +67,7 @@ def course(records: list[v.EngineStep]) -> list[v.AnyChange]:
 
 def account(records: list[v.EngineStep]) -> Worker:
     fleet = Fleet()
-    fleet.workers["w0"] = Worker("w0", incarnation=1, engine="ready")
+    fleet.workers["w0"] = Worker(name="w0", incarnation=1, engine="ready")
     for record in records:
         fold(fleet, "w.w0", 1, record)
     return fleet.workers["w0"]
@@ -84,29 +96,109 @@ def test_merged_records_leave_the_account_as_it_was(seed: int) -> None:
 
 def test_what_tells_of_a_request_is_not_held_back() -> None:
     merger = Merger(1 << 16)
-    figures = (900, 1, 10, 0, 0, 1)
-    assert merger.offer(encode(v.EngineStep(1, 1, *figures))) == []
-    filled = (v.KvBlocksFilled("q", 1, 1),)
-    assert merger.offer(encode(v.EngineStep(1, 2, *figures, filled))) == []
+
+    def step(number: int, *changes: v.AnyChange) -> v.EngineStep:
+        return v.EngineStep(
+            incarnation=1,
+            step=number,
+            duration_us=900,
+            batch=1,
+            sum_context=10,
+            prefill_tokens=0,
+            waiting=0,
+            kv_used=1,
+            changes=changes,
+        )
+
+    assert merger.offer(encode(step(1))) == []
+    filled = v.KvBlocksFilled("q", 1, 1)
+    assert merger.offer(encode(step(2, filled))) == []
     ended = (v.KvBlocksFilled("q", 1, 2), v.EngineFinished("q", 1, "stop", 5))
-    (record,) = merger.offer(encode(v.EngineStep(1, 3, *figures, ended)))
-    assert decode(record) == v.EngineStep(1, 3, *figures, ended)
+    (record,) = merger.offer(encode(step(3, *ended)))
+    assert decode(record) == step(3, *ended)
     assert merger.rest() == []
 
 
 def test_other_events_keep_their_place_and_unreadable_ones_their_bytes() -> None:
     merger = Merger(1 << 16)
-    step = encode(v.EngineStep(1, 1, 900, 1, 10, 0, 0, 1))
-    for record in (encode(v.RestoreStarted(1, "q", 0, 1, "w1", 64)), b"\x91\xadengine_step/1"):
+    step = encode(
+        v.EngineStep(
+            incarnation=1,
+            step=1,
+            duration_us=900,
+            batch=1,
+            sum_context=10,
+            prefill_tokens=0,
+            waiting=0,
+            kv_used=1,
+        )
+    )
+    for record in (
+        encode(
+            v.RestoreStarted(incarnation=1, request="q", child=0, attempt=1, holder="w1", tokens=64)
+        ),
+        b"\x91\xadengine_step/1",
+    ):
         assert merger.offer(step) == []
         assert merger.offer(record) == [step, record]
 
 
 def test_records_of_two_lives_or_over_a_loss_are_not_one() -> None:
-    step = v.EngineStep(1, 1, 900, 1, 10, 0, 0, 1)
-    assert merged(step, v.EngineStep(2, 1, 900, 1, 10, 0, 0, 1)) is None
-    assert merged(step, v.EngineStep(1, 2, 900, 1, 10, 0, 0, 1, (), 4)) is None
-    grown = v.EngineStep(1, 1, 900, 1, 10, 0, 0, 1, (v.PrefillChunkDone("q" * 60, 1, 1, 1),))
+    step = v.EngineStep(
+        incarnation=1,
+        step=1,
+        duration_us=900,
+        batch=1,
+        sum_context=10,
+        prefill_tokens=0,
+        waiting=0,
+        kv_used=1,
+    )
+    assert (
+        merged(
+            step,
+            v.EngineStep(
+                incarnation=2,
+                step=1,
+                duration_us=900,
+                batch=1,
+                sum_context=10,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=1,
+            ),
+        )
+        is None
+    )
+    assert (
+        merged(
+            step,
+            v.EngineStep(
+                incarnation=1,
+                step=2,
+                duration_us=900,
+                batch=1,
+                sum_context=10,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=1,
+                changes=(),
+                lost=4,
+            ),
+        )
+        is None
+    )
+    grown = v.EngineStep(
+        incarnation=1,
+        step=1,
+        duration_us=900,
+        batch=1,
+        sum_context=10,
+        prefill_tokens=0,
+        waiting=0,
+        kv_used=1,
+        changes=(v.PrefillChunkDone("q" * 60, 1, 1, 1),),
+    )
     merger = Merger(200)
     out = [r for _ in range(20) for r in merger.offer(encode(grown))] + merger.rest()
     assert len(out) > 1 and all(len(r) <= 200 for r in out)
@@ -116,7 +208,11 @@ def test_records_of_two_lives_or_over_a_loss_are_not_one() -> None:
 async def detail(log: MemoryLog, to: str) -> None:
     """What a leader writes."""
     async with log.writer("fleet") as leader:
-        leader.append(v.DetailDecided(to, "full", 7, 10, 60))
+        leader.append(
+            v.DetailDecided(
+                detail=to, was="full", database_bytes=7, quota_bytes=10, shed_percent=60
+            )
+        )
 
 
 async def test_an_agent_sheds_while_told_to_and_its_death_notice_comes_last(
@@ -152,18 +248,20 @@ def prefix_changes(seed: int, count: int = 300) -> list[v.PrefixBlocksChanged]:
     """What an engine tells of its prefix cache; it is reset now and then."""
     rng = random.Random(seed)
     held: dict[int, None] = {}
-    out = [v.PrefixBlocksChanged(1, reset=True, block_tokens=16)]
+    out = [v.PrefixBlocksChanged(incarnation=1, reset=True, block_tokens=16)]
     for _ in range(count):
         if rng.random() < 0.02:
             held.clear()
-            out.append(v.PrefixBlocksChanged(1, reset=True, block_tokens=16))
+            out.append(v.PrefixBlocksChanged(incarnation=1, reset=True, block_tokens=16))
         gone = [one for one in held if rng.random() < 0.3]
         new = [one for one in range(40) if one not in held and rng.random() < 0.2]
         again = [one for one in gone if rng.random() < 0.1]
         for one in gone:
             del held[one]
         held.update(dict.fromkeys([*new, *again]))
-        out.append(v.PrefixBlocksChanged(1, pack([*new, *again]), pack(gone)))
+        out.append(
+            v.PrefixBlocksChanged(incarnation=1, stored=pack([*new, *again]), removed=pack(gone))
+        )
     return out
 
 
@@ -176,8 +274,38 @@ def test_merged_changes_of_a_prefix_cache_leave_what_it_holds(seed: int) -> None
     for number, change in enumerate(told[:stop]):
         written = merger.offer(encode(change))
         if number % 17 == 0:
-            written += merger.offer(encode(v.EngineStep(1, number, 9, 1, 1, 0, 0, 0, (), 0)))
-            written += merger.offer(encode(v.EngineStep(1, number, 9, 1, 1, 0, 0, 0, (FIRST,), 0)))
+            written += merger.offer(
+                encode(
+                    v.EngineStep(
+                        incarnation=1,
+                        step=number,
+                        duration_us=9,
+                        batch=1,
+                        sum_context=1,
+                        prefill_tokens=0,
+                        waiting=0,
+                        kv_used=0,
+                        changes=(),
+                        lost=0,
+                    )
+                )
+            )
+            written += merger.offer(
+                encode(
+                    v.EngineStep(
+                        incarnation=1,
+                        step=number,
+                        duration_us=9,
+                        batch=1,
+                        sum_context=1,
+                        prefill_tokens=0,
+                        waiting=0,
+                        kv_used=0,
+                        changes=(FIRST,),
+                        lost=0,
+                    )
+                )
+            )
             assert type(decode(written[-1])) is v.EngineStep  # the cache is told first
         records += map(decode, written)
     records += map(decode, merger.rest())

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim.agent_effects import judge
+from relume.engine_shim.agent.effects import judge
 from relume.events import vocabulary as v
-from relume.events.memory import MemoryLog
+from relume.events.log.memory import MemoryLog
 from tests.agent.stage import staged
 
 
@@ -30,7 +30,9 @@ def test_judgement(effect: v.Effect, incarnation: int, held: bool, outcome: str)
 async def decide(log: MemoryLog, decision: str, *effects: v.Effect) -> None:
     """What a leader writes."""
     async with log.writer("fleet") as leader:
-        leader.append(v.EffectsDecided(decision, v.Basis(1, 0), "admin", effects))
+        leader.append(
+            v.EffectsDecided(decision=decision, basis=v.Basis(1, 0), cause="admin", effects=effects)
+        )
 
 
 async def test_restart_is_carried_out_once(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ async def test_a_new_host_learns_its_target_state_from_the_log(tmp_path: Path) -
         assert len(stage.events(v.EngineStarted)) == 1
 
 
-async def test_an_effect_cut_off_between_file_and_log_is_told_not_repeated(
+async def test_an_effect_cut_off_between_file_and_log_is_recorded_not_repeated(
     tmp_path: Path,
 ) -> None:
     log = MemoryLog()

@@ -13,15 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relume.engine_shim import deathwatch
-from relume.engine_shim.agent import main
-from relume.engine_shim.agent_logging import make_logger
-from relume.engine_shim.agent_orphan import kill_orphan
-from relume.engine_shim.agent_process import ProcessId, is_alive, stat_of
-from relume.engine_shim.agent_state import AgentState, EngineRecord, RunDirectory
-from relume.engine_shim.progress import Progress
+from relume.engine_shim.agent.__main__ import main
+from relume.engine_shim.agent.agent_logging import make_logger
+from relume.engine_shim.agent.engine_process.orphan_engine import kill_orphan
+from relume.engine_shim.agent.engine_process.process_identity import ProcessId, is_alive, stat_of
+from relume.engine_shim.agent.run_directory import AgentState, EngineRecord, RunDirectory
+from relume.engine_shim.engine.hosts import deathwatch
+from relume.engine_shim.engine.progress import Progress
 from relume.events import vocabulary as v
-from relume.events.memory import MemoryLog
+from relume.events.log.memory import MemoryLog
 from tests.agent.stage import ROOT, environment, staged
 from tests.full_disk import full_disk
 
@@ -91,9 +91,16 @@ async def test_an_effect_that_cannot_be_remembered_waits_to_be_stated_again(
     log = MemoryLog()
     async with staged(tmp_path, log=log) as stage, log.writer("fleet") as leader:
         await stage.nth(v.EngineReady, 1)
-        decided = v.EffectsDecided("d1", v.Basis(1, 0), "admin", (v.Effect("hold", "w0"),))
+        decided = v.EffectsDecided(
+            decision="d1", basis=v.Basis(1, 0), cause="admin", effects=(v.Effect("hold", "w0"),)
+        )
         with full_disk():
-            leader.append(decided, v.DetailDecided("shed", "full", 1, 1, 1))
+            leader.append(
+                decided,
+                v.DetailDecided(
+                    detail="shed", was="full", database_bytes=1, quota_bytes=1, shed_percent=1
+                ),
+            )
             await stage.until(lambda: stage.agent.describe()["log"]["shedding"])
             assert stage.events(v.EffectApplied) == [] and not stage.directory.state.held
         leader.append(msgspec.structs.replace(decided, again=0))
@@ -120,7 +127,7 @@ async def test_an_orphan_that_could_not_be_recorded_is_killed_all_the_same(tmp_p
         assert await kill_orphan(run, "w0", make_logger("error")) is None
 
 
-def test_a_run_directory_that_cannot_be_is_told_with_its_remedy(
+def test_an_unusable_run_directory_is_an_error_with_its_remedy(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -146,7 +153,7 @@ def test_lines_that_stderr_does_not_take_end_nothing(tmp_path: Path) -> None:
     said = _run(
         tmp_path,
         """
-        from relume.engine_shim.agent_logging import make_logger
+        from relume.engine_shim.agent.agent_logging import make_logger
         from tests.full_disk import full_disk
         logger = make_logger("info", worker="w0")
         logger.info("before")
@@ -170,16 +177,16 @@ def test_an_engine_whose_last_words_find_no_room_does_not_become_a_second_zygote
         tmp_path,
         """
         import os, sys, types
-        from relume.engine_shim.zygote import FAILED_EXIT, Zygote
+        from relume.engine_shim.engine.hosts.zygote import FAILED_EXIT, Zygote
         from tests.full_disk import full_disk
 
         def main(argv):
             sys.stdout.write("words")
             raise RuntimeError("no model")
 
-        sys.modules["relume.engine_shim.engine_host"] = types.SimpleNamespace(main=main)
+        sys.modules["relume.engine_shim.engine.hosts.inproc_host"] = types.SimpleNamespace(main=main)
         from relume import engine_shim
-        engine_shim.engine_host = sys.modules["relume.engine_shim.engine_host"]
+        engine_shim.engine_host = sys.modules["relume.engine_shim.engine.hosts.inproc_host"]
         zygote = Zygote("z.sock")
         with full_disk():
             pid = zygote._fork({}, [], "engine.log")

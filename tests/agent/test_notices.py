@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim import agent_notices
-from relume.engine_shim.agent_logging import make_logger
-from relume.engine_shim.agent_notices import NoticeBoard
+from relume.engine_shim.agent import notice_server as agent_notices
+from relume.engine_shim.agent.agent_logging import make_logger
+from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.events import vocabulary as v
-from relume.events.memory import MemoryLog
-from relume.events.notice import BadNotice, Died, NoticeReader, hello_line
+from relume.events.log.memory import MemoryLog
+from relume.events.wire.errors import NoticeError
+from relume.events.wire.notices import Died, NoticeReader, hello_line
 from tests.agent.host import until
 from tests.agent.stage import staged
 
@@ -75,7 +76,7 @@ def test_lines_are_read_however_they_are_cut() -> None:
     ],
 )
 def test_what_is_no_notice_is_refused(data: bytes) -> None:
-    with pytest.raises(BadNotice):
+    with pytest.raises(NoticeError):
         NoticeReader("w0").feed(data)
 
 
@@ -113,7 +114,7 @@ async def test_listener_that_speaks_leaves_or_is_one_too_many_is_let_go(
         await listeners(b, 0)
 
 
-async def test_listener_that_does_not_read_is_cut_off_and_holds_nobody_up() -> None:
+async def test_listener_that_does_not_read_is_cut_off_and_delays_no_other() -> None:
     async with board() as b:
         with closing(socket.socket()) as deaf, closing(connect(b.address)) as hears:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
@@ -132,7 +133,7 @@ async def test_listener_that_does_not_read_is_cut_off_and_holds_nobody_up() -> N
             assert b.listeners == 1
 
 
-async def test_killed_engine_is_told_while_the_log_takes_nothing(tmp_path: Path) -> None:
+async def test_killed_engine_is_announced_while_the_log_accepts_nothing(tmp_path: Path) -> None:
     log = MemoryLog()
     async with staged(tmp_path, log=log) as stage:
         await stage.nth(v.EngineReady, 1)
@@ -150,7 +151,7 @@ async def test_killed_engine_is_told_while_the_log_takes_nothing(tmp_path: Path)
             assert stage.agent.describe()["gateways_listening"] == 1
 
 
-async def test_death_is_told_though_the_agents_loop_is_busy(tmp_path: Path) -> None:
+async def test_death_is_announced_while_the_agents_loop_is_busy(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         await stage.nth(v.EngineReady, 1)
         with closing(connect(stage.events(v.WorkerRegistered)[0].notices)) as client:
@@ -161,7 +162,7 @@ async def test_death_is_told_though_the_agents_loop_is_busy(tmp_path: Path) -> N
             assert stage.events(v.EngineDied) == []
 
 
-async def test_engine_that_stops_with_its_agent_is_told_too(tmp_path: Path) -> None:
+async def test_engine_that_stops_with_its_agent_is_announced_too(tmp_path: Path) -> None:
     log = MemoryLog()
     async with staged(tmp_path, log=log) as stage:
         await stage.nth(v.EngineReady, 1)

@@ -14,18 +14,23 @@ from typing import Any
 
 import pytest
 
-from relume.controlplane.replay import telling
-from relume.engine_shim import agent_coverage
-from relume.engine_shim.agent_checkpoints import kernel_boot
-from relume.engine_shim.agent_process import ProcessId, is_alive, marked_processes, stat_of
-from relume.engine_shim.kv_stream import messages as m
-from relume.engine_shim.kv_stream.stream import BlockOut, scatter
+from relume.controlplane.replay import rendering as telling
+from relume.engine_shim.agent.engine_process.process_identity import (
+    ProcessId,
+    is_alive,
+    marked_processes,
+    stat_of,
+)
+from relume.engine_shim.agent.host_daemon import coverage_events as agent_coverage
+from relume.engine_shim.agent.host_daemon.checkpoint_options import kernel_boot
+from relume.engine_shim.checkpoints.link.block_stream import BlockOut, scatter
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
-from relume.policies.coverage import covered_tokens
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
+from relume.events.wire.kv import kv_messages as m
+from relume.policies.state.coverage import covered_tokens
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 from tests.agent.host import Host, left, until
 from tests.agent.stage import ENGINE, Stage, staged
 from tests.etcd_server import EtcdServer
@@ -41,7 +46,12 @@ CHECKPOINTS: dict[str, Any] = {
 
 def write(socket: Path, request: str, blocks: int = 3) -> None:
     """Another worker's engine checkpoints a request here."""
-    outs = [BlockOut(request, 0, 0, i, 1, i, tokens_of(i)) for i in range(blocks)]
+    outs = [
+        BlockOut(
+            request=request, child=0, rank=0, index=i, attempt=1, block_id=i, tokens=tokens_of(i)
+        )
+        for i in range(blocks)
+    ]
     with peer_of(local(str(socket))) as writer:
         assert scatter(Cache(blocks), outs, writer) == blocks and writer.drained(5)
 
@@ -177,7 +187,7 @@ async def test_a_budget_the_host_has_not_costs_the_checkpoints_only(tmp_path: Pa
         assert not stage.events(v.StateDaemonStarted, v.StateDaemonLost, v.EngineDied)
 
 
-async def test_a_stream_that_was_resumed_is_told_everything_again(tmp_path: Path) -> None:
+async def test_a_resumed_stream_gets_all_reports_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     async with staged(run, **CHECKPOINTS) as stage:
         await stage.nth(v.StateDaemonStarted, 1)

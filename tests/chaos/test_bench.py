@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 
 import pytest
 
 from relume.chaos.bench import __main__ as runner
-from relume.chaos.bench import recovery_ablation, replay_open, validators
-from relume.chaos.bench.failover_checkpoints import Arm, _figures
-from relume.chaos.bench.failures import Timed
-from relume.chaos.bench.figures import figure, percentile
-from relume.chaos.bench.recovery_ablation import MOST_CONTEXT, Way, bars, figures_of, lengths
+from relume.chaos.bench.bench_figures import figure, percentile
+from relume.chaos.bench.eventlog import replay_open
+from relume.chaos.bench.eventlog import validator_cost as validators
+from relume.chaos.bench.failover import recovery_ablation
+from relume.chaos.bench.failover.failover_checkpoints import Arm, _figures
+from relume.chaos.bench.failover.failover_parts import Timed
+from relume.chaos.bench.failover.recovery_ablation import (
+    MOST_CONTEXT,
+    Way,
+    bars,
+    figures_of,
+    lengths,
+)
 from relume.chaos.traffic import Stream
 
 
@@ -22,6 +32,14 @@ def test_every_bench_is_listed_with_a_description(capsys: pytest.CaptureFixture[
     assert [line.split()[0] for line in lines] == list(runner.BENCHES)
     assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)
     assert all(callable(runner.load(name).run) for name in runner.BENCHES)
+
+
+def test_relume_chaos_runs_benches() -> None:
+    command = [sys.executable, "-m", "relume.chaos.cli", "bench", "validators", "--quick"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["bench"] == "validators" and set(result) == {"bench", "met", "figures"}
+    assert ran.returncode == (0 if result["met"] else 1), ran.stderr
 
 
 def test_an_unknown_bench_is_refused_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +65,9 @@ def test_lengths_of_the_trace_fit_the_model() -> None:
 
 
 def test_a_gap_is_counted_from_the_kill_on() -> None:
-    one = Timed(Stream("a", ""), [], 5, [1.0, 3.0, 3.1, 3.4, 3.5])
+    one = Timed(
+        stream=Stream(request="a", prompt=""), prompt=[], output=5, at=[1.0, 3.0, 3.1, 3.4, 3.5]
+    )
     assert one.gap_s(3.15) == pytest.approx(0.3)
     assert one.gap_s(2.0) == pytest.approx(2.0)
     assert one.gap_s(9.0) == 0.0
@@ -79,7 +99,10 @@ def test_figures_of_an_ablation() -> None:
 
 
 def test_gaps_are_compared_pair_by_pair() -> None:
-    on, off = Arm([0.1, 0.2, 0.3], [0.1]), Arm([1.0, 1.0, 1.0], [1.0], broken=1)
+    on, off = (
+        Arm(longest=[0.1, 0.2, 0.3], moved=[0.1]),
+        Arm(longest=[1.0, 1.0, 1.0], moved=[1.0], broken=1),
+    )
     figures = _figures(on, off)
     assert figures["checkpoint_gap_ratio"]["value"] == 0.2
     assert figures["checkpoint_broken"]["value"] == 1

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from relume.chaos.live.cpu_limit import Limit
-from relume.chaos.live.processes import state_of
+from relume.chaos.live.faults.cpu_limit import Limit
+from relume.chaos.live.processes.signals import state_of
 
 BUSY = "while True: pass"
 RUNNER = """
 import asyncio, sys
-from relume.chaos.live.cpu_limit import Limit
+from relume.chaos.live.faults.cpu_limit import Limit
 
 async def main():
     print(*await Limit(0.01, lambda: [int(sys.argv[1])]).begin(), flush=True)
@@ -82,7 +82,7 @@ async def test_who_comes_later_is_held_and_who_is_gone_is_forgotten() -> None:
         await until(lambda: not stopped(pid))
 
 
-async def test_nobody_stays_stopped_when_the_runner_is_killed() -> None:
+async def test_no_process_stays_stopped_when_the_runner_is_killed() -> None:
     with busy() as pid:
         runner = subprocess.Popen(
             [sys.executable, "-c", RUNNER, str(pid)], stdout=subprocess.PIPE, start_new_session=True
@@ -100,7 +100,7 @@ async def test_nobody_stays_stopped_when_the_runner_is_killed() -> None:
         assert not stopped(pid)
 
 
-async def test_to_hold_nobody_is_told_and_so_begins() -> None:
+async def test_a_limit_without_processes_starts_at_once() -> None:
     limit = Limit(0.2, list)
     assert await limit.begin() == []
     await limit.end()

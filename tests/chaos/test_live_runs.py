@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from relume.chaos.live import __main__ as command
-from relume.chaos.live.fleet import Turn, read
 from relume.chaos.live.judging import Judging
+from relume.chaos.live.live_fleet import Turn, read
+from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.sets import wrong_of
-from relume.chaos.live.watch import Watch
 from relume.chaos.outcome import Outcome
 from relume.chaos.runner.artifacts import outcome_in
 from relume.chaos.runner.judge import judge
-from relume.controlplane.replay.history import History
+from relume.controlplane.replay.recorded_log import History
 from tests.runner.recorded import outcome
 
 GOOD = outcome()
@@ -84,7 +84,7 @@ async def test_what_lands_while_the_log_is_read_is_not_missed() -> None:
     seen = watch.landed()
 
     async def reading() -> History:
-        found = History(list(watch.groups), "here")
+        found = History(groups=list(watch.groups), origin="here")
         watch.groups.append(GOOD.groups[-1])
         return found
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from relume.controlplane.cli import main
+from relume.controlplane.cli.relume_command import main
 from tests.admin.scene import ADMIN, Scene
 
 Relume = Callable[..., Awaitable[tuple[int, str, str]]]

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from relume.controlplane.cli import COMMANDS, main
-from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.cli.relume_command import COMMANDS, main
+from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
 from tests.admin.scene import ADMIN, Scene
 
@@ -52,6 +52,19 @@ async def test_tables_are_for_people(relume):
         assert out.count("\n") == 3 and "basis=(" in out
 
 
+@pytest.mark.parametrize(
+    ("disable", "enable"), [("disable-restart", "enable-restart"), ("hold", "release")]
+)
+async def test_restart_is_disabled_and_enabled_also_by_the_former_names(relume, disable, enable):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        code, out, _ = await relume(scene, disable, "w0")
+        assert code == 0 and "decided at revision" in out
+        assert scene.replica.fleet.workers["w0"].held
+        code, _, _ = await relume(scene, enable, "w0")
+        assert code == 0 and not scene.replica.fleet.workers["w0"].held
+
+
 async def test_a_change_is_printed_with_its_revision(relume):
     async with Scene() as scene:
         await scene.worker("w0")
@@ -72,7 +85,17 @@ async def test_drain_waits_for_what_is_left_and_no_longer_than_told(relume):
     async with Scene() as scene:
         await scene.worker("w0")
         scheduler = scene.replica.scheduler
-        scheduler.arrived(Arrival("req-1", "tiny", "completions", True, 5, 16, "exact"))
+        scheduler.arrived(
+            Arrival(
+                request="req-1",
+                model="tiny",
+                route="completions",
+                stream=True,
+                prompt_tokens=5,
+                max_tokens=16,
+                verdict="exact",
+            )
+        )
         assert scheduler.assign("req-1", "arrival", 0) is not None
         code, out, _ = await relume(scene, "drain", "w0", "--wait", "0.2")
         assert code == 1 and "1 requests run there" in out and "not empty after 0.2 s" in out
@@ -94,7 +117,14 @@ async def told_until(writer, heard: asyncio.Future):
 async def test_follow_prints_what_happens(relume):
     async with Scene() as scene:
         writer = await scene.worker("w0")
-        argv = [sys.executable, "-m", "relume.controlplane.cli", "events", "--follow", "--json"]
+        argv = [
+            sys.executable,
+            "-m",
+            "relume.controlplane.cli.relume_command",
+            "events",
+            "--follow",
+            "--json",
+        ]
         argv += ["--type", "engine_died", "--admin", scene.admin.url]
         child = await asyncio.create_subprocess_exec(
             *argv,
@@ -159,14 +189,15 @@ def test_every_command_explains_itself_with_examples(command, capsys):
 
 
 def test_help_is_fast_and_imports_no_server():
-    code = "import sys, relume.controlplane.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys; from relume.controlplane.cli.relume_command import main\n"
+    code += "try: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print(sorted({m.split('.')[0] for m in sys.modules} & {'aiohttp','grpc','msgspec'}))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert out.stdout.rstrip().endswith("[]"), out.stdout[-200:] + out.stderr
 
 
-async def test_follow_goes_on_at_the_replica_that_is_left(relume, tmp_path, monkeypatch):
-    from relume.controlplane.cli_client import AdminClient
+async def test_follow_continues_at_the_remaining_replica(relume, tmp_path, monkeypatch):
+    from relume.controlplane.cli.admin_client import AdminClient
 
     async with Scene(name="r1", lead=False) as first:
         writer = await first.worker("w0")
@@ -184,12 +215,10 @@ async def test_follow_goes_on_at_the_replica_that_is_left(relume, tmp_path, monk
 
 
 def test_a_taken_port_is_one_line_with_the_remedy(monkeypatch, capsys):
-    import relume.controlplane.serve
-
     def taken(config):
         raise OSError(98, "Address already in use")
 
-    monkeypatch.setattr(controlplane.serve, "main", taken)
+    monkeypatch.setattr("relume.controlplane.replica.serve.main", taken)
     monkeypatch.setattr("relume.controlplane.telemetry.logs.setup_logging", lambda *a: None)
     assert main(["serve"]) == 2
     err = capsys.readouterr().err
@@ -199,7 +228,7 @@ def test_a_taken_port_is_one_line_with_the_remedy(monkeypatch, capsys):
 
 
 def test_up_hands_the_routing_policy_to_its_replicas() -> None:
-    from relume.controlplane import up
+    from relume.controlplane.local import up
 
     parser = argparse.ArgumentParser()
     up.add_arguments(parser)

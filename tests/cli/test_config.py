@@ -7,18 +7,18 @@ import json
 
 import pytest
 
-from relume.controlplane.config import (
-    FIELDS,
-    ConfigError,
+from relume.controlplane.gateway.config import GatewayConfig, is_loopback
+from relume.controlplane.replica.serve import _gateway_config, _replica_config
+from relume.controlplane.serve_settings import (
+    SETTINGS,
     ServeConfig,
-    add_arguments,
     etcd_config,
-    is_loopback,
     load,
     masked,
 )
-from relume.controlplane.serve import _replica_config
-from relume.policies.migration_settings import LIMITS, MigrationConfig, settings_of
+from relume.events.settings.config_error import ConfigError
+from relume.events.settings.flags import add_flags
+from relume.policies.migration.migration_settings import LIMITS, MigrationConfig, settings_of
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path):
@@ -29,6 +29,23 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path):
     assert (config.port, config.admin_port, config.name) == (3001, 2002, "filed")
     assert (config.lease_ttl_s, config.host) == (7, "127.0.0.1")
     assert load({}, {"RELUME_CONFIG": str(file)}).name == "filed"
+
+
+def test_limits_of_gateway_and_log_come_by_flag_environment_or_file(tmp_path):
+    file = tmp_path / "relume.yaml"
+    file.write_text("gateway_limits: {max_clients: 7, header_timeout_s: 0.5}\n")
+    found = _gateway_config(load({}, {}, str(file)))
+    assert (found.max_clients, found.header_timeout_s) == (7, 0.5)
+    assert found.max_attempts == GatewayConfig().max_attempts
+    environ = {"RELUME_GATEWAY_LIMITS": "max_clients=8", "RELUME_ETCD_LIMITS": "linger_ms=2.5"}
+    config = load({}, environ, str(file))
+    assert _gateway_config(config).max_clients == 8
+    assert etcd_config(config).linger_ms == 2.5
+    flags = {"gateway_limits": "max_clients=9", "etcd_limits": "silence_ms=900"}
+    config = load(flags, environ, str(file))
+    assert _gateway_config(config).max_clients == 9
+    assert type(_gateway_config(config).max_clients) is int
+    assert (etcd_config(config).silence_ms, etcd_config(config).linger_ms) == (900, 5.0)
 
 
 def test_lists_mappings_json_and_secret_files(tmp_path):
@@ -54,17 +71,21 @@ def test_lists_mappings_json_and_secret_files(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "field", "says"),
     [
-        ({"port": "http"}, "port", "Expected `int`"),
-        ({"port": "70000"}, "port", "<= 65535"),
-        ({"name": "a b"}, "name", "regex"),
+        ({"port": "http"}, "port", "a whole number, 1 to 65535"),
+        ({"port": "70000"}, "port", "1 to 65535"),
+        ({"name": "a b"}, "name", "1 to 32 characters of A-Z a-z"),
         ({"policy": "leastload"}, "policy", "least_load"),
         ({"log_level": "loud"}, "log_level", "warning"),
         ({"migration_moves": "some"}, "migration_moves", "drain"),
         ({"migration_limits": "gap=1"}, "migration_limits", "gap 2 to"),
         ({"migration_limits": "haste=1"}, "migration_limits", "cool_ticks"),
-        ({"migration_limits": "gap=many"}, "migration_limits", "int"),
-        ({"prefix": "/x/"}, "prefix", "regex"),
-        ({"stall_floor_ms": "9000"}, "stall_floor_ms", "stall_cap_ms"),
+        ({"migration_limits": "gap=many"}, "migration_limits", "whole numbers"),
+        ({"gateway_limits": "max_client=1"}, "gateway_limits", "max_clients 1 to 1000000"),
+        ({"gateway_limits": "max_clients=0"}, "gateway_limits", "out of bounds"),
+        ({"gateway_limits": "max_clients=1.5"}, "gateway_limits", "out of bounds"),
+        ({"etcd_limits": "keepalive_ms=100"}, "etcd_limits", "keepalive_ms 5000 to"),
+        ({"prefix": "/x/"}, "prefix", "begins with /"),
+        ({"stall_floor_ms": "9000"}, "stall_floor_ms", "lower --stall-floor-ms"),
         ({"tick_ms": "9000"}, "tick_ms", "lease_ttl_s"),
         ({"tick_ms": "999"}, "tick_ms", "8 ticks shorter than lease_ttl_s = 8"),
         ({"lease_ttl_s": "9"}, "tick_ms", "8 ticks shorter than lease_ttl_s = 9"),
@@ -124,15 +145,15 @@ def test_loopback_is_judged_by_address():
 
 def test_help_has_every_setting_with_variable_and_default():
     parser = argparse.ArgumentParser(prog="x")
-    add_arguments(parser)
+    add_flags(parser, ServeConfig)
     text = " ".join(parser.format_help().split())
-    for field in FIELDS:
+    for field in SETTINGS:
         assert f"--{field.replace('_', '-')}" in text
     assert "RELUME_ETCD_ENDPOINTS; default 127.0.0.1:2379" in text
     assert "RELUME_LEASE_TTL_S; default 8" in text
 
 
-def test_etcd_is_told_by_endpoints_or_by_one_url():
+def test_etcd_is_set_by_endpoints_or_by_one_url():
     config = etcd_config(ServeConfig(etcd=("a:1", "b:2"), lease_ttl_s=5, spool_dir="/s"))
     assert config.endpoints == ("a:1", "b:2") and config.lease_ttl_s == 5
     assert config.spool_dir == "/s/r0"
@@ -149,6 +170,6 @@ def test_migration_settings_reach_what_a_replica_records():
     assert told["migration.pause_ms"] == "900" and told["migration.ticks"] == "5"
     assert _replica_config(load({}, {})).migration == MigrationConfig()
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_flags(parser, ServeConfig)
     text = parser.format_help()
     assert "--migration-moves" in text and all(name in text for name in LIMITS)

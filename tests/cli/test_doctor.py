@@ -7,9 +7,8 @@ import socket
 
 import pytest
 
-from relume.controlplane.cli import main
-from relume.controlplane.cli_doctor import Finding, check_folder, check_port
-from relume.controlplane.cli_owners import conflicts, owners
+from relume.controlplane.cli.doctor import Finding, check_folder, check_port
+from relume.controlplane.cli.relume_command import main
 from tests.etcd_server import EtcdServer, etcd_binary, free_port
 
 
@@ -78,17 +77,3 @@ def test_a_spool_that_cannot_be_written_fails(tmp_path):
     file.write_text("")
     found: Finding = check_folder("spool", str(file), "--spool-dir")
     assert found.level == "fail" and found.remedy
-
-
-def test_a_name_with_two_owners_is_found(tmp_path):
-    theirs = tmp_path / "site"
-    (theirs / "events").mkdir(parents=True)
-    (theirs / "events" / "__init__.py").write_text("")
-    (theirs / "policies.py").write_text("")
-    import sys
-
-    found = {c.name: c for c in conflicts([str(theirs), *sys.path])}
-    assert set(found) == {"events", "policies"}
-    assert found["events"].foreign == ((theirs / "events").resolve(),)
-    assert conflicts() == []
-    assert all(o.places for o in owners())

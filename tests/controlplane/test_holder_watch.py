@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from aiohttp import web
 
-from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.replica.holder_watch import HolderWatch
+from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
 from tests.admin.scene import Scene
 
@@ -16,7 +18,9 @@ NAMES = ("w0", "w1", "w2")
 
 
 def daemon(name: str, boot: str = "b1") -> v.StateDaemonStarted:
-    return v.StateDaemonStarted(name, boot, 1, f"tcp://{name}:1", 1 << 20, "f")
+    return v.StateDaemonStarted(
+        worker=name, boot=boot, epoch=1, address=f"tcp://{name}:1", budget_bytes=1 << 20, family="f"
+    )
 
 
 class Engines:
@@ -58,12 +62,31 @@ async def running(scene: Scene, engines: Engines) -> tuple[str, str, str]:
     for name in NAMES:
         writer = await scene.worker(name)
         ready = v.EngineReady(
-            name, 1, "127.0.0.1", engines.port, "tiny", 2048, 16, 100, family="f", block_bytes=100
+            worker=name,
+            incarnation=1,
+            host="127.0.0.1",
+            port=engines.port,
+            model="tiny",
+            max_model_len=2048,
+            block_size=16,
+            kv_blocks=100,
+            family="f",
+            block_bytes=100,
         )
         writer.append(ready, daemon(name))
     fleet, scheduler = scene.replica.fleet, scene.replica.scheduler
     await scene.until(lambda: len(fleet.holders) == 3 and fleet.workers["w2"].block_bytes)
-    scheduler.arrived(Arrival("q", "tiny", "completions", True, 40, 16, "exact"))
+    scheduler.arrived(
+        Arrival(
+            request="q",
+            model="tiny",
+            route="completions",
+            stream=True,
+            prompt_tokens=40,
+            max_tokens=16,
+            verdict="exact",
+        )
+    )
     given = scheduler.assign("q", "arrival", 0)
     await scene.until(lambda: "q" in fleet.placed)
     (holder,) = fleet.placed["q"].holders
@@ -98,7 +121,18 @@ async def test_what_drains_itself_keeps_its_holder():
         assert engines.told.empty()
 
 
-async def test_an_engine_that_does_not_answer_is_told_again_of_the_newest_only():
+async def test_a_silent_engine_is_informed_again_of_the_newest_only(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    again: list[int] = []
+    put = HolderWatch._put
+
+    def noted(self: HolderWatch, told: Any, turn: int) -> None:
+        put(self, told, turn)
+        if turn > 1:
+            again.append(turn)
+
+    monkeypatch.setattr(HolderWatch, "_put", noted)
     async with Engines() as engines, Scene() as scene:
         _, holder, third = await running(scene, engines)
         engines.deaf = 1
@@ -110,5 +144,7 @@ async def test_an_engine_that_does_not_answer_is_told_again_of_the_newest_only()
         await scene.until(lambda: not engines.deaf)
         scene.worker_writers[third].append(daemon(third, "b2"))
         assert (await engines.next())["holders"] == [f"tcp://{third}:1"]
-        await asyncio.sleep(1.5)
+        await scene.until(lambda: again == [2, 2])  # the overtaken one's turn came, too
+        scene.worker_writers[third].append(daemon(third, "b3"))
+        assert (await engines.next())["holders"] == [f"tcp://{third}:1"]
         assert engines.told.empty(), "what is overtaken is not told"

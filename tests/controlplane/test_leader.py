@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from relume.events import vocabulary as v
-from relume.events.codec import decode
-from relume.events.errors import LogFull
-from relume.events.memory import MemoryLog, MemoryWriter
+from relume.events.log.codec import decode
+from relume.events.log.errors import LogFull
+from relume.events.log.memory import MemoryLog, MemoryWriter
 from tests.replay.scene import Scene
 
 
@@ -33,7 +32,9 @@ async def test_what_found_no_room_is_owed_by_the_next_leader(
 
     monkeypatch.setattr(MemoryWriter, "append", full_for_effects)
     async with Scene(81, workers=1, replicas=1) as scene:
-        command = v.AdminCommanded("r0.1", "someone", "drain", "w0")
+        command = v.AdminCommanded(
+            command_id="r0.1", principal="someone", command="drain", target="w0"
+        )
         scene.replicas["r0"].scheduler.emit(command)
         await scene.until(lambda: of_fleet(scene.log, v.EffectsDecided))
         assert len(refused) == 1
@@ -56,12 +57,15 @@ async def test_a_tick_waits_for_the_one_before_to_be_folded(
         return append(self, *events)
 
     monkeypatch.setattr(MemoryWriter, "append", noted)
-    monkeypatch.setattr(MemoryWriter, "healthy", True)  # as long as no call has failed
+    looks: list[None] = []
+    healthy = property(lambda self: looks.append(None) or True)  # as long as no call has failed
+    monkeypatch.setattr(MemoryWriter, "healthy", healthy)
     async with Scene(82, workers=1, replicas=1, tick_s=0.01) as scene:
         await scene.until(lambda: scene.replicas["r0"].fleet.tick > 2)
         scene.log.pause()
         landed = scene.replicas["r0"].fleet.tick
-        await asyncio.sleep(0.3)
+        looked = len(looks)
+        await scene.until(lambda: len(looks) > looked + 50)
         assert len([n for n in taken if n > landed]) <= 2
         scene.log.resume()
         await scene.settled()

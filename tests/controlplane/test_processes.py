@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from relume.controlplane.local_fleet import FleetOptions, LocalFleet
-from relume.controlplane.processes import free_port
+from relume.controlplane.local.child_processes import free_port
+from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
 from tests.full_disk import full_disk
 
 
@@ -28,10 +28,10 @@ def test_the_preferred_port_is_given_while_it_is_free() -> None:
         assert free_port(port) != port
 
 
-def test_a_child_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+def test_a_child_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
     """Without Python between fork and exec, which crashes where gRPC has threads."""
     code = (
-        "import sys, time; from pathlib import Path; from relume.controlplane.processes import Child\n"
+        "import sys, time; from pathlib import Path; from relume.controlplane.local.child_processes import Child\n"
         "print(Child.start('c', ['sleep', '300'], Path(sys.argv[1])).pid, flush=True)\n"
         "time.sleep(300)"
     )

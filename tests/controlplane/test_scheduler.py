@@ -6,23 +6,28 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from relume.controlplane.gateway.ports import Arrival, Assignment, Hopeless
-from relume.controlplane.scheduler import Scheduler
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 from relume.events import vocabulary as v
-from relume.events.memory import MemoryLog
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
-from relume.policies.view import View
+from relume.events.log.memory import MemoryLog
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
+from relume.policies.state.overlay.view import View
 
-REGISTERED = v.WorkerRegistered("w1", "host", 1)
+REGISTERED = v.WorkerRegistered(worker="w1", domain="host", agent_pid=1)
 STARTED = v.EngineStarted("w1", 1, 2, 3)
 DIED = v.EngineDied("w1", 1, "killed")
-HELD = v.EffectsDecided("c", v.Basis(1, 0), "someone: hold w1", (v.Effect("hold", "w1", 0, ""),))
+HELD = v.EffectsDecided(
+    decision="c",
+    basis=v.Basis(1, 0),
+    cause="someone: hold w1",
+    effects=(v.Effect("hold", "w1", 0, ""),),
+)
 
 
 async def asked_for(
     model: str, *second: object, first: bool = True
-) -> Assignment | Hopeless | None:
+) -> Assignment | Rejected | None:
     """The answer to a request for `model` where w0 serves "m" and `second` is told of w1."""
     log, fleet = MemoryLog(), Fleet()
     async with AsyncExitStack() as stack:
@@ -31,9 +36,18 @@ async def asked_for(
         writer, w0, w1, leader = opened
         if first:
             w0.append(
-                v.WorkerRegistered("w0", "host", 1),
+                v.WorkerRegistered(worker="w0", domain="host", agent_pid=1),
                 v.EngineStarted("w0", 1, 2, 3),
-                v.EngineReady("w0", 1, "127.0.0.1", 9, "m", 4096, 16, 512),
+                v.EngineReady(
+                    worker="w0",
+                    incarnation=1,
+                    host="127.0.0.1",
+                    port=9,
+                    model="m",
+                    max_model_len=4096,
+                    block_size=16,
+                    kv_blocks=512,
+                ),
             )
         for event in second:
             (leader if event is HELD else w1).append(event)
@@ -41,7 +55,18 @@ async def asked_for(
             apply_group(fleet, group)
         scheduler = Scheduler(View("r.r0", fleet), writer, "b", "least_load", lambda: 0)
         scheduler.advanced()
-        scheduler.arrived(Arrival("q", model, "completions", True, 5, 5, "exact", "drawn"))
+        scheduler.arrived(
+            Arrival(
+                request="q",
+                model=model,
+                route="completions",
+                stream=True,
+                prompt_tokens=5,
+                max_tokens=5,
+                verdict="exact",
+                reason="drawn",
+            )
+        )
         return scheduler.assign("q", "arrival", 0)
 
 
@@ -56,7 +81,7 @@ async def asked_for(
 )
 async def test_worker_that_never_became_ready_hides_no_wrong_name(second: tuple[object]) -> None:
     answer = await asked_for("nobody", *second)
-    assert isinstance(answer, Hopeless)
+    assert isinstance(answer, Rejected)
     assert answer.status == 404
     assert isinstance(await asked_for("m", *second), Assignment)
 

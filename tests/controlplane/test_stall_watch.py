@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from relume.controlplane.gateway.ports import Activity
-from relume.controlplane.scheduler import Scheduler
-from relume.controlplane.stall_watch import StallWatch
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.controlplane.replica.stall_watch import StallWatch
 from relume.events import vocabulary as v
-from relume.events.errors import LogFull
-from relume.events.memory import MemoryLog
-from relume.policies import stall
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
-from relume.policies.view import View
+from relume.events.log.errors import LogFull
+from relume.events.log.memory import MemoryLog
+from relume.policies.liveness import stall
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
+from relume.policies.state.overlay.view import View
 
-QUICK = stall.StallConfig(50_000, 100_000, 8)
+QUICK = stall.StallConfig(floor_us=50_000, cap_us=100_000, factor=8)
 
 
 class FullWriter:
@@ -78,18 +78,38 @@ async def watched(port: int, full: bool = False) -> tuple[OneStream, list[Any]]:
     log, fleet = MemoryLog(), Fleet()
     async with log.writer("w.w0") as worker:
         worker.append(
-            v.WorkerRegistered("w0", "host", 1),
+            v.WorkerRegistered(worker="w0", domain="host", agent_pid=1),
             v.EngineStarted("w0", 3, 2, 3),
-            v.EngineReady("w0", 3, "127.0.0.1", port, "m", 4096, 16, 512),
+            v.EngineReady(
+                worker="w0",
+                incarnation=3,
+                host="127.0.0.1",
+                port=port,
+                model="m",
+                max_model_len=4096,
+                block_size=16,
+                kv_blocks=512,
+            ),
         )
         for group in log.groups:
             apply_group(fleet, group)
     writer = FullWriter()
     scheduler = Scheduler(View("r.r0", fleet), writer, "b", "least_load", lambda: 0)  # type: ignore[arg-type]
-    scheduler.emit(v.ReplicaStarted("r0", "b", "", 1, 1, 0, "", stall.settings_of(QUICK)))
+    scheduler.emit(
+        v.ReplicaStarted(
+            replica="r0",
+            boot="b",
+            host="",
+            port=1,
+            pid=1,
+            seed=0,
+            policy="",
+            settings=stall.settings_of(QUICK),
+        )
+    )
     writer.full = full
     told: list[Any] = []
-    scheduler.observers.append(lambda position, event: told.append(event))
+    scheduler.decisions.observers.append(lambda position, event: told.append(event))
     loop = asyncio.get_running_loop()
     gateway = OneStream(loop.time())
     watch = StallWatch(scheduler, gateway, loop.time, 0.01)  # type: ignore[arg-type]

@@ -10,21 +10,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from relume.controlplane.admin.history import Entry
 from relume.controlplane.admin.request_book import RequestBook, decisions_of
-from relume.controlplane.gateway.ports import Arrival, Hopeless
-from relume.controlplane.replay.telling import told
+from relume.controlplane.replay.rendering import lines_of
 from relume.controlplane.replay.verify import verify
 from relume.controlplane.replay.why import why
-from relume.controlplane.scheduler import Scheduler
-from relume.events import codec
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.controlplane.stream.arrival import Arrival, Rejected
 from relume.events import vocabulary as v
-from relume.events.codec import encode
-from relume.events.memory import MemoryLog
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
-from relume.policies.view import View
-from relume.policies.waiting_settings import WaitingConfig, settings_of
+from relume.events.log import codec
+from relume.events.log.codec import encode
+from relume.events.log.entries import entries
+from relume.events.log.memory import MemoryLog
+from relume.policies import decision_versions
+from relume.policies.admission.admission_settings import WaitingConfig, settings_of
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
+from relume.policies.state.overlay.view import View
 from tests.replay.tamper import places, replaced
 
 USUAL = WaitingConfig(queued=2, requests=6, mb=1, tenant_percent=100)
@@ -36,17 +37,17 @@ class Caller:
     def __init__(self, plane: Plane, name: str) -> None:
         self.plane = plane
         self.name = name
-        self.why: Hopeless | None = None
+        self.why: Rejected | None = None
 
     def called(self) -> bool:
         given = self.plane.scheduler.assign(self.name, "wait_over", 0)
-        if isinstance(given, Hopeless):
+        if isinstance(given, Rejected):
             self.refused(given)
         elif given is not None:
             self.plane.sent.append(self.name)
         return given is not None
 
-    def refused(self, why: Hopeless) -> None:
+    def refused(self, why: Rejected) -> None:
         self.why = why
         self.plane.refused.append(self.name)
         self.plane.scheduler.ended(self.name, "rejected", why.status, 0, "-")
@@ -67,18 +68,27 @@ class Plane:
     def follow(self) -> None:
         for group in self.log.groups[self._folded :]:
             self._folded += 1
-            self.scheduler.received(group.revision)
+            self.scheduler.decisions.received(group.revision)
             apply_group(self.fleet, group)
         self.scheduler.advanced()
 
     def ask(self, name: str, size: int = 10, nobody: bool = False, **more: Any) -> Caller:
         """A request comes, as the gateway has it."""
-        arrival = Arrival(name, "m", "completions", True, 100, 50, "exact", **more)
+        arrival = Arrival(
+            request=name,
+            model="m",
+            route="completions",
+            stream=True,
+            prompt_tokens=100,
+            max_tokens=50,
+            verdict="exact",
+            **more,
+        )
         caller = self.callers[name] = Caller(self, name)
         scheduler = self.scheduler
         scheduler.arrived(arrival)
         held = scheduler.waiting.admit(arrival, caller, size, 9.0, nobody)
-        if isinstance(held, Hopeless):
+        if isinstance(held, Rejected):
             caller.refused(held)
         elif not held:
             given = scheduler.assign(name, "arrival", 0)
@@ -98,7 +108,17 @@ class Plane:
         for name in new:
             changes += [v.RequestQueued(name, 1, 100), v.FirstToken(name, 1)]
         self.worker.append(
-            v.EngineStep(1, self.steps, 5000, batch, 100 * batch, 0, 0, 9, tuple(changes))
+            v.EngineStep(
+                incarnation=1,
+                step=self.steps,
+                duration_us=5000,
+                batch=batch,
+                sum_context=100 * batch,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=9,
+                changes=tuple(changes),
+            )
         )
         self.follow()
 
@@ -123,11 +143,32 @@ async def plane(config: WaitingConfig = USUAL, up: bool = True) -> AsyncIterator
         p.worker = worker
         p.scheduler = Scheduler(View("r.r0", p.fleet), writer, "b", "least_load", lambda: p.now_us)
         p.scheduler.emit(
-            v.ReplicaStarted("r0", "b", "127.0.0.1", 1, 1, settings=settings_of(config))
+            v.ReplicaStarted(
+                replica="r0",
+                boot="b",
+                host="127.0.0.1",
+                port=1,
+                pid=1,
+                settings=settings_of(config) + decision_versions.settings(),
+            )
         )
-        worker.append(v.WorkerRegistered("w0", "host", 1), v.EngineStarted("w0", 1, 2, 3))
+        worker.append(
+            v.WorkerRegistered(worker="w0", domain="host", agent_pid=1),
+            v.EngineStarted("w0", 1, 2, 3),
+        )
         if up:
-            worker.append(v.EngineReady("w0", 1, "127.0.0.1", 9, "m", 4096, 16, 512))
+            worker.append(
+                v.EngineReady(
+                    worker="w0",
+                    incarnation=1,
+                    host="127.0.0.1",
+                    port=9,
+                    model="m",
+                    max_model_len=4096,
+                    block_size=16,
+                    kv_blocks=512,
+                )
+            )
         p.follow()
         yield p
         assert not p.scheduler.waiting.room.entries.keys() - p.scheduler.live.keys()
@@ -142,7 +183,7 @@ async def plane(config: WaitingConfig = USUAL, up: bool = True) -> AsyncIterator
         assert not verdict.divergences, verdict.divergences
 
 
-async def test_nobody_is_held_or_recorded_while_a_worker_has_use_for_more() -> None:
+async def test_no_request_is_queued_or_recorded_while_a_worker_has_room() -> None:
     async with plane() as p:
         p.ask("a")
         p.decodes("a")
@@ -175,9 +216,9 @@ async def test_who_waits_is_called_by_tier_and_tenant_when_the_engine_has_begun_
     assert verdict.waits >= 10
     chain = why(p.log.groups, "low")
     assert chain is not None
-    story = "\n".join(told(chain))
-    assert "held back: others wait already" in story
-    assert f"it had waited {chain.waited_us / 1000:.1f} ms in the room" in story
+    story = "\n".join(lines_of(chain))
+    assert "queued: other requests wait already" in story
+    assert f"time in the admission queue: {chain.waited_us / 1000:.1f} ms" in story
 
 
 async def test_a_replay_finds_another_order_than_the_recorded_one() -> None:
@@ -217,15 +258,13 @@ async def test_a_full_room_sheds_the_least_and_says_so() -> None:
             ("low9", "room full", ""), ("low5", "displaced", "high"),
         ]  # fmt: skip
     book = RequestBook()
-    for group in p.log.groups:
-        for segment in group.segments:
-            for at, event in enumerate(codec.decode_all(segment.records)):
-                book.note(Entry(group.revision, at, segment.stream, segment.first + at, 0, event))
+    for entry in entries(p.log.groups):
+        book.note(entry)
     shown = decisions_of(book.courses["low5"], "r.r0")
     assert [d.decision["type"] for d in shown] == ["request_held", "request_shed"]
 
 
-async def test_waits_end_by_the_clock_and_the_late_are_told() -> None:
+async def test_waits_end_by_the_clock_and_late_clients_get_an_answer() -> None:
     async with plane() as p:
         p.ask("a")
         p.ask("b")
@@ -273,7 +312,18 @@ async def test_with_no_worker_open_they_wait_and_go_when_one_comes() -> None:
     async with plane(up=False) as p:
         first = p.ask("a", tier="batch")
         p.ask("b", tier="interactive")
-        p.worker.append(v.EngineReady("w0", 1, "127.0.0.1", 9, "m", 4096, 16, 512))
+        p.worker.append(
+            v.EngineReady(
+                worker="w0",
+                incarnation=1,
+                host="127.0.0.1",
+                port=9,
+                model="m",
+                max_model_len=4096,
+                block_size=16,
+                kv_blocks=512,
+            )
+        )
         p.follow()
         await p.settle()
         assert p.sent == ["b", "a"]
@@ -281,7 +331,7 @@ async def test_with_no_worker_open_they_wait_and_go_when_one_comes() -> None:
         assert {e.cause for e in p.own(v.RequestHeld)} == {"no worker"}
 
 
-async def test_who_goes_on_behind_a_failure_is_asked_before_the_room_and_never_held() -> None:
+async def test_a_request_after_a_failure_comes_before_the_queue_and_is_never_queued() -> None:
     async with plane(WaitingConfig(queued=1)) as p:
         p.ask("a")
         p.decodes("a")
@@ -301,7 +351,18 @@ async def test_who_goes_on_behind_a_failure_is_asked_before_the_room_and_never_h
         waiting = [asyncio.create_task(goes_on(name)) for name in ("a", "b")]
         await p.settle()
         p.worker.append(v.EngineStarted("w0", 2, 4, 5))
-        p.worker.append(v.EngineReady("w0", 2, "127.0.0.1", 9, "m", 4096, 16, 512))
+        p.worker.append(
+            v.EngineReady(
+                worker="w0",
+                incarnation=2,
+                host="127.0.0.1",
+                port=9,
+                model="m",
+                max_model_len=4096,
+                block_size=16,
+                kv_blocks=512,
+            )
+        )
         p.follow()
         await p.settle()
         await asyncio.gather(*waiting)
@@ -332,7 +393,7 @@ async def test_a_stopping_gateway_answers_everybody() -> None:
             assert caller.why.retry_after_s == 1
 
 
-async def test_nobody_is_held_while_the_log_is_away() -> None:
+async def test_no_request_is_queued_while_the_log_is_unavailable() -> None:
     """Nobody would hear that a worker is free again."""
     async with plane() as p:
         for name in ("a", "b", "x"):
@@ -352,7 +413,19 @@ async def test_a_bound_on_prompts_ahead_is_kept_by_the_clock_alone() -> None:
             p.ask(f"q{number}")
         p.steps += 1
         queued = tuple(v.RequestQueued(name, 1, 100) for name in p.sent)
-        p.worker.append(v.EngineStep(1, p.steps, 5000, 0, 0, 50, len(queued), 9, queued))
+        p.worker.append(
+            v.EngineStep(
+                incarnation=1,
+                step=p.steps,
+                duration_us=5000,
+                batch=0,
+                sum_context=0,
+                prefill_tokens=50,
+                waiting=len(queued),
+                kv_used=9,
+                changes=queued,
+            )
+        )
         p.follow()
         before = len(p.sent)
         one = p.ask("late")

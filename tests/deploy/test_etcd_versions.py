@@ -5,8 +5,14 @@ import sys
 
 import pytest
 
-from relume.events.etcd import versions
-from relume.events.etcd.versions import EtcdVersion, NotAVersion, Verdict, judge, parse_version
+from relume.events.etcd.client import etcd_versions as versions
+from relume.events.etcd.client.etcd_versions import (
+    EtcdVersion,
+    NotAVersion,
+    VersionCheck,
+    judge,
+    parse_version,
+)
 
 BANNER = (
     "etcd Version: 3.4.23\nGit SHA: Not provided\nGo Version: go1.19.8\nGo OS/Arch: linux/amd64\n"
@@ -17,13 +23,13 @@ BANNER = (
 @pytest.mark.parametrize("text", ["3.5.0", "3.5.1", "3.5.2"])
 def test_versions_that_lose_acknowledged_writes_are_refused_at_any_size(text, members):
     judgement = judge(parse_version(text), members)
-    assert judgement.verdict is Verdict.REFUSED
+    assert judgement.verdict is VersionCheck.REFUSED
     assert "13766" in judgement.reason and text in judgement.reason
 
 
 @pytest.mark.parametrize("text", ["3.4.0", "3.4.20", "3.5.3", "3.5.4"])
 def test_versions_that_answer_before_the_disk_does_are_refused_with_one_member(text):
-    assert judge(parse_version(text), 1).verdict is Verdict.REFUSED
+    assert judge(parse_version(text), 1).verdict is VersionCheck.REFUSED
     assert "14370" in judge(parse_version(text), 1).reason
     assert judge(parse_version(text), 3).usable
 
@@ -31,25 +37,25 @@ def test_versions_that_answer_before_the_disk_does_are_refused_with_one_member(t
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        ("3.3.25", Verdict.REFUSED),
-        ("2.3.8", Verdict.REFUSED),
-        ("3.4.21", Verdict.WARNED),
-        ("3.4.23", Verdict.WARNED),
-        ("3.4.99", Verdict.WARNED),
-        ("3.5.5", Verdict.WARNED),
-        ("3.5.32", Verdict.WARNED),
-        ("3.5.33", Verdict.ACCEPTED),
-        ("3.6.0", Verdict.WARNED),
-        ("3.6.13", Verdict.WARNED),
-        ("3.6.14", Verdict.ACCEPTED),
-        ("3.10.0", Verdict.ACCEPTED),
-        ("3.6.14-rc.1", Verdict.REFUSED),
+        ("3.3.25", VersionCheck.REFUSED),
+        ("2.3.8", VersionCheck.REFUSED),
+        ("3.4.21", VersionCheck.WARNED),
+        ("3.4.23", VersionCheck.WARNED),
+        ("3.4.99", VersionCheck.WARNED),
+        ("3.5.5", VersionCheck.WARNED),
+        ("3.5.32", VersionCheck.WARNED),
+        ("3.5.33", VersionCheck.ACCEPTED),
+        ("3.6.0", VersionCheck.WARNED),
+        ("3.6.13", VersionCheck.WARNED),
+        ("3.6.14", VersionCheck.ACCEPTED),
+        ("3.10.0", VersionCheck.ACCEPTED),
+        ("3.6.14-rc.1", VersionCheck.REFUSED),
     ],
 )
 def test_single_member_verdicts(text, verdict):
     judgement = judge(parse_version(text), 1)
     assert judgement.verdict is verdict
-    assert bool(judgement.reason) == (verdict is not Verdict.ACCEPTED)
+    assert bool(judgement.reason) == (verdict is not VersionCheck.ACCEPTED)
 
 
 def test_end_of_life_is_said():

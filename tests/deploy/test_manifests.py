@@ -8,10 +8,11 @@ import pytest
 
 yaml = pytest.importorskip("yaml")
 
-from relume.controlplane import config as control  # noqa: E402
-from relume.engine_shim import agent_config as agent  # noqa: E402
-from relume.engine_shim import checkpoint_keys  # noqa: E402
-from relume.engine_shim.agent_checkpoints import checkpoints_of  # noqa: E402
+from relume.controlplane import serve_settings as control  # noqa: E402
+from relume.controlplane.telemetry.metric_table import TABLE  # noqa: E402
+from relume.engine_shim.agent import agent_config as agent  # noqa: E402
+from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of  # noqa: E402
+from relume.engine_shim.checkpoints import curve_keys as checkpoint_keys  # noqa: E402
 from relume.events.etcd.config import parse_url  # noqa: E402
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -59,7 +60,7 @@ def serve_flags(argv: list[str]) -> dict[str, str]:
     flags = {}
     for flag, value in zip(words[::2], words[1::2], strict=True):
         field = flag.removeprefix("--").replace("-", "_")
-        assert flag.startswith("--") and field in control.FIELDS, flag
+        assert flag.startswith("--") and field in control.SETTINGS, flag
         flags[field] = value
     return flags
 
@@ -154,7 +155,9 @@ def test_units_start_what_exists(path):
     command = shlex.split(re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)[1].replace("%i", "w0"))
     assert command[0] == "/opt/relume/bin/relume"
     for variable in re.findall(r"\bRELUME_\w+", text):
-        settings = control.FIELDS if "control" in path.name else agent.AgentConfig.__struct_fields__
+        settings = (
+            control.SETTINGS if "control" in path.name else agent.AgentConfig.__struct_fields__
+        )
         name = {"RELUME_ETCD_ENDPOINTS": "etcd"}.get(variable, variable[len("RELUME_") :].lower())
         assert name in settings, variable
     if command[1] == "serve":
@@ -166,20 +169,8 @@ def test_units_start_what_exists(path):
 
 
 def exported_metrics() -> set[str]:
-    """Names the control plane's /metrics can have, from the source that makes them."""
-    admin = DEPLOY.parent / "controlplane/admin"
-    source = "".join((admin / name).read_text() for name in ("checkpoint_metrics.py", "metrics.py"))
-    names = set()
-    for kind, name in re.findall(r"(Counter|CounterMetricFamily)\(\s*f?\"(relume_\w+)\"", source):
-        names.add(name + "_total")
-        assert kind
-    for name in re.findall(r"Histogram\(\s*\"(relume_\w+)\"", source):
-        names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")}
-    names |= set(re.findall(r"GaugeMetricFamily\(\s*\"(relume_\w+)\"", source))
-    names |= {f"relume_{name}" for name in re.findall(r"_gauge\(\s*\"(\w+)\"", source)}
-    per_worker = source[source.index("_WORKER_GAUGES = {") :]
-    names |= {f"relume_worker_{name}" for name in re.findall(r"^    \"(\w+)\":", per_worker, re.M)}
-    return names
+    """Names the control plane's /metrics can have."""
+    return {name for metric in TABLE.values() for name in metric.exported}
 
 
 def test_alerts_ask_for_metrics_that_exist():
@@ -191,3 +182,12 @@ def test_alerts_ask_for_metrics_that_exist():
             used |= set(re.findall(r"\brelume_\w+", rule["expr"]))
             assert rule["annotations"]["summary"] and rule["labels"]["severity"]
     assert used and used <= known, used - known
+
+
+def test_the_runbook_has_every_alert_and_no_other():
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "relume-rules.yaml").read_text())
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    rows = re.findall(
+        r"^\|([^|]*)\|", (DEPLOY.parent / "docs/operations/runbook.md").read_text(), re.M
+    )
+    assert alerts == {name for row in rows for name in re.findall(r"`(Relume\w+)`", row)}

@@ -64,7 +64,7 @@ def test_does_nothing_when_present(tiny, capsys):
     assert {path: path.stat().st_mtime_ns for path in tiny.iterdir()} == before
 
 
-def test_makes_a_damaged_or_different_one_anew(tmp_path):
+def test_makes_a_damaged_or_different_one_again(tmp_path):
     out = tmp_path / "draft"
     digest, made = make_model.ensure_model(out, "draft", 1)
     assert made

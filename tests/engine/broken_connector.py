@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relume.engine_shim import connector
+from relume.engine_shim.checkpoints import connector
 
 
 class _Shifted(connector.TensorCache):

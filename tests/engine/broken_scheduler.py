@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from relume.engine_shim import vllm_private_runner
+from relume.engine_shim.engine.reporting_scheduler import relume_scheduler
+from relume.engine_shim.engine.vllm_private import model_runner as vllm_private_runner
 from relume.engine_shim.generation import IDENTITY_KEY
-from relume.engine_shim.scheduler import relume_scheduler
 
 FAILING_STEP = 400
 """Well behind the engine's self-test."""

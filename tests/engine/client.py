@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from relume.engine_shim import frames
+from relume.events.wire import frames
 
 TIMEOUT_S = 60.0
 _CREATED = re.compile(rb'"created":\d+')
@@ -27,7 +27,7 @@ class Framed(NamedTuple):
     """An answer in frames, sorted."""
 
     tokens: list[frames.Tokens]
-    whole: frames.Whole | None
+    whole: frames.Response | None
     last: frames.Frame
 
     @property
@@ -103,6 +103,15 @@ def open_stream(
     return connection, connection.getresponse()
 
 
+def begin(
+    port: int, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """Sends a request and returns once its answer has begun."""
+    connection, response = open_stream(port, path, body, headers)
+    assert response.status == 200 and response.read(64), response.status
+    return connection, response
+
+
 def post(port: int, path: str, body: dict[str, Any], **options: Any) -> Answer:
     """The whole answer."""
     connection, response = open_stream(port, path, body, **options)
@@ -133,8 +142,8 @@ def sort_frames(body: bytes) -> Framed:
     all_frames = reader.feed(body)
     assert all_frames, body
     tokens = [f for f in all_frames if isinstance(f, frames.Tokens)]
-    wholes = [f for f in all_frames if isinstance(f, frames.Whole)]
-    assert isinstance(all_frames[-1], frames.End | frames.Broken), all_frames[-1]
+    wholes = [f for f in all_frames if isinstance(f, frames.Response)]
+    assert isinstance(all_frames[-1], frames.End | frames.Failure), all_frames[-1]
     assert len(tokens) + len(wholes) + 1 == len(all_frames)
     for choice in {f.choice for f in tokens}:
         mine = [f for f in tokens if f.choice == choice]

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from relume.controlplane.processes import free_port
-from relume.engine_shim.reports import FrameReader, Hello, Layout, Ready, parse
-from relume.events import codec
+from relume.controlplane.local.child_processes import free_port
+from relume.events.log import codec
 from relume.events.vocabulary import (
     AnyChange,
     EngineFinished,
@@ -28,8 +27,11 @@ from relume.events.vocabulary import (
     PrefixBlocksChanged,
     RequestQueued,
 )
+from relume.events.wire.reports import Hello, Layout, Ready, ReportReader, parse
 
-START_TIMEOUT_S = 180.0
+HANG_S = 180.0
+"""A wait that takes longer hangs: this bounds waits, that for vLLM's start too, and measures
+nothing."""
 VLLM_ARGUMENTS = (
     *("--dtype", "float32", "--enforce-eager", "--block-size", "32"),
     *("--max-model-len", "2048", "--kv-cache-memory-bytes", str(32 << 20)),
@@ -45,7 +47,7 @@ ENVIRONMENT = {
 }
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = START_TIMEOUT_S) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = HANG_S) -> Any:
     """The condition's first true value. Raises AssertionError naming `what`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -82,7 +84,7 @@ class AgentSocket:
             threading.Thread(target=self._read, args=(connection,), daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:
-        reader = FrameReader()
+        reader = ReportReader()
         while True:
             while self.paused.is_set():
                 time.sleep(0.01)
@@ -140,6 +142,12 @@ class Engine:
         self.incarnation = incarnation
         self.log = log
 
+    @property
+    def core(self) -> int:
+        """The process that computes: the whole engine, or one of three of `vllm serve`."""
+        (pid,) = [hello.pid for hello in self.agent.hellos if hello.role == "core"]
+        return pid
+
     def wait_ready(self) -> Engine:
         def ready() -> Ready | None:
             assert self.alive(), f"engine died at start:\n{self.log.read_text()[-4000:]}"
@@ -168,9 +176,9 @@ class Engine:
             state = self.state()
             return state["running"] + state["waiting"] + state["kv_used"] == 0
 
-        wait_until(idle, "engine idle", 60.0)
+        wait_until(idle, "engine idle")
         if not self.agent.paused.is_set():
-            wait_until(self._told, "engine's reports are read", 60.0)
+            wait_until(self._told, "engine's reports are read")
 
     def _told(self) -> bool:
         """Whether the agent has read of every request's end and nothing more comes."""
@@ -181,7 +189,7 @@ class Engine:
 
     def stop(self) -> None:
         self.agent.close()
-        wait_until(lambda: not self.alive(), "engine exits on EOF", 10.0)
+        wait_until(lambda: not self.alive(), "engine exits on EOF")
 
 
 class Zygote:
@@ -197,7 +205,7 @@ class Zygote:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "relume.engine_shim.zygote"),
+                    *(sys.executable, "-m", "relume.engine_shim.engine.hosts.zygote"),
                     *("--socket", str(self.socket), "--lifeline-fd", str(lifeline_read)),
                 ],
                 env={**os.environ, **ENVIRONMENT},
@@ -207,7 +215,7 @@ class Zygote:
             )
         os.close(lifeline_read)
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], START_TIMEOUT_S)[0], "zygote is slow"
+        assert select.select([self.process.stdout], [], [], HANG_S)[0], "zygote is slow"
         line = self.process.stdout.readline()
         assert line == b"zygote ready\n", self.log.read_text()[-4000:]
 
@@ -296,7 +304,13 @@ class StockServe:
         with open(directory / "engine.log", "wb") as log:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "relume.engine_shim.serve", "--model", str(self._model)),
+                    *(
+                        sys.executable,
+                        "-m",
+                        "relume.engine_shim.engine.hosts.vllm_serve",
+                        "--model",
+                        str(self._model),
+                    ),
                     *("--host", "127.0.0.1", "--port", str(port)),
                     *VLLM_ARGUMENTS,
                     *arguments,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from relume.engine_shim import frames
+from relume.events.wire import frames
 from tests.engine import client
 from tests.engine.fleet import Engine
 
@@ -23,7 +23,7 @@ BLOCK = 32
 LOGPROB_TOLERANCE = 1e-3
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Choice:
     """One choice as its client has it."""
 
@@ -55,7 +55,7 @@ def seen(run: client.Framed) -> Seen:
             if event.startswith(b"data: {"):
                 _take(result, json.loads(event.removeprefix(b"data: ")))
     for frame in run.tokens:
-        result.choices.setdefault(frame.choice, Choice()).ids += frame.ids
+        result.choices.setdefault(choice_of(frame), Choice()).ids += frame.ids
     return result
 
 
@@ -132,6 +132,11 @@ def cuts(whole: client.Framed, prompt_tokens: int) -> list[int]:
     return sorted({0, 1, min(edge + 5, total - 1), min(edge, total - 1), total - 1})
 
 
+def choice_of(frame: frames.Tokens) -> int:
+    """Which choice a frame is of. A `:r` frame is of a request with one choice and numbers none."""
+    return max(frame.choice, 0)
+
+
 def continued(
     engine: Engine,
     path: str,
@@ -144,9 +149,9 @@ def continued(
 ) -> client.Framed:
     """What the client has in the end when it had `had` and `engine` took the request up;
     `more`: further headers, by name without the prefix."""
-    choices = range(1 + max((f.choice for f in had), default=0))
-    ids = [[i for f in had if f.choice == c for i in f.ids] for c in choices]
-    notes = [b"".join(f.payload for f in had if f.choice == c) for c in choices]
+    choices = range(1 + max(map(choice_of, had), default=0))
+    ids = [[i for f in had if choice_of(f) == c for i in f.ids] for c in choices]
+    notes = [b"".join(f.payload for f in had if choice_of(f) == c) for c in choices]
     if body.get("stream"):
         notes = [b""] * len(notes)
     headers = client.headers_for(request=name, attempt=2, created=created, **more)

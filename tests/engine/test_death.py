@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim import frames
+from relume.events.wire import frames
 from tests.engine import client
 from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
 from tests.signals import slowed, stop
+from tests.suite.outcomes import inconclusive
 
 COMPLETIONS = "/v1/completions"
 SOON_S = 15.0
@@ -54,7 +55,7 @@ def go_on(pid: int) -> None:
 def assert_broken(body: bytes) -> None:
     """The client's part is clean; the last frame says that the engine is gone."""
     answer = client.sort_frames(body)
-    assert isinstance(answer.last, frames.Broken)
+    assert isinstance(answer.last, frames.Failure)
     assert answer.last.kind == "engine"
     assert b'"error"' not in answer.payload
     assert b'"finish_reason":"abort"' not in answer.payload
@@ -63,7 +64,7 @@ def assert_broken(body: bytes) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("stream", (True, False))
-def test_terminated_engine_breaks_streams_so_that_they_go_on_elsewhere(
+def test_terminated_engine_breaks_streams_so_that_they_continue_elsewhere(
     zygote: Zygote, stream: bool
 ) -> None:
     with engine_of(zygote.fork()) as engine, running_stream(engine, stream) as rest:
@@ -101,7 +102,11 @@ def test_stock_engine_that_lost_a_process_tells_and_ends(stock: Engine) -> None:
     with running_stream(stock) as rest:
         os.kill(pid, signal.SIGKILL)
         killed_at = time.monotonic()
-        assert_broken(rest())
+        body = rest()
+        if client.sort_frames(body).last == frames.End("length"):
+            # Only a worker that lives ends a stream so: the core was ahead of what we read.
+            inconclusive("the stream ended before its worker was killed")
+        assert_broken(body)
         told_s = time.monotonic() - killed_at
         wait_until(lambda: not stock.alive(), "the whole engine ends", SOON_S)
         print(f"streams told after {told_s:.3f} s")

@@ -10,27 +10,51 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
-from relume.engine_shim import frames, reports, serve
-from relume.engine_shim.progress import Progress
-from relume.engine_shim.reporter import BUFFER_BYTES, AgentUnreachable, Reporter
-from relume.engine_shim.reports import Hello, Ready
-from relume.events import codec
+from relume.engine_shim.engine.hosts import vllm_serve as serve
+from relume.engine_shim.engine.progress import Progress
+from relume.engine_shim.engine.reporter import BUFFER_BYTES, AgentUnreachable, Reporter
+from relume.events.log import codec
 from relume.events.vocabulary import EngineStep, FirstToken
+from relume.events.wire import frames, reports
+from relume.events.wire.errors import FrameError, ReportError
+from relume.events.wire.reports import Hello, Ready
 
 HELLO = Hello(1, "core", 2)
-READY = Ready(8000, 2048, 32, 100, "tiny", "0.32.0", {"greedy": True, "seeded": "why"})
-STEP = EngineStep(1, 2, 3, 4, 5, 6, 7, 8, (FirstToken("r", 1),), 9)
+READY = Ready(
+    port=8000,
+    max_model_len=2048,
+    block_size=32,
+    kv_blocks=100,
+    model="tiny",
+    vllm="0.32.0",
+    exact={"greedy": True, "seeded": "why"},
+)
+STEP = EngineStep(
+    incarnation=1,
+    step=2,
+    duration_us=3,
+    batch=4,
+    sum_context=5,
+    prefill_tokens=6,
+    waiting=7,
+    kv_used=8,
+    changes=(FirstToken("r", 1),),
+    lost=9,
+)
 
 
-def test_frames_survive_any_cut() -> None:
+@pytest.mark.parametrize(
+    "last", (frames.encode_end("length"), frames.encode_failure("engine", "größer"))
+)
+def test_frames_survive_any_cut(last: bytes) -> None:
     written = [
-        frames.tokens(0, [1, 2], b"data: \n:e stop\n"),
-        frames.tokens(4, [7], b"x", choice=1),
-        frames.tokens(2, [3]),
-        frames.whole(200, b"{}\n"),
-        frames.broken("engine", "größer"),
-        frames.end("length"),
+        frames.encode_tokens(0, [1, 2], b"data: \n:e stop\n"),
+        frames.encode_tokens(4, [7], b"x", choice=1),
+        frames.encode_tokens(2, [3]),
+        frames.encode_response(200, b"{}\n"),
+        last,
     ]
     expected = frames.FrameReader().feed(b"".join(written))
     assert len(expected) == len(written)
@@ -41,14 +65,14 @@ def test_frames_survive_any_cut() -> None:
 
 @pytest.mark.parametrize("data", (b":z 1\n", b":r x 0\n", b"plain\n", b":w 200\n", b":r 0 1 a\nx"))
 def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
-    with pytest.raises(frames.MalformedFrame):
+    with pytest.raises(FrameError):
         frames.FrameReader().feed(data)
 
 
 def test_report_frames_survive_any_cut() -> None:
     stream = reports.hello_frame(HELLO) + reports.ready_frame(READY)
     stream += reports.frame(codec.encode(STEP))
-    reader = reports.FrameReader()
+    reader = reports.ReportReader()
     payloads = [p for byte in stream for p in reader.feed(bytes([byte]))]
     hello, ready, step = (reports.parse(p) for p in payloads)
     assert (hello, ready) == (HELLO, READY)
@@ -56,9 +80,9 @@ def test_report_frames_survive_any_cut() -> None:
 
 
 def test_absurd_report_length_and_unknown_map_are_refused() -> None:
-    with pytest.raises(ValueError, match="report frame"):
-        reports.FrameReader().feed(b"\xff\xff\xff\xff")
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(ReportError, match="report frame"):
+        reports.ReportReader().feed(b"\xff\xff\xff\xff")
+    with pytest.raises(ReportError):
         reports.parse(msgspec.msgpack.encode({}))
 
 
@@ -96,7 +120,7 @@ def test_reporter_never_blocks_and_counts_what_it_drops(listener: socket.socket)
     assert BUFFER_BYTES / len(frame) < taken < 400
     assert reporter.take_lost() == 400 - taken
     assert reporter.take_lost() == 0
-    reader, received = reports.FrameReader(), 0
+    reader, received = reports.ReportReader(), 0
     agent.settimeout(5.0)
     while received < taken + 1:
         received += len(reader.feed(agent.recv(1 << 20)))
@@ -107,8 +131,8 @@ def test_reporter_never_blocks_and_counts_what_it_drops(listener: socket.socket)
 
 ORPHAN = """
 import os, sys
-from relume.engine_shim.reporter import Reporter
-from relume.engine_shim.reports import Hello
+from relume.engine_shim.engine.reporter import Reporter
+from relume.events.wire.reports import Hello
 Reporter(sys.argv[1], Hello(os.getpid(), "worker", 1))
 while True:
     pass  # a busy main thread must not keep the orphan alive
@@ -139,3 +163,17 @@ def test_launcher_refuses_to_run_without_the_plugin(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     with pytest.raises(serve.PluginNotInstalled):
         serve.check_plugin()
+
+
+class LaterStep(EngineStep, frozen=True, tag="engine_step/1", kw_only=True):
+    """A step as a later build may have it: with one field more."""
+
+    temperature: int = 0
+
+
+def test_the_count_of_lost_records_goes_into_its_own_field() -> None:
+    step = LaterStep(**structs.asdict(STEP), temperature=7)
+    told = reports.with_lost(step, 3)
+    assert told == structs.replace(step, lost=3)
+    assert (told.lost, told.temperature, told.changes) == (3, 7, STEP.changes)
+    assert reports.with_lost(STEP, 0) is STEP

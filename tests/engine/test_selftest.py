@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from relume.engine_shim import selftest
 from relume.engine_shim.generation import CURRENT
 
 pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def selftest() -> Any:
+    """The module. Importing it takes seconds, and every process of a run collects this one."""
+    from relume.engine_shim.engine import selftest
+
+    return selftest
 
 
 class Decoder:
@@ -62,30 +69,30 @@ class Decoder:
         self._running -= 1
 
 
-async def test_engine_that_always_says_the_same_is_exact() -> None:
+async def test_engine_that_always_says_the_same_is_exact(selftest: Any) -> None:
     verdicts = await selftest.verdicts(Decoder())
     assert set(verdicts.values()) == {True}
     assert {"greedy", "seeded", "penalties", "structured", "logprobs"} <= set(verdicts)
 
 
-async def test_batch_dependence_is_found() -> None:
+async def test_batch_dependence_is_found(selftest: Any) -> None:
     verdicts = await selftest.verdicts(Decoder(batch_matters=True))
     assert set(verdicts.values()) == {selftest.BATCH_MATTERS}
 
 
-async def test_difference_by_recomputation_is_found() -> None:
+async def test_difference_by_recomputation_is_found(selftest: Any) -> None:
     verdicts = await selftest.verdicts(Decoder(recompute_differs=True))
     assert set(verdicts.values()) == {selftest.RECOMPUTE_DIFFERS}
 
 
-async def test_generator_in_a_wrong_state_is_found() -> None:
+async def test_generator_in_a_wrong_state_is_found(selftest: Any) -> None:
     verdicts = await selftest.verdicts(Decoder(seeds_differ=True))
     differ = {name for name, verdict in verdicts.items() if verdict == selftest.STATE_DIFFERS}
     assert differ == {"seeded", "choices"}
     assert {verdicts[name] for name in verdicts.keys() - differ} == {True}
 
 
-async def test_engine_too_small_to_test_says_so() -> None:
+async def test_engine_too_small_to_test_says_so(selftest: Any) -> None:
     small = Decoder()
     small.model_config.max_model_len = 32
     assert set((await selftest.verdicts(small)).values()) == {selftest.UNTESTED}

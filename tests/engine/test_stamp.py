@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from vllm.sampling_params import SamplingParams
 
-from relume.engine_shim import vllm_private
 from relume.engine_shim.generation import IDENTITY_KEY
+
+pytestmark = pytest.mark.engine
 
 FORGED = {"kv_transfer_params": {"x": 1}, "ec_transfer_params": {"x": 1}, IDENTITY_KEY: {}, "a": 1}
 
@@ -16,6 +16,10 @@ FORGED = {"kv_transfer_params": {"x": 1}, "ec_transfer_params": {"x": 1}, IDENTI
 )
 def test_a_fleets_engine_takes_no_kv_blocks_named_by_a_client(monkeypatch, socket, kept) -> None:
     """Also on routes that are relayed without an identity; plain vLLM stays as it is."""
+    from vllm.sampling_params import SamplingParams
+
+    from relume.engine_shim.engine.vllm_private import api_server as vllm_private
+
     monkeypatch.setenv("RELUME_AGENT_SOCKET", socket)
     params = SamplingParams(extra_args=dict(FORGED))
     vllm_private._stamp(params, None)

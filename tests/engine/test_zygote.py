@@ -28,7 +28,7 @@ def test_engine_serves_within_seconds_and_names_its_start(zygote: Zygote) -> Non
 def test_children_are_reaped(zygote: Zygote) -> None:
     engine = zygote.fork()
     os.kill(engine.pid, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{engine.pid}").exists(), "no zombie stays", 5.0)
+    wait_until(lambda: not Path(f"/proc/{engine.pid}").exists(), "no zombie stays")
     engine.agent.close()
 
 
@@ -53,5 +53,5 @@ def test_zygote_goes_when_its_parent_does_and_engines_stay(
 def test_bad_arguments_end_the_engine_with_a_reason(zygote: Zygote, tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     answer = zygote.ask({"cmd": "fork", "env": {}, "argv": ["--no-such-flag"], "log": str(log)})
-    wait_until(lambda: not Path(f"/proc/{answer['pid']}").exists(), "it gives up", 10.0)
+    wait_until(lambda: not Path(f"/proc/{answer['pid']}").exists(), "it gives up")
     assert "no-such-flag" in log.read_text()

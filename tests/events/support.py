@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from relume.events.codec import decode
-from relume.events.log import LogReader, RevisionGroup
+from relume.events.log.codec import decode
+from relume.events.log.interface import LogReader, RevisionGroup
 from relume.events.vocabulary import Tick
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from relume.events.disk import SteadyOutput, is_full
 from relume.events.etcd.factory import EtcdLog
-from relume.events.etcd.spool import SPOOL_VERSION, Spool, SpoolHead
+from relume.events.etcd.writer.spool import SPOOL_VERSION, Spool, SpoolHead
+from relume.events.log.disk import SteadyOutput, is_full
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import tick, until
@@ -16,7 +16,16 @@ from tests.events.test_outage import written
 from tests.full_disk import full_disk
 
 STREAM = "w.w0"
-HEAD = SpoolHead(SPOOL_VERSION, 1, "/x", STREAM, 2, 0, b"", 1)
+HEAD = SpoolHead(
+    version=SPOOL_VERSION,
+    cluster=1,
+    prefix="/x",
+    stream=STREAM,
+    epoch=2,
+    seq=0,
+    hash=b"",
+    position=1,
+)
 
 
 def test_a_spool_that_finds_no_room_leaves_nothing_in_the_way_of_the_next(tmp_path: Path) -> None:

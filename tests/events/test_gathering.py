@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from relume.events.etcd.factory import EtcdLog
@@ -22,16 +20,23 @@ async def segments(log: EtcdLog) -> list[int]:
     return [len(s.records) for g in groups for s in g.segments if s.stream == "r.r0"]
 
 
-async def test_events_wait_for_one_another_until_somebody_hurries(log: EtcdLog) -> None:
+async def others_land(log: EtcdLog) -> None:
+    """By then, events of ours that were sent at once would have landed as well."""
+    async with log.writer("r.other", wait_s=10) as other:
+        other.append(tick(0))
+        await other.flush(10)
+
+
+async def test_events_are_gathered_until_a_caller_hurries(log: EtcdLog) -> None:
     async with log.writer("r.r0", gather_s=60) as writer:
         for n in range(3):
             writer.append(tick(n))
-            await asyncio.sleep(0.02)
+            await others_land(log)
         assert writer.durable == 0
         writer.hurry()
         await until(lambda: writer.durable == 3)
         writer.append(tick(3))
-        await asyncio.sleep(0.02)
+        await others_land(log)
         assert writer.durable == 3
         await writer.flush(10)
         writer.append(tick(4))

@@ -1,4 +1,4 @@
-"""What `relume.events.log` promises, of the log in memory and of the log on etcd alike."""
+"""What `relume.events.log.interface` promises, of the log in memory and of the log on etcd alike."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from relume.events.codec import encode
-from relume.events.errors import StreamOwned
 from relume.events.etcd.factory import EtcdLog
-from relume.events.log import Landed, LogReader, StreamWriter
-from relume.events.memory import MemoryLog
-from relume.events.segment import Chain
+from relume.events.log.codec import encode
+from relume.events.log.errors import StreamOwned
+from relume.events.log.interface import Landed, LogReader, StreamWriter
+from relume.events.log.memory import MemoryLog
+from relume.events.log.segment import Chain
 from tests.etcd_server import EtcdServer, etcd_binary
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, positions, tick, until
@@ -89,7 +89,7 @@ async def test_only_one_owner_at_a_time(any_log: Log) -> None:
         pass
 
 
-async def test_landed_is_told_once_for_every_event_in_order(any_log: Log) -> None:
+async def test_landed_is_called_once_for_every_event_in_order(any_log: Log) -> None:
     landed: list[Landed] = []
     async with any_log.writer("r.r0") as writer:
         writer.on_landed(landed.append)

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from relume.events.codec import encode
-from relume.events.errors import Fenced, LogFull, StreamOwned
-from relume.events.etcd.appends import Append, Outcome, Shape
-from relume.events.etcd.client import EtcdClient
+from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.client.lease import Lease
 from relume.events.etcd.errors import CallFailed
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys
-from relume.events.etcd.lease import Lease
-from relume.events.etcd.writer import EtcdWriter
+from relume.events.etcd.writer.appends import Append, Outcome, Shape
+from relume.events.etcd.writer.stream_writer import EtcdWriter
+from relume.events.log.codec import encode
+from relume.events.log.errors import Fenced, LogFull, StreamOwned
 from relume.events.vocabulary import StreamResumed
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import events_of, following, numbers, positions, tick, until
+from tests.pace import paced
 
 pytestmark = pytest.mark.etcd
 
@@ -62,9 +63,8 @@ async def test_short_outage_keeps_the_epoch_and_lands_everything(
         writer.append(tick(0))
         await writer.flush(5)
         etcd.stop() if fault == "stop" else etcd.kill9()
-        for n in range(1, 20):
+        async for n in paced(range(1, 20), 0.03):
             writer.append(tick(n))
-            await asyncio.sleep(0.03)
         await until(lambda: not writer.healthy, 2)
         etcd.cont() if fault == "stop" else etcd.restart()
         await writer.flush(5)
@@ -188,7 +188,9 @@ async def test_living_owner_refuses_a_second_writer_and_is_waited_for(log: EtcdL
                 return second.append(tick(1))
 
         waiting = asyncio.ensure_future(wait_for_it())
-        await asyncio.sleep(0.3)
+        for n in range(5):  # a stream without an owner is taken meanwhile, five times
+            async with log.writer("w.free", wait_s=5) as free:
+                free.append(tick(n))
         assert not waiting.done()
     assert await waiting == 2
     assert await written(log) == [0, 1]
@@ -313,10 +315,9 @@ async def test_spool_on_disk_outlives_the_process_and_lands_first(
             writer.append(tick(0))
             await writer.flush(5)
             etcd.kill9()
-            for n in range(1, 1000):
-                writer.append(tick(n))
-                if n % 50 == 0:
-                    await asyncio.sleep(0.01)
+            async for first in paced(range(1, 1000, 50), 0.01):
+                for n in range(first, min(first + 50, 1000)):
+                    writer.append(tick(n))
             await until(lambda: not writer.healthy, 3)
         assert [p.suffix for p in tmp_path.iterdir()] == [".spool"]
         etcd.restart()
@@ -337,14 +338,12 @@ async def test_spool_beyond_memory_lands_in_order_after_the_outage(
     config = config_for(etcd, spool_dir=str(tmp_path), memory_limit_bytes=20_000, spool_sync_ms=5)
     async with EtcdLog(config) as log, log.writer(STREAM) as writer:
         etcd.kill9()
-        for n in range(20_000):
-            writer.append(tick(n))
-            if n % 200 == 0:
-                await asyncio.sleep(0.002)
+        async for first in paced(range(0, 20_000, 200), 0.002):
+            for n in range(first, first + 200):
+                writer.append(tick(n))
         etcd.restart()
-        for n in range(20_000, 20_100):
+        async for n in paced(range(20_000, 20_100), 0.002):
             writer.append(tick(n))
-            await asyncio.sleep(0.002)
         await writer.flush(10)
         await until(lambda: not list(tmp_path.iterdir()), 5)
         assert await written(log) == list(range(20_100))
@@ -362,11 +361,10 @@ async def test_spool_is_bounded(etcd: EtcdServer, tmp_path: Path) -> None:
         etcd.kill9()
         taken = 0
         with pytest.raises(LogFull) as full:
-            for n in range(100_000):
-                writer.append(tick(n))
-                taken += 1
-                if n % 50 == 0:
-                    await asyncio.sleep(0.01)
+            async for first in paced(range(0, 100_000, 50), 0.01):
+                for n in range(first, first + 50):
+                    writer.append(tick(n))
+                    taken += 1
         assert full.value.limit_bytes == 50_000
         assert 30_000 < writer.waiting_bytes <= 50_000 + 20_000
         assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 100_000

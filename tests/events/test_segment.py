@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.events.errors import BrokenChain, CorruptSegment
-from relume.events.segment import GENESIS, MAX_SEGMENT_BYTES, Chain, pack, unpack
+from relume.events.log.errors import BrokenChain, CorruptSegment
+from relume.events.log.segment import GENESIS, MAX_SEGMENT_BYTES, Chain, pack, unpack
 
 records = st.lists(st.binary(max_size=200), max_size=20)
 names = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=30)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from relume.events.errors import LogUnavailable
 from relume.events.etcd.errors import LeaseGone
 from relume.events.etcd.factory import EtcdLog
-from relume.events.etcd.writer import EtcdWriter
-from relume.events.log import Landed
+from relume.events.etcd.writer.stream_writer import EtcdWriter
+from relume.events.log.errors import LogUnavailable
+from relume.events.log.interface import Landed
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, positions, tick, until

@@ -12,8 +12,8 @@ import asyncio
 import itertools
 import sys
 
-from relume.events.errors import Fenced
 from relume.events.etcd.factory import open_log
+from relume.events.log.errors import Fenced
 from relume.events.vocabulary import Tick
 
 

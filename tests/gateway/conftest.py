@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from relume.controlplane.gateway.config import GatewayConfig
-from relume.controlplane.gateway.gateway import Gateway
+from relume.controlplane.gateway.endpoint import Gateway
 from tests.gateway.peers import Engine, FakeScheduler, RawClient
 
 
@@ -37,7 +37,7 @@ def rig():
         fleet = [Engine(f"w{i}", incarnation=3) for i in range(engines)]
         for engine in fleet:
             await engine.__aenter__()
-        scheduler = FakeScheduler(fleet.copy())
+        scheduler = FakeScheduler(engines=fleet.copy())
         config = GatewayConfig(port=0, **{"sweep_interval_s": 0.05, **settings})
         gateway = Gateway(scheduler, config, delegates=delegates)
         try:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 import httptools
 
-from relume.controlplane.gateway.ports import Arrival, Assignment, Hopeless
+from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Behaviour:
     """What an engine does with one request. `cut_at`: raw bytes of the response sent before
     the connection goes (`cut`: rst or fin). `status`: refuse with it. `hang_at`: send that
@@ -45,7 +45,7 @@ class Behaviour:
     close: bool = False
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Seen:
     """One request as the engine got it. `gone`: its connection closed before the end."""
 
@@ -112,10 +112,17 @@ def expected_stream(
     body: bytes, response_id: str, created: str, n: int, chat: bool, size: int = 8
 ) -> bytes:
     """What a client sees of an undisturbed stream."""
-    shown = b""
-    for frame in frames(body, response_id, created, n, 0, chat, True, size):
-        shown += frame.partition(b"\n")[2]
-    return shown
+    sent = frames(
+        body=body,
+        response_id=response_id,
+        created=created,
+        n=n,
+        start=0,
+        chat=chat,
+        stream=True,
+        size=size,
+    )
+    return b"".join(frame.partition(b"\n")[2] for frame in sent)
 
 
 class Engine:
@@ -207,7 +214,14 @@ class _EngineConnection(asyncio.Protocol):
             cut = len(body) - 4 * n - sum(int(count[1]) for count in counts if count[1:])
             ids = struct.unpack_from(f"<{n}I", body, cut)
             body, notes = body[:cut], body[cut + 4 * n :]
-        self.seen = Seen(self.url.decode(), dict(self.headers), body, resume, ids, notes)
+        self.seen = Seen(
+            path=self.url.decode(),
+            headers=dict(self.headers),
+            body=body,
+            resume=resume,
+            ids=ids,
+            notes=notes,
+        )
         engine.seen.append(self.seen)
         engine.methods.append(self.parser.get_method().decode())
         task = asyncio.get_running_loop().create_task(self.answer(behaviour, self.seen))
@@ -263,15 +277,15 @@ class _EngineConnection(asyncio.Protocol):
         chat = seen.path.endswith("/chat/completions")
         prefix = "chatcmpl-" if chat else "cmpl-"
         out = frames(
-            seen.body,
-            prefix + seen.headers["x-request-id"],
-            seen.headers.get("x-relume-created", self.engine.created),
-            how.tokens,
-            len(seen.ids),
-            chat,
-            asked.get("stream", False),
-            how.text_bytes,
-            how.apart,
+            body=seen.body,
+            response_id=prefix + seen.headers["x-request-id"],
+            created=seen.headers.get("x-relume-created", self.engine.created),
+            n=how.tokens,
+            start=len(seen.ids),
+            chat=chat,
+            stream=asked.get("stream", False),
+            size=how.text_bytes,
+            apart=how.apart,
         )
         if not how.apart:
             out[-2:] = [b"".join(out[-2:])]  # the end comes with the last bytes
@@ -299,14 +313,14 @@ class NoRoom:
         self.closed = True
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FakeScheduler:
     """Follows the contract by the simplest means: the first engine not yet avoided."""
 
     engines: list[Engine]
     log: list[tuple] = field(default_factory=list)
     arrivals: dict[str, Arrival] = field(default_factory=dict)
-    hopeless: Hopeless | None = None
+    hopeless: Rejected | None = None
     serving: bool = True
     wrong_incarnation: int = 0  # so many assignments name an older incarnation
     checkpoints: bool = False  # assignments name holders, later ones also sources
@@ -331,7 +345,7 @@ class FakeScheduler:
         self.attempts[arrival.request] = 0
         return arrival
 
-    def assign(self, request: str, cause: str, delivered: int) -> Assignment | Hopeless | None:
+    def assign(self, request: str, cause: str, delivered: int) -> Assignment | Rejected | None:
         self.log.append(("assign", cause, delivered))
         if self.hopeless is not None:
             return self.hopeless
@@ -350,17 +364,19 @@ class FakeScheduler:
             mode = "continue"
         elif delivered and verdict == "replay":
             mode = "replay"
+        checkpoint, restore = self._endpoints(self.attempts[request])
         return Assignment(
-            request,
-            self.attempts[request],
-            engine.name,
-            incarnation,
-            "127.0.0.1",
-            engine.port,
-            mode,
-            base64.urlsafe_b64encode(b"decision-" + request.encode()),
-            *self._endpoints(self.attempts[request]),
-            self.arrivals[request].priority,
+            request=request,
+            attempt=self.attempts[request],
+            worker=engine.name,
+            incarnation=incarnation,
+            host="127.0.0.1",
+            port=engine.port,
+            mode=mode,
+            dispatch=base64.urlsafe_b64encode(b"decision-" + request.encode()),
+            checkpoint=checkpoint,
+            restore=restore,
+            priority=self.arrivals[request].priority,
         )
 
     def _endpoints(self, attempt: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -456,16 +472,14 @@ class RawClient:
         if head_only:
             return Answer(status, headers, b"", True)
         if headers.get("transfer-encoding") == "chunked":
-            body = b""
+            chunks: list[bytes] = []
             try:
-                while True:
-                    size = int(await self.reader.readuntil(b"\r\n"), 16)
-                    chunk = await self.reader.readexactly(size + 2)
-                    if size == 0:
-                        return Answer(status, headers, body, True)
-                    body += chunk[:-2]
+                while size := int(await self.reader.readuntil(b"\r\n"), 16):
+                    chunks.append((await self.reader.readexactly(size + 2))[:-2])
+                await self.reader.readexactly(2)
+                return Answer(status, headers, b"".join(chunks), True)
             except (asyncio.IncompleteReadError, ConnectionError):
-                return Answer(status, headers, body, False)
+                return Answer(status, headers, b"".join(chunks), False)
         if "content-length" not in headers and headers.get("connection") == "close":
             return Answer(status, headers, await self.reader.read(), True)
         length = int(headers.get("content-length", 0))

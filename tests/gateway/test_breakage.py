@@ -8,7 +8,11 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from relume.controlplane.gateway.relay import Exchange
+from relume.controlplane.gateway.client_effects import TO_CLIENT
+from relume.controlplane.gateway.request_session import RequestSession
+from relume.controlplane.stream import stream_effects as do
+from relume.controlplane.stream.handlers import attempts
+from relume.controlplane.stream.stream_data import Stream
 from tests.gateway.peers import Behaviour
 
 TEXT = "/v1/completions"
@@ -65,7 +69,7 @@ async def test_join_raises_what_broke_the_gateway_and_live_says_so(rig, monkeypa
 async def test_join_ends_when_the_gateway_is_stopped(rig):
     async with rig() as r:
         joined = asyncio.create_task(r.gateway.join())
-        await asyncio.sleep(0.1)
+        assert (await r.ask("/live", method="GET")).status == 200
         assert not joined.done()
         await r.gateway.stop()
         async with asyncio.timeout(5):
@@ -91,7 +95,10 @@ async def test_a_bug_before_the_first_byte_is_a_500_and_not_the_workers(rig, mon
         if hook == "on_complete":
             r.engines[0].script.append(Behaviour(status=400))
         with monkeypatch.context() as patch, capture_logs() as lines:
-            patch.setattr(Exchange, hook, raising)
+            if hook == "send":
+                patch.setattr(attempts, "dispatch_request", raising)
+            else:
+                patch.setattr(RequestSession, hook, raising)
             answer = await r.ask(TEXT, STREAM, headers=f"x-request-id: mine\r\n{TRACED}")
         assert answer.status == 500
         assert answer.json()["error"]["type"] == "internal_server_error"
@@ -110,12 +117,12 @@ async def test_a_bug_in_midstream_ends_that_stream_with_an_error_event(rig, monk
     async with rig(engines=1) as r:
         r.engines[0].script.append(Behaviour(pause_s=0.01, tokens=40))
         if hook == "on_data":  # what `take_chunk` leaves to it
-            monkeypatch.setattr(Exchange, "take_chunk", lambda *_args: False)
+            monkeypatch.setattr(RequestSession, "take_chunk", lambda *_args: False)
         async with r.client() as client:
             client.send(TEXT, STREAM)
             await client.reader.readuntil(b'"index":3')
             with monkeypatch.context() as patch:
-                patch.setattr(Exchange, hook, raising)
+                patch.setattr(RequestSession, hook, raising)
                 async with asyncio.timeout(20):
                     rest = await client.reader.read()
         assert b'"type":"internal_server_error"' in rest and b"[DONE]" not in rest
@@ -158,10 +165,21 @@ async def test_a_bug_while_a_stalled_stream_is_moved_leaves_the_others_to_be_mov
 
 async def test_a_bug_after_the_terminal_event_does_not_leave_the_client_waiting(rig, monkeypatch):
     async with rig() as r:
-        monkeypatch.setattr(Exchange, "reply_headers", raising)
+        monkeypatch.setitem(TO_CLIENT, do.Reply, raising)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await r.ask(TEXT, BODY)
         assert r.scheduler.endings() == [("completed", 200, 12, "stop")]
+
+
+async def test_a_request_whose_failure_cannot_be_told_ends_all_the_same(rig, monkeypatch):
+    """The machine fails on it, and fails again while it ends it."""
+    async with rig() as r:
+        with monkeypatch.context() as patch:
+            patch.setattr(Stream, "reply_headers", raising)
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await r.ask(TEXT, BODY)
+        assert r.scheduler.endings() == [("failed", 500, 12, "-")]
+        assert (await r.ask(TEXT, BODY)).status == 200
 
 
 @pytest.mark.parametrize("method", ["admit", "serve"])

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from relume.controlplane.gateway.relay import DONE
+from relume.controlplane.stream.answer import DONE
 from tests.gateway.peers import Behaviour, decoded_dispatch, expected_stream, token_ids
 
 CHAT = "/v1/chat/completions"
@@ -98,11 +98,10 @@ async def test_a_weight_that_is_none_is_refused(rig, header):
 
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize("cut,apart", [("fin", False), ("rst", False), ("fin", True)])
-async def test_cut_at_any_byte_leaves_the_stream_identical(rig, chat, cut, apart):
+async def test_cut_at_any_byte_leaves_the_stream_identical(rig, seed, chat, cut, apart):
     """Every region of the raw response: in the head, in chunk sizes, in frame headers, in
     payloads, at every boundary, after [DONE]. The second engine answers with another
     `created`, so it must have been told the first one's."""
-    seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     path = CHAT if chat else TEXT
     body = chat_body() if chat else text_body(stream=True)
@@ -188,7 +187,16 @@ def raw_response(body: bytes, response_id: str) -> list[bytes]:
         b"HTTP/1.1 200 OK\r\ncontent-type: application/x-relume-frames\r\n"
         b"transfer-encoding: chunked\r\n\r\n"
     )
-    out = frames(body, response_id, "1700000000", 12, 0, False, True, 8)
+    out = frames(
+        body=body,
+        response_id=response_id,
+        created="1700000000",
+        n=12,
+        start=0,
+        chat=False,
+        stream=True,
+        size=8,
+    )
     return [head, *(b"%x\r\n%b\r\n" % (len(f), f) for f in out), b"0\r\n\r\n"]
 
 
@@ -368,7 +376,7 @@ async def test_what_cannot_be_continued_fails_honestly_inside_the_stream(rig):
         answer = await r.ask(TEXT, body)
         assert answer.complete and answer.body.startswith(events)
         error = json.loads(answer.body[len(events) :].removeprefix(b"data: "))
-        assert "told no token ids" in error["error"]["message"]
+        assert "the worker sent no token ids" in error["error"]["message"]
         assert b"[DONE]" not in answer.body
         assert answer.headers["x-relume-verdict"] == "restart"
         assert answer.headers["x-relume-reason"].startswith("best_of=2")
@@ -384,7 +392,7 @@ def framed(*frames: bytes) -> list[bytes]:
     return [head, *(b"%x\r\n%b\r\n" % (len(f), f) for f in frames), b"0\r\n\r\n"]
 
 
-async def test_each_of_several_choices_goes_on_from_its_own_tokens(rig):
+async def test_each_of_several_choices_continues_from_its_own_tokens(rig):
     body = text_body(stream=True, n=2)
     async with rig() as r:
         events = [b"data: %d\n\n" % i for i in range(5)]
@@ -420,7 +428,7 @@ async def test_notes_beside_the_tokens_of_a_whole_answer_are_given_back(rig):
         assert (resumed.resume, resumed.ids, resumed.notes) == ("continue 2:5", (70, 71), b"abcde")
 
 
-async def test_mismatch_of_a_replay_is_told_and_not_retried(rig):
+async def test_mismatch_of_a_replay_is_reported_and_not_retried(rig):
     body = text_body(stream=True, prompt_logprobs=1)
     async with rig() as r:
         raw = raw_response(body, "cmpl-q")
@@ -435,7 +443,7 @@ async def test_mismatch_of_a_replay_is_told_and_not_retried(rig):
         assert r.scheduler.endings()[-1][:3] == ("failed", 502, 5)
 
 
-async def test_no_worker_waits_then_goes_on(rig):
+async def test_no_worker_waits_then_continues(rig):
     async with rig(engines=1) as r:
         r.scheduler.serving = False
         task = asyncio.create_task(r.ask(TEXT, text_body()))
@@ -527,11 +535,11 @@ async def test_engines_found_hung_one_after_another_use_up_no_attempts(rig):
         assert r.scheduler.endings()[0][0] == "completed"
 
 
-async def test_hopeless_is_told_with_its_status(rig):
-    from relume.controlplane.gateway.ports import Hopeless
+async def test_a_rejection_reaches_the_client_with_its_status(rig):
+    from relume.controlplane.stream.arrival import Rejected
 
     async with rig() as r:
-        r.scheduler.hopeless = Hopeless(404, "the model `x` does not exist")
+        r.scheduler.hopeless = Rejected(404, "the model `x` does not exist")
         answer = await r.ask(TEXT, text_body())
         assert answer.status == 404
         assert answer.json()["error"]["code"] == "model_not_found"

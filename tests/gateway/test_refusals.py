@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from relume.controlplane.gateway.attempts import KINDS
-from relume.policies.fleet import SUSPICIOUS
+from relume.events.vocabulary.enums import TransportKind
+from relume.policies.state.fold import SUSPICIOUS
 from tests.gateway.peers import Behaviour, expected_stream
 
 TEXT = "/v1/completions"
@@ -45,7 +45,7 @@ async def test_a_worker_that_swallows_connections_is_unreachable_and_suspicious(
         assert answer.status == 200
         assert observed(r) == ["unreachable"]
         assert ("assign", "unreachable", 0) in r.scheduler.log
-    assert "unreachable" in KINDS and "unreachable" in SUSPICIOUS
+    assert TransportKind.UNREACHABLE in SUSPICIOUS
 
 
 @pytest.mark.parametrize("statuses,told", [((503, 503, 503), 503), ((429, 429, 429), 429)])
@@ -90,7 +90,7 @@ async def test_a_4xx_to_a_moved_stream_asks_the_next_worker(rig):
         assert answer.body == expected_stream(asked, "cmpl-q", "1700000000", 12, False)
         assert observed(r) == ["eof", "declined"]
         assert r.engines[2].seen[0].resume.startswith("continue ")
-    assert "declined" in KINDS and "declined" not in SUSPICIOUS
+    assert TransportKind.DECLINED not in SUSPICIOUS
 
 
 async def test_a_moved_stream_that_everybody_declines_ends_with_an_error_event(rig):
@@ -105,7 +105,7 @@ async def test_a_moved_stream_that_everybody_declines_ends_with_an_error_event(r
         assert r.scheduler.endings()[-1][:2] == ("failed", 502)
 
 
-async def test_a_moved_request_that_nobody_began_keeps_the_4xx_if_all_say_so(rig):
+async def test_a_moved_request_that_no_worker_began_keeps_the_4xx_of_all(rig):
     async with rig(engines=3) as r:
         r.engines[0].stop()
         for engine in r.engines[1:]:

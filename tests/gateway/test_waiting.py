@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from relume.controlplane.gateway.ports import Hopeless
+from relume.controlplane.stream.arrival import Rejected
 from tests.gateway.peers import NoRoom
 
 TEXT = "/v1/completions"
@@ -45,12 +45,12 @@ async def test_a_held_request_is_answered_when_it_is_called(rig):
         assert ("assign", "wait_over", 0) in r.scheduler.log
 
 
-async def test_a_refused_one_is_told_when_to_come_back(rig):
+async def test_a_refused_client_is_told_when_to_retry(rig):
     async with rig() as r:
         room = r.scheduler.waiting = Room()
         asked = asyncio.create_task(r.ask(TEXT, BODY))
         await asyncio.wait_for(room.came.wait(), 10)
-        room.callers[0].refused(Hopeless(429, "all workers are busy", 7, "overloaded"))
+        room.callers[0].refused(Rejected(429, "all workers are busy", 7, "overloaded"))
         answer = await asked
         assert (answer.status, answer.headers["retry-after"]) == (429, "7")
         assert answer.json()["error"]["code"] == "overloaded"
@@ -112,7 +112,7 @@ async def test_tenant_tier_and_deadline_are_taken_from_headers(rig):
             assert (answer.status, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_with_keys_nobody_has_anothers_share(rig):
+async def test_with_keys_no_client_has_anothers_share(rig):
     async with rig(api_keys=frozenset({"one", "two"})) as r:
         shares = []
         for key in ("one", "two"):

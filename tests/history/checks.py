@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relume.controlplane.history.restore import History, load_history
-from relume.events.codec import decode
-from relume.events.errors import Compacted
+from relume.controlplane.history.replica_restore import History, load_history
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
-from relume.policies.fleet import apply_group
-from relume.policies.state import state_hash
+from relume.events.log.codec import decode
+from relume.events.log.errors import Compacted
+from relume.policies.state.fleet import state_hash
+from relume.policies.state.fold import apply_group
 from tests.history.stage import Traffic, folded
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 from relume.controlplane.history.cycle import Step
-from relume.controlplane.history.keeper import Keeper, KeeperConfig
+from relume.controlplane.history.history_keeper import Keeper, KeeperConfig
 from relume.controlplane.history.quota import QuotaConfig
-from relume.controlplane.history.restore import History
-from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.controlplane.history.replica_restore import History
+from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.events import vocabulary as v
-from relume.events.errors import LogFull
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
-from relume.events.etcd.writer import EtcdWriter
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
+from relume.events.etcd.writer.stream_writer import EtcdWriter
+from relume.events.log.errors import LogFull
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 from tests.etcd_server import EtcdServer
 
 TICK_S = 0.1
@@ -79,7 +79,14 @@ class Stage:
 def fast(root: Path, **changes: Any) -> KeeperConfig:
     """A round every 40 revisions or every half second; the quota looked at ten times a s."""
     quota = QuotaConfig(changes.pop("quota_bytes", 2 * 1024**3))
-    base = KeeperConfig(str(root), 40, 0.5, 3, watch_quota_s=0.1, quota=quota)
+    base = KeeperConfig(
+        root=str(root),
+        every_revisions=40,
+        every_s=0.5,
+        keep_snapshots=3,
+        watch_quota_s=0.1,
+        quota=quota,
+    )
     return msgspec.structs.replace(base, **changes)
 
 
@@ -97,18 +104,18 @@ async def replica_on(
         async with log.writer(f"r.{name}", wait_s=10.0) as writer:
             maintenance = Maintenance(log.client)
             reader = log.reader()
-            config = ReplicaConfig(name, tick_s=TICK_S)
+            config = ReplicaConfig(name=name, tick_s=TICK_S)
             history = History(root, maintenance)
             replica = Replica(config, reader, writer, log.writer, history)
             keeper = Keeper(
-                fast(root, **keeping),
-                replica.fleet,
-                replica.leadership,
-                maintenance,
-                log.reader(),
-                lambda: max(replica.covered, reader.revision),
-                name,
-                step,
+                config=fast(root, **keeping),
+                fleet=replica.fleet,
+                leader=replica.leadership,
+                maintenance=maintenance,
+                reader=log.reader(),
+                reached=lambda: max(replica.covered, reader.revision),
+                replica=name,
+                step=step,
             )
             replica.observe(keeper.seen)
             replica.observe_groups(keeper.group)
@@ -141,7 +148,7 @@ class Traffic:
         """Position of the last event known to be durable."""
         return self.writer.durable
 
-    async def steps(self, count: int, padding: int = 0, flush_s: float = 5.0) -> None:
+    async def steps(self, count: int, padding: int = 0, flush_s: float = 30.0) -> None:
         """Take `count` steps; every eighth waits until all are durable."""
         for number in range(count):
             self.step(padding)
@@ -153,7 +160,17 @@ class Traffic:
         """Take one step with `padding` bytes in it; whether it was taken."""
         number = len(self.taken) + 1
         finished = v.EngineFinished(f"q{number}", 1, "x" * padding, number)
-        event = v.EngineStep(1, number, 1000 + number, 1, number, 0, 0, 1, (finished,))
+        event = v.EngineStep(
+            incarnation=1,
+            step=number,
+            duration_us=1000 + number,
+            batch=1,
+            sum_context=number,
+            prefill_tokens=0,
+            waiting=0,
+            kv_used=1,
+            changes=(finished,),
+        )
         try:
             self.writer.append(event)
         except LogFull:
@@ -166,7 +183,10 @@ class Traffic:
 async def traffic_on(log: EtcdLog, worker: str = "w0") -> AsyncIterator[Traffic]:
     """A worker that has registered and started an engine."""
     async with log.writer(f"w.{worker}", wait_s=10.0) as writer:
-        writer.append(v.WorkerRegistered(worker, "host", 1), v.EngineStarted(worker, 1, 2, 3))
+        writer.append(
+            v.WorkerRegistered(worker=worker, domain="host", agent_pid=1),
+            v.EngineStarted(worker, 1, 2, 3),
+        )
         yield Traffic(writer)
 
 
@@ -178,7 +198,7 @@ def folded(groups: Any) -> Fleet:
     return fleet
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until `condition` holds. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not condition():

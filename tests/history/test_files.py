@@ -9,13 +9,13 @@ import pytest
 from relume.controlplane.history import archive as archives
 from relume.controlplane.history import snapshots
 from relume.controlplane.history.archive import MANIFEST, Archive
-from relume.controlplane.history.errors import DamagedFile, HistoryGap, OtherBuild, WhichArchive
+from relume.controlplane.history.errors import AmbiguousArchive, DamagedFile, HistoryGap, OtherBuild
 from relume.controlplane.history.group_codec import decode_groups, encode_group
-from relume.controlplane.history.restore import load_history
-from relume.events.errors import BrokenChain, Compacted, CorruptSegment
-from relume.events.log import RevisionGroup
-from relume.events.segment import Segment, pack, unpack
-from relume.policies.state import Fleet, dump
+from relume.controlplane.history.replica_restore import load_history
+from relume.events.log.errors import BrokenChain, Compacted, CorruptSegment
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import Segment, pack, unpack
+from relume.policies.state.fleet import Fleet, dump
 
 
 def story(count: int, streams: tuple[str, ...] = ("w.w0", "r.r0")) -> list[RevisionGroup]:
@@ -143,7 +143,7 @@ def test_a_missing_file_is_a_gap_and_not_a_shorter_log(tmp_path: Path) -> None:
     assert list(again.read(groups[39].revision + 1)) == groups[40:]
 
 
-def test_behind_a_gap_the_archive_goes_on(tmp_path: Path) -> None:
+def test_the_archive_continues_after_a_gap(tmp_path: Path) -> None:
     groups = story(60)
     archive = archived(tmp_path, groups[:20])
     after = groups[39].revision + 1
@@ -181,7 +181,7 @@ def test_the_archive_of_another_log_is_not_mistaken(tmp_path: Path) -> None:
     file = other.begin("1")
     file.add(story(3))
     file.seal(99)
-    with pytest.raises(WhichArchive):
+    with pytest.raises(AmbiguousArchive):
         archives.find(tmp_path)
     assert archives.find(tmp_path, "other") == tmp_path / "other"
 

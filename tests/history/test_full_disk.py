@@ -12,7 +12,7 @@ from relume.controlplane.history.files import write_whole
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.maintenance import Maintenance
-from relume.events.etcd.scan import Scan
+from relume.events.etcd.reader.scan import Scan
 from tests.etcd_server import EtcdServer
 from tests.full_disk import full_disk
 from tests.history.checks import history_is_whole

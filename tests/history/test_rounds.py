@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from relume.controlplane.history.restore import History, load_history
-from relume.events.errors import Compacted
+from relume.controlplane.history.replica_restore import History, load_history
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
-from relume.events.etcd.scan import Scan
-from relume.policies.state import state_hash
+from relume.events.etcd.reader.scan import Scan
+from relume.events.log.errors import Compacted
+from relume.policies.state.fleet import state_hash
 from tests.etcd_server import EtcdServer
 from tests.history.stage import config_for, folded, replica_on, traffic_on, until
 
@@ -43,7 +43,7 @@ async def test_a_fresh_replica_has_the_state_of_one_that_read_everything(
             await first.log.reader().read(2)
 
 
-async def test_the_newest_segment_of_a_quiet_stream_stays_and_its_writer_goes_on(
+async def test_the_newest_segment_of_a_quiet_stream_stays_and_its_writer_continues(
     etcd: EtcdServer, tmp_path: Path
 ) -> None:
     async with replica_on(etcd, tmp_path) as stage:
@@ -65,8 +65,8 @@ async def test_snapshot_taken_says_hash_and_trim(etcd: EtcdServer, tmp_path: Pat
         async with traffic_on(stage.log) as traffic:
             while stage.keeper.status.rounds < 3:
                 await traffic.steps(40)
-    from relume.events.codec import decode
     from relume.events.etcd.factory import EtcdLog
+    from relume.events.log.codec import decode
     from relume.events.vocabulary import SnapshotTaken
     from tests.history.stage import config_for
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from relume.controlplane.history.restore import load_history
+from relume.controlplane.history.replica_restore import load_history
 from relume.controlplane.replay.verify import verify
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.maintenance import Maintenance
-from relume.events.etcd.scan import Scan
+from relume.events.etcd.reader.scan import Scan
 from tests.etcd_server import EtcdServer, free_port
 from tests.history.checks import history_is_whole
 from tests.history.stage import config_for, traffic_on
@@ -45,7 +45,7 @@ async def serving(etcd: EtcdServer, folder: Path, life: int) -> AsyncIterator[Se
     output = folder / f"serve{life}.log"
     with output.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "relume.controlplane.cli", "serve", "--name", "r0",
+            sys.executable, "-m", "relume.controlplane.cli.relume_command", "serve", "--name", "r0",
             "--port", str(free_port()), "--admin-port", "0", "--etcd", etcd.endpoints[0],
             "--lease-ttl-s", "2", "--tick-ms", "250", "--log-format", "json",
             "--spool-dir", str(folder / "spool"), "--archive-dir", str(folder / "archive"),

@@ -11,7 +11,7 @@ import pytest
 from relume.controlplane.history.quota import Level
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
-from relume.policies import shedding
+from relume.policies.leader import log_detail as shedding
 from tests.agent.host import Host
 from tests.agent.stage import ENGINE
 from tests.etcd_server import EtcdServer, etcd_binary
@@ -117,6 +117,11 @@ def test_a_forged_reason_to_shed_is_found() -> None:
     story = Story()
     story.worker()
     story.leader()
-    story.tell("fleet", v.DetailDecided("shed", "full", 50, 100, 60))
+    story.tell(
+        "fleet",
+        v.DetailDecided(
+            detail="shed", was="full", database_bytes=50, quota_bytes=100, shed_percent=60
+        ),
+    )
     (found,) = verify(story.groups).divergences
     assert (found.what, found.expected, found.actual) == ("decision", "shed", "full")

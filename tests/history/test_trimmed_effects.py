@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from relume.chaos.validators import i15_effects_once, i16_admin_logged
+from relume.chaos.validators.promises import i15_effects_once, i16_admin_logged
 from relume.controlplane.replay.verify import verify
-from relume.engine_shim.agent_fleet import FleetReader
+from relume.engine_shim.agent.stream_reader import FleetReader
 from relume.events import vocabulary as v
-from relume.events.codec import decode
-from relume.policies.step import step
+from relume.events.log.codec import decode
+from relume.policies.leader.duties import step
 from tests.agent.host import Host
 from tests.agent.stage import ENGINE
 from tests.etcd_server import EtcdServer, etcd_binary
@@ -37,7 +37,7 @@ async def held_in_log(stage: Stage) -> bool:
     return any(type(event) is v.EffectsDecided for event in map(decode, records))
 
 
-async def test_an_agent_that_comes_back_after_the_trimming_is_told(
+async def test_an_agent_that_returns_after_the_trimming_gets_its_effects(
     etcd: EtcdServer, tmp_path: Path
 ) -> None:
     async with replica_on(etcd, tmp_path / "kept") as stage:
@@ -50,7 +50,11 @@ async def test_an_agent_that_comes_back_after_the_trimming_is_told(
             lambda stream, position, e: applied.append(e) if type(e) is v.EffectApplied else None
         )
         for number, command in enumerate(("hold", "release", "drain")):
-            stage.replica.scheduler.emit(v.AdminCommanded(f"c{number}", "ada", command, "w0"))
+            stage.replica.scheduler.emit(
+                v.AdminCommanded(
+                    command_id=f"c{number}", principal="ada", command=command, target="w0"
+                )
+            )
         await until(lambda: len(stage.fleet.pending_effects) == 2)
         async with traffic_on(stage.log, "w1") as traffic:
             while await held_in_log(stage):
@@ -75,10 +79,15 @@ def commanded(worker_present: bool) -> Story:
     story.worker()
     story.replica()
     story.leader()
-    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w0")
+    )
     basis = v.Basis(story.revision, 0)
     effects = (v.Effect("drain", "w0"),)
-    story.tell("fleet", v.EffectsDecided("c1", basis, "root: drain w0", effects))
+    story.tell(
+        "fleet",
+        v.EffectsDecided(decision="c1", basis=basis, cause="root: drain w0", effects=effects),
+    )
     if not worker_present:
         story.tell("w.w0", v.WorkerDeregistered("w0", "asked to leave"))
     return story
@@ -87,12 +96,18 @@ def commanded(worker_present: bool) -> Story:
 def stated_again(story: Story, event: object, stream: str) -> v.EffectsDecided:
     story.tell(stream, event)
     basis = v.Basis(story.revision, 0)
-    return v.EffectsDecided("c1", basis, "root: drain w0", (v.Effect("drain", "w0"),), 0)
+    return v.EffectsDecided(
+        decision="c1",
+        basis=basis,
+        cause="root: drain w0",
+        effects=(v.Effect("drain", "w0"),),
+        again=0,
+    )
 
 
 def test_what_is_stated_again_is_owed_and_no_new_decision() -> None:
     story = commanded(worker_present=True)
-    story.tell("w.w0", v.WorkerRegistered("w0", "d", 7))
+    story.tell("w.w0", v.WorkerRegistered(worker="w0", domain="d", agent_pid=7))
     again = stated_again(story, v.Tick(7, 7_000), "fleet")
     story.tell("fleet", again)
     assert step(story.fleet, v.Tick(8, 8_000)) == []

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from relume.engine_shim.block_rows import APART, BlockRows, interior
-from relume.engine_shim.kv_stream.errors import Unshapeable
+from relume.engine_shim.checkpoints.staging.block_rows import APART, BlockRows, interior
+from relume.events.wire.kv.kv_errors import Unshapeable
 from tests.kv_stream import layouts
 from tests.kv_stream.layouts import BLOCKS, HEADS_FIRST, SPLIT, TOKENS_FIRST, cache, image
 
@@ -67,7 +67,7 @@ def test_where_blocks_lie_makes_no_other_interior_but_their_inside_does() -> Non
     assert BlockRows(one_head, BLOCKS).interior == BlockRows(turned, BLOCKS).interior
 
 
-def test_blocks_that_the_backend_divides_are_told_from_whole_ones() -> None:
+def test_blocks_that_the_backend_divides_are_distinguished_from_whole_ones() -> None:
     """[parts of a block][head][token][content]: heads first within a part is another order;
     tokens first is the same."""
     heads, tokens = torch.zeros(2 * BLOCKS, 2, 2, 6), torch.zeros(2 * BLOCKS, 2, 2, 6)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim import envelope_links
-from relume.engine_shim.checkpoint_links import LinkConfig
-from relume.engine_shim.envelope_links import EnvelopeLinks
-from relume.engine_shim.kv_stream import messages as m
-from relume.engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
-from relume.engine_shim.kv_stream.image import digest_of
-from relume.engine_shim.kv_stream.peer import Peer
+from relume.engine_shim.checkpoints import envelope_links
+from relume.engine_shim.checkpoints.daemon_links import LinkConfig
+from relume.engine_shim.checkpoints.envelope_links import EnvelopeLinks
+from relume.engine_shim.checkpoints.link.channel import Channel, LocalChannel, Wake
+from relume.engine_shim.checkpoints.link.image import digest_of
+from relume.engine_shim.checkpoints.link.peer import Peer
+from relume.events.wire.kv import kv_messages as m
 from tests.kv_stream.test_links import LINKS, Fleet
 from tests.signals import stop
 from tests.state_daemon.daemon import daemon_in
@@ -86,7 +86,13 @@ def test_chunks_wait_for_room_in_staging_while_the_daemon_reads_nothing(tmp_path
     draw = random.Random(5)
     envelopes = {f"q{n}": draw.randbytes(4 * MIB) for n in range(6)}
     with daemon_in(tmp_path, budget_bytes=64 * MIB) as daemon:
-        peer = Peer("local", connect, m.Hello(m.VERSION, "w0", 1, 1, "keeper", b""))
+        peer = Peer(
+            "local",
+            connect,
+            m.Hello(
+                version=m.VERSION, worker="w0", epoch=1, incarnation=1, role="keeper", nonce=b""
+            ),
+        )
 
         def keep(request: str) -> object:
             envelope = envelopes[request]
@@ -102,9 +108,9 @@ def test_chunks_wait_for_room_in_staging_while_the_daemon_reads_nothing(tmp_path
                 while len(peer._questions) < len(envelopes) or not peer._asked:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
-                for _ in range(50):
+                for _ in range(1000):
                     assert sum(list(peer._asked.values())) <= window
-                    time.sleep(0.01)
+                    time.sleep(0)  # the threads go on meanwhile
                 daemon.process.send_signal(signal.SIGCONT)
                 assert all(isinstance(answer, m.Done) for answer in asking)
             for request, envelope in envelopes.items():

@@ -13,14 +13,20 @@ from typing import Any
 
 import pytest
 
-from relume.engine_shim.checkpoint_links import LinkConfig, Links
-from relume.engine_shim.checkpoint_lookup import Found, Lookup
-from relume.engine_shim.checkpointing import Key
-from relume.engine_shim.kv_stream import messages as m
-from relume.engine_shim.kv_stream.channel import Channel, Wake
-from relume.engine_shim.kv_stream.errors import Unreachable
-from relume.engine_shim.kv_stream.stream import BlockIn, BlockOut, Loaded, gather, scatter
-from relume.engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
+from relume.engine_shim.checkpoints.checkpoint_spec import Key
+from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
+from relume.engine_shim.checkpoints.link.block_stream import (
+    BlockIn,
+    BlockOut,
+    Loaded,
+    gather,
+    scatter,
+)
+from relume.engine_shim.checkpoints.link.channel import Channel, Wake
+from relume.engine_shim.checkpoints.link.zmq_channel import CurveKeys, ZmqChannel
+from relume.engine_shim.checkpoints.lookup import Lookup, LookupResult
+from relume.events.wire.kv import kv_messages as m
+from relume.events.wire.kv.kv_errors import Unreachable
 from tests.kv_stream.test_links import SECRET, ins, outs, served, wait
 from tests.signals import stop
 from tests.state_daemon.daemon import (
@@ -34,6 +40,7 @@ from tests.state_daemon.daemon import (
     tokens_of,
 )
 from tests.state_daemon.faulty import Shuffler, TcpProxy
+from tests.state_daemon.pieces import scatter_in_pieces
 
 IMAGE = 16384
 """Of a block in a daemon's memory, in whole pages."""
@@ -45,7 +52,7 @@ def test_repeated_and_reordered_messages_change_nothing(tmp_path: Path) -> None:
     with served(tmp_path, "plain") as (daemon, fleet), Shuffler(fleet.plain_port) as shuffler:
         with peer_of(remote(shuffler.port), secret=SECRET) as peer:
             wait(lambda: bool(peer.boot))
-            assert scatter(source, outs(half), peer, buffered=False) == half  # piece by piece
+            assert scatter_in_pieces(source, outs(half), peer) == half
             assert scatter(source, outs(count - half, first=half), peer) == count - half
             assert peer.drained(20)
             assert gather(target, ins(count), peer, "a", 0, 0, 5.0).blocks == count
@@ -141,10 +148,10 @@ def test_a_silent_or_dead_holder_does_not_hide_what_another_has(tmp_path: Path) 
             named = tuple(f"unix:{d.socket}" for d in (silent, dead, less, most))
             began = time.monotonic()
             asked = lookup(named, 30.0)
-            assert asked.found == Found(named[3], 5)
+            assert asked.found == LookupResult(named[3], 5)
             assert time.monotonic() - began < 25, "the silent one's time limit is not waited for"
             asked = lookup((named[3].replace("most", "./most"), named[3]), 5.0)
-            assert asked.found == Found(named[3].replace("most", "./most"), 5)
+            assert asked.found == LookupResult(named[3].replace("most", "./most"), 5)
         finally:
             silent.kill()
 
@@ -168,7 +175,7 @@ def test_a_reader_learns_at_once_that_a_holder_is_dead_and_when_it_is_back(
             assert peer.boot == daemon.boot
 
 
-def test_a_daemon_of_an_older_epoch_stays_refused_and_what_it_was_sent_is_offered_anew(
+def test_a_daemon_of_an_older_epoch_stays_refused_and_its_blocks_are_offered_again(
     tmp_path: Path,
 ) -> None:
     resets: list[str] = []
@@ -209,7 +216,7 @@ def _other(links: Links, endpoint: str, than: Any) -> Any:
     raise AssertionError("it is not made anew")
 
 
-def test_a_disk_that_is_full_costs_nobody_a_block(tmp_path: Path) -> None:
+def test_a_full_disk_costs_no_block(tmp_path: Path) -> None:
     """The file tier's file may not grow: what is in memory stays there, and new blocks are
     refused; what lies in the file comes back whole."""
     limit, cold = 4, tmp_path / "cold"
@@ -230,7 +237,18 @@ def test_a_disk_that_is_full_costs_nobody_a_block(tmp_path: Path) -> None:
         resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (full, full))
         with peer_of(local(daemon.socket), on_refused=note) as peer:
             for request in ("a", "b", "c"):
-                blocks = [BlockOut(request, 0, 0, i, 1, i, tokens_of(i)) for i in range(8)]
+                blocks = [
+                    BlockOut(
+                        request=request,
+                        child=0,
+                        rank=0,
+                        index=i,
+                        attempt=1,
+                        block_id=i,
+                        tokens=tokens_of(i),
+                    )
+                    for i in range(8)
+                ]
                 for block in blocks:
                     assert scatter(source, [block], peer) == 1
                     assert peer.drained(5)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from relume.engine_shim.checkpoint_links import LinkConfig, Links
-from relume.engine_shim.checkpoint_lookup import Found, Lookup
-from relume.engine_shim.checkpoint_rank import CheckpointRank
-from relume.engine_shim.checkpointing import Key, LoadJob
-from relume.engine_shim.kv_stream import prefix
-from relume.engine_shim.kv_stream.stream import BlockOut, scatter
+from relume.engine_shim.checkpoints.checkpoint_spec import Key, LoadJob
+from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
+from relume.engine_shim.checkpoints.link.block_stream import BlockOut, scatter
+from relume.engine_shim.checkpoints.lookup import Lookup, LookupResult
+from relume.engine_shim.checkpoints.rank_blocks import CheckpointRank
 from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
+from relume.events.wire.kv import token_chain as prefix
 from tests.engine.fleet import wait_until
 from tests.kv_stream.test_links import LINKS, SECRET, Fleet, outs, served
 from tests.state_daemon.daemon import (
@@ -37,8 +37,18 @@ PLACE_BYTES = 16384
 
 def lent(count: int, request: str = "a", scope: bytes = PLAIN) -> list[BlockOut]:
     return [
-        BlockOut(request, 0, 0, i, 1, i, tokens_of(i), scope=scope) for i in range(count)
-    ]  # fmt: skip
+        BlockOut(
+            request=request,
+            child=0,
+            rank=0,
+            index=i,
+            attempt=1,
+            block_id=i,
+            tokens=tokens_of(i),
+            scope=scope,
+        )
+        for i in range(count)
+    ]
 
 
 def config_for(link: str, daemon: Daemon, fleet: Fleet) -> tuple[LinkConfig, str]:
@@ -59,10 +69,19 @@ def config_for(link: str, daemon: Daemon, fleet: Fleet) -> tuple[LinkConfig, str
 
 def look_up(
     config: LinkConfig, endpoint: str, tokens: Any, scope: bytes = PLAIN, request: str = "b"
-) -> Found:
+) -> LookupResult:
     links = Links(config, "w1", 1, "reader", fingerprint())
     with ThreadPoolExecutor(1) as pool:
-        asked = Lookup(pool, links, Key(request, 2, 0), (endpoint,), 1, 20.0, scope, tokens)
+        asked = Lookup(
+            pool=pool,
+            links=links,
+            key=Key(request, 2, 0),
+            sources=(endpoint,),
+            ranks=1,
+            timeout_s=20.0,
+            scope=scope,
+            tokens=tokens,
+        )
         assert asked.done.wait(60)
     links.close()
     return asked.found
@@ -71,7 +90,7 @@ def look_up(
 def load(
     config: LinkConfig,
     target: Cache,
-    found: Found,
+    found: LookupResult,
     tokens: Any,
     first: int = 0,
     told: Callable[[], bool] = lambda: True,
@@ -82,9 +101,14 @@ def load(
     rank = CheckpointRank(target, 0, config, "w1", 1, fingerprint(), events.append)
     places = tuple(range(first, found.blocks))
     job = LoadJob(
-        "b-engine", found.endpoint, Key("b", 2, 0), first, places, tokens[first : found.blocks],
-        found.lender,
-    )  # fmt: skip
+        engine_id="b-engine",
+        endpoint=found.endpoint,
+        key=Key("b", 2, 0),
+        first=first,
+        block_ids=places,
+        tokens=tokens[first : found.blocks],
+        lender=found.lender,
+    )
     rank.load(job)
     wait_until(rank.take_loaded, "the load ended", 30.0)
     wait_until(told, "the daemon was told", 30.0)
@@ -123,11 +147,11 @@ def test_nothing_is_lent_to_another_prefix_salt_or_to_who_has_as_much(tmp_path: 
             assert scatter(source, outs(6, "own"), writer) == 6
             assert scatter(source, outs(3, "closed"), writer) == 3 and writer.drained(10)
         other = (tokens_of(9), *tokens[1:])
-        assert look_up(config, endpoint, other) == Found()
-        assert look_up(config, endpoint, tokens, prefix.scope("salt")) == Found()
-        assert look_up(config, endpoint, tokens, b"") == Found()
-        assert look_up(config, endpoint, tokens, request="own") == Found(endpoint, 6)
-        assert look_up(config, endpoint, tokens, b"", request="closed") == Found(endpoint, 3)
+        assert look_up(config, endpoint, other) == LookupResult()
+        assert look_up(config, endpoint, tokens, prefix.scope("salt")) == LookupResult()
+        assert look_up(config, endpoint, tokens, b"") == LookupResult()
+        assert look_up(config, endpoint, tokens, request="own") == LookupResult(endpoint, 6)
+        assert look_up(config, endpoint, tokens, b"", request="closed") == LookupResult(endpoint, 3)
         assert stats(daemon)["lent"] == 0
 
 
@@ -161,7 +185,19 @@ def test_a_lender_that_went_before_it_was_read_is_gone(tmp_path: Path) -> None:
             found = look_up(config, endpoint, tokens)
             writer.drop("a", 1)
             wait_until(lambda: stats(daemon)["blocks"] == 0, "dropped", 10.0)
-            again = [BlockOut("a", 0, 0, i, 2, i, tokens_of(i or 9), scope=PLAIN) for i in range(4)]
+            again = [
+                BlockOut(
+                    request="a",
+                    child=0,
+                    rank=0,
+                    index=i,
+                    attempt=2,
+                    block_id=i,
+                    tokens=tokens_of(i or 9),
+                    scope=PLAIN,
+                )
+                for i in range(4)
+            ]
             events, failed = load(config, target, found, tokens, first=1)
             assert events[-1].reason == "gone" and failed == {1, 2, 3}
             assert scatter(Cache(4), again, writer) == 4 and writer.drained(10)

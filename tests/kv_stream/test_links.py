@@ -6,31 +6,31 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
-from relume.engine_shim.checkpoint_links import BLOCKS, BOUND_BYTES, LinkConfig, Links
-from relume.engine_shim.kv_stream import messages as m
-from relume.engine_shim.kv_stream import reshape
-from relume.engine_shim.kv_stream.channel import Channel, Wake
-from relume.engine_shim.kv_stream.errors import Refusal, Unreachable
-from relume.engine_shim.kv_stream.fingerprint import Fingerprint
-from relume.engine_shim.kv_stream.peer import Peer
-from relume.engine_shim.kv_stream.stream import (
+from relume.engine_shim.checkpoints.daemon_links import BLOCKS, BOUND_BYTES, LinkConfig, Links
+from relume.engine_shim.checkpoints.link import reshape
+from relume.engine_shim.checkpoints.link.block_stream import (
     BlockIn,
     BlockOut,
-    LayeredOut,
+    CacheView,
     Target,
     gather,
     scatter,
     stream_in,
     stream_out,
 )
-from relume.engine_shim.kv_stream.zmq_channel import CurveKeys
+from relume.engine_shim.checkpoints.link.channel import Channel, Wake
+from relume.engine_shim.checkpoints.link.peer import Peer
+from relume.engine_shim.checkpoints.link.zmq_channel import CurveKeys
+from relume.events.wire.kv import kv_messages as m
+from relume.events.wire.kv.fingerprint import Fingerprint
+from relume.events.wire.kv.kv_errors import Refusal, Unreachable
 from tests.engine.fleet import free_port
 from tests.signals import stop
 from tests.state_daemon.daemon import (
@@ -45,9 +45,11 @@ from tests.state_daemon.daemon import (
     stats,
     tokens_of,
 )
+from tests.state_daemon.pieces import PiecedBlock, scatter_in_pieces
 
 SECRET = b"a secret of the fleet"
 LINKS = ("local", "plain", "curve")
+Send = Callable[[CacheView, Sequence[BlockOut], Peer], int]
 
 
 class Fleet:
@@ -90,7 +92,16 @@ def served(directory: Path, link: str, **options: object) -> Iterator[tuple[Daem
 
 def outs(count: int, request: str = "a", attempt: int = 1, first: int = 0) -> list[BlockOut]:
     return [
-        BlockOut(request, 0, 0, i, attempt, i, tokens_of(i)) for i in range(first, first + count)
+        BlockOut(
+            request=request,
+            child=0,
+            rank=0,
+            index=i,
+            attempt=attempt,
+            block_id=i,
+            tokens=tokens_of(i),
+        )
+        for i in range(first, first + count)
     ]
 
 
@@ -100,20 +111,26 @@ def ins(count: int, shift: int = 0) -> list[BlockIn]:
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("buffered", (True, False))
-def test_blocks_come_back_as_they_went(tmp_path: Path, link: str, buffered: bool) -> None:
+@pytest.mark.parametrize("send", (scatter, scatter_in_pieces))
+def test_blocks_come_back_as_they_went(tmp_path: Path, link: str, send: Send) -> None:
     acks: list[m.Ack] = []
     source, target = Cache(20, seed=1), Cache(40, seed=2)
     with (
         served(tmp_path, link) as (daemon, fleet),
         peer_of(fleet.connect(link, daemon), secret=SECRET, on_ack=acks.append) as writer,
     ):
-        assert scatter(source, outs(20), writer, buffered) == 20
+        assert send(source, outs(20), writer) == 20
         assert writer.drained(10)
-        assert acks[-1].positions == (m.Position("a", 0, 0, 1, 20),)
+        assert acks[-1].positions == (
+            m.Position(request="a", child=0, rank=0, attempt=1, blocks=20),
+        )
         with peer_of(fleet.connect(link, daemon), "reader", secret=SECRET) as reader:
             held, _ = reader.ask(m.Ask(0, ("a", "nobody")), 5.0)
-            assert held == m.Held(held.seq, (m.Position("a", 0, 0, 1, 20),), ("same",))
+            assert held == m.Held(
+                held.seq,
+                (m.Position(request="a", child=0, rank=0, attempt=1, blocks=20),),
+                ("same",),
+            )
             loaded = gather(target, ins(20, 10), reader, "a", 0, 0, 5.0)
         assert (loaded.blocks, loaded.failure) == (20, "")
         assert [target.block(i + 10) for i in range(20)] == [source.block(i) for i in range(20)]
@@ -141,9 +158,34 @@ def test_blocks_that_lie_apart_come_back_too(tmp_path: Path, link: str) -> None:
         for index in range(6):
             for name in ("a", "b"):
                 at = runs[name][0] + index
-                scatter(source, [BlockOut(name, 0, 0, index, 1, at, tokens_of(at))], peer)
+                scatter(
+                    source,
+                    [
+                        BlockOut(
+                            request=name,
+                            child=0,
+                            rank=0,
+                            index=index,
+                            attempt=1,
+                            block_id=at,
+                            tokens=tokens_of(at),
+                        )
+                    ],
+                    peer,
+                )
                 assert peer.drained(10)
-        together = [BlockOut("c", 0, 0, n, 1, 12 + n, tokens_of(12 + n)) for n in range(8)]
+        together = [
+            BlockOut(
+                request="c",
+                child=0,
+                rank=0,
+                index=n,
+                attempt=1,
+                block_id=12 + n,
+                tokens=tokens_of(12 + n),
+            )
+            for n in range(8)
+        ]
         assert scatter(source, together, peer) == 8 and peer.drained(10)
         for name, (low, high) in runs.items():
             wanted = [BlockIn(at - low, at, tokens_of(at)) for at in range(low, high)]
@@ -162,10 +204,8 @@ def test_a_layer_at_a_time(tmp_path: Path, link: str) -> None:
         peer_of(fleet.connect(link, daemon), secret=SECRET) as peer,
     ):
         for block in outs(4):
-            layers = source.pieces(block.block_id)
-            parts = [memoryview(b"".join(t.to_bytes(4, "little") for t in block.tokens)), *layers]
-            layered = LayeredOut(block, sum(len(p) for p in parts))
-            assert all(layered.send(peer, [part]) for part in parts)
+            pieced = PiecedBlock(block, source)
+            assert all(pieced.send(peer, part) for part in pieced.parts)
         assert peer.drained(10)
         assert gather(target, ins(4), peer, "a", 0, 0, 5.0).blocks == 4
         assert target.layers == source.layers
@@ -189,7 +229,7 @@ def test_a_block_of_other_tokens_is_not_taken(tmp_path: Path, link: str) -> None
 
 def test_a_converted_copy_serves_another_tensor_size(tmp_path: Path) -> None:
     """TP 2 writes, the holder keeps it as TP 4 will want it; and TP 1 merges on reading."""
-    one, two, four = (reshape.Setup(3, 4, 1024, tp=n) for n in (1, 2, 4))
+    one, two, four = (reshape.Setup(layers=3, kv_heads=4, head_bytes=1024, tp=n) for n in (1, 2, 4))
     model = Cache(3, seed=5, piece=4096)
 
     def ranks(setup: reshape.Setup) -> dict[int, Cache]:
@@ -238,7 +278,11 @@ def test_a_wrong_secret_is_turned_away_by_both_sides(tmp_path: Path) -> None:
 def test_messages_before_the_proof_do_nothing(tmp_path: Path) -> None:
     with served(tmp_path, "plain") as (daemon, fleet):
         channel = fleet.connect("plain", daemon)(Wake())
-        for message in (m.Ask(7, ("a",)), m.Proof(b"x" * 32), m.Get(8, "a", 0, 0, 0, 1)):
+        for message in (
+            m.Ask(7, ("a",)),
+            m.Proof(b"x" * 32),
+            m.Get(seq=8, request="a", child=0, rank=0, first=0, count=1),
+        ):
             channel.send(m.encode(message), ())
             received = channel.receive(5.0)
             assert received is not None
@@ -363,7 +407,7 @@ class Cut:
         self.cut()
 
 
-def test_a_stream_goes_on_after_its_connection_broke_in_the_middle(tmp_path: Path) -> None:
+def test_a_stream_continues_after_its_connection_broke_in_the_middle(tmp_path: Path) -> None:
     count = 60
     source, target = Cache(count, seed=3), Cache(count, seed=4)
     with served(tmp_path, "plain") as (daemon, fleet):
@@ -446,7 +490,16 @@ def test_a_block_larger_than_the_bound_goes_alone(tmp_path: Path) -> None:
 
 
 def test_the_bound_of_a_link_grows_with_its_blocks() -> None:
-    large = Fingerprint("m", "b", "bf16", 16, 64, 8, 128, 65536)
+    large = Fingerprint(
+        model="m",
+        build="b",
+        dtype="bf16",
+        block_size=16,
+        layers=64,
+        kv_heads=8,
+        head_size=128,
+        piece_bytes=65536,
+    )
     links = Links(LinkConfig(), "w0", 1, "writer", large)
     assert large.image_bytes == 64 + (4 << 20)
     assert links.bound_bytes == BLOCKS * large.image_bytes
@@ -505,7 +558,7 @@ def test_a_daemon_of_an_older_epoch_is_refused(tmp_path: Path) -> None:
             assert "older" in gone(peer)
 
 
-def test_nonsense_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+def test_nonsense_is_refused_and_harms_no_other_peer(tmp_path: Path) -> None:
     with served(tmp_path, "plain") as (daemon, fleet), peer_of(local(daemon.socket)) as peer:
         scatter(Cache(1), outs(1), peer)
         assert peer.drained(5)
@@ -535,10 +588,33 @@ def test_a_put_of_more_than_its_chunk_is_refused(tmp_path: Path) -> None:
         channel.send(m.encode(hello()), ())
         assert channel.receive(5.0)
         for pieces in (
-            [m.Piece("a", 0, 0, 0, 1, 0, 8, 8, b"d" * 16), m.Piece("a", 0, 0, 1, 1, 0, 8, 8)],
-            [m.Piece("", 0, 0, 0, 1, 0, 8, 8)],
-            [m.Piece("a", -1, 0, 0, 1, 0, 8, 8)],
-            [m.Piece("a", 0, 0, 0, 1, 4, 8, 8)],
+            [
+                m.Piece(
+                    request="a",
+                    child=0,
+                    rank=0,
+                    index=0,
+                    attempt=1,
+                    offset=0,
+                    length=8,
+                    total=8,
+                    digest=b"d" * 16,
+                ),
+                m.Piece(
+                    request="a", child=0, rank=0, index=1, attempt=1, offset=0, length=8, total=8
+                ),
+            ],
+            [m.Piece(request="", child=0, rank=0, index=0, attempt=1, offset=0, length=8, total=8)],
+            [
+                m.Piece(
+                    request="a", child=-1, rank=0, index=0, attempt=1, offset=0, length=8, total=8
+                )
+            ],
+            [
+                m.Piece(
+                    request="a", child=0, rank=0, index=0, attempt=1, offset=4, length=8, total=8
+                )
+            ],
         ):
             channel = local(daemon.socket)(Wake())
             channel.send(m.encode(hello()), ())
@@ -552,7 +628,7 @@ def test_a_put_of_more_than_its_chunk_is_refused(tmp_path: Path) -> None:
 
 
 def test_small_staging_holds_batches_back_and_overwrites_nothing(tmp_path: Path) -> None:
-    from relume.engine_shim.kv_stream.channel import LocalChannel
+    from relume.engine_shim.checkpoints.link.channel import LocalChannel
 
     count = 120
     source, target = Cache(count, seed=6), Cache(count, seed=7)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.engine_shim.kv_stream import reshape
-from relume.engine_shim.kv_stream.errors import Unshapeable
-from relume.engine_shim.kv_stream.reshape import Setup
+from relume.engine_shim.checkpoints.link import reshape
+from relume.engine_shim.checkpoints.link.reshape import Setup
+from relume.events.wire.kv.kv_errors import Unshapeable
 
 HEAD = 8
 
@@ -27,7 +27,9 @@ def pairs(draw: st.DrawFn) -> tuple[Setup, Setup]:
         if draw(st.booleans()):
             cuts = sorted(draw(st.permutations(range(1, layers)))[: pp - 1])
             uneven = tuple(b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True))
-        return Setup(layers, heads, HEAD, tp, pp, uneven)
+        return Setup(
+            layers=layers, kv_heads=heads, head_bytes=HEAD, tp=tp, pp=pp, stage_layers=uneven
+        )
 
     return setup(), setup()
 
@@ -95,10 +97,10 @@ def _range(first_count: tuple[int, int]) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "setup",
     (
-        Setup(4, 4, 8, tp=3),
-        Setup(2, 4, 8, pp=3),
-        Setup(4, 4, 8, pp=2, stage_layers=(3, 2)),
-        Setup(0, 4, 8),
+        Setup(layers=4, kv_heads=4, head_bytes=8, tp=3),
+        Setup(layers=2, kv_heads=4, head_bytes=8, pp=3),
+        Setup(layers=4, kv_heads=4, head_bytes=8, pp=2, stage_layers=(3, 2)),
+        Setup(layers=0, kv_heads=4, head_bytes=8),
     ),
 )
 def test_setups_no_engine_runs_are_refused(setup: Setup) -> None:
@@ -107,19 +109,8 @@ def test_setups_no_engine_runs_are_refused(setup: Setup) -> None:
 
 
 def test_another_model_or_a_missing_rank_is_refused() -> None:
-    one = Setup(2, 4, 8, tp=2)
+    one = Setup(layers=2, kv_heads=4, head_bytes=8, tp=2)
     with pytest.raises(Unshapeable):
-        reshape.moves(one, Setup(2, 4, 16))
+        reshape.moves(one, Setup(layers=2, kv_heads=4, head_bytes=16))
     with pytest.raises(Unshapeable):
-        reshape.convert(one, Setup(2, 4, 8), {0: memoryview(bytes(32))})
-
-
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 9))
-def test_microbatches_keep_order_and_size(count: int, source: int, batch: int) -> None:
-    groups = reshape.regroup([str(i) for i in range(count)], source, batch)
-    assert len(groups) == count
-    for side, size in ((0, source), (1, batch)):
-        numbers = [g[side] for g in groups]
-        assert numbers == sorted(numbers)
-        assert max(numbers.count(n) for n in numbers) <= size
-        assert set(numbers) == set(range(-(-count // size)))
+        reshape.convert(one, Setup(layers=2, kv_heads=4, head_bytes=8), {0: memoryview(bytes(32))})

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from relume.engine_shim.checkpoint_links import LinkConfig
-from relume.engine_shim.checkpoint_rank import CheckpointRank
-from relume.engine_shim.checkpointing import DropJob, Key, LoadJob, SaveJob
-from relume.engine_shim.copies import Event, HostCopies, Way
-from relume.engine_shim.cuda_copies import CudaCopies
-from relume.engine_shim.kv_stream.fingerprint import Fingerprint
-from relume.engine_shim.kv_stream.stream import BlockIn
-from relume.engine_shim.staged_cache import LOADS, SAVES, StagedCache
+from relume.engine_shim.checkpoints.checkpoint_spec import DropJob, Key, LoadJob, SaveJob
+from relume.engine_shim.checkpoints.daemon_links import LinkConfig
+from relume.engine_shim.checkpoints.link.block_stream import BlockIn
+from relume.engine_shim.checkpoints.rank_blocks import CheckpointRank
+from relume.engine_shim.checkpoints.staging.copies import Event, HostCopies, Way
+from relume.engine_shim.checkpoints.staging.cuda_copies import CudaCopies
+from relume.engine_shim.checkpoints.staging.staged_cache import LOADS, SAVES, StagedCache
 from relume.events.vocabulary import RestoreDone, RestoreFailed
+from relume.events.wire.kv.fingerprint import Fingerprint
 from tests.engine.fleet import wait_until
 from tests.kv_stream import layouts
 from tests.kv_stream.layouts import BLOCKS, image
@@ -308,12 +308,26 @@ def tokens(count: int) -> tuple[tuple[int, ...], ...]:
 
 def save(daemon: Daemon, request: str, block_ids: tuple[int, ...]) -> SaveJob:
     key, endpoint = Key(request, 1, 0), f"unix:{daemon.socket}"
-    return SaveJob(endpoint, key, 0, block_ids, tokens(len(block_ids)), 1)
+    return SaveJob(
+        endpoint=endpoint,
+        key=key,
+        first=0,
+        block_ids=block_ids,
+        tokens=tokens(len(block_ids)),
+        priority=1,
+    )
 
 
 def load(daemon: Daemon, request: str, block_ids: tuple[int, ...]) -> LoadJob:
     key, endpoint = Key(request, 1, 0), f"unix:{daemon.socket}"
-    return LoadJob(f"{request}-1", endpoint, key, 0, block_ids, tokens(len(block_ids)))
+    return LoadJob(
+        engine_id=f"{request}-1",
+        endpoint=endpoint,
+        key=key,
+        first=0,
+        block_ids=block_ids,
+        tokens=tokens(len(block_ids)),
+    )
 
 
 def host_cache() -> Cache:
@@ -336,8 +350,8 @@ def test_images_are_the_same_whichever_way_they_were_read(
         one, two = Rank(cache), Rank(host_cache())
         ranks += [one.rank, two.rank]
         ids = (5, 2, 7, 0, 3)
-        one.rank.save_rest([save(daemon, "from-staged", ids), save(other, "from-staged", ids)])
-        two.rank.save_rest([save(daemon, "from-host", ids)])
+        one.rank.save_all([save(daemon, "from-staged", ids), save(other, "from-staged", ids)])
+        two.rank.save_all([save(daemon, "from-host", ids)])
         wait_until(lambda: stats(daemon)["blocks"] == 10, "held", WAIT_S)
         wait_until(lambda: stats(other)["blocks"] == 5, "held there, too", WAIT_S)
         assert held.started.count(Way.READ) == 3, "buffers of two for five blocks"
@@ -358,7 +372,7 @@ def test_images_are_the_same_whichever_way_they_were_read(
         wait_until(lambda: free(cache) == SAVES, "no buffer is lost", WAIT_S)
 
 
-def test_a_load_is_told_when_its_last_copy_is_over(
+def test_a_load_is_reported_when_its_last_copy_is_over(
     tmp_path: Path, ranks: list[CheckpointRank]
 ) -> None:
     """Also one that fails behind its first blocks, and one nobody waits for any more: until
@@ -366,7 +380,7 @@ def test_a_load_is_told_when_its_last_copy_is_over(
     with daemon_in(tmp_path) as daemon:
         source = Rank(host_cache())
         ranks.append(source.rank)
-        source.rank.save_rest([save(daemon, "short", (1, 2, 3))])
+        source.rank.save_all([save(daemon, "short", (1, 2, 3))])
         wait_until(lambda: stats(daemon)["blocks"] == 3, "held", WAIT_S)
         held = Held(Way.BACK)
         cache, tensors = staged("cpu", held, rows=2)
@@ -394,8 +408,8 @@ def test_what_finds_no_room_is_shed_and_told_and_the_rest_arrives(
         cache, _ = staged("cpu", held, rows=1)
         rank = Rank(cache)
         ranks.append(rank.rank)
-        rank.rank.save_rest([save(daemon, "long", tuple(range(SAVES + 2)))])
-        rank.rank.save_rest([save(daemon, "late", (1,))])  # does not wait either
+        rank.rank.save_all([save(daemon, "long", tuple(range(SAVES + 2)))])
+        rank.rank.save_all([save(daemon, "late", (1,))])  # does not wait either
         held.open()
         told: dict[Any, int] = {}
 
@@ -408,7 +422,7 @@ def test_what_finds_no_room_is_shed_and_told_and_the_rest_arrives(
         assert by_request == {"long": SAVES, "late": 0}
         wait_until(lambda: stats(daemon)["blocks"] == SAVES, "held", WAIT_S)
         wait_until(lambda: free(cache) == SAVES, "free again", WAIT_S)
-        rank.rank.save_rest([save(daemon, "late", (1,))])
+        rank.rank.save_all([save(daemon, "late", (1,))])
         wait_until(lambda: stats(daemon)["blocks"] == SAVES + 1, "offered again", WAIT_S)
 
 
@@ -420,8 +434,8 @@ def test_no_more_is_copied_than_a_link_would_take(
         cache, _ = staged("cpu", held, rows=8)
         rank = Rank(cache, bound_bytes=2 * (ROW + 4 * layouts.TOKENS))
         ranks.append(rank.rank)
-        rank.rank.save_rest([save(daemon, "first", (0, 1, 2))])
-        rank.rank.save_rest([save(daemon, "second", (3,))])  # what is staged counts
+        rank.rank.save_all([save(daemon, "first", (0, 1, 2))])
+        rank.rank.save_all([save(daemon, "second", (3,))])  # what is staged counts
         assert held.started == [Way.READ, Way.OUT]
         held.open()
         wait_until(lambda: stats(daemon)["blocks"] == 2, "held", WAIT_S)
@@ -454,7 +468,7 @@ def test_an_end_does_not_overtake_what_was_saved(
                 return real(*given)
 
             setattr(peer, name, noted)
-        rank.rank.save_rest([job])
+        rank.rank.save_all([job])
         rank.rank.drop(DropJob(job.endpoint, "ends", 1))
         held.open()
         wait_until(lambda: "drop" in order, "dropped", WAIT_S)
@@ -472,7 +486,7 @@ def test_a_device_that_fails_costs_checkpoints_only(
         cache, _ = staged("cpu", held)
         rank = Rank(cache)
         ranks.append(rank.rank)
-        rank.rank.save_rest([save(daemon, "before", (0, 1))])
+        rank.rank.save_all([save(daemon, "before", (0, 1))])
         wait_until(lambda: stats(daemon)["blocks"] == 2, "held", WAIT_S)
         held.fails = RuntimeError("CUDA error: an illegal memory access\nand advice")
         reached: dict[Any, int] = {}
@@ -482,7 +496,7 @@ def test_a_device_that_fails_costs_checkpoints_only(
             return {place[0]: at for place, at in reached.items()}.get(request) == -1
 
         for request in ("at", "after"):
-            rank.rank.save_rest([save(daemon, request, (2, 3))])
+            rank.rank.save_all([save(daemon, request, (2, 3))])
             wait_until(lambda r=request: given_up(r), "not tried again", WAIT_S)
         assert cache.failed == "CUDA error: an illegal memory access"
         rank.rank.load(load(daemon, "before", (4, 5)))
@@ -499,7 +513,7 @@ def test_a_copy_into_the_cache_that_fails_makes_all_of_the_request_computed(
     with daemon_in(tmp_path) as daemon:
         source = Rank(host_cache())
         ranks.append(source.rank)
-        source.rank.save_rest([save(daemon, "whole", (1, 2, 3))])
+        source.rank.save_all([save(daemon, "whole", (1, 2, 3))])
         wait_until(lambda: stats(daemon)["blocks"] == 3, "held", WAIT_S)
         held = Held()
         cache, _ = staged("cpu", held, rows=2)
@@ -538,7 +552,7 @@ def test_without_staging_memory_there_are_no_checkpoints_and_the_remedy_is_said(
         assert "staging_bytes" in caplog.text and "out of memory" in caplog.text
         rank = Rank(cache)
         ranks.append(rank.rank)
-        rank.rank.save_rest([save(daemon, "none", (0,))])
+        rank.rank.save_all([save(daemon, "none", (0,))])
         wait_until(lambda: -1 in rank.rank.take_progress()[0].values(), "told", WAIT_S)
         rank.rank.load(load(daemon, "none", (4,)))
         rank.loaded("none-1")
@@ -551,7 +565,7 @@ def test_closing_ends_all_threads_whatever_is_under_way(tmp_path: Path) -> None:
         held = Held(Way.OUT)
         cache, _ = staged("cpu", held, rows=1)
         rank = Rank(cache)
-        rank.rank.save_rest([save(daemon, "left", (0, 1))])
+        rank.rank.save_all([save(daemon, "left", (0, 1))])
         rank.rank.load(load(daemon, "nobody", (2,)))
         held.open()
         rank.rank.close()

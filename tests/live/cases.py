@@ -36,7 +36,7 @@ CALL = (
 )
 
 
-class Case(Struct, frozen=True):
+class Case(Struct, frozen=True, kw_only=True):
     """One request. `verdict` and `reason` (a part of it): what response and log must say."""
 
     name: str
@@ -104,7 +104,7 @@ def body_of(route: str, number: int, stream: bool, **extra: Any) -> dict[str, An
 
 
 def _case(name: str, route: str, number: int, stream: bool, **extra: Any) -> Case:
-    return Case(name, route, body_of(route, number, stream, **extra))
+    return Case(name=name, route=route, body=body_of(route, number, stream, **extra))
 
 
 def plain_cases() -> list[Case]:
@@ -135,7 +135,11 @@ def exact_cases(text: Truth, chat: Truth, point: int) -> list[Case]:
         _case("usage-in-each-chunk", TEXT, 3, True, stream_options=usage_in_each),
         _case("no-usage", TEXT, 3, True, stream_options=None),
         _case("several-tokens-a-chunk", TEXT, 4, True, stream_interval=5),
-        Case("token-prompt", TEXT, {**body_of(TEXT, 0, True), "prompt": list(range(300, 340))}),
+        Case(
+            name="token-prompt",
+            route=TEXT,
+            body={**body_of(TEXT, 0, True), "prompt": list(range(300, 340))},
+        ),
         _case("neutral-sampling", TEXT, 4, True, top_p=0.9, top_k=40, min_p=0.1, n=1),
         _case("without-ids-chat", CHAT, 5, True, return_token_ids=False),
         _case("max-completion-tokens", CHAT, 5, True, max_tokens=None, max_completion_tokens=117),
@@ -148,7 +152,7 @@ def exact_cases(text: Truth, chat: Truth, point: int) -> list[Case]:
             cases += [case for shape in shapes for case in _stops(*shape, window)]
     stop = text.across(point, point + 6)
     body = body_of(TEXT, 0, True, stop=stop, include_stop_str_in_output=True)
-    cases.append(Case("stop-included", TEXT, body, window=(point, point + 6)))
+    cases.append(Case(name="stop-included", route=TEXT, body=body, window=(point, point + 6)))
     return cases
 
 
@@ -157,8 +161,18 @@ def _stops(truth: Truth, route: str, number: int, window: tuple[int, int]) -> li
     stop = [truth.across(*window), "never to be seen"]
     name = f"stop-{window[0]}-{'chat' if route == CHAT else 'text'}"
     return [
-        Case(f"{name}-stream", route, body_of(route, number, True, stop=stop), window=window),
-        Case(f"{name}-whole", route, body_of(route, number, False, stop=stop), window=window),
+        Case(
+            name=f"{name}-stream",
+            route=route,
+            body=body_of(route, number, True, stop=stop),
+            window=window,
+        ),
+        Case(
+            name=f"{name}-whole",
+            route=route,
+            body=body_of(route, number, False, stop=stop),
+            window=window,
+        ),
     ]
 
 
@@ -166,7 +180,7 @@ def stateful_cases() -> list[Case]:
     """What has state of its own along the output, and goes on exactly all the same."""
 
     def case(name: str, route: str, stream: bool, **extra: Any) -> Case:
-        return Case(name, route, body_of(route, 6, stream, **extra))
+        return Case(name=name, route=route, body=body_of(route, 6, stream, **extra))
 
     seeded = {"temperature": 0.8, "seed": 7}
     penalties = {"presence_penalty": 0.8, "frequency_penalty": 0.5}
@@ -206,7 +220,13 @@ def other_cases() -> list[Case]:
     """What cannot be continued exactly: each says so, and why."""
 
     def case(name: str, verdict: str, reason: str, route: str, stream: bool, **extra: Any) -> Case:
-        return Case(name, route, body_of(route, 7, stream, **extra), verdict, reason)
+        return Case(
+            name=name,
+            route=route,
+            body=body_of(route, 7, stream, **extra),
+            verdict=verdict,
+            reason=reason,
+        )
 
     seeded = {"temperature": 0.8, "seed": 7}
     prompt_too = {"echo": True, "logprobs": 1}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,30 @@ import pytest
 
 from relume.chaos import validators
 from relume.chaos.traffic import Stream, complete, prompts
-from relume.chaos.validators.clients import record_of
-from relume.chaos.validators.records import ClientRecord, courses
-from relume.controlplane.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
-from relume.controlplane.processes import Child
-from relume.controlplane.replay.verify import Verdict, verify
-from relume.events import codec
+from relume.chaos.validators.client_records import record_of
+from relume.chaos.validators.records import ClientRecord, courses, events_of
+from relume.controlplane.local.child_processes import Child
+from relume.controlplane.local.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
+from relume.controlplane.replay.divergence import Verdict
+from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
-from relume.events.log import RevisionGroup
+from relume.events.log import codec
+from relume.events.log.interface import RevisionGroup
+from tests.processes import CpuTime, cpu_time, starved
 from tests.signals import let_run, stop
+from tests.suite.outcomes import inconclusive
 
+HANG_S = 120.0
+"""A wait that takes longer hangs. This bounds waits and measures nothing: on a busy machine an
+engine that restarts takes more than a minute, because its agent lowers its priority for 60 s."""
 MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny")).absolute()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/live" in str(item.path):
-            item.add_marker(pytest.mark.live)
-            item.add_marker(pytest.mark.engine)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.live)
+    item.add_marker(pytest.mark.engine)
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +57,12 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     child = Child.start(
         "zygote",
-        [sys.executable, "-m", "relume.engine_shim.zygote", "--socket", socket],
+        [sys.executable, "-m", "relume.engine_shim.engine.hosts.zygote", "--socket", socket],
         folder / "zygote.log",
         ENGINE_ENV,
     )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + HANG_S
         while not Path(socket).exists():
             assert child.alive, child.tail(40)
             assert time.monotonic() < deadline, "zygote did not come up"
@@ -68,18 +72,33 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         asyncio.run(child.stop())
 
 
+RECOVERY_MS = 10_000
+
+
 class Scene:
     """A running fleet and what tests do with it. `records`: every request sent so far, as
-    its client saw it, for the validators."""
+    its client saw it, for the validators. `held_ms`: the longest time for which a test kept an
+    engine stopped while requests recovered on it."""
 
     def __init__(self, fleet: LocalFleet, etcd: EtcdLog) -> None:
         self.fleet = fleet
         self.etcd = etcd
         self.records: list[ClientRecord] = []
+        self.held_ms = 0
+        self._began = {name: cpu_time([child.pid]) for name, child in self._replicas()}
 
     @property
     def url(self) -> str:
         return self.fleet.gateways[0]
+
+    def _replicas(self) -> list[tuple[str, Child]]:
+        children = self.fleet.children.items()
+        return [(name, child) for name, child in children if name.startswith("r")]
+
+    def _starved(self) -> bool:
+        """Whether a replica got less than half of the processor time it was ready to use."""
+        now = {name: cpu_time([child.pid]) for name, child in self._replicas()}
+        return any(starved(self._began.get(name, CpuTime()), now[name]) for name in now)
 
     async def streams(
         self,
@@ -99,7 +118,9 @@ class Scene:
         async with aiohttp.ClientSession(connector=connector) as session:
             async with asyncio.TaskGroup() as tasks:
                 for index, text in enumerate(prompts(count)):
-                    stream = found[f"{tag}-{index}"] = Stream(f"{tag}-{index}", text + padding)
+                    stream = found[f"{tag}-{index}"] = Stream(
+                        request=f"{tag}-{index}", prompt=text + padding
+                    )
                     tasks.create_task(
                         complete(session, url or self.url, stream, max_tokens, **extra)
                     )
@@ -113,9 +134,9 @@ class Scene:
         """Keep what a client saw. Requests with equal `asked` must get equal answers."""
         self.records.append(record_of(stream, asked, undisturbed))
 
-    async def ripe(self, streams: dict[str, Stream], tokens: int, timeout_s: float = 60) -> None:
+    async def ripe(self, streams: dict[str, Stream], tokens: int) -> None:
         """Wait until every stream has at least `tokens` tokens."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while any(len(s.tokens) < tokens for s in streams.values()):
             assert time.monotonic() < deadline, [len(s.tokens) for s in streams.values()]
             await asyncio.sleep(0.005)
@@ -127,11 +148,11 @@ class Scene:
         stop(pid)
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), 15)
-        deadline = time.monotonic() + 30
-        while not all((places := await self.routes(streams)).values()):
-            assert time.monotonic() < deadline, places
+        deadline = time.monotonic() + HANG_S
+        places = await self.until_routed(streams)
         held = [s for name, s in streams.items() if places[name][-1].worker == worker]
-        assert held, f"nothing is on {worker}: {places}"
+        if not held:
+            inconclusive(f"no stream was routed to {worker}")
         while any(len(s.tokens) < tokens and not s.done and not s.error for s in held):
             assert time.monotonic() < deadline, [len(s.tokens) for s in held]
             await asyncio.to_thread(let_run, pid)
@@ -140,9 +161,9 @@ class Scene:
     async def worker(self, name: str) -> dict[str, Any]:
         return next(w for w in await self.fleet.workers() if w["name"] == name)
 
-    async def until_ready(self, name: str, incarnation: int = 0, timeout_s: float = 60) -> dict:
+    async def until_ready(self, name: str, incarnation: int = 0) -> dict[str, Any]:
         """Wait until worker `name` is ready with at least that incarnation."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while True:
             found = [w for w in await self.fleet.workers() if w["name"] == name]
             if found and found[0]["engine"] == "ready" and found[0]["incarnation"] >= incarnation:
@@ -150,16 +171,16 @@ class Scene:
             assert time.monotonic() < deadline, found
             await asyncio.sleep(0.05)
 
-    async def died(self, worker: str, timeout_s: float = 30) -> None:
+    async def died(self, worker: str) -> None:
         """Wait until the log has a death of an engine of `worker`."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while not any(type(e) is v.EngineDied for e in await self.events(f"w.{worker}")):
             assert time.monotonic() < deadline, f"no engine of {worker} died"
             await asyncio.sleep(0.1)
 
-    async def until_idle(self, name: str, timeout_s: float = 60) -> dict[str, Any]:
+    async def until_idle(self, name: str) -> dict[str, Any]:
         """Wait until worker `name` serves, trusted, and has nothing to do."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while (found := await self.worker(name))["state"] != "serving" or found["requests"]:
             assert time.monotonic() < deadline, found
             await asyncio.sleep(0.1)
@@ -169,9 +190,9 @@ class Scene:
         """The judgements that found an engine hung."""
         return [e for e in await self.events() if type(e) is v.StallJudged and e.hung]
 
-    async def until_cleared(self, name: str, times: int = 1, timeout_s: float = 20) -> None:
+    async def until_cleared(self, name: str, times: int = 1) -> None:
         """Wait until worker `name`, suspected so many times, is trusted again."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while True:
             cleared = [e for e in await self.events() if type(e) is v.WorkerCleared]
             if sum(e.worker == name for e in cleared) >= times:
@@ -188,9 +209,9 @@ class Scene:
         """The whole log as it stands."""
         return await self.etcd.reader().read()
 
-    async def until_told(self, kind: type, timeout_s: float = 30) -> None:
+    async def until_told(self, kind: type) -> None:
         """Wait until the log has an event of that kind."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while not any(type(e) is kind for e in await self.events()):
             assert time.monotonic() < deadline, f"no {kind.__name__}"
             await asyncio.sleep(0.05)
@@ -213,18 +234,25 @@ class Scene:
                 found[course.arrived.event.client_id] += course.decisions
         return found
 
+    async def until_routed(self, client_ids: Iterable[str]) -> dict[str, list[v.RouteDecided]]:
+        """Wait until the log has a dispatch of each of the requests; their dispatches."""
+        names, deadline = list(client_ids), time.monotonic() + HANG_S
+        while not all((found := await self.routes(names)).values()):
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.01)
+        return found
+
     async def ended(self) -> dict[str, v.RequestEnded]:
         """Terminal events by x-request-id."""
         events = await self.events()
         ids = {e.request: e.client_id for e in events if type(e) is v.RequestArrived}
         return {ids.get(e.request, ""): e for e in events if type(e) is v.RequestEnded}
 
-    async def sound(
-        self, recovery_ms: int = 10_000, but: tuple[str, ...] = (), settle_s: float = 20.0
-    ) -> Verdict:
+    async def sound(self, but: tuple[str, ...] = ()) -> Verdict:
         """Wait until the log says that all is done, and check every promise but `but` on it
-        and on what the clients saw. No recovery may have taken longer than `recovery_ms`."""
-        deadline = time.monotonic() + settle_s
+        and on what the clients saw. No recovery may have taken longer than `RECOVERY_MS`, not
+        counting time without any ready engine, and time for which the test held one."""
+        deadline = time.monotonic() + HANG_S / 2
         while True:
             groups = await self.log()
             # An arrival and its end may still gather in a replica's writer (I1).
@@ -237,7 +265,15 @@ class Scene:
         names = [n for n in validators.CHECKS if n not in ("I10", *but)]
         found = validators.check_all(groups, self.records, names)
         if "I10" not in but:
-            found += validators.i10_recovery_bound.check(groups, self.records, recovery_ms)
+            late = validators.i10_recovery_bound.check(
+                groups,
+                self.records,
+                RECOVERY_MS + self.held_ms,
+                unserved_ms=without_engine_ms(groups),
+            )
+            if late and not found and verdict.divergences == [] and self._starved():
+                inconclusive(f"replicas waited for processors, and recoveries for them: {late}")
+            found += late
         assert not found, "\n".join(map(str, found))
         assert verdict.divergences == []
         return verdict
@@ -265,7 +301,7 @@ async def scene_of(
         pids = [child.pid for child in fleet.children.values()]
         engines = [w["engine_pid"] for w in await fleet.workers() if w["engine_pid"]]
     left = [pid for pid in pids + engines if Path(f"/proc/{pid}").exists()]
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     while left and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
         left = [pid for pid in left if Path(f"/proc/{pid}").exists()]
@@ -294,9 +330,26 @@ def options(zygote: str, tmp_path: Path) -> FleetOptions:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that a test stops for a moment is no stall."""
+    """An engine that a test stops is not judged hung, however long a busy machine takes for what
+    the test waits for meanwhile."""
     for bound in ("FLOOR", "CAP"):
-        monkeypatch.setenv(f"RELUME_STALL_{bound}_MS", "8000")
+        monkeypatch.setenv(f"RELUME_STALL_{bound}_MS", str(int(HANG_S * 1000)))
+
+
+def without_engine_ms(groups: Sequence[RevisionGroup]) -> int:
+    """The time after the first engine was ready in which none was."""
+    ready: set[tuple[str, int]] = set()
+    total_ms, since_ms = 0, 0
+    for at in events_of(groups, "w."):
+        event = at.event
+        if type(event) is v.EngineReady:
+            if not ready and since_ms:
+                total_ms += max(0, at.at_ms - since_ms)
+            ready.add((event.worker, event.incarnation))
+        elif type(event) is v.EngineDied and ready:
+            ready.discard((event.worker, event.incarnation))
+            since_ms = at.at_ms
+    return total_ms
 
 
 async def _read_up(streams: list[Stream]) -> None:

@@ -14,11 +14,12 @@ import aiohttp
 from msgspec import Struct, field
 
 from relume.chaos.traffic import Stream, take_event
+from tests.live.conftest import HANG_S
 
 ASKING = {"accept": "text/event-stream", "content-type": "application/json"}
 
 
-class Reader(Struct):
+class Reader(Struct, kw_only=True):
     """What a client has of one stream, over all of its connections."""
 
     name: str
@@ -41,7 +42,7 @@ class Reader(Struct):
 
     def stream(self, prompt: str) -> Stream:
         """The same as the traffic's clients tell it."""
-        found = Stream(self.name, prompt, status=200, done=self.done)
+        found = Stream(request=self.name, prompt=prompt, status=200, done=self.done)
         for event in self.events:
             if event == "[DONE]":
                 continue
@@ -57,7 +58,6 @@ class Reader(Struct):
         url: str,
         body: dict[str, Any] | None = None,
         until: Callable[[Reader], bool] = lambda reader: False,
-        timeout_s: float = 90.0,
     ) -> None:
         """Post `body`, or come back with the last id, and read until the end, until `until`
         says so (then the connection is closed) or the connection breaks."""
@@ -66,7 +66,7 @@ class Reader(Struct):
             headers["last-event-id"] = self.last_id
         try:
             async with (
-                asyncio.timeout(timeout_s),
+                asyncio.timeout(HANG_S),
                 session.post(url, json=body, headers=headers) as answer,
             ):
                 self.status = answer.status
@@ -89,7 +89,7 @@ class Reader(Struct):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # what is unread stays there
         sock.setblocking(False)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             await loop.sock_connect(sock, (place.hostname, place.port))
             await loop.sock_sendall(sock, ("\r\n".join(lines) + "\r\n\r\n").encode() + content)
             answer = b""

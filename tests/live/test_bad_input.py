@@ -13,16 +13,20 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 
 from relume.chaos.traffic import Stream
-from relume.controlplane.local_fleet import FleetOptions
+from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import ProbeResult
 from tests.live.cases import CHAT, TEXT
-from tests.live.conftest import Scene, same, scene_of, whole
+from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
+from tests.processes import cpu_time, starved
+from tests.suite.outcomes import inconclusive
 
 MB = 1 << 20
-ANSWER_S = 10.0
-"""So long an error may take on a busy machine; it takes milliseconds."""
+STALL_S = 6.0
+"""Longer than an engine on a busy machine is silent."""
 
 MALFORMED = (
     b"",
@@ -95,7 +99,11 @@ WRONG_CHATS: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_bad_input_is_told_and_harms_nobody(options: FleetOptions) -> None:
+async def test_bad_input_is_refused_and_harms_no_other_request(
+    options: FleetOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bound in ("FLOOR", "CAP"):
+        monkeypatch.setenv(f"RELUME_STALL_{bound}_MS", str(int(STALL_S * 1000)))
     args = (*options.engine_args, "--max-logprobs", "100")
     options = msgspec.structs.replace(options, engine_args=args)
     async with scene_of(options) as scene:
@@ -103,6 +111,8 @@ async def test_bad_input_is_told_and_harms_nobody(options: FleetOptions) -> None
         assert not whole(calm)
         await _idle(scene)
         before = await _lives(scene)
+        engines = [w["engine_pid"] for w in await scene.fleet.workers()]
+        since = cpu_time(engines)
         await _malformed(scene)
         await _wrong_values(scene)
         await _no_http(scene)
@@ -113,13 +123,17 @@ async def test_bad_input_is_told_and_harms_nobody(options: FleetOptions) -> None
         assert same(calm, await scene.streams(4, 64, "afterwards")) == []
         await _idle(scene)
         assert await _lives(scene) == before
-        assert await scene.unharmed() == []
+        harm = await scene.unharmed()
+        stalls = [e for e in harm if type(e) is v.StallJudged and e.probe == ProbeResult.SILENT]
+        if stalls and starved(since, cpu_time(engines)):
+            inconclusive(f"engines that waited for processors did not answer: {stalls}")
+        assert harm == []
         await scene.sound()
 
 
 async def _idle(scene: Scene) -> None:
     """Until the engines are done with what was left to them."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while any(requests for *_, requests in await _lives(scene)):
         assert time.monotonic() < deadline, await _lives(scene)
         await asyncio.sleep(0.1)
@@ -177,7 +191,7 @@ async def _refused(
 ) -> str:
     """What is wrong with how `body` is refused; empty when it is told as OpenAI tells it."""
     headers = headers or {"content-type": "application/json"}
-    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    timeout = aiohttp.ClientTimeout(total=HANG_S)
     try:
         async with session.post(url, data=body, headers=headers, timeout=timeout) as answer:
             return _judged(answer.status, await answer.read())
@@ -212,7 +226,7 @@ async def _no_http(scene: Scene) -> None:
     ):
         reader, writer = await _connect(scene)
         writer.write(sent)
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(HANG_S):
             line = await reader.readline()
         assert line.startswith(b"HTTP/1.1 4"), (sent[:60], line)
         writer.close()
@@ -230,14 +244,14 @@ async def _huge_bodies(scene: Scene) -> None:
     """100 MB, announced and not: 413 at once, and the gateway keeps none of it."""
     before = rss_bytes(scene)
     for chunked in (False, True):
-        began = time.monotonic()
-        assert await _upload(scene, 100 * MB, chunked) == 413
-        assert time.monotonic() - began < ANSWER_S
+        status, sent = await _upload(scene, 100 * MB, chunked)
+        assert status == 413
+        assert sent < 60 * MB, "answered only after most of it was sent"
     assert rss_bytes(scene) - before < 24 * MB
 
 
-async def _upload(scene: Scene, size: int, chunked: bool) -> int:
-    """The status a client reads that sends its body until it is answered."""
+async def _upload(scene: Scene, size: int, chunked: bool) -> tuple[int, int]:
+    """The status a client reads that sends its body until it is answered, and what it sent."""
     reader, writer = await _connect(scene)
     length = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
     head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{length}\r\n\r\n"
@@ -250,14 +264,15 @@ async def _upload(scene: Scene, size: int, chunked: bool) -> int:
         while sent < size and not answered.done():
             writer.write(piece)
             await writer.drain()
+            await asyncio.sleep(0)  # else an answer is not read while the socket takes more
             sent += len(piece)
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(HANG_S):
             line = await answered
     except ConnectionError:
         line = await answered
     finally:
         writer.close()
-    return int(line.split()[1])
+    return int(line.split()[1]), sent
 
 
 async def _idle_connections(scene: Scene, calm: dict[str, Stream]) -> None:
@@ -284,7 +299,9 @@ async def _slow_readers(scene: Scene, calm: dict[str, Stream]) -> None:
     before = rss_bytes(scene)
     readers = [await _slow_reader(scene, number) for number in range(3)]
     peak = 0
-    for round_ in range(3):
+    began, round_ = time.monotonic(), 0
+    while time.monotonic() < began + 1.5 * STALL_S:
+        round_ += 1
         hit = await scene.streams(4, 64, f"beside-slow{round_}")
         assert not whole(hit)
         assert same(calm, hit) == []
@@ -328,7 +345,7 @@ async def _read_all(connection: socket.socket) -> int:
     """Size of the whole answer; it must end as a stream ends."""
     loop = asyncio.get_running_loop()
     size, end = 0, b""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while data := await loop.sock_recv(connection, 1 << 18):
             size += len(data)
             end = (end + data)[-40:]
@@ -361,8 +378,8 @@ async def _leave(session: aiohttp.ClientSession, scene: Scene, number: int) -> N
 
 async def _told(scene: Scene) -> AsyncIterator[tuple[dict[str, v.RequestEnded], dict[str, str]]]:
     """(terminal events by x-request-id, finish reason of the engine by request), again and
-    again for ten seconds."""
-    deadline = time.monotonic() + 10
+    again."""
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         finished = {
             c.request: c.reason

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import MODEL
+from tests.live.conftest import HANG_S, MODEL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
-GONE_S = 20.0
+GONE_S = 60.0
 
 
 class Command:
@@ -36,7 +36,7 @@ class Command:
         name, _, value = self._mark.partition("=")
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.environment = {**os.environ, name: value, "PYTHONPATH": paths}
-        self._argv = [sys.executable, "-m", "relume.controlplane.cli", *argv]
+        self._argv = [sys.executable, "-m", "relume.controlplane.cli.relume_command", *argv]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 self._argv,
@@ -49,7 +49,7 @@ class Command:
 
     def relume(self, *argv: str) -> Any:
         """What another `relume` command says of the fleet in this directory, as JSON."""
-        command = [sys.executable, "-m", "relume.controlplane.cli", *argv, "--json"]
+        command = [sys.executable, "-m", "relume.controlplane.cli.relume_command", *argv, "--json"]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, check=True
         )
@@ -58,13 +58,32 @@ class Command:
     def said(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def until(self, text: str, timeout_s: float = 90) -> None:
+    def until(self, text: str) -> None:
         """Wait until it has said `text`."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + HANG_S
         while text not in self.said():
             assert self.process.poll() is None, self.said()
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.02)
+
+    def imports(self, module: str, timeout_s: float = 30) -> None:
+        """Wait until it has loaded the library of an extension module."""
+        deadline = time.monotonic() + timeout_s
+        while module not in Path(f"/proc/{self.process.pid}/maps").read_text():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def notices(self, timeout_s: float = 10) -> None:
+        """Wait until no SIGINT waits for it: the process took it, or has ended by it."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None:
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+            pending = [int(n, 16) for n in re.findall(r"(?:Sig|Shd)Pnd:\s(\w+)", status)]
+            if not any(mask >> (signal.SIGINT - 1) & 1 for mask in pending):
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def left(self) -> dict[int, str]:
         """Living processes that carry the mark, the command itself excepted."""
@@ -149,7 +168,7 @@ def _engine_comes_back(fleet: Command, worker: dict[str, Any]) -> None:
     """The printed kill, and an agent killed: the supervisor starts another."""
     os.kill(worker["engine_pid"], signal.SIGKILL)
     os.kill(worker["agent_pid"], signal.SIGKILL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_S
     while True:
         found = next(w for w in fleet.relume("workers")["workers"] if w["name"] == worker["name"])
         if found["state"] == "serving" and found["agent_pid"] != worker["agent_pid"]:
@@ -163,9 +182,9 @@ def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path, moment: str) -> N
     with up(tmp_path) as fleet:
         fleet.until(moment)
         if not moment:
-            time.sleep(0.05)  # while Python itself starts
+            fleet.imports("msgspec")  # while Python still starts
         fleet.process.send_signal(signal.SIGINT)
-        time.sleep(0.05)
+        fleet.notices()
         fleet.process.send_signal(signal.SIGINT)  # people press it twice
         code = fleet.process.wait(GONE_S)
         assert code in (0, 130, -signal.SIGINT), fleet.said()

@@ -15,9 +15,12 @@ import msgspec
 import openai
 import pytest
 
-from relume.controlplane.local_fleet import FleetOptions
+from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
-from tests.live.conftest import MODEL, Scene, same, scene_of, whole
+from relume.events.wire.prefix import blocks_at, unpack
+from tests.live.checkpoints.test_checkpoints import fold
+from tests.live.conftest import HANG_S, MODEL, Scene, same, scene_of, whole
+from tests.suite.outcomes import inconclusive
 
 MAKER = Path(__file__).parents[2] / "deploy/dev/make_model.py"
 HOLDERS = {"tiny": {"w0", "w2"}, "small": {"w1", "w3"}}
@@ -60,38 +63,45 @@ async def _both_are_listed(scene: Scene) -> None:
 async def _goes_where_its_prefix_is(scene: Scene) -> None:
     """Prompts are counted by their model's tokenizer, and the same one again goes to the worker
     that holds it, though an idle fleet is used in turn."""
-    prompt = " ".join(f"word {number} of many" for number in range(60))
+    prompt = " ".join(f"word {number} of many" for number in range(250))
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 2}
-    asked = []
+    asked, sent = [], []
     async with aiohttp.ClientSession() as session:
         for number in range(4):
-            headers = {"x-request-id": f"again-{number}"}
+            name = f"again-{number}"
             url = f"{scene.url}/v1/completions"
-            async with session.post(url, json=body, headers=headers) as answer:
+            async with session.post(url, json=body, headers={"x-request-id": name}) as answer:
                 asked.append((await answer.json())["usage"]["prompt_tokens"])
-            await scene.until_told(v.PrefixBlocksChanged)
-    deadline = time.monotonic() + 30
-    while True:
-        events = await scene.events()
-        arrived = {e.client_id: e for e in events if type(e) is v.RequestArrived}
-        sent = {e.request: e for e in events if type(e) is v.RouteDecided}
-        if len(arrived.keys() & {f"again-{n}" for n in range(4)}) == 4 and len(sent) >= 4:
-            break
-        assert time.monotonic() < deadline, arrived
-        await asyncio.sleep(0.05)
-    first, *again = (arrived[f"again-{number}"] for number in range(4))
-    assert not first.estimated and first.prompt_tokens == asked[0] > 300
-    place = sent[first.request].worker
-    for one in again:
-        decision = sent[one.request]
+            sent.append(await _folded(scene, name))
+    events = await scene.events()
+    first = next(e for e in events if type(e) is v.RequestArrived and e.client_id == "again-0")
+    assert not first.estimated and first.prompt_tokens == asked[0] > 1200
+    place = sent[0].worker
+    for decision in sent[1:]:
+        hits = {c.worker: c.hit_tokens for c in decision.candidates}
+        first_us = {c.worker: c.ttft_us for c in decision.candidates if not c.excluded}
+        held = hits.pop(place)
+        assert held > 1000 > max(hits.values())
+        if first_us[place] > min(first_us.values()):
+            inconclusive(f"{place} is slower with the prefix than others without: {first_us}")
         assert decision.worker == place
-        held = {c.worker: c.hit_tokens for c in decision.candidates}
-        assert (
-            decision.cached_tokens
-            == held[place]
-            > 300
-            > max(tokens for worker, tokens in held.items() if worker != place)
-        )
+        assert decision.cached_tokens == held
+
+
+async def _folded(scene: Scene, name: str) -> v.RouteDecided:
+    """Wait until the replica knows that request `name` has ended and that its worker holds its
+    prompt; how it was routed."""
+    deadline = time.monotonic() + HANG_S
+    while True:
+        fleet, made = await fold(scene), (await scene.routes([name]))[name]
+        known = await scene.fleet.admin("checkpoints")
+        if made and name in await scene.ended() and known["revision"] >= fleet.revision:
+            worker = fleet.workers[made[0].worker]
+            held = sum(mark in worker.cached.marks for mark in unpack(made[0].prefix))
+            if blocks_at(held) * worker.cached.block_tokens > 1000 and not worker.attempts:
+                return made[0]
+        assert time.monotonic() < deadline, (name, made)
+        await asyncio.sleep(0.05)
 
 
 async def _stays_within(scene: Scene, model: str, streams: dict) -> None:
@@ -111,7 +121,8 @@ async def _killed(scene: Scene, model: str, name: str, calm: dict) -> None:
     assert not whole(hit)
     assert same(calm, hit) == []
     await _stays_within(scene, model, hit)
-    assert any(len(made) > 1 for made in (await scene.routes(hit)).values())
+    if not any(len(made) > 1 for made in (await scene.routes(hit)).values()):
+        inconclusive(f"all streams on {name} had ended before the kill")
     await scene.until_ready(name, victim["incarnation"] + 1)
 
 
@@ -119,7 +130,7 @@ async def _unknown_model(scene: Scene) -> None:
     """404 in OpenAI's shape at once; no worker hears of it, none is thought worse of."""
     before = {w["name"]: w["requests"] for w in await scene.fleet.workers()}
     async with openai.AsyncOpenAI(
-        base_url=f"{scene.url}/v1", api_key="-", max_retries=0, timeout=5
+        base_url=f"{scene.url}/v1", api_key="-", max_retries=0, timeout=HANG_S
     ) as client:
         for name in ("huge", "Tiny", "tiny/../small"):
             with pytest.raises(openai.NotFoundError) as refused:
@@ -134,7 +145,7 @@ async def _unknown_model(scene: Scene) -> None:
             assert answer.status == 400
             assert (await answer.json())["error"]["param"] == "model"
     assert {w["name"]: w["requests"] for w in await scene.fleet.workers()} == before
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     unknown: set[str] = set()
     while not unknown:
         assert time.monotonic() < deadline, "the arrival is not in the log"

@@ -14,9 +14,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from relume.controlplane.local_fleet import ENGINE_ENV, FleetOptions
+from relume.controlplane.local.local_fleet import ENGINE_ENV, FleetOptions
 from relume.events import vocabulary as v
-from tests.live.conftest import Scene, same, scene_of, whole
+from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
+from tests.suite.outcomes import inconclusive
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -45,7 +46,7 @@ def plain_agent(scene: Scene, path: Path, backend: str) -> Iterator[subprocess.P
             process.wait()
 
 
-async def test_a_plain_server_serves_beside_workers_and_is_never_asked_to_go_on(
+async def test_a_plain_server_serves_beside_workers_and_never_gets_a_resumption(
     options: FleetOptions, tmp_path: Path
 ) -> None:
     async with scene_of(options) as scene:
@@ -87,7 +88,7 @@ async def _other_answers(scene: Scene) -> None:
 
 async def _counted(scene: Scene, streams: set[str]) -> None:
     """The log has each request's course at the plain server, and nothing is left."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while (found := await scene.worker("p0"))["requests"]:
         assert time.monotonic() < deadline, found
     steps = [e for e in await scene.events("w.p0") if type(e) is v.EngineStep]
@@ -110,7 +111,8 @@ async def _not_taken_up(scene: Scene, calm: dict) -> None:
     begun = await scene.streams(6, 60, "begun", kill)
     routes = (await scene.routes(begun)).values()
     moved = [made for made in routes if len(made) > 1]
-    assert moved, "nothing was on w0"
+    if not moved:
+        inconclusive("all streams on w0 had ended before the kill")
     assert {d.worker for made in moved for d in made[1:] if d.delivered} == {"w1"}
     turned = [c for made in moved for d in made[1:] for c in d.candidates if c.worker == "p0"]
     assert any(c.excluded == "tells no token ids" for c in turned)
@@ -131,13 +133,13 @@ async def _broken(scene: Scene, server: int) -> None:
         os.kill(server, signal.SIGCONT)
 
     broken = await scene.streams(2, 400, "broken", kill)
-    assert all("told no token ids" in s.error for s in broken.values()), whole(broken)
+    assert all("the worker sent no token ids" in s.error for s in broken.values()), whole(broken)
     assert not whole(await scene.streams(2, 60, "again")), "it is taken back when it is ready"
     await scene.until_ready("p0", known["incarnation"] + 1)
 
 
 async def _gone(scene: Scene) -> None:
     """Its agent left in order: the worker is no candidate any more."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_S
     while any(w["name"] == "p0" and w["state"] == "serving" for w in await scene.fleet.workers()):
         assert time.monotonic() < deadline

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from relume.chaos.traffic import Stream
-from relume.controlplane.local_fleet import FleetOptions
-from relume.controlplane.replay.telling import told
+from relume.controlplane.local.local_fleet import FleetOptions
+from relume.controlplane.replay.rendering import lines_of
 from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
-from tests.live.conftest import Scene, scene_of, whole
+from tests.live.conftest import HANG_S, Scene, scene_of, whole
 from tests.signals import stop
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -39,7 +39,7 @@ async def test_a_busy_engine_gets_no_more_and_who_waits_is_answered_in_turn_or_r
 
         async def meanwhile(streams: dict[str, Stream]) -> None:
             """Nothing ends before the engine goes on."""
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + HANG_S
             while len(await held(scene)) < 6:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
@@ -71,4 +71,4 @@ async def test_a_busy_engine_gets_no_more_and_who_waits_is_answered_in_turn_or_r
         verdict = await scene.sound(but=("I7", "I10"))  # one worker is no choice
         assert verdict.waits >= 13, "each held and each called"
         waited = [why(await scene.log(), name) for name in busy]
-        assert sum("held back" in "\n".join(told(one)) for one in waited if one) == 6
+        assert sum("queued: " in "\n".join(lines_of(one)) for one in waited if one) == 6

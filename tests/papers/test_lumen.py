@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from relume.chaos.papers import registry, sampling
-from relume.chaos.papers.lumen_runs import (
+from relume.chaos.papers.lumen.parts.study_runs import (
     FAILS_S,
     LASTS_S,
     RULES,
@@ -24,14 +24,14 @@ from relume.chaos.papers.lumen_runs import (
 )
 from relume.chaos.papers.result import OPEN, compare
 from relume.chaos.papers.sampling import Sampling, average, ratio
-from relume.chaos.sim import fleet as simulated
-from relume.chaos.sim.fleet import SimFleet
+from relume.chaos.sim import sim_fleet as simulated
+from relume.chaos.sim.sim_fleet import SimFleet
 
-LIGHT = Case("restart", 4, 3, per_s=0.6)
+LIGHT = Case(rules="restart", workers=4, seed=3, per_s=0.6)
 SECONDS = round(LASTS_S - FAILS_S)
 
 
-def test_restoring_is_told_from_computing_anew() -> None:
+def test_restoring_is_distinguished_from_recomputing() -> None:
     """The same requests are lost under every rule; only one that has checkpoints moves blocks,
     and then streams go on sooner."""
     found = {rule: measure(replace(LIGHT, rules=rule)) for rule in ("restart", "lumen")}
@@ -110,7 +110,7 @@ def test_each_sample_stands_beside_its_published_figure(
     monkeypatch.setattr(sampling, "measure", lambda case: seen.append(case) or invented(case))
     result = registry.load(name)
     assert result.published and result.inputs
-    some = Sampling(0, 2, 16, kept=tmp_path / "kept.jsonl")
+    some = Sampling(seed=0, count=2, most=16, kept=tmp_path / "kept.jsonl")
     found = result.run(some)
     assert not [line for line in compare(result, found) if line.verdict == OPEN]
     assert found.lines
@@ -124,12 +124,13 @@ def test_the_table_of_four_workers_may_be_asked_for_alone(monkeypatch: pytest.Mo
     seen: list[Case] = []
     monkeypatch.setattr(sampling, "measure", lambda case: seen.append(case) or invented(case))
     result = registry.load("lumen-prototype")
-    found = result.run(Sampling(0, 2, 4))
+    found = result.run(Sampling(seed=0, count=2, most=4))
     assert {case.workers for case in seen} == {4} and all(
         "4 workers" in c.what for c in compare(result, found)
     )
     assert (
-        len(compare(result, found)) == 6 and len(compare(result, result.run(Sampling(0, 2)))) == 12
+        len(compare(result, found)) == 6
+        and len(compare(result, result.run(Sampling(seed=0, count=2)))) == 12
     )
 
 

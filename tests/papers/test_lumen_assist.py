@@ -5,13 +5,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from relume.chaos.scenario.language import Fault, Fixed, Fleet, Poisson, Scenario, Traffic, When
-from relume.chaos.sim.assist import Assist
-from relume.chaos.sim.fleet import Settings, SimFleet, run
-from relume.chaos.sim.speed import Drafts
-from relume.chaos.sim.worker import WorkerSettings
-from relume.controlplane.replica import ReplicaConfig
+from relume.chaos.sim.engine.draft_assist import Assist
+from relume.chaos.sim.engine.speed import Drafts
+from relume.chaos.sim.sim_fleet import Settings, SimFleet, run
+from relume.chaos.sim.world.worker_machine import WorkerSettings
+from relume.controlplane.replica.loop import ReplicaConfig
 from relume.events import vocabulary as v
-from relume.policies.checkpoint_settings import CheckpointConfig
+from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 
 RELOAD_S = 6.0
 AT_HOLDERS = ReplicaConfig(
@@ -20,9 +20,11 @@ AT_HOLDERS = ReplicaConfig(
 LOST = Scenario(
     name="lost",
     about="An engine of three dies under load.",
-    fleet=Fleet(3, model="qwen3-32b", hardware="rtxpro6000x2", domains=3, checkpoint_mb=8192),
-    traffic=Traffic(Poisson(1.5), Fixed(800, 100), for_s=20.0),
-    faults=(Fault("engine-kill", When(at_s=5.0), target="w1"),),
+    fleet=Fleet(
+        workers=3, model="qwen3-32b", hardware="rtxpro6000x2", domains=3, checkpoint_mb=8192
+    ),
+    traffic=Traffic(arrivals=Poisson(1.5), lengths=Fixed(800, 100), for_s=20.0),
+    faults=(Fault(what="engine-kill", when=When(at_s=5.0), target="w1"),),
 )
 
 
@@ -66,7 +68,7 @@ def outcome_of(settings: Settings) -> Looking:
 
 
 def test_a_loading_host_drafts_for_one_survivor_until_its_engine_is_there() -> None:
-    looking = outcome_of(Settings(assist=Assist(Drafts(0.6, 4), after_s=2.0)))
+    looking = outcome_of(Settings(assist=Assist(Drafts(acceptance=0.6, count=4), after_s=2.0)))
     assert looking.drafted and len({name for _, name, _ in looking.drafted}) == 1
     assert looking.drafted[0][1] != "w1"
     first, last = looking.drafted[0][0], looking.drafted[-1][0]

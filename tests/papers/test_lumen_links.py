@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from relume.chaos.papers.lumen_runs import Case, Meter, scenario_of, settings_of
-from relume.chaos.sim import fleet as simulated
-from relume.chaos.sim.checkpoints import Links, carried
+from relume.chaos.papers.lumen.parts.study_runs import Case, Meter, scenario_of, settings_of
+from relume.chaos.sim import sim_fleet as simulated
+from relume.chaos.sim.world.network_card import Links, carried
 from relume.events import vocabulary as v
 
 
@@ -28,7 +28,7 @@ def test_an_engine_restores_one_request_after_the_other() -> None:
                 told.setdefault(worker, []).append((type(event).__name__, event.request))
             super()._seen(worker, event)
 
-    case = Case("lumen", 4, 3, per_s=0.6)
+    case = Case(rules="lumen", workers=4, seed=3, per_s=0.6)
     simulated.run(scenario_of(case), case.seed, settings=settings_of(case, Watching()))
     assert sum(len(of) for of in told.values()) >= 8
     for of in told.values():

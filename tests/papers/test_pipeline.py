@@ -7,8 +7,7 @@ import heapq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.chaos.papers.dejavu_inputs import OPT_66B, a100, fits, token_ns
-from relume.chaos.papers.dejavu_study import (
+from relume.chaos.papers.dejavu.dejavu_study import (
     Run,
     _batches,
     _work_s,
@@ -16,9 +15,10 @@ from relume.chaos.papers.dejavu_study import (
     one_pipeline,
     two_pipelines,
 )
-from relume.chaos.papers.dejavu_tables import SETTINGS
-from relume.chaos.papers.pipeline import Job, apart, ends, together
-from relume.policies.disaggregation import Work, together_us
+from relume.chaos.papers.dejavu.dejavu_tables import SETTINGS
+from relume.chaos.papers.dejavu.inputs import OPT_66B, a100, fits, token_ns
+from relume.chaos.papers.dejavu.pipeline import Job, apart, ends, together
+from relume.policies.disaggregation.machine_split import Work, together_us
 
 jobs_ = st.lists(
     st.builds(Job, st.integers(0, 300), st.integers(0, 40), st.integers(1, 30)),
@@ -88,12 +88,12 @@ def test_a_prompt_holds_up_the_others_by_the_whole_pipeline() -> None:
     assert done[1] <= without + 3 * 50
 
 
-def test_apart_prompts_hold_up_nobody() -> None:
+def test_separate_prompts_hold_up_no_microbatch() -> None:
     done = apart([2, 20, 20, 20], 1, 3, 50, 5)
     assert done[1] == 2 * 50 + 20 * 3 * 5
 
 
-def test_unhidden_streaming_delays_a_microbatch_at_each_stage_and_nobody_else() -> None:
+def test_unhidden_streaming_delays_one_microbatch_at_each_stage() -> None:
     plain = apart([4, 4], 3, 2, 50, 5)
     slow = apart([4, 4], 3, 2, 50, 5, extra_ns=1000)
     assert [b - a for a, b in zip(plain, slow, strict=True)] == [3000, 3000]

@@ -12,10 +12,10 @@ import pytest
 
 from relume.chaos.papers import __main__ as command
 from relume.chaos.papers import registry
-from relume.chaos.papers.anchortp_table1 import QWEN, most_ratio, restart_rate
-from relume.chaos.papers.anchortp_table2 import own_links_s, shares
-from relume.chaos.papers.dejavu_failures import FAILURES_S, Pipeline
-from relume.chaos.papers.dejavu_inputs import (
+from relume.chaos.papers.anchortp.anchortp_table1 import QWEN, most_ratio, restart_rate
+from relume.chaos.papers.anchortp.table2 import own_links_s, shares
+from relume.chaos.papers.dejavu.dejavu_failures import FAILURES_S, Pipeline
+from relume.chaos.papers.dejavu.inputs import (
     BLOOM_176B,
     MEAN_TOKENS,
     OPT_66B,
@@ -26,7 +26,7 @@ from relume.chaos.papers.dejavu_inputs import (
     sampled,
     token_ns,
 )
-from relume.chaos.papers.dejavu_table6 import KV_BYTES, extra_s, transfer_s
+from relume.chaos.papers.dejavu.table6 import KV_BYTES, extra_s, transfer_s
 from relume.chaos.papers.result import (
     EXPLAINED,
     OPEN,
@@ -59,23 +59,25 @@ def test_each_result_stands_beside_its_published_figure_and_nothing_is_unexplain
 @pytest.mark.parametrize("name", ["anchortp-figure3", "dejavu-early-stops", "dejavu-table6"])
 def test_a_seed_gives_the_same_figures_again(name: str) -> None:
     result = registry.load(name)
-    assert result.run(Sampling(7)) == result.run(Sampling(7))
+    assert result.run(Sampling(seed=7)) == result.run(Sampling(seed=7))
 
 
 def test_every_module_with_a_result_is_registered() -> None:
     folder = Path(registry.__file__).parent
     with_result = {
-        path.stem.replace("_", "-")
-        for path in folder.glob("*.py")
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
         if "\nRESULT = Result(" in path.read_text()
     }
-    assert with_result == set(registry.NAMES)
+    assert with_result == set(registry.MODULES.values())
 
 
 def test_a_figure_that_is_off_is_open_until_it_is_explained() -> None:
     def verdict(within: float, because: str) -> str:
-        figure = Published("x", "x", 100.0, within=within, because=because)
-        result = Result("r", "about", "DéjàVu", (figure,), lambda _: Found({}))
+        figure = Published(key="x", what="x", value=100.0, within=within, because=because)
+        result = Result(
+            name="r", about="about", source="DéjàVu", published=(figure,), run=lambda _: Found({})
+        )
         return compare(result, Found({"x": 110.0}))[0].verdict
 
     assert verdict(0.1, "") == REPRODUCED
@@ -84,7 +86,13 @@ def test_a_figure_that_is_off_is_open_until_it_is_explained() -> None:
 
 
 def test_a_run_that_leaves_a_figure_out_is_an_error() -> None:
-    result = Result("r", "a", "s", (Published("x", "x", 1.0),), lambda _: Found({}))
+    result = Result(
+        name="r",
+        about="a",
+        source="s",
+        published=(Published(key="x", what="x", value=1.0),),
+        run=lambda _: Found({}),
+    )
     with pytest.raises(KeyError):
         compare(result, result.run(Sampling()))
 
@@ -102,7 +110,13 @@ def test_the_command_lists_prints_and_refuses(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_open_figure_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    off = Result("r", "a", "s", (Published("x", "x", 1.0),), lambda _: Found({"x": 2.0}))
+    off = Result(
+        name="r",
+        about="a",
+        source="s",
+        published=(Published(key="x", what="x", value=1.0),),
+        run=lambda _: Found({"x": 2.0}),
+    )
     monkeypatch.setattr(registry, "load", lambda _name: off)
     assert command.main(["anchortp-figure3"]) == 1
 

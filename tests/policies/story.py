@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from relume.events import vocabulary as v
-from relume.events.codec import encode
-from relume.events.log import RevisionGroup
-from relume.events.segment import GENESIS, pack, unpack
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet, Worker
+from relume.events.log.codec import encode
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import GENESIS, pack, unpack
+from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.fold import apply_group
 
 MODEL = "m"
 
@@ -58,7 +58,7 @@ class Story:
         """A worker whose engine is ready."""
         self.tell(
             f"w.{name}",
-            v.WorkerRegistered(name, "host", 7),
+            v.WorkerRegistered(worker=name, domain="host", agent_pid=7),
             started(name, incarnation),
             ready(name, incarnation),
         )
@@ -83,7 +83,7 @@ class Story:
 
 
 def replica_started(name: str = "r0", boot: str = "b1", **more: Any) -> v.ReplicaStarted:
-    return v.ReplicaStarted(name, boot, "127.0.0.1", 8000, 11, **more)
+    return v.ReplicaStarted(replica=name, boot=boot, host="127.0.0.1", port=8000, pid=11, **more)
 
 
 def started(name: str = "w0", incarnation: int = 1) -> v.EngineStarted:
@@ -91,7 +91,16 @@ def started(name: str = "w0", incarnation: int = 1) -> v.EngineStarted:
 
 
 def ready(name: str = "w0", incarnation: int = 1, model: str = MODEL) -> v.EngineReady:
-    return v.EngineReady(name, incarnation, "127.0.0.1", 9000, model, 4096, 16, 512)
+    return v.EngineReady(
+        worker=name,
+        incarnation=incarnation,
+        host="127.0.0.1",
+        port=9000,
+        model=model,
+        max_model_len=4096,
+        block_size=16,
+        kv_blocks=512,
+    )
 
 
 def died(name: str = "w0", incarnation: int = 1) -> v.EngineDied:
@@ -99,7 +108,15 @@ def died(name: str = "w0", incarnation: int = 1) -> v.EngineDied:
 
 
 def arrived(request: str = "q1", prompt: int = 100, verdict: str = "exact") -> v.RequestArrived:
-    return v.RequestArrived(request, MODEL, "completions", True, prompt, 64, verdict)
+    return v.RequestArrived(
+        request=request,
+        model=MODEL,
+        route="completions",
+        stream=True,
+        prompt_tokens=prompt,
+        max_tokens=64,
+        verdict=verdict,
+    )
 
 
 def decided(
@@ -112,33 +129,54 @@ def decided(
     basis: v.Basis | None = None,
 ) -> v.RouteDecided:
     return v.RouteDecided(
-        f"r0.b1.{request}.{attempt}",
-        basis or v.Basis(0, 0),
-        request,
-        attempt,
-        "arrival" if attempt == 1 else "reset",
-        "new",
-        delivered,
-        prompt,
-        worker,
-        incarnation,
-        "least_load",
-        MODEL,
+        decision=f"r0.b1.{request}.{attempt}",
+        basis=basis or v.Basis(0, 0),
+        request=request,
+        attempt=attempt,
+        cause="arrival" if attempt == 1 else "reset",
+        mode="new",
+        delivered=delivered,
+        prompt_tokens=prompt,
+        worker=worker,
+        incarnation=incarnation,
+        policy="least_load",
+        model=MODEL,
     )
 
 
 def observed(
     request: str = "q1", attempt: int = 1, worker: str = "w0", inc: int = 1, kind: str = "reset"
 ) -> v.TransportObserved:
-    return v.TransportObserved(request, attempt, worker, inc, kind, 0)
+    return v.TransportObserved(
+        request=request, attempt=attempt, worker=worker, incarnation=inc, kind=kind, delivered=0
+    )
 
 
 def ended(request: str = "q1", outcome: str = "completed", attempts: int = 1) -> v.RequestEnded:
-    return v.RequestEnded(request, outcome, 200, 64, "length", attempts, "exact")
+    return v.RequestEnded(
+        request=request,
+        outcome=outcome,
+        status=200,
+        tokens=64,
+        finish="length",
+        attempts=attempts,
+        verdict="exact",
+    )
 
 
 def engine_step(*changes: Any, incarnation: int = 1, lost: int = 0, us: int = 900) -> v.EngineStep:
-    return v.EngineStep(incarnation, 1, us, 1, 100, 0, 0, 8, changes, lost)
+    return v.EngineStep(
+        incarnation=incarnation,
+        step=1,
+        duration_us=us,
+        batch=1,
+        sum_context=100,
+        prefill_tokens=0,
+        waiting=0,
+        kv_used=8,
+        changes=changes,
+        lost=lost,
+    )
 
 
 def queued(

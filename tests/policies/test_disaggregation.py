@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relume.policies.disaggregation import (
+from relume.policies.disaggregation.machine_split import (
     DoesNotFit,
     Footprint,
     Split,
@@ -39,7 +39,9 @@ def test_the_least_machines_by_hand() -> None:
     assert prompt_machines_at_least(size) == 2  # Eq. 2: 40 (8 + 2) / 200
     assert token_machines_at_least(size) == 4  # Eq. 3: 40 * 8 / (200 - 40 * 3)
     with pytest.raises(DoesNotFit):
-        token_machines_at_least(Footprint(120, 40, 8, 2, 1))
+        token_machines_at_least(
+            Footprint(memory=120, layers=40, weights=8, prompt_kv=2, token_kv=1)
+        )
 
 
 def test_throughputs_by_hand() -> None:

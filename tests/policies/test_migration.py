@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 
 from relume.events import vocabulary as v
-from relume.policies import migration, routing
-from relume.policies.checkpoint_settings import settings_of as checkpoint_settings
-from relume.policies.migration import Running
-from relume.policies.migration_settings import (
-    CHOICES,
-    INTEGERS,
+from relume.policies.checkpoints.checkpoint_settings import settings_of as checkpoint_settings
+from relume.policies.migration import moves as migration
+from relume.policies.migration.migration_settings import (
     MigrationConfig,
     config_of,
     settings_of,
 )
-from relume.policies.pace import token_us
-from relume.policies.state import Fleet
-from relume.policies.view import View
+from relume.policies.migration.moves import Running
+from relume.policies.recorded_settings import CHOICES, INTEGERS
+from relume.policies.routing import choose_worker as routing
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.overlay.view import View
+from relume.policies.state.prefill_rate import token_us
+from tests.policies.checkpoints.test_checkpoints import CheckpointConfig, daemon, held
 from tests.policies.story import MODEL, Story, arrived, decided, ended, queued, replica_started
-from tests.policies.test_checkpoints import CheckpointConfig, daemon, held
 
 BASIS = v.Basis(1, 0)
-ALL = MigrationConfig("all", gap=4, ticks=3, cool_ticks=10)
+ALL = MigrationConfig(moves="all", gap=4, ticks=3, cool_ticks=10)
 
 
 def fleet_of(*names: str, config: MigrationConfig | None = None, **checkpoints: Any) -> Story:
@@ -34,10 +34,19 @@ def fleet_of(*names: str, config: MigrationConfig | None = None, **checkpoints: 
     for name in names or ("w0", "w1", "w2"):
         story.tell(
             f"w.{name}",
-            v.WorkerRegistered(name, f"host-{name}", 7),
+            v.WorkerRegistered(worker=name, domain=f"host-{name}", agent_pid=7),
             v.EngineStarted(name, 1, 101, 1),
             v.EngineReady(
-                name, 1, "127.0.0.1", 9000, MODEL, 4096, 16, 512, family="f", block_bytes=1000
+                worker=name,
+                incarnation=1,
+                host="127.0.0.1",
+                port=9000,
+                model=MODEL,
+                max_model_len=4096,
+                block_size=16,
+                kv_blocks=512,
+                family="f",
+                block_bytes=1000,
             ),
             daemon(name),
         )
@@ -60,8 +69,8 @@ def running(story: Story, request: str, worker: str = "w0", blocks: int = 20, **
     story.tell(
         f"w.{worker}",
         v.EngineStep(
-            1, 1, 0, 0, 0, 0, 0, 8,
-            (
+            incarnation=1, step=1, duration_us=0, batch=0, sum_context=0, prefill_tokens=0, waiting=0, kv_used=8,
+            changes=(
                 queued(request, attempt, 300), v.RequestAdmitted(request, attempt, 0, 20),
                 v.FirstToken(request, attempt), v.KvBlocksFilled(request, attempt, 20),
             ),
@@ -73,7 +82,12 @@ def running(story: Story, request: str, worker: str = "w0", blocks: int = 20, **
 
 def drain(story: Story, worker: str = "w0") -> None:
     effect = (v.Effect("drain", worker),)
-    story.tell("fleet", v.EffectsDecided(f"c-{worker}-{story.revision}", BASIS, "", effect))
+    story.tell(
+        "fleet",
+        v.EffectsDecided(
+            decision=f"c-{worker}-{story.revision}", basis=BASIS, cause="", effects=effect
+        ),
+    )
 
 
 def view_of(story: Story, replica: str = "r0") -> View:
@@ -83,7 +97,7 @@ def view_of(story: Story, replica: str = "r0") -> View:
 
 
 def asked(*requests: str, tokens: int = 321, left: int = 50) -> list[Running]:
-    return [Running(name, 1, tokens, left) for name in requests]
+    return [Running(request=name, attempt=1, tokens=tokens, left=left) for name in requests]
 
 
 # --- draining --------------------------------------------------------------------------
@@ -149,15 +163,25 @@ def test_what_its_engine_has_not_taken_yet_stays_for_now() -> None:
     assert (choice.chosen, choice.reason) == (-1, "not begun")
 
 
-def test_a_request_handed_over_returns_only_when_nobody_else_is_left() -> None:
+def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> None:
     story = fleet_of("w0", "w1")
     running(story, "q1")
     drain(story)
     view = view_of(story)
     (choice,) = migration.plan(view, "drain", "w0", 1, asked("q1"))
-    planned = v.MigrationPlanned("m1", BASIS, "w0", 1, "drain", 2, (choice,))
-    moved = v.TransportObserved("q1", 1, "w0", 1, "moved", 21)
-    query = routing.Query("q1", MODEL, 300, 21, lost=1)
+    planned = v.MigrationPlanned(
+        decision="m1",
+        basis=BASIS,
+        worker="w0",
+        incarnation=1,
+        cause="drain",
+        tick=2,
+        choices=(choice,),
+    )
+    moved = v.TransportObserved(
+        request="q1", attempt=1, worker="w0", incarnation=1, kind="moved", delivered=21
+    )
+    query = routing.Query(request="q1", model=MODEL, prompt_tokens=300, delivered=21, lost=1)
     for told in (False, True):
         if told:
             story.tell("r.r0", planned, moved)
@@ -169,7 +193,9 @@ def test_a_request_handed_over_returns_only_when_nobody_else_is_left() -> None:
         assert routing.planned(view, query).worker == "w1"
     story.tell("w.w1", v.EngineDied("w1", 1, "killed"))
     assert routing.planned(view, query).worker == "w0"
-    failed = routing.Query("q1", MODEL, 300, 21, ("w0:1",), lost=1)
+    failed = routing.Query(
+        request="q1", model=MODEL, prompt_tokens=300, delivered=21, avoid=("w0:1",), lost=1
+    )
     assert routing.planned(view, failed).worker == ""
     view.own(view.position + 1, v.WorkerSuspected("w0", 1, "silent"))
     assert routing.planned(view, query).worker == ""
@@ -182,7 +208,19 @@ def busy(story: Story, worker: str, batch: int, us: int) -> None:
     """Steps without prompt tokens, as the worker's pace is learnt from."""
     for _ in range(40):
         number = story.fleet.workers[worker].step + 1
-        story.tell(f"w.{worker}", v.EngineStep(1, number, us, batch, 900, 0, 0, 8))
+        story.tell(
+            f"w.{worker}",
+            v.EngineStep(
+                incarnation=1,
+                step=number,
+                duration_us=us,
+                batch=batch,
+                sum_context=900,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=8,
+            ),
+        )
 
 
 def crowd(story: Story, worker: str, count: int, tag: str = "q") -> list[str]:
@@ -235,7 +273,18 @@ def test_a_short_peak_moves_nothing() -> None:
     assert migration.sources(view_of(story)) == [], "two ticks are not long"
     for name in names[:5]:
         story.tell(
-            "w.w0", v.EngineStep(1, 1, 0, 0, 0, 0, 0, 8, (v.EngineFinished(name, 1, "stop", 9),))
+            "w.w0",
+            v.EngineStep(
+                incarnation=1,
+                step=1,
+                duration_us=0,
+                batch=0,
+                sum_context=0,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=8,
+                changes=(v.EngineFinished(name, 1, "stop", 9),),
+            ),
         )
         story.tell("r.r0", ended(name))
     story.healthy_ticks(1)
@@ -303,7 +352,20 @@ class Simulation:
     def end(self, name: str) -> None:
         worker, attempt = self.at.pop(name)
         done = v.EngineFinished(name, attempt, "stop", 9)
-        self.story.tell(f"w.{worker}", v.EngineStep(1, 1, 0, 0, 0, 0, 0, 8, (done,)))
+        self.story.tell(
+            f"w.{worker}",
+            v.EngineStep(
+                incarnation=1,
+                step=1,
+                duration_us=0,
+                batch=0,
+                sum_context=0,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=8,
+                changes=(done,),
+            ),
+        )
         self.story.tell("r.r0", ended(name, attempts=attempt))
 
     def loads(self) -> dict[str, int]:
@@ -317,21 +379,41 @@ class Simulation:
         for name, count in self.loads().items():
             if count:
                 number = self.fleet.workers[name].step + 1
-                step = v.EngineStep(1, number, 2_000 * count, count, 900, 0, 0, 8)
+                step = v.EngineStep(
+                    incarnation=1,
+                    step=number,
+                    duration_us=2_000 * count,
+                    batch=count,
+                    sum_context=900,
+                    prefill_tokens=0,
+                    waiting=0,
+                    kv_used=8,
+                )
                 self.story.tell(f"w.{name}", step)
         self.story.healthy_ticks(1)
         view = view_of(self.story)
         moves = 0
         for worker, cause in migration.sources(view):
             here = [n for n, (w, _) in self.at.items() if w == worker]
-            found = [Running(n, self.at[n][1], 321, 200) for n in here]
+            found = [Running(request=n, attempt=self.at[n][1], tokens=321, left=200) for n in here]
             choices = migration.plan(view, cause, worker, 1, found)
             before = self.loads()
             goes = [c for c in choices if c.chosen >= 0]
             if not goes:
                 continue
             tick = self.fleet.tick
-            self.story.tell("r.r0", v.MigrationPlanned("m", BASIS, worker, 1, cause, tick, choices))
+            self.story.tell(
+                "r.r0",
+                v.MigrationPlanned(
+                    decision="m",
+                    basis=BASIS,
+                    worker=worker,
+                    incarnation=1,
+                    cause=cause,
+                    tick=tick,
+                    choices=choices,
+                ),
+            )
             for choice in goes:
                 self.move(choice, worker, tick)
             moves += len(goes)
@@ -346,8 +428,31 @@ class Simulation:
     def move(self, choice: v.MigrationChoice, worker: str, tick: int) -> None:
         name, target = choice.request, choice.options[choice.chosen].worker
         done = v.EngineFinished(name, choice.attempt, "abort", 9)
-        self.story.tell(f"w.{worker}", v.EngineStep(1, 1, 0, 0, 0, 0, 0, 8, (done,)))
-        self.story.tell("r.r0", v.TransportObserved(name, choice.attempt, worker, 1, "moved", 21))
+        self.story.tell(
+            f"w.{worker}",
+            v.EngineStep(
+                incarnation=1,
+                step=1,
+                duration_us=0,
+                batch=0,
+                sum_context=0,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=8,
+                changes=(done,),
+            ),
+        )
+        self.story.tell(
+            "r.r0",
+            v.TransportObserved(
+                request=name,
+                attempt=choice.attempt,
+                worker=worker,
+                incarnation=1,
+                kind="moved",
+                delivered=21,
+            ),
+        )
         running(self.story, name, target, attempt=choice.attempt + 1)
         self.at[name] = target, choice.attempt + 1
         last = self.moved.setdefault(name, [])
@@ -360,7 +465,7 @@ class Simulation:
 def test_nothing_moves_to_and_fro_under_a_load_that_wanders(seed: int) -> None:
     """However requests come and go: no move turns the tables, none is repeated within the
     cool-down; when the load rests the moves end, and the workers are about even."""
-    config = MigrationConfig("all", gap=4, ticks=3, cool_ticks=8, margin_percent=20)
+    config = MigrationConfig(moves="all", gap=4, ticks=3, cool_ticks=8, margin_percent=20)
     world = Simulation(seed, config)
     for _ in range(40):
         favourite = world.rng.choice(("w0", "w1", "w2"))

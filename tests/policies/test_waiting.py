@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.policies.fair_queue import MOST_COST, QUANTUM, Entry
-from relume.policies.routing_settings import TIERS
-from relume.policies.waiting import (
+from relume.policies.admission.admission_queue import (
     AGED_PART,
     DEADLINE,
     EXPIRED,
     FULL,
     SHARE,
-    Judged,
+    QueueDecision,
     Room,
     cost,
     rank_of,
 )
-from relume.policies.waiting_settings import WaitingConfig
+from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.admission.fair_queue import MOST_COST, QUANTUM, Entry
+from relume.policies.routing.routing_settings import TIERS
 
 CONFIG = WaitingConfig(requests=8, mb=1, age_ms=1000, most_ms=30_000)
 WIDE = WaitingConfig(requests=100_000, mb=65_536, tenant_percent=100, age_ms=3_600_000)
@@ -39,7 +39,15 @@ def entry(
     **more: Any,
 ) -> Entry:
     told = {"size": 10, "until_us": at_us + 30_000_000, **more}
-    return Entry(name, "m", rank_of(tier), tenant, tokens, entered_us=at_us, **told)
+    return Entry(
+        request=name,
+        model="m",
+        rank=rank_of(tier),
+        tenant=tenant,
+        tokens=tokens,
+        entered_us=at_us,
+        **told,
+    )
 
 
 def taken(room: Room, count: int, config: WaitingConfig = CONFIG, at_us: int = 0) -> list[str]:
@@ -100,7 +108,7 @@ def test_a_full_room_gives_the_place_of_who_is_worth_least() -> None:
     assert len(room.entries) == CONFIG.requests
 
 
-def test_bytes_count_too_and_nobody_goes_for_a_newcomer_that_is_refused() -> None:
+def test_bytes_count_too_and_a_refused_newcomer_displaces_none() -> None:
     room = Room()
     for number in range(4):
         room.enter(entry(f"b{number}", "batch", size=200_000), 0, CONFIG)
@@ -135,7 +143,9 @@ def test_who_would_come_too_late_is_refused_at_once_and_told_when_to_come_back()
     judged = room.enter(
         entry("late", at_us=now_us, deadline_us=now_us + 20_000_000), now_us, config
     )
-    assert judged == Judged(DEADLINE, (), 30, 3000, 30_000_000)
+    assert judged == QueueDecision(
+        refused=DEADLINE, evicted=(), ahead_requests=30, ahead_tokens=3000, predicted_us=30_000_000
+    )
     judged = room.enter(entry("fit", at_us=now_us, deadline_us=now_us + 31_000_000), now_us, config)
     assert not judged.refused
     judged = room.enter(
@@ -175,7 +185,7 @@ def test_low_tiers_do_not_starve_and_take_no_more_than_their_part() -> None:
     assert all(abs(after - before - each) <= 1 for before, after in itertools.pairwise(low))
 
 
-def test_nobody_is_aged_before_the_time() -> None:
+def test_no_request_ages_before_the_time() -> None:
     room = Room()
     room.enter(entry("b", "batch", tokens=1), 0, CONFIG)
     for number in range(7):

@@ -8,8 +8,8 @@ import pytest
 import uvloop
 
 from relume.controlplane.gateway.config import GatewayConfig
-from relume.controlplane.gateway.gateway import Gateway
-from relume.controlplane.gateway.ports import Arrival
+from relume.controlplane.gateway.endpoint import Gateway
+from relume.controlplane.stream.arrival import Arrival
 from tests.gateway.conftest import Rig
 from tests.gateway.peers import Engine, FakeScheduler
 
@@ -39,7 +39,7 @@ def rig():
     async def make(engines: int = 1, **settings):
         async with AsyncExitStack() as stack:
             fleet = [await stack.enter_async_context(Engine(f"w{n}", 3)) for n in range(engines)]
-            scheduler = Remembering(fleet.copy())
+            scheduler = Remembering(engines=fleet.copy())
             config = GatewayConfig(port=0, sweep_interval_s=0.05, **settings)
             gateway = await stack.enter_async_context(Gateway(scheduler, config))
             yield Rig(fleet, scheduler, gateway)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from relume.chaos.sim import prefixes
-from relume.chaos.sim.cost import load
-from relume.chaos.sim.engine import EngineConfig, Job, SimEngine
-from relume.events import prefix
+from relume.chaos.sim.engine import prefix_model as prefixes
+from relume.chaos.sim.engine.engine_model import EngineConfig, Job, SimEngine
+from relume.chaos.sim.engine.step_cost import load
+from relume.events.wire import prefix
 
 COST = load("qwen3-32b_rtxpro6000x2")
 BLOCK = 16
@@ -33,7 +33,13 @@ def test_what_is_told_is_what_is_found() -> None:
         ids, tokens = prompt(draw)
         marks = prefix.unpack(prefixes.of_prompt(ids, SEGMENT, tokens, BLOCK))
         run = next((n for n, one in enumerate(marks) if one not in held), len(marks))
-        job = Job(f"j{number}", tokens, 4, prefix=ids, prefix_block=SEGMENT)
+        job = Job(
+            name=f"j{number}",
+            prompt_tokens=tokens,
+            output_tokens=4,
+            prefix=ids,
+            prefix_block=SEGMENT,
+        )
         told = engine.submit(job, now)
         while engine.next_ns is not None:
             now = engine.next_ns

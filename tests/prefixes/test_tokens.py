@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from relume.controlplane.gateway.chat_prompt import Template, Unusable
-from relume.controlplane.gateway.token_frames import Ask, Told
-from relume.controlplane.gateway.tokenizing import LONG_BYTES, Tokenizer, tokenizers_of
-from relume.events import prefix
+from relume.controlplane.gateway.openai.chat_prompt import Template, Unusable
+from relume.controlplane.gateway.openai.tokenizing import LONG_BYTES, Tokenizer, tokenizers_of
+from relume.events.wire import prefix
+from relume.events.wire.tokenizer_messages import CountReply, CountRequest
 from tests.gateway.peers import Behaviour
 
 TEMPLATE = (
@@ -47,8 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def told(folder: Path, body: dict, chat: bool = False, block_tokens: int = 4) -> Told:
-    ask = Ask(1, "m", chat, block_tokens, json.dumps(body).encode())
+def told(folder: Path, body: dict, chat: bool = False, block_tokens: int = 4) -> CountReply:
+    ask = CountRequest(
+        number=1, model="m", chat=chat, block_tokens=block_tokens, body=json.dumps(body).encode()
+    )
     return Tokenizer(str(folder)).tell(ask)
 
 
@@ -66,11 +68,11 @@ def test_every_form_of_a_completions_prompt(folder: Path) -> None:
     assert whole[0] == 0
     marks = prefix.of_tokens(whole, 4)
     assert marks
-    assert told(folder, {"prompt": text}) == Told(1, len(whole), marks)
-    assert told(folder, {"prompt": whole}) == Told(1, len(whole), marks)
+    assert told(folder, {"prompt": text}) == CountReply(1, len(whole), marks)
+    assert told(folder, {"prompt": whole}) == CountReply(1, len(whole), marks)
     both = len(whole) + len(ids(folder, other))
-    assert told(folder, {"prompt": [text, other]}) == Told(1, both, marks)
-    assert told(folder, {"prompt": [whole, [1, 2, 3]]}) == Told(1, len(whole) + 3, marks)
+    assert told(folder, {"prompt": [text, other]}) == CountReply(1, both, marks)
+    assert told(folder, {"prompt": [whole, [1, 2, 3]]}) == CountReply(1, len(whole) + 3, marks)
     bare = told(folder, {"prompt": text, "add_special_tokens": False})
     assert bare.tokens == len(whole) - 1 and bare.prefix != marks
     salted = told(folder, {"prompt": text, "cache_salt": "tenant"})
@@ -89,7 +91,7 @@ def test_a_chat_is_rendered_as_its_template_says(folder: Path) -> None:
     text = "<|im_start|>system\nthe log<|im_start|>user\nof\nx<|im_start|>assistant\n"
     found = told(folder, {"messages": messages}, chat=True)
     expected = ids(folder, text, special=False)
-    assert found == Told(1, len(expected), prefix.of_tokens(expected, 4))
+    assert found == CountReply(1, len(expected), prefix.of_tokens(expected, 4))
     without = told(folder, {"messages": messages, "add_generation_prompt": False}, chat=True)
     assert without.tokens == len(ids(folder, text.rpartition("<|im_start|>")[0], special=False))
     tool = {"type": "function", "function": {"name": "f", "strict": None, "other": 1}}
@@ -207,7 +209,7 @@ async def test_without_a_tokenizer_everything_is_estimated(rig) -> None:
         assert arrival.estimated and arrival.prefix == b""
 
 
-async def test_a_tokenizer_that_hangs_delays_nobody_for_long(rig, folder: Path) -> None:
+async def test_a_hung_tokenizer_delays_requests_briefly(rig, folder: Path) -> None:
     async with rig(engines=1, tokenizer=str(folder), tokenize_wait_s=0.2) as r:
         tokens = r.gateway.tokens
         await tokens.ready()

@@ -14,13 +14,14 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from relume.controlplane.gateway.ports import Activity, Arrival, Assignment, Hopeless
-from relume.controlplane.replica import Replica, ReplicaConfig
+from relume.controlplane.gateway.ports import Activity
+from relume.controlplane.replica.loop import Replica, ReplicaConfig
+from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 from relume.events import vocabulary as v
-from relume.events.errors import Fenced
-from relume.events.memory import MemoryLog
-from relume.policies.checkpoint_settings import CheckpointConfig
-from relume.policies.migration_settings import MigrationConfig
+from relume.events.log.errors import Fenced
+from relume.events.log.memory import MemoryLog
+from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
+from relume.policies.migration.migration_settings import MigrationConfig
 
 MODEL = "m"
 PAUSE_S = 0.0005
@@ -43,7 +44,7 @@ class Attempt:
     asked to hand it over."""
 
     def __init__(self, given: Assignment, delivered: int) -> None:
-        self.given: Assignment | Hopeless | None = given
+        self.given: Assignment | Rejected | None = given
         self.number = given.attempt
         self.delivered = delivered
         self.moved = False
@@ -75,7 +76,10 @@ class Worker:
         self.present = True
         self._writer = self._log.writer(f"w.{self.name}")
         await self._writer.__aenter__()
-        self.tell(v.WorkerRegistered(self.name, f"host-{self.name}", 1), self._new_daemon())
+        self.tell(
+            v.WorkerRegistered(worker=self.name, domain=f"host-{self.name}", agent_pid=1),
+            self._new_daemon(),
+        )
 
     def start_daemon(self) -> None:
         """Its host's state daemon begins a life, with nothing in it."""
@@ -84,7 +88,14 @@ class Worker:
     def _new_daemon(self) -> v.StateDaemonStarted:
         self.boot += 1
         address = f"tcp://{self.name}:{self.boot}"
-        return v.StateDaemonStarted(self.name, f"b{self.boot}", self.boot, address, BUDGET, "f")
+        return v.StateDaemonStarted(
+            worker=self.name,
+            boot=f"b{self.boot}",
+            epoch=self.boot,
+            address=address,
+            budget_bytes=BUDGET,
+            family="f",
+        )
 
     def kill_daemon(self) -> None:
         self.tell(v.StateDaemonLost(self.name, f"b{self.boot}", "killed"))
@@ -101,17 +112,35 @@ class Worker:
 
     def _ready(self) -> v.EngineReady:
         return v.EngineReady(
-            self.name, self.incarnation, "127.0.0.1", self.port, MODEL, 4096, 16, 512,
-            family="f", block_bytes=BLOCK_BYTES,
-        )  # fmt: skip
+            worker=self.name,
+            incarnation=self.incarnation,
+            host="127.0.0.1",
+            port=self.port,
+            model=MODEL,
+            max_model_len=4096,
+            block_size=16,
+            kv_blocks=512,
+            family="f",
+            block_bytes=BLOCK_BYTES,
+        )
 
     def hold(self, request: str, attempt: int, blocks: int) -> None:
         """Its daemon has so many blocks of a request; nothing when its host is gone."""
         if not self.present:
             return
         size = blocks * BLOCK_BYTES
-        ack = (self.name, f"b{self.boot}", request, 0, attempt, blocks, blocks * 16, size)
-        self.tell(v.CheckpointAcknowledged(*ack))
+        self.tell(
+            v.CheckpointAcknowledged(
+                holder=self.name,
+                boot=f"b{self.boot}",
+                request=request,
+                child=0,
+                attempt=attempt,
+                blocks=blocks,
+                tokens=blocks * 16,
+                bytes=size,
+            )
+        )
 
     def _stream_out(self, given: Assignment, tokens: int) -> None:
         for endpoint in given.checkpoint:
@@ -120,8 +149,18 @@ class Worker:
 
     def _restore(self, given: Assignment) -> None:
         for endpoint in given.restore[:1]:
-            who = self.incarnation, given.request, 0, given.attempt, endpoint
-            self.tell(v.RestoreStarted(*who, 32), v.RestoreDone(*who, 32, 2 * BLOCK_BYTES, 900))
+            which: dict[str, Any] = {
+                "incarnation": self.incarnation,
+                "request": given.request,
+                "child": 0,
+                "attempt": given.attempt,
+                "holder": endpoint,
+                "tokens": 32,
+            }
+            self.tell(
+                v.RestoreStarted(**which),
+                v.RestoreDone(**which, bytes=2 * BLOCK_BYTES, duration_us=900),
+            )
 
     def die(self) -> None:
         """kill -9 of the engine, seen by its agent."""
@@ -150,7 +189,15 @@ class Worker:
         us = 500 + 7 * (self._steps % 13) + 400 * self._running
         self.tell(
             v.EngineStep(
-                self.incarnation, self._steps, us, self._running, 90, 0, 0, self._running, changes
+                incarnation=self.incarnation,
+                step=self._steps,
+                duration_us=us,
+                batch=self._running,
+                sum_context=90,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=self._running,
+                changes=changes,
             )
         )
 
@@ -250,12 +297,21 @@ class Clients:
         total = rng.randint(*self._tokens)
         verdict = rng.choice(["exact"] * 8 + ["restart"])
         scheduler.arrived(
-            Arrival(name, MODEL, "completions", True, rng.randint(5, 400), total, verdict, "drawn")
+            Arrival(
+                request=name,
+                model=MODEL,
+                route="completions",
+                stream=True,
+                prompt_tokens=rng.randint(5, 400),
+                max_tokens=total,
+                verdict=verdict,
+                reason="drawn",
+            )
         )
         delivered = 0
         given = scheduler.assign(name, "arrival", delivered)
         while True:
-            if isinstance(given, Hopeless):
+            if isinstance(given, Rejected):
                 self._end(name, "failed", given.status, delivered)
                 return
             if given is None:
@@ -386,7 +442,7 @@ class Scene:
         writer = self.log.writer(f"r.{name}", **waiting)
         await writer.__aenter__()
         config = ReplicaConfig(
-            name,
+            name=name,
             policy=self._policy,
             tick_s=self._tick_s,
             checkpoints=self._checkpoints,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from relume.events.log import RevisionGroup
-from relume.events.segment import GENESIS, Segment, pack, unpack
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import GENESIS, Segment, pack, unpack
 
 Place = tuple[int, int, int]
 """Index of the group, of the segment in it, of the record in that."""

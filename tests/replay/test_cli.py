@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from relume.controlplane.cli import main
+from relume.controlplane.cli.relume_command import main
 from relume.controlplane.replay.store import save
 from relume.events import vocabulary as v
-from relume.events.codec import encode
+from relume.events.log.codec import encode
 from tests.replay.scene import Scene
 from tests.replay.tamper import places, replaced
 
@@ -34,7 +34,7 @@ def test_sound_log_verifies(stored: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["replay", "--verify", "--log", str(stored)]) == 0
     out = capsys.readouterr().out
     assert "every decision came out the same" in out
-    assert "decisions taken again" in out
+    assert "decisions repeated" in out
 
 
 def test_verdict_as_json(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,12 @@ def test_tampered_log_fails_with_the_place(
     groups = asyncio.run(scene_groups())
     place = next(places(groups, "w.w1"))[0]
     path = tmp_path / "bad.rlog"
-    save(path, replaced(groups, place, encode(v.WorkerRegistered("w1", "elsewhere", 1))))
+    save(
+        path,
+        replaced(
+            groups, place, encode(v.WorkerRegistered(worker="w1", domain="elsewhere", agent_pid=1))
+        ),
+    )
     assert main(["replay", "--verify", "--log", str(path)]) == 1
     out = capsys.readouterr().out
     assert "recorded:" in out

@@ -9,19 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relume.controlplane.cli import main
+from relume.controlplane.cli.relume_command import main
 from relume.controlplane.history.errors import HistoryGap
-from relume.controlplane.replay.history import from_etcd
+from relume.controlplane.replay.recorded_log import from_etcd
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
-from relume.events.codec import decode
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
-from relume.events.etcd.writer import EtcdWriter
-from relume.events.log import RevisionGroup
+from relume.events.etcd.writer.stream_writer import EtcdWriter
+from relume.events.log.codec import decode
+from relume.events.log.interface import RevisionGroup
 from tests.etcd_server import EtcdServer, etcd_binary
 from tests.history.stage import replica_on, traffic_on, until
+from tests.pace import outlast
 from tests.replay.scene import Scene
 
 pytestmark = pytest.mark.etcd
@@ -89,7 +90,7 @@ async def test_outage_beyond_the_leases_replays(etcd: EtcdServer) -> None:
             await scene.traffic(20, "before")
             etcd.stop()
             await scene.traffic(60, "during")
-            await asyncio.sleep(4.0)
+            await outlast(4.0, "leases of 2 s")
             await scene.traffic(20, "late")
             etcd.cont()
             await until(lambda: all(w.healthy for w in scene._writers.values()), 20.0)
@@ -132,7 +133,10 @@ async def test_replica_decides_nothing_before_its_predecessors_spool_is_folded(
             starting = asyncio.create_task(scene.start_replica("r0"))
             async with asyncio.timeout(20):
                 await reached.wait()
-            await asyncio.sleep(1.0)
+            async with log.writer("w.free", wait_s=10) as free:  # others land meanwhile
+                for n in range(5):
+                    free.append(v.Tick(n, 0))
+                    await free.flush(10)
             assert not starting.done(), "serves, though it does not see its own decisions"
             landing.set()
             await starting

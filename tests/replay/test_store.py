@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from relume.controlplane.replay.history import from_file
+from relume.controlplane.replay.recorded_log import from_file
 from relume.controlplane.replay.store import BadStoredLog, StoredLog, save
 from relume.controlplane.replay.verify import verify
-from relume.events.log import RevisionGroup
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet, dump
+from relume.events.log.interface import RevisionGroup
+from relume.policies.state.fleet import Fleet, dump
+from relume.policies.state.fold import apply_group
 from tests.replay.scene import Scene
 from tests.replay.tamper import dropped, places
 

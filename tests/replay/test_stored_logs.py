@@ -1,26 +1,35 @@
-"""Logs of real runs replay to the same decisions, on any CPU, under any hash seed."""
+"""Frozen logs of real runs: every build reads, folds and explains them, and takes their
+decisions again, on any CPU, under any hash seed."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relume.chaos.validators import check_all
-from relume.controlplane.replay.history import from_file
-from relume.controlplane.replay.telling import told
+from relume.controlplane.replay.recorded_log import History
+from relume.controlplane.replay.rendering import lines_of
 from relume.controlplane.replay.verify import verify
 from relume.controlplane.replay.why import why
-from relume.policies import routing
+from relume.events import vocabulary as v
+from relume.policies.checkpoints import placement
+from relume.policies.liveness import stall
+from relume.policies.migration import moves as migration
+from tests.replay import frozen
 from tests.replay.tamper import dropped, places, swapped
 
 ROOT = Path(__file__).parents[2]
-LOGS = sorted((ROOT / "tests/replay/logs").glob("*.rlog"))
+NAMES = sorted(frozen.FROZEN)
 
 NO_FEATURES = {
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-AVX,-FMA,-BMI2,-ERMS,-SSE4_2,-SSSE3",
@@ -29,55 +38,147 @@ NO_FEATURES = {
 }
 SETTINGS = {
     "seed 0": {"PYTHONHASHSEED": "0"},
-    "seed 4242": {"PYTHONHASHSEED": "4242"},
-    "CPU features off": {"PYTHONHASHSEED": "1", **NO_FEATURES},
+    "seed 4242, CPU features off": {"PYTHONHASHSEED": "4242", **NO_FEATURES},
 }
 
 
-def test_there_is_a_log() -> None:
-    assert LOGS
+@pytest.fixture(scope="module")
+def logs() -> dict[str, History]:
+    return {name: frozen.read(name) for name in NAMES}
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
-def test_verdict_is_the_same_in_every_environment(path: Path) -> None:
-    command = [sys.executable, "-m", "relume.controlplane.cli", "replay", "--verify", "--json"]
+def test_the_files_are_those_that_were_recorded() -> None:
+    present = sorted(path.stem for path in frozen.FOLDER.glob("*.rlog"))
+    assert present == NAMES, "add a new log to frozen.FROZEN; never remove one"
+    recorded = {name: digest for name, (digest, _) in frozen.FROZEN.items()}
+    found = {name: frozen.digest_of(name) for name in NAMES}
+    assert found == recorded, "a frozen log is never recorded anew: raise a version instead"
+
+
+def test_every_environment_makes_the_same_of_them() -> None:
     answers = {}
     for name, settings in SETTINGS.items():
         done = subprocess.run(
-            [*command, "--log", str(path.relative_to(ROOT))],
+            [sys.executable, "-m", "tests.replay.frozen"],
             cwd=ROOT,
             env={**os.environ, **settings},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
-        answers[name] = done.stdout
-    assert len(set(answers.values())) == 1
-    verdict = json.loads(answers["seed 0"])
-    assert verdict["contested"] > 50
-    assert verdict["unanchored"] == 0
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+        answers[name] = json.loads(done.stdout)
+    first = answers["seed 0"]
+    assert all(answer == first for answer in answers.values())
+    assert sorted(first) == NAMES
+    for name, found in first.items():
+        verdict = found["verdict"]
+        assert verdict["divergences"] == [], name
+        assert verdict["contested"] > 0 and verdict["hashes"] > 0, name
+        assert verdict["unanchored"] == verdict["foreign"] == verdict["skipped"] == 0, name
+        missing = [k.__name__ for k in frozen.FROZEN[name][1] if not found["kinds"].get(k.__name__)]
+        assert not missing, f"{name} has no {missing}"
+        assert found["explained"] == found["kinds"]["RequestArrived"] > 5, name
+    totals = {
+        kind: sum(found["verdict"][kind] for found in first.values())
+        for kind in ("contested", "stalls", "holders", "plans", "migrations", "waits", "answers")
+    }
+    assert totals["contested"] > 800 and totals["waits"] > 300 and totals["holders"] > 500, totals
+    assert totals["plans"] > 10 and totals["migrations"] > 4 and totals["answers"] > 50, totals
+    assert totals["stalls"] == 20, totals
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
-def test_promises_held_in_it(path: Path) -> None:
-    assert check_all(from_file(path).groups, []) == []
+@pytest.mark.parametrize("name", NAMES)
+def test_promises_held_in_it(logs: dict[str, History], name: str) -> None:
+    assert check_all(logs[name].groups, []) == []
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
-def test_other_weights_decide_otherwise(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = from_file(path)
-    monkeypatch.setattr(routing, "REQUEST_TOKENS", 31)
-    assert verify(history.groups, history.base).divergences
+def test_the_command_verifies_a_log() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "relume.controlplane.cli.relume_command",
+        "replay",
+        "--verify",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, "--log", str(frozen.path_of("admission").relative_to(ROOT))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert json.loads(done.stdout)["waits"] == 72
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
-def test_dropped_and_swapped_events_are_found(path: Path) -> None:
-    history = from_file(path)
+def imbalanced(old: Callable[..., int]) -> Callable[..., int]:
+    return lambda moving: old(moving) + 1
+
+
+def heavier(old: Callable[..., int]) -> Callable[..., int]:
+    return lambda site, weights: old(site, weights) + site.queue
+
+
+def patient(old: Callable[..., int]) -> Callable[..., int]:
+    return lambda worker, config: old(worker, config) + 1
+
+
+def strict(old: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda silent, look, bound, config: old(silent, look, bound, config) or look.cpu_us >= 0
+
+
+def refusing(old: Callable[..., str]) -> Callable[..., str]:
+    return lambda *_: "too long a pause"
+
+
+ALTERED: dict[str, tuple[Any, str, Any, str]] = {
+    "routing weight": ("routing.choose_worker", "REQUEST_TOKENS", 31, "engine-killed"),
+    "routing shortlist": ("routing.choose_worker", "NAMED", 7, "churn"),
+    "estimate of a first token, version 1": (
+        "routing.first_token_v1",
+        "REPORT_US",
+        2700,
+        "routing",
+    ),
+    "estimate of a first token": ("routing.worker_estimate", "SLOWNESS_PARTS", 2, "one-estimate"),
+    "digits of an estimate": ("routing.worker_estimate", "TOKEN_DIGITS", 3, "routing"),
+    "recovery weight": ("recovery.plan", "AWAY", 3, "engine-killed"),
+    "recovery weight of those who wait": ("recovery.plan", "HELD_UP", 1, "recoveries"),
+    "placement load": (placement, "load", heavier, "restores"),
+    "migration share": (migration._Imbalance, "_share", imbalanced, "migration"),
+    "migration pause": (migration._Drain, "refuses", refusing, "detached-moves"),
+    "share of the aged": ("admission.admission_queue", "AGED_PART", 7, "admission-steady"),
+    "waits foretold": ("admission.admission_queue", "WINDOW", 32, "admission-steady"),
+    "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
+    "stall bound": (stall, "bound_us", patient, "stall"),
+    "stall judgement": (stall, "hung", strict, "stall-spared"),
+    "what agents are told": ("leader.duties", "AGENT_COMMANDS", ("drain", "undrain"), "leader"),
+    "what the fold learns": ("state.step_times", "OVERHEAD_US", 2500, "stall"),
+}
+"""Changes of what is decided: the module or class, the name, its new value or what wraps it, and
+a log that must not take it."""
+
+
+@pytest.mark.parametrize("change", ALTERED)
+def test_a_changed_decision_fails(
+    logs: dict[str, History], change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, name, value, log = ALTERED[change]
+    owner = importlib.import_module(f"relume.policies.{where}") if type(where) is str else where
+    old = getattr(owner, name)
+    monkeypatch.setattr(owner, name, value(old) if callable(value) else value)
+    assert frozen.verdict_of(logs[log], limit=1).divergences, f"{log} does not notice"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropped_and_swapped_events_are_found(logs: dict[str, History], name: str) -> None:
+    history = logs[name]
     assert history.footer is not None
-    rng = random.Random(path.stem)
+    rng = random.Random(name)
     everything = [place for place, _ in places(history.groups)]
-    for place in rng.sample(everything, 40):
+    for place in rng.sample(everything, 40 if name == "engine-killed" else 6):
         found = verify(dropped(history.groups, place), limit=1, end=history.footer.end)
         assert found.divergences, f"dropped at {place}"
         records = history.groups[place[0]].segments[place[1]].records
@@ -86,17 +187,27 @@ def test_dropped_and_swapped_events_are_found(path: Path) -> None:
             assert found.divergences, f"swapped at {place}"
 
 
-def test_moved_request_of_the_kill_run_is_explained() -> None:
-    history = from_file(ROOT / "tests/replay/logs/engine-killed.rlog")
+def test_moved_request_of_the_kill_run_is_explained(logs: dict[str, History]) -> None:
+    history = logs["engine-killed"]
     restored = moved = 0
     for number in range(56):
         found = why(history.groups, f"hit-{number}")
         assert found is not None
         if len(found.decisions) > 1:
-            text = "\n".join(told(found))
+            text = "\n".join(lines_of(found))
             assert "died (killed)" in text
             assert "mode continue" in text
-            assert "planned with all that w0:1 was running" in text
+            assert "planned with all running requests of w0:1" in text
             moved += 1
             restored += "tokens were restored from" in text
     assert moved >= restored > 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_why_names_worker_and_outcome_of_each_request(logs: dict[str, History], name: str) -> None:
+    texts = frozen.explained(logs[name])
+    for event in frozen.events_of(logs[name]):
+        if type(event) is v.RequestEnded and event.outcome == "completed":
+            text = texts[event.request]
+            assert re.search(r"\b[wp]\d+:\d+\b", text), text
+            assert "completed" in text, text

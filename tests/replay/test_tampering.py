@@ -10,14 +10,18 @@ import asyncio
 import random
 
 import pytest
+from msgspec import structs
 
-from relume.controlplane.replay.verify import Verdict, verify
+from relume.controlplane.replay.divergence import Verdict
+from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
-from relume.events.codec import decode, encode
-from relume.events.log import RevisionGroup
-from relume.policies import routing, stall
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet
+from relume.events.log.codec import decode, encode
+from relume.events.log.interface import RevisionGroup
+from relume.policies.liveness import stall
+from relume.policies.routing import choose_worker as routing
+from relume.policies.state import engine_step as engine_steps
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 from tests.policies.story import Story, died, engine_step
 from tests.replay.scene import Scene
 from tests.replay.tamper import Place, dropped, exchanged, places, replaced, swapped
@@ -106,9 +110,8 @@ def test_altered_records_are_found(groups: list[RevisionGroup]) -> None:
     for place in rng.sample(anchored_places(groups), 40):
         event = decode(groups[place[0]].segments[place[1]].records[place[2]])
         if isinstance(event, v.EngineStep):
-            values = [getattr(event, f) for f in event.__struct_fields__]
-            values[event.__struct_fields__.index("kv_used")] += 1
-            found(replaced(groups, place, encode(v.EngineStep(*values))))
+            lie = structs.replace(event, kv_used=event.kv_used + 1)
+            found(replaced(groups, place, encode(lie)))
 
 
 def test_altered_candidate_is_found_by_the_policy(groups: list[RevisionGroup]) -> None:
@@ -119,7 +122,13 @@ def test_altered_candidate_is_found_by_the_policy(groups: list[RevisionGroup]) -
             break
     values = {f: getattr(event, f) for f in event.__struct_fields__}
     first = event.candidates[0]
-    lie = v.Candidate(first.worker, first.incarnation, first.cost + 1, first.prefill_tokens, 0)
+    lie = v.Candidate(
+        worker=first.worker,
+        incarnation=first.incarnation,
+        cost=first.cost + 1,
+        prefill_tokens=first.prefill_tokens,
+        requests=0,
+    )
     values["candidates"] = (lie, *event.candidates[1:])
     verdict = verify(replaced(groups, place, encode(v.RouteDecided(**values))), limit=1)
     (divergence,) = verdict.divergences
@@ -145,9 +154,9 @@ def test_changed_tie_rule_is_found(
 def test_changed_fold_is_found(
     groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relume.policies import account
-
-    monkeypatch.setitem(account.CHANGES, v.EngineFinished, lambda worker, key, change: None)
+    _, also = engine_steps._HANDLERS[v.EngineFinished]
+    forgotten = lambda worker, key, change: None  # noqa: E731
+    monkeypatch.setitem(engine_steps._HANDLERS, v.EngineFinished, (forgotten, also))
     found(groups)
 
 
@@ -187,7 +196,18 @@ def stall_story(hung: bool, silent_us: int = 1_500_000) -> Story:
     story.tell("w.w0", engine_step(us=150_000))
     basis = v.Basis(story.revision, 1)
     bound = stall.bound_us(worker, stall.StallConfig())
-    judged = v.StallJudged("d1", basis, "w0", 1, silent_us, "silent", -1, 0, bound, hung)
+    judged = v.StallJudged(
+        decision="d1",
+        basis=basis,
+        worker="w0",
+        incarnation=1,
+        silent_us=silent_us,
+        probe="silent",
+        probe_steps=-1,
+        step_age_us=0,
+        bound_us=bound,
+        hung=hung,
+    )
     story.tell("r.r0", judged)
     return story
 
@@ -204,8 +224,8 @@ def test_stall_bound_is_worked_out_again() -> None:
     place = next(p for p, s in places(story.groups, "w.w0") if p[2] == 0 and len(s.records) == 1)
     slower = encode(engine_step(us=170_000))
     (divergence,) = verify(replaced(story.groups, place, slower)).divergences
-    assert "bound=1200000us" in divergence.expected
-    assert "bound=1360000us" in divergence.actual
+    assert "of 1200000 us allowed" in divergence.expected
+    assert "of 1360000 us allowed" in divergence.actual
 
 
 def test_leader_that_owes_nothing_but_writes_is_found() -> None:
@@ -213,7 +233,18 @@ def test_leader_that_owes_nothing_but_writes_is_found() -> None:
     story.worker()
     story.replica()
     story.leader()
-    story.tell("fleet", v.RequestEnded("q7", "failed", 0, -1, "error", 1, "exact"))
+    story.tell(
+        "fleet",
+        v.RequestEnded(
+            request="q7",
+            outcome="failed",
+            status=0,
+            tokens=-1,
+            finish="error",
+            attempts=1,
+            verdict="exact",
+        ),
+    )
     (divergence,) = verify(story.groups).divergences
     assert (divergence.what, divergence.actual) == ("answer", "nothing owed")
 
@@ -223,8 +254,12 @@ def test_leader_that_answers_wrongly_is_found() -> None:
     story.worker()
     story.replica()
     story.leader()
-    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
-    wrong = v.EffectsDecided("c1", v.Basis(story.revision, 0), "root: drain w0", ())
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w0")
+    )
+    wrong = v.EffectsDecided(
+        decision="c1", basis=v.Basis(story.revision, 0), cause="root: drain w0", effects=()
+    )
     story.tell("fleet", wrong)
     assert [d.what for d in verify(story.groups).divergences] == ["answer"]
 
@@ -235,11 +270,16 @@ def test_new_leader_answers_what_the_old_one_owed() -> None:
     story.worker()
     story.replica()
     story.leader()
-    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w0")
+    )
     story.leader()
     effects = (v.Effect("drain", "w0"),)
     basis = v.Basis(story.revision, 0)
-    story.tell("fleet", v.EffectsDecided("c1", basis, "root: drain w0", effects))
+    story.tell(
+        "fleet",
+        v.EffectsDecided(decision="c1", basis=basis, cause="root: drain w0", effects=effects),
+    )
     verdict = verify(story.groups)
     assert (verdict.answers, verdict.divergences) == (1, [])
 
@@ -250,7 +290,7 @@ def test_log_of_a_build_with_other_state_is_held_to_its_order(
     """State hashes of another shape say nothing here; decisions and order still do."""
     import relume.controlplane.replay.verify as module
 
-    monkeypatch.setattr(module, "SHAPE", "another")
+    monkeypatch.setattr(module, "missing_shape", lambda recorded: "another")
     verdict = verify(groups)
     assert verdict.ok
     assert verdict.foreign == verdict.hashes > 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from relume.controlplane.replay.telling import headline, to_json, told
+from relume.controlplane.replay.rendering import headline, lines_of, to_json
 from relume.controlplane.replay.why import Why, why
 from relume.events import vocabulary as v
-from relume.events.codec import encode
+from relume.events.log.codec import encode
 from tests.policies.story import (
     Story,
     arrived,
@@ -46,7 +46,7 @@ def moved_story() -> Story:
     return story
 
 
-def test_first_token_is_told_beside_what_was_expected() -> None:
+def test_measured_ttft_is_shown_beside_the_predicted_one() -> None:
     """On the clock of the replica that sent it, whichever record landed first."""
     story = Story()
     story.worker("w0")
@@ -60,9 +60,9 @@ def test_first_token_is_told_beside_what_was_expected() -> None:
     story.tell("r.r0", v.GroupsReceived(first - 1, (0, 500, 1, 10_000)), ended())
     found = why(story.groups, "q1")
     assert found is not None and found.first_tokens_us == {1: 10_000}
-    text = "\n".join(told(found))
-    assert "its first token was expected after 9.0 ms" in text
-    assert "it came after 10.0 ms" in text
+    text = "\n".join(lines_of(found))
+    assert "predicted TTFT: 9.0 ms" in text
+    assert "measured TTFT: 10.0 ms" in text
 
 
 def test_chain_names_every_cause_and_nothing_else() -> None:
@@ -84,13 +84,13 @@ def test_chain_names_every_cause_and_nothing_else() -> None:
     assert found.ended is not None
 
 
-def test_story_is_told_in_words() -> None:
+def test_why_shows_the_chain_in_words() -> None:
     found = why(moved_story().groups, "q1")
     assert found is not None
-    text = "\n".join(told(found))
+    text = "\n".join(lines_of(found))
     assert "completed" in headline(found)
     assert "2 attempts" in headline(found)
-    for words in ("sent to w0:1", "died (killed)", "saw reset", "17 tokens are with the client"):
+    for words in ("sent to w0:1", "died (killed)", "saw reset", "the client has 17 tokens"):
         assert words in text
     assert to_json(found)["steps"][0]["event"]["type"] == "request_arrived"
 
@@ -105,7 +105,7 @@ def test_client_may_ask_by_its_own_ids() -> None:
     story.replica()
     fields = {f: getattr(arrived(), f) for f in v.RequestArrived.__struct_fields__}
     story.tell("r.r0", v.RequestArrived(**{**fields, "client_id": "mine"}), decided())
-    for asked in ("q1", "cmpl-q1", "chatcmpl-q1", "mine"):
+    for asked in ("q1", "cmpl-q1", "mine", "cmpl-mine", "chatcmpl-mine"):
         found = why(story.groups, asked)
         assert found is not None
         assert found.request == "q1"
@@ -118,7 +118,10 @@ def test_decision_of_a_gateway_that_died_unheard_is_in_the_journal() -> None:
     story.worker("w0")
     story.worker("w1")
     story.replica()
-    candidates = (v.Candidate("w0", 1, 0, 0, 0), v.Candidate("w1", 1, 132, 100, 1))
+    candidates = (
+        v.Candidate(worker="w0", incarnation=1, cost=0, prefill_tokens=0, requests=0),
+        v.Candidate(worker="w1", incarnation=1, cost=132, prefill_tokens=100, requests=1),
+    )
     fields = {f: getattr(decided(), f) for f in v.RouteDecided.__struct_fields__}
     lost = v.RouteDecided(**{**fields, "basis": v.Basis(7, 2), "candidates": candidates})
     story.tell("w.w0", engine_step(queued(dispatch=encode(lost))))
@@ -127,15 +130,15 @@ def test_decision_of_a_gateway_that_died_unheard_is_in_the_journal() -> None:
     assert found is not None
     assert kinds(found) == ["RouteDecided", "RequestQueued", "EngineFinished"]
     assert found.decisions == [lost]
-    text = "\n".join(told(found))
+    text = "\n".join(lines_of(found))
     assert "basis (7, 2)" in text
-    assert "-> w0:1 costs 0" in text
-    assert "w1:1 costs 132" in text
+    assert "-> w0:1 costs 0 tokens" in text
+    assert "w1:1 costs 132 tokens" in text
     assert "journal" in text
     assert to_json(found)["steps"][0]["journalled"]
 
 
-def test_decision_that_came_late_is_told_once() -> None:
+def test_late_decision_is_shown_once() -> None:
     """The engine's admission landed before the decision's own record."""
     story = Story()
     story.worker()
@@ -163,8 +166,30 @@ def test_hung_engine_and_lost_gateway_are_causes() -> None:
     story.worker("w1")
     story.replica()
     story.tell("r.r0", arrived(), decided())
-    judged = v.StallJudged("d", v.Basis(1, 1), "w0", 1, 1_500_000, "silent", -1, 0, 1_000_000, True)
-    other = v.StallJudged("e", v.Basis(1, 1), "w1", 1, 9, "silent", -1, 0, 9, True)
+    judged = v.StallJudged(
+        decision="d",
+        basis=v.Basis(1, 1),
+        worker="w0",
+        incarnation=1,
+        silent_us=1_500_000,
+        probe="silent",
+        probe_steps=-1,
+        step_age_us=0,
+        bound_us=1_000_000,
+        hung=True,
+    )
+    other = v.StallJudged(
+        decision="e",
+        basis=v.Basis(1, 1),
+        worker="w1",
+        incarnation=1,
+        silent_us=9,
+        probe="silent",
+        probe_steps=-1,
+        step_age_us=0,
+        bound_us=9,
+        hung=True,
+    )
     story.tell("r.r0", judged, other, v.WorkerSuspected("w0", 1, "silent"))
     story.tell("r.r0", observed(kind="stall"), decided(attempt=2, worker="w1"))
     story.tell("w.w0", died())
@@ -183,7 +208,7 @@ def test_hung_engine_and_lost_gateway_are_causes() -> None:
         "ReplicaLost",
         "RequestEnded",
     ]
-    assert "judged hung" in "\n".join(told(found))
+    assert "judged hung" in "\n".join(lines_of(found))
 
 
 async def test_every_request_of_a_scene_can_be_explained() -> None:
@@ -198,4 +223,4 @@ async def test_every_request_of_a_scene_can_be_explained() -> None:
         assert found.arrived is not None
         assert found.ended is not None
         assert found.decisions
-        assert list(told(found))
+        assert list(lines_of(found))

@@ -13,12 +13,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from relume.chaos.runner import fuzz
-from relume.chaos.sim.gateway import SimExchange
-from relume.controlplane.scheduler import Scheduler
-from relume.engine_shim.agent_effects import EffectRunner
-from relume.engine_shim.state_daemon.extents import PAGE, Extents
-from relume.events.etcd import appends
-from relume.policies import coverage, placement, routing, stall
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.controlplane.stream.answer import Answer
+from relume.controlplane.stream.event_ids import Stamp
+from relume.controlplane.stream.reception import Reception
+from relume.controlplane.stream.stream_data import Stream
+from relume.engine_shim.agent.effects import EffectRunner
+from relume.engine_shim.checkpoints.daemon.store.extents import PAGE, Extents
+from relume.events.etcd.writer import appends
+from relume.policies.checkpoints import placement
+from relume.policies.liveness import stall
+from relume.policies.routing import choose_worker as routing
+from relume.policies.state import coverage
 
 SEEDS = 100
 """Each must be found within so many."""
@@ -38,15 +44,70 @@ class Plant:
 
 
 def _lost_token(patch: Set) -> None:
-    """a stream that goes on elsewhere leaves out a token"""
-    send = SimExchange.send
+    """an attempt that continues a stream says that its client has a token more"""
+    resumption = Answer.resumption
 
-    def short(self: SimExchange, to: Any, upstream: Any) -> None:
-        if to.mode == "continue" and self._count:
-            self._count += 1
-        send(self, to, upstream)
+    def more(self: Answer, mode: str) -> tuple[str, bytes]:
+        if mode == "continue" and self.ids:
+            self.ids.append((self.ids[-1] + 1) % 256)
+            found = resumption(self, mode)
+            self.ids.pop()
+            return found
+        return resumption(self, mode)
 
-    patch(SimExchange, "send", short)
+    patch(Answer, "resumption", more)
+
+
+def _resumed_too_early(patch: Set) -> None:
+    """an attempt that continues a stream says that its client has a token fewer, and its frames
+    are taken as they come"""
+    resumption = Answer.resumption
+
+    def fewer(self: Answer, mode: str) -> tuple[str, bytes]:
+        if mode == "continue" and self.ids:
+            self.ids.pop()
+        return resumption(self, mode)
+
+    patch(Answer, "resumption", fewer)
+
+
+def _half_counted_frame(patch: Set) -> None:
+    """of a frame with several tokens the last one is passed on but not counted"""
+    told = Reception.on_tokens
+
+    def short(self: Reception, start: int, ids: list[int], shown: list[bytes]) -> None:
+        told(self, start, ids[:-1] if len(ids) > 1 else ids, shown)
+
+    patch(Reception, "on_tokens", short)
+
+
+def _frames_out_of_order(patch: Set) -> None:
+    """the position of a frame is not compared with that of the stream"""
+    patch(Answer, "expect", lambda self, ids, start: None)
+
+
+def _tail_repeated(patch: Set) -> None:
+    """what a continued stream repeats of the bytes after the last token goes to the client again"""
+    patch(Reception, "without_known", lambda self, payload: payload)
+
+
+def _event_twice(patch: Set) -> None:
+    """events of one frame are known by their frame's place, not by how many a client has"""
+
+    def by_place(self: Stamp, at: int) -> bool:
+        return at < self.have[0]
+
+    patch(Stamp, "_is_known", by_place)
+
+
+def _wrong_resume_position(patch: Set) -> None:
+    """a client that returns is taken to have a token more than it says"""
+    rewind = Stream.rewind
+
+    def more(self: Stream, have: tuple[int, int]) -> None:
+        rewind(self, (have[0] + 1, 0))
+
+    patch(Stream, "rewind", more)
 
 
 def _wrong_delivered(patch: Set) -> None:
@@ -61,14 +122,14 @@ def _wrong_delivered(patch: Set) -> None:
 
 def _no_fence(patch: Set) -> None:
     """an append does not ask who owns the stream"""
-    begin = appends._Blank.__init__
+    begin = appends._AppendTemplate.__init__
 
     def unasked(self: Any, owner: bytes, epoch: int, behind: bool) -> None:
         begin(self, owner, epoch, behind)
         mine = self._request.compare[0]
         mine.key, mine.create_revision = b"\0nobody", 0
 
-    patch(appends._Blank, "__init__", unasked)
+    patch(appends._AppendTemplate, "__init__", unasked)
 
 
 def _no_end(patch: Set) -> None:
@@ -145,16 +206,22 @@ def _never_hung(patch: Set) -> None:
 PLANTS = {
     put.__name__.strip("_"): Plant(promises, seed, put)
     for promises, seed, put in (
-        ("I2 I3", 0, _lost_token),
+        ("I2 bound:broken_streams", 0, _lost_token),
+        ("I1 I2", 0, _resumed_too_early),
+        ("I1 I2", 0, _half_counted_frame),
+        ("I1 I2", 26, _frames_out_of_order),
+        ("I1 I2", 35, _tail_repeated),
+        ("I1 I2", 7, _event_twice),
+        ("I1 I2", 7, _wrong_resume_position),
         ("I3", 0, _wrong_delivered),
-        ("I5", 18, _no_fence),
+        ("I5", 21, _no_fence),
         ("I1", 0, _no_end),
         ("I8", 2, _holder_at_home),
         ("I15", 35, _effects_again),
         ("I8", 2, _one_block_more),
         ("I7", 1, _by_chance),
         ("I12", 2, _never_released),
-        ("I10", 17, _never_hung),
+        ("I10", 20, _never_hung),
     )
 }
 

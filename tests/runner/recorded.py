@@ -20,11 +20,11 @@ from relume.chaos.scenario.language import (
 )
 from relume.chaos.scenario.schedule import expand
 from relume.chaos.validators.records import ClientRecord, Log, events_of
-from relume.controlplane.replay.history import from_file
+from relume.controlplane.replay.recorded_log import from_file
 from relume.events import vocabulary as v
-from relume.events.codec import encode
-from relume.events.log import RevisionGroup
-from relume.events.segment import GENESIS, pack, unpack
+from relume.events.log.codec import encode
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import GENESIS, pack, unpack
 
 PATH = Path(__file__).parents[1] / "replay" / "logs" / "engine-killed.rlog"
 MS = 1_000_000
@@ -33,8 +33,8 @@ SCENARIO = Scenario(
     name="recorded",
     about="Streams over four workers, one engine killed.",
     fleet=Fleet(workers=4, domains=4, checkpoint_mb=64),
-    traffic=Traffic(Burst(56, 1.0), Fixed(100, 150), requests=56),
-    faults=(Fault("engine-kill", When(at_s=1.0), "w0"),),
+    traffic=Traffic(arrivals=Burst(56, 1.0), lengths=Fixed(100, 150), requests=56),
+    faults=(Fault(what="engine-kill", when=When(at_s=1.0), target="w0"),),
     expect=(
         Bound("requests", least=56),
         Bound("faults_fired", least=1),
@@ -56,22 +56,48 @@ def outcome(**changes: Any) -> Outcome:
     for request, at in zip(schedule.requests, arrivals, strict=True):
         end = ends[at.event.request]
         tokens = list(range(end.event.tokens))
-        record = ClientRecord(at.event.client_id, 200, "completed", "x", len(tokens), "length")
+        record = ClientRecord(
+            request=at.event.client_id,
+            status=200,
+            outcome="completed",
+            text="x",
+            token_count=len(tokens),
+            finish="length",
+        )
         record.tokens = record.starts = tokens
         record.asked = "the same"
         record.gaps_ms = [end.event.longest_gap_us / 1000]
         sent = (at.at_ms - times[0]) * MS
         first = sent + end.event.ttft_us * 1000
         last = (end.at_ms - times[0]) * MS
-        histories.append(History(request.name, record, sent, first, last))
-    calm = ClientRecord("fault-free", 0, "completed", "x", len(tokens), "length", tokens)
+        histories.append(
+            History(request=request.name, record=record, sent_ns=sent, first_ns=first, last_ns=last)
+        )
+    calm = ClientRecord(
+        request="fault-free",
+        status=0,
+        outcome="completed",
+        text="x",
+        token_count=len(tokens),
+        finish="length",
+        tokens=tokens,
+    )
     calm.asked, calm.undisturbed = "the same", True
-    histories.append(History("fault-free", calm, 0))
-    struck = Fired("f0", "engine-kill", dead.event.worker, (dead.at_ms - times[0]) * MS)
+    histories.append(History(request="fault-free", record=calm, sent_ns=0))
+    struck = Fired(
+        name="f0", what="engine-kill", target=dead.event.worker, at_ns=(dead.at_ms - times[0]) * MS
+    )
     made = Outcome(
-        "sim", SCENARIO, schedule, groups, tuple(histories), (struck,), times[0],
-        (times[-1] - times[0]) * MS, True,
-    )  # fmt: skip
+        kind="sim",
+        scenario=SCENARIO,
+        schedule=schedule,
+        groups=groups,
+        histories=tuple(histories),
+        fired=(struck,),
+        began_ms=times[0],
+        ended_ns=(times[-1] - times[0]) * MS,
+        drained=True,
+    )
     return replace(made, **changes)
 
 

@@ -10,16 +10,18 @@ import pytest
 from msgspec.structs import replace
 
 from relume.chaos.outcome import Fired, Outcome
-from relume.chaos.runner import artifacts, figures, telling
+from relume.chaos.runner import artifacts
+from relume.chaos.runner import run_statistics as figures
 from relume.chaos.runner.judge import Verdict, _known, judge
+from relume.chaos.runner.report import verdict_text as telling
 from relume.chaos.scenario.catalogue import FIGURES
 from relume.chaos.scenario.language import Bound, Fault, When
 from relume.chaos.scenario.schedule import Planned, expand
 from relume.chaos.validators import CHECKS
 from relume.chaos.validators.records import Log, events_of
-from relume.controlplane.cli import main as relume
+from relume.controlplane.cli.relume_command import main as relume
 from relume.events import vocabulary as v
-from relume.events.log import Landed
+from relume.events.log.interface import Landed
 from tests.runner.recorded import SCENARIO, outcome, told
 
 
@@ -56,10 +58,10 @@ def test_a_broken_promise_fails_and_is_named(good: Outcome) -> None:
     assert "11000 ms" in "\n".join(telling.verdict_lines(verdict))
 
 
-def test_while_every_worker_is_cut_off_nobody_recovers(good: Outcome) -> None:
+def test_while_every_worker_is_cut_off_no_request_recovers(good: Outcome) -> None:
     names = sorted(good.schedule.workers)
     cuts = tuple(
-        Planned(f"c{n}", "cut-one-way", name, at_ns=0, peer="gateway")
+        Planned(name=f"c{n}", what="cut-one-way", target=name, at_ns=0, peer="gateway")
         for n, name in enumerate(names)
     )
     schedule = replace(good.schedule, faults=(*good.schedule.faults, *cuts))
@@ -69,17 +71,25 @@ def test_while_every_worker_is_cut_off_nobody_recovers(good: Outcome) -> None:
         (3, names, "passed"), (2, names, "failed"), (3, names[1:], "failed"),
     ):  # fmt: skip
         cut = tuple(
-            Fired(f"c{n}", "cut-one-way", name, begun_ns * (n + 1), begun_ns + until_s * 10**9)
+            Fired(
+                name=f"c{n}",
+                what="cut-one-way",
+                target=name,
+                at_ns=begun_ns * (n + 1),
+                until_ns=begun_ns + until_s * 10**9,
+            )
             for n, name in enumerate(names)
             if name in targets
         )
         assert judge(replace(waited, fired=(*good.fired, *cut))).result == result
     cut = tuple(
-        Fired(f"c{n}", "cut-one-way", name, begun_ns, 4 * begun_ns)
+        Fired(name=f"c{n}", what="cut-one-way", target=name, at_ns=begun_ns, until_ns=4 * begun_ns)
         for n, name in enumerate(names[1:], 1)
     )
-    stopped = Fired("s", "agent-stop", names[0], begun_ns, 4 * begun_ns)
-    died = Fired("k", "engine-kill", names[0], begun_ns // 2)
+    stopped = Fired(
+        name="s", what="agent-stop", target=names[0], at_ns=begun_ns, until_ns=4 * begun_ns
+    )
+    died = Fired(name="k", what="engine-kill", target=names[0], at_ns=begun_ns // 2)
     for more, result in (
         ((stopped,), "failed"), ((stopped, died), "passed"), ((died,), "failed"),
     ):  # fmt: skip
@@ -91,7 +101,7 @@ def test_validators_know_who_was_killed_and_what_prompts_share(good: Outcome) ->
     run = replace(
         good,
         schedule=replace(good.schedule, requests=(*requests, *good.schedule.requests[1:])),
-        fired=(Fired("g", "gateway-kill", "r0", 2_000_000_000),),
+        fired=(Fired(name="g", what="gateway-kill", target="r0", at_ns=2_000_000_000),),
     )
     known = _known(run)
     assert known.killed == [("r.r0", good.began_ms + 2000)]
@@ -105,7 +115,7 @@ def test_a_bound_that_is_not_met_fails(good: Outcome) -> None:
 
 
 def test_an_error_of_the_run_fails(good: Outcome) -> None:
-    verdict = judge(replace(good, error="stuck: nobody can run", drained=False))
+    verdict = judge(replace(good, error="stuck: no process can run", drained=False))
     assert (verdict.result, verdict.signature) == ("failed", ("error",))
     assert "I12" not in verdict.judged
 
@@ -137,7 +147,9 @@ def test_a_planned_fault_that_did_not_strike_proves_nothing(good: Outcome) -> No
 
 
 def test_a_fault_whose_feature_does_not_exist_proves_nothing(good: Outcome) -> None:
-    scenario = replace(SCENARIO, faults=(Fault("weights-flipped", When(at_s=1.0), "w0"),))
+    scenario = replace(
+        SCENARIO, faults=(Fault(what="weights-flipped", when=When(at_s=1.0), target="w0"),)
+    )
     schedule = expand(scenario, 7)
     waiting = replace(schedule.faults[0], applicable=False)
     run = replace(good, schedule=replace(schedule, faults=(waiting,)))
@@ -173,7 +185,9 @@ def test_an_unknown_end_is_counted_and_not_held_against_anybody(good: Outcome) -
 
 
 def test_what_was_acknowledged_counts(good: Outcome) -> None:
-    verdict = judge(replace(good, landed=(Landed("w.w1", 9, 100_000, 1, 2),)))
+    verdict = judge(
+        replace(good, landed=(Landed(stream="w.w1", revision=9, seq=100_000, first=1, last=2),))
+    )
     assert verdict.signature == ("I13",)
     assert judge(replace(good, commands=(("c", "root"),))).signature == ("I16",)
 
@@ -233,7 +247,7 @@ def test_relume_replay_opens_its_log(
     assert "every decision came out the same" in capsys.readouterr().out
 
 
-def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(artifacts.BadRun, match="holds no run"):
         artifacts.outcome_in(tmp_path)
     (tmp_path / "run.json").write_text("{}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -21,13 +23,14 @@ from msgspec.structs import replace
 
 from relume.chaos.outcome import Outcome
 from relume.chaos.runner import __main__ as command
-from relume.chaos.runner import artifacts, fuzz, fuzzing, pool, shrink, world
+from relume.chaos.runner import artifacts, fuzz, pool, shrink, world
+from relume.chaos.runner import fuzz_progress as fuzzing
 from relume.chaos.runner.cases import Case, case_of, fixed_yaml, parse_fixed, scenario_yaml
 from relume.chaos.runner.compose import compose
 from relume.chaos.runner.judge import judge
-from relume.chaos.runner.page import page
-from relume.chaos.runner.timeline import timeline
-from relume.chaos.scenario import reading
+from relume.chaos.runner.report.page import page
+from relume.chaos.runner.report.timeline import timeline
+from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable
 from relume.chaos.scenario.problems import ScenarioError
 from tests.runner.recorded import outcome
@@ -193,6 +196,20 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.timeout(60)
+def test_an_interrupt_while_processes_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pool.ProcessPoolExecutor._launch_processes
+
+    def interrupted(executor: pool.ProcessPoolExecutor) -> None:
+        launch(executor)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool.ProcessPoolExecutor, "_launch_processes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(pool.each(slowly, itertools.count(), 2, lambda: False))
+    assert multiprocessing.active_children() == []
+
+
 def test_fuzz_ends_in_order_when_it_is_asked_to(tmp_path: Path) -> None:
     """SIGTERM, as Ctrl-C: the summary of what was run is printed."""
     words = ["fuzz", "--seeds", "9999", "--scenarios", "calm", "--jobs", "2"]
@@ -219,7 +236,7 @@ def test_fuzz_ends_though_a_run_keeps_the_interrupt_to_itself(
         if given.seed == 3:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGTERM)
-        return fuzz.Ran("passed")
+        return fuzz.Ran(result="passed")
 
     monkeypatch.setattr(fuzz, "one", swallows)
     before = signal.getsignal(signal.SIGTERM)
@@ -233,7 +250,7 @@ def dies(number: int) -> int:
     os._exit(3)
 
 
-def test_a_process_that_dies_is_told() -> None:
+def test_a_process_that_dies_is_reported() -> None:
     with pytest.raises(pool.Crashed):
         list(pool.each(dies, range(5), 2, lambda: False))
 
@@ -387,7 +404,7 @@ def test_run_says_how_it_went(
     assert reading.parse(capsys.readouterr().out) == compose(4)
 
 
-def test_what_cannot_be_run_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert command.main(["run", "calmm"]) == 2
     assert "did you mean calm?" in capsys.readouterr().err
     assert command.main(["report", str(tmp_path)]) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from relume.chaos.scenario.language import Closed, Poisson, Uniform
 from relume.chaos.scenario.problems import ScenarioError
-from relume.chaos.scenario.reading import find, load, named, parse
+from relume.chaos.scenario.scenario_reader import find, load, named, parse
 
 GOOD = """\
 name: good
@@ -94,7 +94,7 @@ def test_an_error_has_its_line_and_a_remedy(
     assert any(remedy in said for at, where, said in found if (at, where) == (line, place)), found
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_errors_are_reported_together() -> None:
     text = GOOD.replace("workers: 2", "workers: no").replace("per_s: 2", "per_s: 0")
     text = text.replace("most: 0", "most: all").replace("about: Two", "abuot: Two")
     found = problems(text)

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from relume.chaos import cli
 from relume.chaos.scenario import __main__ as command
-from relume.chaos.scenario import catalogue, printing, traces
+from relume.chaos.scenario import catalogue, printing
+from relume.chaos.scenario import request_traces as traces
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.problems import ScenarioError
-from relume.chaos.scenario.reading import load, named, parse
-from relume.chaos.scenario.schedule import NS, Schedule, expand
-from relume.chaos.sim.faults import Faults
+from relume.chaos.scenario.scenario_reader import load, named, parse
+from relume.chaos.scenario.schedule import NS, UNUSUAL, Request, Schedule, expand
+from relume.chaos.sim.sim_faults import Faults
 from relume.chaos.validators import CHECKS
 
 TEXT = """\
@@ -56,7 +58,7 @@ def arrivals(how: str, **more: str) -> Schedule:
 
 def test_a_seed_gives_one_schedule_in_every_process() -> None:
     script = (
-        "import sys; from relume.chaos.scenario.reading import parse\n"
+        "import sys; from relume.chaos.scenario.scenario_reader import parse\n"
         "from relume.chaos.scenario.schedule import expand\n"
         "print(expand(parse(sys.stdin.read()), 7).digest())"
     )
@@ -77,6 +79,19 @@ def test_leaving_out_a_fault_or_requests_changes_nothing_else() -> None:
     assert without.faults == whole.faults[:1] and without.requests == whole.requests
     fewer = expand(parse(TEXT.replace("requests: 2000", "requests: 50")), 5)
     assert fewer.requests == whole.requests[:50] and fewer.faults == whole.faults
+
+
+def test_unusual_requests_are_a_share_of_the_streams_and_change_nothing_else() -> None:
+    def requests(more: str) -> tuple[Request, ...]:
+        return expand(parse(TEXT.replace("requests: 2000", f"requests: 2000\n{more}")), 3).requests
+
+    plain, kinds = requests("  whole: 0.5"), requests("  whole: 0.5\n  unusual: 0.5")
+    assert {r.client for r in plain} == {"whole", "streaming"}
+    assert {r.client for r in kinds} == {"whole", "streaming", *UNUSUAL}
+    assert 400 < sum(r.client in UNUSUAL for r in kinds) < 600
+    for one, other in zip(plain, kinds, strict=True):
+        assert replace(one, client=other.client) == other
+        assert (one.client == "whole") == (other.client == "whole")
 
 
 def test_draws_keep_their_bounds_and_shares() -> None:
@@ -148,6 +163,19 @@ def test_packaged_traces_tell_their_licence() -> None:
         assert traces.read(name, Path())[0].at_ns == 0
 
 
+def uncovered(scenarios: dict[str, Scenario]) -> list[str]:
+    """Applicable faults that no scenario has."""
+    had = {fault.what for scenario in scenarios.values() for fault in scenario.faults}
+    return [n for n in catalogue.FAULTS if catalogue.applicable(n) and n not in had]
+
+
+def unjudged() -> list[str]:
+    """Promises whose feature exists and that no validator judges."""
+    needs = catalogue.PROMISE_NEEDS
+    missing = [name for name in catalogue.PROMISES if name not in CHECKS]
+    return [name for name in missing if name not in needs or catalogue.exists(needs[name])]
+
+
 def test_the_library_is_sound_and_covers_every_applicable_fault(
     library: dict[str, Scenario],
 ) -> None:
@@ -157,17 +185,17 @@ def test_the_library_is_sound_and_covers_every_applicable_fault(
         figures = {bound.figure for bound in scenario.expect if bound.least}
         wanted = {"requests", "faults_fired"} if scenario.faults else {"requests"}
         assert wanted <= figures, f"{name} asserts no least traffic or faults"
-    assert printing.uncovered(library) == []
+    assert uncovered(library) == []
 
 
 def test_a_feature_that_appears_without_a_scenario_is_found(
     library: dict[str, Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = {name: s for name, s in library.items() if name != "weights-flipped"}
-    assert printing.uncovered(kept) == []
-    monkeypatch.setattr(catalogue, "exists", lambda module: module == "policies.canary")
-    assert printing.uncovered(kept) == ["weights-flipped"]
-    assert printing.uncovered(library) == []
+    assert uncovered(kept) == []
+    monkeypatch.setattr(catalogue, "exists", lambda module: module == "relume.policies.canary")
+    assert uncovered(kept) == ["weights-flipped"]
+    assert uncovered(library) == []
 
 
 def test_a_feature_that_appears_without_its_fault_in_the_simulator_is_found() -> None:
@@ -182,9 +210,9 @@ def test_a_feature_that_appears_without_its_fault_in_the_simulator_is_found() ->
 def test_a_promise_whose_feature_appears_without_a_validator_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert printing.unjudged() == []
-    monkeypatch.setattr(catalogue, "exists", lambda module: module == "policies.breaker")
-    assert printing.unjudged() == ["I9"]
+    assert unjudged() == []
+    monkeypatch.setattr(catalogue, "exists", lambda module: module == "relume.policies.breaker")
+    assert unjudged() == ["I9"]
 
 
 def test_what_is_not_applicable_is_marked(
@@ -193,7 +221,7 @@ def test_what_is_not_applicable_is_marked(
     monkeypatch.setattr(catalogue, "exists", lambda module: False)
     assert not expand(library["weights-flipped"], 0).faults[0].applicable
     said = "\n".join(printing.listed(named()))
-    assert "weights-flipped: needs policies.canary" in said
+    assert "weights-flipped: needs relume.policies.canary" in said
     for promise in catalogue.PROMISES:
         assert (promise in CHECKS) or f"{promise}" in said.splitlines()[-1]
     monkeypatch.setattr(catalogue, "exists", lambda module: True)

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from relume.chaos.sim.clock import Clock
-from relume.chaos.sim.cost import StepCost, load
-from relume.chaos.sim.engine import EngineConfig, Job, SimEngine, Told
+from relume.chaos.sim.engine.engine_model import EngineConfig, Job, SimEngine, Told
+from relume.chaos.sim.engine.step_cost import StepCost, load
+from relume.chaos.sim.world.virtual_clock import Clock
 
 COST = load("qwen3-32b_rtxpro6000x2")
 
@@ -28,7 +28,18 @@ def jobs(seed: int, count: int, shared: bool = True) -> list[tuple[int, Job]]:
         at += rng.randrange(0, 400_000_000)
         prompt, output = rng.randrange(1, 900), rng.randrange(1, 120)
         group = (rng.randrange(3), 10 + rng.randrange(3)) if shared and rng.random() < 0.6 else ()
-        found.append((at, Job(f"j{index}", prompt, output, prefix=group, prefix_block=128)))
+        found.append(
+            (
+                at,
+                Job(
+                    name=f"j{index}",
+                    prompt_tokens=prompt,
+                    output_tokens=output,
+                    prefix=group,
+                    prefix_block=128,
+                ),
+            )
+        )
     return found
 
 
@@ -96,10 +107,10 @@ def test_looking_often_changes_nothing() -> None:
 
 def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=4000, max_seqs=8, max_tokens=512), COST)
-    engine.submit(Job("short", 16, 1000), 0)
+    engine.submit(Job(name="short", prompt_tokens=16, output_tokens=1000), 0)
     engine.advance(3_000_000_000)
     before = engine.steps
-    told = engine.submit(Job("long", 5000, 10), 3_000_000_000)
+    told = engine.submit(Job(name="long", prompt_tokens=5000, output_tokens=10), 3_000_000_000)
     while "long" not in times(told, "first"):
         told += engine.advance(engine.next_ns or 0)
     assert engine.steps - before >= 10  # 511 tokens a step beside the one that decodes
@@ -108,7 +119,9 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
 
 def test_no_more_run_at_once_than_places() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=4000, max_seqs=2, max_tokens=512), COST)
-    told = serve(engine, [(0, Job(f"j{i}", 10, 50)) for i in range(4)])
+    told = serve(
+        engine, [(0, Job(name=f"j{i}", prompt_tokens=10, output_tokens=50)) for i in range(4)]
+    )
     admitted, finished = times(told, "admitted"), times(told, "finished")
     assert admitted["j2"] >= min(finished["j0"], finished["j1"])
     assert list(admitted) == ["j0", "j1", "j2", "j3"]
@@ -116,8 +129,11 @@ def test_no_more_run_at_once_than_places() -> None:
 
 def test_a_shared_prefix_is_computed_once() -> None:
     config = EngineConfig(kv_blocks=4000, max_seqs=8, max_tokens=2048)
-    second = Job("b", 1600, 5, prefix=(7, 8, 9), prefix_block=512)
-    arrivals = [(0, Job("a", 1600, 5, prefix=(7, 8, 9), prefix_block=512)), (10**10, second)]
+    second = Job(name="b", prompt_tokens=1600, output_tokens=5, prefix=(7, 8, 9), prefix_block=512)
+    arrivals = [
+        (0, Job(name="a", prompt_tokens=1600, output_tokens=5, prefix=(7, 8, 9), prefix_block=512)),
+        (10**10, second),
+    ]
     ttft = {}
     for cached in (True, False):
         engine = SimEngine(EngineConfig(**{**_plain(config), "prefix_cache": cached}), COST)
@@ -131,10 +147,12 @@ def _plain(config: EngineConfig) -> dict[str, int]:
     return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
-def test_prefixes_nobody_uses_make_room() -> None:
+def test_unused_prefixes_make_room() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=100, max_seqs=8, max_tokens=2048), COST)
     for turn in range(6):
-        job = Job(f"j{turn}", 1000, 5, prefix=(turn,), prefix_block=960)
+        job = Job(
+            name=f"j{turn}", prompt_tokens=1000, output_tokens=5, prefix=(turn,), prefix_block=960
+        )
         serve(engine, [(turn * 10**10, job)])
     assert engine.kv.held((5,)) == 1 and engine.kv.held((0,)) == 0
     assert_empty(engine)
@@ -142,7 +160,13 @@ def test_prefixes_nobody_uses_make_room() -> None:
 
 def test_the_last_admitted_is_preempted_and_computed_again() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=20, max_seqs=8, max_tokens=512), COST)
-    told = serve(engine, [(0, Job("old", 100, 150)), (1, Job("young", 100, 150))])
+    told = serve(
+        engine,
+        [
+            (0, Job(name="old", prompt_tokens=100, output_tokens=150)),
+            (1, Job(name="young", prompt_tokens=100, output_tokens=150)),
+        ],
+    )
     preempted = [t for t in told if t.what == "preempted"]
     assert [t.name for t in preempted] == ["young"] and 1 < preempted[0].tokens < 150
     finished = times(told, "finished")
@@ -153,14 +177,18 @@ def test_the_last_admitted_is_preempted_and_computed_again() -> None:
 
 def test_prompts_that_fill_all_blocks_are_served_in_their_order() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=20, max_seqs=4, max_tokens=64), COST)
-    told = serve(engine, [(0, Job(f"j{i}", 300, 5)) for i in range(3)])
+    told = serve(
+        engine, [(0, Job(name=f"j{i}", prompt_tokens=300, output_tokens=5)) for i in range(3)]
+    )
     assert list(times(told, "finished")) == ["j0", "j1", "j2"]
     assert_empty(engine)
 
 
-def test_a_job_goes_on_behind_what_it_has() -> None:
+def test_a_job_continues_after_what_it_has() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=400), COST)
-    told = serve(engine, [(0, Job("moved", 100, 50, generated=49))])
+    told = serve(
+        engine, [(0, Job(name="moved", prompt_tokens=100, output_tokens=50, generated=49))]
+    )
     assert [(t.what, t.tokens) for t in told if t.what != "chunk"] == [
         ("admitted", 49),
         ("first", 50),
@@ -189,10 +217,12 @@ def test_death_tells_what_streams_have() -> None:
 def test_a_job_that_comes_as_a_step_ends_waits_for_the_next_one() -> None:
     """As in an engine stepped one by one, in which that next step is on its way by then."""
     engine = SimEngine(EngineConfig(kv_blocks=4000), COST)
-    engine.submit(Job("old", 100, 60), 0)
+    engine.submit(Job(name="old", prompt_tokens=100, output_tokens=60), 0)
     engine.advance(engine.next_ns or 0)
     ends = [engine._began + engine._took(steps) for steps in (20, 21)]
-    told = engine.advance(ends[0]) + engine.submit(Job("new", 100, 5), ends[0])
+    told = engine.advance(ends[0]) + engine.submit(
+        Job(name="new", prompt_tokens=100, output_tokens=5), ends[0]
+    )
     told += engine.advance(ends[1])
     assert times(told, "admitted") == {"new": ends[1]}
 
@@ -201,7 +231,7 @@ def test_a_job_that_comes_as_a_step_ends_waits_for_the_next_one() -> None:
 def test_an_aborted_job_leaves_nothing(at: int) -> None:
     engine = SimEngine(EngineConfig(kv_blocks=60, max_seqs=2, max_tokens=64), COST)
     for index in range(3):
-        engine.submit(Job(f"j{index}", 100, 100), 0)
+        engine.submit(Job(name=f"j{index}", prompt_tokens=100, output_tokens=100), 0)
     told = engine.advance(at)
     assert all(engine.abort(f"j{index}", at) for index in (0, 2))
     assert not engine.abort("unknown", at)
@@ -213,7 +243,11 @@ def test_an_aborted_job_leaves_nothing(at: int) -> None:
 
 def test_what_can_never_fit_is_refused() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=10), COST)
-    for job in (Job("a", 150, 20), Job("b", 0, 5), Job("c", 5, 5, generated=5)):
+    for job in (
+        Job(name="a", prompt_tokens=150, output_tokens=20),
+        Job(name="b", prompt_tokens=0, output_tokens=5),
+        Job(name="c", prompt_tokens=5, output_tokens=5, generated=5),
+    ):
         with pytest.raises(ValueError, match=job.name):
             engine.submit(job, 0)
     with pytest.raises(ValueError, match="max_tokens"):
@@ -243,6 +277,12 @@ def test_work_grows_with_events_not_with_workers_or_steps(monkeypatch: pytest.Mo
                 return super().decode(sequences, context)
 
         engine = SimEngine(EngineConfig(kv_blocks=40_000), Counting(COST.formula))
-        serve(engine, [(0, Job(f"j{i}", 100, output + i)) for i in range(20)])
+        serve(
+            engine,
+            [
+                (0, Job(name=f"j{i}", prompt_tokens=100, output_tokens=output + i))
+                for i in range(20)
+            ],
+        )
         asked.append(calls)
     assert asked[0] == asked[1] <= 21

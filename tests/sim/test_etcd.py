@@ -8,20 +8,20 @@ import sys
 import pytest
 from aetcd import rpc
 
-from relume.chaos.sim.etcd import SimEtcd
-from relume.chaos.sim.etcd_client import Form
-from relume.chaos.sim.etcd_store import txn_of
-from relume.chaos.sim.loop import VirtualLoop
-from relume.chaos.sim.network import Wires
+from relume.chaos.sim.etcd.key_store import txn_of
+from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.etcd.stubs import Form
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.events import vocabulary as v
-from relume.events.codec import decode_all
-from relume.events.errors import LogUnavailable, StreamOwned
-from relume.events.etcd.appends import Append, Shape
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.errors import CallFailed
 from relume.events.etcd.keys import Keys
-from relume.events.etcd.ownership import Tail
-from relume.events.segment import Chain
+from relume.events.etcd.writer.appends import Append, Shape
+from relume.events.etcd.writer.ownership import Tail
+from relume.events.log.codec import decode_all
+from relume.events.log.errors import LogUnavailable, StreamOwned
+from relume.events.log.segment import Chain
 
 TTL_S = 8
 
@@ -168,7 +168,7 @@ def test_an_acknowledgement_that_is_lost_lands_its_segment_once(world):
     assert ticks(w.events()) == [0, 1]
 
 
-def test_a_writer_stopped_beyond_its_lease_is_fenced_when_it_goes_on(world):
+def test_a_writer_stopped_beyond_its_lease_is_fenced_when_it_continues(world):
     w = world()
     fenced = []
 
@@ -370,7 +370,7 @@ def test_an_append_asks_for_what_its_request_asks_for():
         tail = append.landed_as(10 + n)
 
 
-def test_a_call_that_nobody_answers_is_too_late_though_others_were_answered_before_it(world):
+def test_an_unanswered_call_is_too_late_although_others_were_answered(world):
     w = world(members=1)
     took = []
 

@@ -5,16 +5,17 @@ import os
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from relume.chaos.runner.judge import judge
-from relume.chaos.scenario import reading
+from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
-from relume.chaos.sim.fleet import Settings, SimFleet, digest, run
-from relume.chaos.sim.loop import VirtualLoop
-from relume.chaos.sim.throttle import PERIOD_S, Throttle
+from relume.chaos.sim.sim_fleet import Settings, SimFleet, digest, run
+from relume.chaos.sim.world.throttle import PERIOD_S, Throttle
+from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.chaos.validators import check_all
 from relume.chaos.validators.records import events_of
 from relume.events.vocabulary import AdminCommanded, EngineReady
@@ -70,10 +71,13 @@ def test_a_fleet_goes_with_its_run():
 
 def test_a_run_is_a_function_of_its_seed_whatever_hashes_are():
     here = digest(outcome_of("engine-killed-in-restore", 5))
-    command = [sys.executable, "-m", "relume.chaos.sim.fleet", "engine-killed-in-restore", "--seed", "5"]
+    code = "from tests.sim.test_fleet import digest, outcome_of\n"
+    code += "print('digest', digest(outcome_of('engine-killed-in-restore', 5)))"
+    command = [sys.executable, "-c", code]
     for hashes in ("1", "2"):
         said = subprocess.run(
             command,
+            cwd=Path(__file__).resolve().parents[2],
             env={**os.environ, "PYTHONHASHSEED": hashes},
             capture_output=True,
             text=True,
@@ -85,9 +89,15 @@ def test_a_run_is_a_function_of_its_seed_whatever_hashes_are():
 
 
 def test_a_run_is_at_rest_when_what_was_said_in_an_outage_is_in_the_log():
-    traffic = Traffic(Burst(2, 12.0), Fixed(16, 4), requests=4)
-    away = Fault("etcd-kill", When(at_s=8.0), "e0", for_s=25.5)
-    scenario = Scenario("outage", "Etcd is away.", Fleet(2, control_planes=2), traffic, (away,))
+    traffic = Traffic(arrivals=Burst(2, 12.0), lengths=Fixed(16, 4), requests=4)
+    away = Fault(what="etcd-kill", when=When(at_s=8.0), target="e0", for_s=25.5)
+    scenario = Scenario(
+        name="outage",
+        about="Etcd is away.",
+        fleet=Fleet(workers=2, control_planes=2),
+        traffic=traffic,
+        faults=(away,),
+    )
     verdict = judge(run(scenario, 1))
     assert (verdict.result, verdict.why) == ("passed", ())
 
@@ -110,31 +120,53 @@ def names_in(group):
 
 def test_what_comes_over_a_slow_link_comes_later():
     def first_tokens_ms(faults):
-        traffic = Traffic(Burst(4, 2.0), Fixed(16, 8), requests=12)
-        scenario = Scenario("slow", "Links are slow.", Fleet(2), traffic, faults)
+        traffic = Traffic(arrivals=Burst(4, 2.0), lengths=Fixed(16, 8), requests=12)
+        scenario = Scenario(
+            name="slow",
+            about="Links are slow.",
+            fleet=Fleet(workers=2),
+            traffic=traffic,
+            faults=faults,
+        )
         verdict = judge(run(scenario, 1))
         assert verdict.broken == {}
         return verdict.figures["ttft_ms_mean"]
 
-    slow = Fault("link-slow", When(at_s=0.0), "all", peer="gateway", for_s=60.0, amount=300.0)
+    slow = Fault(
+        what="link-slow",
+        when=When(at_s=0.0),
+        target="all",
+        peer="gateway",
+        for_s=60.0,
+        amount=300.0,
+    )
     assert first_tokens_ms((slow,)) > 600 + first_tokens_ms(())
 
 
 def test_what_has_a_tenth_of_a_core_takes_ten_times_as_long():
-    traffic = Traffic(Burst(1, 4.0), Fixed(256, 64), requests=4)
+    traffic = Traffic(arrivals=Burst(1, 4.0), lengths=Fixed(256, 64), requests=4)
 
     def tpot_ms(*faults):
-        outcome = run(Scenario("limited", "Little CPU.", Fleet(1), traffic, faults), 1)
+        outcome = run(
+            Scenario(
+                name="limited",
+                about="Little CPU.",
+                fleet=Fleet(workers=1),
+                traffic=traffic,
+                faults=faults,
+            ),
+            1,
+        )
         verdict = judge(outcome)
         assert verdict.broken == {} and len(outcome.fired) == len(faults)
         return verdict.figures["tpot_ms_mean"], outcome
 
-    limit = Fault("cpu-limit", When(at_s=0.0), "w0", for_s=60.0, amount=0.1)
+    limit = Fault(what="cpu-limit", when=When(at_s=0.0), target="w0", for_s=60.0, amount=0.1)
     plain, _ = tpot_ms()
     slow, _ = tpot_ms(limit)
     assert 9 * plain < slow < 11 * plain
     # An engine that starts meanwhile takes as much longer to load.
-    _, outcome = tpot_ms(limit, Fault("engine-kill", When(at_s=1.0), "w0"))
+    _, outcome = tpot_ms(limit, Fault(what="engine-kill", when=When(at_s=1.0), target="w0"))
     ready = [at.at_ms for at in events_of(outcome.groups) if type(at.event) is EngineReady]
     assert ready[1] - outcome.began_ms > 1000 + 9000 * 0.8
 

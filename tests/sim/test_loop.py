@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from relume.chaos.sim.loop import Late, Stuck, VirtualLoop, current
+from relume.chaos.sim.world.virtual_loop import Late, Stuck, VirtualLoop, current
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_run_has_a_limit(loop):
         loop.run(main(), until_s=10)
 
 
-def test_an_exception_nobody_takes_is_the_runs(loop):
+def test_an_unhandled_exception_is_the_runs(loop):
     def broken():
         raise ValueError("here")
 

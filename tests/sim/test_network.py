@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from relume.chaos.sim.doors import AnswerSender
-from relume.chaos.sim.loop import VirtualLoop
-from relume.chaos.sim.network import Refused, Rule, Wires
-from relume.chaos.sim.ports import Ask, Stretch
+from relume.chaos.sim.message_ports import Ask, Stretch
+from relume.chaos.sim.world.endpoints import AnswerSender
+from relume.chaos.sim.world.link_rules import Rule
+from relume.chaos.sim.world.network import Refused, Wires
+from relume.chaos.sim.world.virtual_loop import VirtualLoop
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_a_connection_delivers_in_order_even_when_segments_are_lost(loop):
     wires, gateway, _, heard = connected(loop)
 
     async def main():
-        wires.shape(Rule("r0", "w0", "", True, loss=0.5))
+        wires.shape(Rule(one="r0", other="w0", kind="", both=True, loss=0.5))
         end = await line(wires, gateway)
         for number in range(50):
             end.send(heard, number)
@@ -105,7 +106,7 @@ def test_a_killed_process_resets_its_connections_behind_what_it_had_sent(loop):
     assert heard.what == ["last words", ("reset", "connection reset by peer")]
 
 
-def test_nobody_hears_of_a_death_behind_a_cut(loop):
+def test_a_death_behind_a_cut_is_not_seen(loop):
     wires, gateway, engine, heard = connected(loop)
 
     async def main():
@@ -124,7 +125,7 @@ def test_nobody_hears_of_a_death_behind_a_cut(loop):
     assert heard.what == [("reset", "connection reset by peer")]
 
 
-def test_a_stopped_process_is_silent_and_takes_all_when_it_goes_on(loop):
+def test_a_stopped_process_is_silent_and_gets_all_when_it_continues(loop):
     wires, gateway, engine, heard = connected(loop)
 
     async def main():
@@ -145,7 +146,9 @@ def test_datagrams_are_lost_repeated_and_overtaken(loop):
     wires, gateway, engine, heard = connected(loop)
 
     async def main():
-        wires.shape(Rule("", "w0", "holder", True, loss=0.2, duplicate=0.2, reorder=0.3))
+        wires.shape(
+            Rule(one="", other="w0", kind="holder", both=True, loss=0.2, duplicate=0.2, reorder=0.3)
+        )
         for number in range(300):
             wires.post(gateway, engine, "holder", heard, number)
             await asyncio.sleep(0.0001)
@@ -165,15 +168,15 @@ def test_a_look_brings_a_stream_up_to_date_at_once_unless_it_is_cut(loop):
     async def main():
         end = await line(wires, gateway)
         engine = AnswerSender(end.peer, heard)
-        engine.tokens(Stretch(0, 1, 0, 0))
-        end.look(lambda: engine.tokens(Stretch(1, 1, 0, 0)))
+        engine.tokens(Stretch(start=0, count=1, first_ns=0, last_ns=0))
+        end.look(lambda: engine.tokens(Stretch(start=1, count=1, first_ns=0, last_ns=0)))
         assert heard.what == [0, 1]
         end.look(lambda: engine.end("length"))
         assert heard.what == [0, 1]  # that comes in its own time
         await asyncio.sleep(1)
         assert heard.what == [0, 1, "length"]
         wires.cut("w0")
-        end.look(lambda: engine.tokens(Stretch(2, 1, 0, 0)))
+        end.look(lambda: engine.tokens(Stretch(start=2, count=1, first_ns=0, last_ns=0)))
         await asyncio.sleep(5)
 
     loop.run(main())
@@ -206,10 +209,10 @@ class Gateway:
 
     def ask(self, what, caller):
         self.callers[what.client_id] = caller
-        caller.tokens(Stretch(0, 3, 1, 3))
+        caller.tokens(Stretch(start=0, count=3, first_ns=1, last_ns=3))
 
     def flush(self, client_id):
-        self.callers[client_id].tokens(Stretch(3, 1, 4, 4))
+        self.callers[client_id].tokens(Stretch(start=3, count=1, first_ns=4, last_ns=4))
 
     def hang_up(self, client_id):
         self.gone.append(client_id)
@@ -224,7 +227,7 @@ def test_a_client_and_a_gateway_hear_of_each_other_through_the_door(loop):
 
     async def main():
         for name, client in (("c0", told), ("c1", left), ("c2", cut)):
-            door.ask(Ask(name, "q", 4, 4), client)
+            door.ask(Ask(client_id=name, asked="q", prompt_tokens=4, output_tokens=4), client)
         await asyncio.sleep(1)
         door.flush("c0")
         gateway.callers["c0"].end("length")
@@ -232,11 +235,14 @@ def test_a_client_and_a_gateway_hear_of_each_other_through_the_door(loop):
         await asyncio.sleep(1)
         replica.kill()
         await asyncio.sleep(1)
-        door.ask(Ask("c3", "q", 4, 4), late)
+        door.ask(Ask(client_id="c3", asked="q", prompt_tokens=4, output_tokens=4), late)
         await asyncio.sleep(1)
 
     loop.run(_in(clients, main()))
-    first, more = Stretch(0, 3, 1, 3), Stretch(3, 1, 4, 4)
+    first, more = (
+        Stretch(start=0, count=3, first_ns=1, last_ns=3),
+        Stretch(start=3, count=1, first_ns=4, last_ns=4),
+    )
     assert told.told == [first, more, "length"]
     assert (left.told, cut.told, late.told) == ([first], [first, "cut"], ["cut"])
     assert gateway.gone == ["c1"]
@@ -253,7 +259,9 @@ def test_tokens_held_up_on_the_way_are_as_late_as_they_came(loop):
     wires.serve("r0:8000", replica, gateway)
 
     async def main():
-        wires.door("r0:8000").ask(Ask("c0", "q", 4, 4), client)
+        wires.door("r0:8000").ask(
+            Ask(client_id="c0", asked="q", prompt_tokens=4, output_tokens=4), client
+        )
         rule = wires.cut("r0", "clients", both=False)
         await asyncio.sleep(5)
         wires.heal(rule)

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from relume.chaos.sim.etcd import SimEtcd
-from relume.chaos.sim.loop import VirtualLoop
-from relume.chaos.sim.network import Wires
-from relume.chaos.sim.plane import Plane
-from relume.chaos.sim.ports import Ask
+from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.message_ports import Ask
+from relume.chaos.sim.replica_process import Plane
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
-from relume.events.codec import decode_all
+from relume.events.log.codec import decode_all
 from tests.sim.toy import Client, Worker
 
 
@@ -55,7 +55,15 @@ class World:
     def ask(self, count, tokens=50, door=0, name="c"):
         asked = [Client() for _ in range(count)]
         for number, client in enumerate(asked):
-            self.doors[door].ask(Ask(f"{name}{door}-{number}", "q", 32, tokens), client)
+            self.doors[door].ask(
+                Ask(
+                    client_id=f"{name}{door}-{number}",
+                    asked="q",
+                    prompt_tokens=32,
+                    output_tokens=tokens,
+                ),
+                client,
+            )
         return asked
 
     async def answered(self, clients):
@@ -121,7 +129,7 @@ def test_requests_are_answered_and_replay_finds_the_same_decisions(world):
 
 
 @pytest.mark.parametrize("notice", [True, False])
-def test_streams_of_a_killed_engine_go_on_elsewhere(world, notice):
+def test_streams_of_a_killed_engine_continue_elsewhere(world, notice):
     w = world()
 
     async def work():
@@ -236,7 +244,7 @@ def test_another_replica_leads_when_the_leader_is_stopped_beyond_its_lease(world
     replayed(w)
 
 
-def test_serving_and_failover_go_on_while_etcd_is_away(world):
+def test_serving_and_failover_continue_while_etcd_is_unavailable(world):
     w = world()
 
     async def work():
@@ -256,7 +264,7 @@ def test_serving_and_failover_go_on_while_etcd_is_away(world):
     replayed(w)
 
 
-def test_a_stream_that_does_not_join_is_taken_from_the_engine_and_wrong_tokens_are_told(world):
+def test_a_stream_that_does_not_join_is_cut_and_wrong_tokens_are_reported(world):
     w = world()
 
     async def work():

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from relume.chaos.sim.runs import Run, Runs
+from relume.chaos.sim.engine.token_runs import Run, Runs
 
 
 def test_times_are_those_of_steps_one_by_one():

@@ -6,9 +6,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from relume.chaos.runner.judge import Verdict, judge
-from relume.chaos.scenario import reading
+from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.language import Bound, Fault, Scenario, When
-from relume.chaos.sim.fleet import run
+from relume.chaos.sim.sim_fleet import run
 
 STORM = reading.load(reading.find("storm"))
 
@@ -41,8 +41,8 @@ def test_higher_tiers_do_not_wait_behind_lower_ones_and_tenants_get_equal_parts(
 
 def test_promises_hold_while_engines_and_gateways_die_in_a_storm() -> None:
     faults = (
-        Fault("engine-kill", When(at_s=1.0), "w0"),
-        Fault("gateway-kill", When(at_s=1.5), "r1"),
+        Fault(what="engine-kill", when=When(at_s=1.0), target="w0"),
+        Fault(what="gateway-kill", when=When(at_s=1.5), target="r1"),
     )
     verdict = judged(replace(smaller({"queued": 16, "requests": 400}), faults=faults, expect=()))
     assert not verdict.broken, verdict.violations

@@ -4,17 +4,30 @@ import asyncio
 
 import pytest
 
-from relume.chaos.sim import cost, hosts
 from relume.chaos.sim.agent import Feed
-from relume.chaos.sim.checkpoints import Links, carried
-from relume.chaos.sim.clients import tokens_of
-from relume.chaos.sim.etcd import SimEtcd
-from relume.chaos.sim.loop import VirtualLoop
-from relume.chaos.sim.network import Rule, Wires
-from relume.chaos.sim.ports import Dispatch
-from relume.chaos.sim.worker import Host, WorkerSettings
+from relume.chaos.sim.engine import host_types as hosts
+from relume.chaos.sim.engine import step_cost as cost
+from relume.chaos.sim.engine.manners import BROKEN, LATE, break_off, refusal
+from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.gateway.answer_bytes import (
+    DONE,
+    OTHER_CHOICE,
+    WRONG,
+    AnswerReader,
+    bare,
+    second_choice,
+    style_of,
+    tokens_of,
+)
+from relume.chaos.sim.message_ports import Dispatch
+from relume.chaos.sim.worker_host import Host
+from relume.chaos.sim.world.link_rules import Rule
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.network_card import Links, carried
+from relume.chaos.sim.world.virtual_loop import VirtualLoop
+from relume.chaos.sim.world.worker_machine import WorkerSettings
 from relume.events import vocabulary as v
-from relume.events.codec import decode_all
+from relume.events.log.codec import decode_all
 
 
 class Heard:
@@ -51,18 +64,18 @@ class Bench:
         feed = Feed(self.etcd)
         self.hosts = [
             Host(
-                self.loop,
-                f"w{n}",
-                f"d{n}",
-                "tiny",
-                hosts.spec("tiny", "cpu"),
-                cost.load("tiny_cpu"),
-                self.wires,
-                self.etcd,
-                WorkerSettings(),
-                checkpoint_mb << 20,
-                self.holders,
-                feed,
+                loop=self.loop,
+                name=f"w{n}",
+                domain=f"d{n}",
+                model="tiny",
+                spec=hosts.spec("tiny", "cpu"),
+                cost=cost.load("tiny_cpu"),
+                wires=self.wires,
+                etcd=self.etcd,
+                settings=WorkerSettings(),
+                budget_bytes=checkpoint_mb << 20,
+                holders=self.holders,
+                feed=feed,
             )
             for n in range(workers)
         ]
@@ -97,22 +110,22 @@ class Bench:
     def dispatch(self, worker=0, request="q1", attempt=1, output=400, delivered=0, **more):
         engine, heard = self.hosts[worker].engine, Heard()
         what = Dispatch(
-            request,
-            attempt,
-            engine.incarnation,
-            "continue" if delivered else "new",
-            request,
-            100,
-            output,
-            delivered,
-            b"",
+            request=request,
+            attempt=attempt,
+            incarnation=engine.incarnation,
+            mode="continue" if delivered else "new",
+            asked=request,
+            prompt_tokens=100,
+            output_tokens=output,
+            delivered=delivered,
+            record=b"",
             **more,
         )
         engine.process.context.run(engine.dispatch, what, heard)
         return heard
 
 
-def test_a_request_is_told_of_in_the_log_and_its_tokens_come_in_order():
+def test_a_request_is_in_the_log_and_its_tokens_come_in_order():
     bench = Bench()
 
     async def work():
@@ -183,7 +196,7 @@ def test_what_an_engine_sent_before_it_was_killed_arrives_and_the_next_has_anoth
     assert [e.incarnation for e in bench.events(v.EngineReady)] == [1, 2]
 
 
-def test_the_engine_of_a_killed_agent_ends_and_a_successor_goes_on_with_the_stream():
+def test_the_engine_of_a_killed_agent_ends_and_a_successor_continues_the_stream():
     bench = Bench()
 
     async def work():
@@ -200,7 +213,7 @@ def test_the_engine_of_a_killed_agent_ends_and_a_successor_goes_on_with_the_stre
     assert [e.incarnation for e in bench.events(v.EngineStarted)] == [1, 2]
 
 
-def test_a_stopped_engine_makes_no_token_and_goes_on_where_it_stood():
+def test_a_stopped_engine_makes_no_token_and_continues_where_it_was():
     bench = Bench()
 
     async def work():
@@ -221,7 +234,7 @@ def test_a_stopped_engine_makes_no_token_and_goes_on_where_it_stood():
     assert min(s.first_ns for s in later) >= 25_000_000_000
 
 
-def test_starts_that_fail_are_told_and_tried_again():
+def test_failed_starts_are_recorded_and_retried():
     bench = Bench()
 
     async def work():
@@ -244,7 +257,11 @@ def test_an_effect_is_applied_once_though_the_agent_dies_after_it():
         async def decide():
             async with bench.etcd.writer("fleet", leader) as writer:
                 effect = v.Effect("restart", "w0")
-                writer.append(v.EffectsDecided("d1", v.Basis(0, 0), "admin", (effect,)))
+                writer.append(
+                    v.EffectsDecided(
+                        decision="d1", basis=v.Basis(0, 0), cause="admin", effects=(effect,)
+                    )
+                )
                 await asyncio.sleep(1000)
 
         leader.spawn(decide())
@@ -299,7 +316,7 @@ def test_a_link_that_loses_repeats_or_reorders_costs_time_only(rule):
     bench = Bench(2, checkpoint_mb=4)
 
     async def work():
-        bench.wires.shape(Rule("w0", "w1", "holder", True, **{rule: 0.3}))
+        bench.wires.shape(Rule(one="w0", other="w1", kind="holder", both=True, **{rule: 0.3}))
         bench.dispatch(output=1000, checkpoint=("tcp://w1:6000",))
         await asyncio.sleep(4)
         return bench.hosts[1].daemon.store.position("q1")[0][0].blocks
@@ -336,7 +353,33 @@ def test_tokens_are_a_function_of_what_was_asked_and_the_index():
     assert len(whole) == 700 and whole[1:300] != whole[:299]
 
 
-def test_a_busy_receiver_holds_up_nobody_elses_traffic() -> None:
+def test_a_client_reads_both_choices() -> None:
+    """What the second one has is judged by the first; one that is short is no whole answer."""
+    first = tokens_of("q", 0, 3)
+    second = [OTHER_CHOICE + token for token in second_choice(first)]
+
+    def read(numbers: list[int]) -> tuple[list[int], int, bool]:
+        reader = AnswerReader(style_of("q", "choices"))
+        found = reader.read(bare(numbers) + DONE)
+        return found, reader.other_tokens, reader.is_complete
+
+    assert read([*first, *second]) == (first, 3, True)
+    assert read([*first, *second[:2]]) == (first, 2, False)
+    assert WRONG in read([*first, second[1]])[0] and WRONG in read(second)[0]
+
+
+def test_what_an_engine_refuses_is_a_share_of_the_attempts() -> None:
+    names = [f"r{n}/1" for n in range(400)]
+    assert not any(refusal(name, 0.0) or break_off(name, "new", 0.0)[0] for name in names)
+    assert 60 < sum(refusal(name, 0.25) > 0 for name in names) < 140
+    later = [{refusal(f"r{n}/{at}", 0.5) for at in range(2, 9)} for n in range(400)]
+    assert 60 < sum(len(found) == 1 and found != {0} for found in later) < 140
+    kinds = {break_off(name, "new", 1.0)[0] for name in names}
+    assert kinds == (BROKEN | LATE) - {"mismatch", "taken"}
+    assert "mismatch" in {break_off(name, "continue", 1.0)[0] for name in names}
+
+
+def test_a_busy_receiver_holds_up_no_other_traffic() -> None:
     """Only between buffered links: A to a busy B waits, and what A sends to C does not."""
     for buffered, at in ((True, 2.0), (False, 12.0)):
         a, b, c = (Links(1.0, buffered) for _ in range(3))

@@ -1,10 +1,10 @@
 """A worker that says one token every 20 ms to each request, told late, and writes its steps."""
 
-from relume.chaos.sim.loop import NS
-from relume.chaos.sim.ports import Stretch
+from relume.chaos.sim.message_ports import Stretch
+from relume.chaos.sim.world.virtual_loop import NS
 from relume.events import vocabulary as v
-from relume.events.notice import Died
-from relume.events.vocabulary import changes as c
+from relume.events.vocabulary import step_changes as c
+from relume.events.wire.notices import Died
 
 TOKEN_NS = NS // 50
 
@@ -61,7 +61,11 @@ class Engine:
             at_ns = run.begun_ns + (run.told - run.what.delivered + 1) * TOKEN_NS
             count = made - run.told
             last_ns = at_ns + (count - 1) * TOKEN_NS
-            run.answer.tokens(Stretch(run.told, count, at_ns, last_ns, self.wrong))
+            run.answer.tokens(
+                Stretch(
+                    start=run.told, count=count, first_ns=at_ns, last_ns=last_ns, wrong=self.wrong
+                )
+            )
             run.told = made
 
     def last_ns(self, request, attempt):
@@ -72,7 +76,7 @@ class Engine:
     def newest_ns(self):
         return max((self.last_ns(*key) for key in self.running), default=0)
 
-    def drop(self, request, attempt):
+    def drop(self, request, attempt, answer):
         run = self.running.pop((request, attempt), None)
         if run is not None:
             made = run.made(self.loop.now_ns)
@@ -86,8 +90,19 @@ class Engine:
 
     def step(self, changes):
         self.steps += 1
-        self.worker.write(v.EngineStep(self.incarnation, self.steps, 20_000, len(self.running),
-                                       0, 0, 0, 0, changes))  # fmt: skip
+        self.worker.write(
+            v.EngineStep(
+                incarnation=self.incarnation,
+                step=self.steps,
+                duration_us=20_000,
+                batch=len(self.running),
+                sum_context=0,
+                prefill_tokens=0,
+                waiting=0,
+                kv_used=0,
+                changes=changes,
+            )
+        )
 
     def flush_all(self):
         for key in list(self.running):
@@ -110,7 +125,11 @@ class Worker:
     async def live(self):
         async with self.log.writer(f"w.{self.name}", self.agent, wait_s=20) as writer:
             self.writer = writer
-            self.write(v.WorkerRegistered(self.name, "d0", 1, notices=f"{self.name}:9000"))
+            self.write(
+                v.WorkerRegistered(
+                    worker=self.name, domain="d0", agent_pid=1, notices=f"{self.name}:9000"
+                )
+            )
             self.start()
             await writer.fenced()
 
@@ -124,8 +143,19 @@ class Worker:
         engine = self.engine = Engine(self, self.incarnation)
         self.wires.serve(f"{self.name}:8100", engine.process, engine)
         self.write(v.EngineStarted(self.name, self.incarnation, 1, 1))
-        self.write(v.EngineReady(self.name, self.incarnation, self.name, 8100, "tiny", 4096, 16,
-                                 1000, exact=("greedy",)))  # fmt: skip
+        self.write(
+            v.EngineReady(
+                worker=self.name,
+                incarnation=self.incarnation,
+                host=self.name,
+                port=8100,
+                model="tiny",
+                max_model_len=4096,
+                block_size=16,
+                kv_blocks=1000,
+                exact=("greedy",),
+            )
+        )
 
     def kill_engine(self, notice=True):
         engine = self.engine

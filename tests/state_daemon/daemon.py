@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from relume.engine_shim.kv_stream import messages as m
-from relume.engine_shim.kv_stream.channel import Channel, LocalChannel, Wake
-from relume.engine_shim.kv_stream.fingerprint import HEADS, Fingerprint
-from relume.engine_shim.kv_stream.peer import Peer
-from relume.engine_shim.kv_stream.zmq_channel import CurveKeys, ZmqChannel
+from relume.engine_shim.checkpoints.link.channel import Channel, LocalChannel, Wake
+from relume.engine_shim.checkpoints.link.peer import Peer
+from relume.engine_shim.checkpoints.link.zmq_channel import CurveKeys, ZmqChannel
+from relume.events.wire.kv import kv_messages as m
+from relume.events.wire.kv.fingerprint import HEADS, Fingerprint
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 20.0
@@ -52,7 +52,13 @@ class Daemon:
         self.config.write_text(json.dumps(self.options))
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "relume.engine_shim.state_daemon", "--config", str(self.config)],
+                [
+                    sys.executable,
+                    "-m",
+                    "relume.engine_shim.checkpoints.daemon",
+                    "--config",
+                    str(self.config),
+                ],
                 cwd=REPOSITORY,
                 stdout=subprocess.PIPE,
                 stderr=log,

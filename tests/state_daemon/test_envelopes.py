@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from relume.engine_shim.kv_stream import messages as m
-from relume.engine_shim.kv_stream.errors import Refusal
-from relume.engine_shim.kv_stream.image import digest_of
-from relume.engine_shim.state_daemon.arena import Arena
-from relume.engine_shim.state_daemon.service import Service, Session
-from relume.engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.checkpoints.daemon.service import Service, Session
+from relume.engine_shim.checkpoints.daemon.store.arena import Arena
+from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
+from relume.engine_shim.checkpoints.link.image import digest_of
+from relume.events.wire.kv import kv_messages as m
+from relume.events.wire.kv.kv_errors import Refusal
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_an_envelope_counts_into_the_budget_and_goes_with_its_request(store: Blo
     assert store.stats()["memory_used"] == 0
 
 
-def test_an_envelope_nobody_touches_expires(store: BlockStore) -> None:
+def test_an_unused_envelope_expires(store: BlockStore) -> None:
     store.keep("q", 1, b"one", 0.0)
     store.keep("r", 1, b"two", 0.0)
     store.envelopes.touch("r", 5.0)
@@ -56,7 +56,9 @@ def test_only_keepers_keep_and_ask(store: BlockStore) -> None:
 
     def ask(role: str, message: m.Message) -> m.Message:
         session = Session(service, trusted=True, shared=True)
-        hello = m.Hello(m.VERSION, "w0", 1, 1, role, b"")
+        hello = m.Hello(
+            version=m.VERSION, worker="w0", epoch=1, incarnation=1, role=role, nonce=b""
+        )
         assert isinstance(
             m.decode(session.answer(m.encode(hello), memoryview(b"")).header), m.Welcome
         )
@@ -88,7 +90,14 @@ def keeper(store: BlockStore) -> Callable[..., tuple[Any, bytes]]:
         reply = session.answer(m.encode(message), memoryview(chunk))
         return m.decode(reply.header), b"".join(map(bytes, reply.parts))
 
-    assert isinstance(ask(m.Hello(m.VERSION, "w0", 1, 1, "keeper", b""))[0], m.Welcome)
+    assert isinstance(
+        ask(
+            m.Hello(
+                version=m.VERSION, worker="w0", epoch=1, incarnation=1, role="keeper", nonce=b""
+            )
+        )[0],
+        m.Welcome,
+    )
     return ask
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.engine_shim.state_daemon.arena import overlaps
-from relume.engine_shim.state_daemon.extents import PAGE, Extents, rounded
+from relume.engine_shim.checkpoints.daemon.store.arena import overlaps
+from relume.engine_shim.checkpoints.daemon.store.extents import PAGE, Extents, rounded
 
 
 @settings(max_examples=150, deadline=None)

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-from relume.engine_shim.checkpoint_links import LinkConfig, Links
-from relume.engine_shim.kv_stream.stream import BlockOut, scatter
-from relume.engine_shim.link_probe import LEAST_PROBED, LinkProbe, Saved
+from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
+from relume.engine_shim.checkpoints.link.block_stream import BlockOut, scatter
+from relume.engine_shim.checkpoints.link_probe import LEAST_PROBED, LinkProbe, Saved
 from relume.events.vocabulary import LinkMeasured
 from tests.state_daemon.daemon import Cache, daemon_in, fingerprint, local, peer_of, tokens_of
 
@@ -26,18 +26,23 @@ def test_a_link_is_measured_once_by_reading_what_the_holder_has(tmp_path: Path) 
     cache = Cache(4, piece=PIECE)
     size = len(cache.block(0))
     with daemon_in(tmp_path / "d") as daemon, peer_of(local(daemon.socket)) as writer:
-        blocks = [BlockOut("q", 0, 0, n, 1, n, tokens_of(n)) for n in range(4)]
+        blocks = [
+            BlockOut(
+                request="q", child=0, rank=0, index=n, attempt=1, block_id=n, tokens=tokens_of(n)
+            )
+            for n in range(4)
+        ]
         assert scatter(cache, blocks, writer) == 4 and writer.drained(30.0)
         endpoint = f"unix:{daemon.socket}"
         readers = Links(LinkConfig(epoch=1), "w0", 1, "reader", fingerprint())
         probe = LinkProbe(readers, 0, 1, 10.0, report)
         try:
-            small = Saved(endpoint, "q", 0, 1, LEAST_PROBED // 2)
+            small = Saved(endpoint=endpoint, request="q", child=0, count=1, size=LEAST_PROBED // 2)
             probe.saved(small)
             assert not probe._tried, "so little tells nothing of a link"
-            probe.saved(Saved(endpoint, "q", 0, 4, size))
+            probe.saved(Saved(endpoint=endpoint, request="q", child=0, count=4, size=size))
             assert measured.wait(60.0)
-            probe.saved(Saved(endpoint, "q", 0, 4, size))
+            probe.saved(Saved(endpoint=endpoint, request="q", child=0, count=4, size=size))
             assert probe._due.empty(), "it is known"
         finally:
             probe.close()

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.engine_shim.kv_stream import prefix
-from relume.engine_shim.kv_stream.errors import Refusal
-from relume.engine_shim.kv_stream.image import digest_of, pack_tokens
-from relume.engine_shim.kv_stream.messages import Piece
-from relume.engine_shim.state_daemon.arena import Arena
-from relume.engine_shim.state_daemon.extents import PAGE
-from relume.engine_shim.state_daemon.file_tier import FileTier
-from relume.engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.checkpoints.daemon.store.arena import Arena
+from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
+from relume.engine_shim.checkpoints.daemon.store.extents import PAGE
+from relume.engine_shim.checkpoints.daemon.store.file_tier import FileTier
+from relume.engine_shim.checkpoints.link.image import digest_of, pack_tokens
+from relume.events.wire.kv import token_chain as prefix
+from relume.events.wire.kv.kv_errors import Refusal
+from relume.events.wire.kv.kv_messages import Piece
 from tests.state_daemon.daemon import BLOCK, fingerprint
 
 IMAGE = PAGE
@@ -58,7 +58,19 @@ def put(
     """One block whose tokens are `word`; what it holds beside them is `noise`'s."""
     body = random.Random(f"{word}{noise}").randbytes(IMAGE - 4 * BLOCK)
     data = tokens_of(word) + body
-    piece = Piece(request, child, rank, index, attempt, 0, IMAGE, IMAGE, digest_of(data), 1, scope)
+    piece = Piece(
+        request=request,
+        child=child,
+        rank=rank,
+        index=index,
+        attempt=attempt,
+        offset=0,
+        length=IMAGE,
+        total=IMAGE,
+        digest=digest_of(data),
+        priority=1,
+        scope=scope,
+    )
     store.put("w0", fingerprint(tp=tp, model=model), piece, memoryview(data), now_s)
 
 

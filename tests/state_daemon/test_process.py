@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim.kv_stream import messages as m
-from relume.engine_shim.kv_stream.errors import Refusal
-from relume.engine_shim.kv_stream.stream import BlockIn, BlockOut, gather, scatter
+from relume.engine_shim.checkpoints.link.block_stream import BlockIn, BlockOut, gather, scatter
+from relume.events.wire.kv import kv_messages as m
+from relume.events.wire.kv.kv_errors import Refusal
 from tests.state_daemon.daemon import (
     Cache,
     Daemon,
@@ -30,17 +30,22 @@ PAGES = 16384
 
 
 def outs(count: int, request: str) -> list[BlockOut]:
-    return [BlockOut(request, 0, 0, i, 1, i, tokens_of(i)) for i in range(count)]
+    return [
+        BlockOut(
+            request=request, child=0, rank=0, index=i, attempt=1, block_id=i, tokens=tokens_of(i)
+        )
+        for i in range(count)
+    ]
 
 
-def test_it_outlives_whoever_started_it(tmp_path: Path) -> None:
+def test_it_outlives_its_starter(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
     daemon.start()
     assert daemon.process is not None
     daemon.stop()
     starter = (
         "import subprocess,sys;"
-        "p=subprocess.Popen([sys.executable,'-m','relume.engine_shim.state_daemon','--config',"
+        "p=subprocess.Popen([sys.executable,'-m','relume.engine_shim.checkpoints.daemon','--config',"
         f"{str(daemon.config)!r}],stdout=subprocess.PIPE,stderr=subprocess.DEVNULL,start_new_session=True);"
         "print(p.pid, p.stdout.readline().decode())"
     )
@@ -72,16 +77,23 @@ def test_bytes_are_what_is_accounted_and_go_back(tmp_path: Path) -> None:
             assert count * PAGES <= grown < count * PAGES + (16 << 20)
             refused: list[m.Ack] = []
             peer._on_ack = refused.append
-            other = BlockOut("b", 0, 0, 0, 1, count + 1, tokens_of(count + 1))
+            other = BlockOut(
+                request="b",
+                child=0,
+                rank=0,
+                index=0,
+                attempt=1,
+                block_id=count + 1,
+                tokens=tokens_of(count + 1),
+            )
             scatter(cache, [other], peer)
             assert peer.drained(5) and refused[0].refused == ((0, "budget"),)
             peer.drop("a", 1)
             control = hello("control")
             with peer_of(local(daemon.socket), hello=control) as agent:
-                for _ in range(300):
-                    answer, _ = agent.ask(m.StatsAsk(0), 5.0)
-                    if not answer.figures["memory_resident"]:
-                        break
+                deadline = time.monotonic() + 30
+                while (answer := agent.ask(m.StatsAsk(0), 5.0)[0]).figures["memory_resident"]:
+                    assert time.monotonic() < deadline, answer.figures
                     time.sleep(0.02)
                 assert answer.figures["memory_used"] == answer.figures["memory_resident"] == 0
 
@@ -114,7 +126,7 @@ def test_the_agent_learns_positions_and_ends(tmp_path: Path) -> None:
         assert first.more and len(first.changes) == 1
 
 
-def test_one_nobody_comes_back_for_ends_when_it_holds_nothing(tmp_path: Path) -> None:
+def test_a_daemon_without_a_client_ends_when_it_holds_nothing(tmp_path: Path) -> None:
     with daemon_in(tmp_path, abandoned_s=1.0) as daemon:
         with peer_of(local(daemon.socket)) as writer:
             scatter(Cache(1), outs(1, "a"), writer)
@@ -138,7 +150,7 @@ def test_a_reader_that_dies_lets_go_of_what_it_read(tmp_path: Path) -> None:
         assert writer.drained(5)
         reader_peer = peer_of(local(daemon.socket), "reader")
         reader = reader_peer.__enter__()
-        fetching = reader.fetch(m.Get(0, "a", 0, 0, 0, 4), 5.0)
+        fetching = reader.fetch(m.Get(seq=0, request="a", child=0, rank=0, first=0, count=4), 5.0)
         blocks = fetching.__enter__()
         assert len(blocks) == 4
         writer.ask(m.Drop(0, ("a",), 1), 5.0)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from relume.engine_shim.state_daemon.remote_server import RemoteConfig, RemoteServer
-from relume.engine_shim.state_daemon.service import Reply
+from relume.engine_shim.checkpoints.daemon.remote_server import RemoteConfig, RemoteServer
+from relume.engine_shim.checkpoints.daemon.service import Reply
 
 KEYS = {"curve_public": "p", "curve_secret": "s"}
 
@@ -24,7 +24,7 @@ class Router:
 
 
 async def test_an_end_that_comes_as_an_answer_leaves_is_an_end() -> None:
-    server: Any = RemoteServer(None, RemoteConfig("127.0.0.1", 1, **KEYS))  # type: ignore[arg-type]
+    server: Any = RemoteServer(None, RemoteConfig(host="127.0.0.1", port=1, **KEYS))  # type: ignore[arg-type]
     router = Router()
     sending = asyncio.create_task(server._send(router, b"\0name", Reply(b"header")))
     while not sending.get_coro().cr_await:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.engine_shim.kv_stream.errors import Refusal
-from relume.engine_shim.kv_stream.image import digest_of
-from relume.engine_shim.kv_stream.messages import Piece, Position
-from relume.engine_shim.state_daemon.arena import Arena
-from relume.engine_shim.state_daemon.errors import CannotHold
-from relume.engine_shim.state_daemon.extents import PAGE
-from relume.engine_shim.state_daemon.file_tier import FileTier
-from relume.engine_shim.state_daemon.store import BlockStore
+from relume.engine_shim.checkpoints.daemon.errors import CannotHold
+from relume.engine_shim.checkpoints.daemon.store.arena import Arena
+from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
+from relume.engine_shim.checkpoints.daemon.store.extents import PAGE
+from relume.engine_shim.checkpoints.daemon.store.file_tier import FileTier
+from relume.engine_shim.checkpoints.link.image import digest_of
+from relume.events.wire.kv.kv_errors import Refusal
+from relume.events.wire.kv.kv_messages import Piece, Position
 from tests.state_daemon.daemon import fingerprint
 
 IMAGE = 2 * PAGE
@@ -51,7 +51,16 @@ def put(
 ) -> Position:
     data = image(hash((request, index)) if content is None else content)
     piece = Piece(
-        request, child, 0, index, attempt, 0, len(data), len(data), digest_of(data), priority
+        request=request,
+        child=child,
+        rank=0,
+        index=index,
+        attempt=attempt,
+        offset=0,
+        length=len(data),
+        total=len(data),
+        digest=digest_of(data),
+        priority=priority,
     )
     return store.put("w0", fingerprint(model=fits), piece, memoryview(data), now_s)
 
@@ -102,7 +111,17 @@ def test_another_models_equal_bytes_are_not_shared(store: BlockStore) -> None:
 
 def test_damaged_bytes_are_refused_and_leave_nothing(store: BlockStore) -> None:
     data = image(1)
-    piece = Piece("a", 0, 0, 0, 1, 0, IMAGE, IMAGE, digest_of(data))
+    piece = Piece(
+        request="a",
+        child=0,
+        rank=0,
+        index=0,
+        attempt=1,
+        offset=0,
+        length=IMAGE,
+        total=IMAGE,
+        digest=digest_of(data),
+    )
     with pytest.raises(Refusal) as refused:
         store.put("w0", fingerprint(), piece, memoryview(b"\0" + data[1:]), 0.0)
     assert refused.value.code == "digest"
@@ -258,7 +277,17 @@ def test_layers_arrive_in_any_order_twice_and_interleaved(store: BlockStore) -> 
     cuts = [(0, 100), (100, 5000), (5100, IMAGE - 5100)]
     for offset, length in (cuts[2], cuts[0], cuts[2], cuts[1], cuts[0]):
         digest = digest_of(data) if offset + length == IMAGE else b""
-        piece = Piece("a", 0, 0, 0, 1, offset, length, IMAGE, digest)
+        piece = Piece(
+            request="a",
+            child=0,
+            rank=0,
+            index=0,
+            attempt=1,
+            offset=offset,
+            length=length,
+            total=IMAGE,
+            digest=digest,
+        )
         store.put("w0", fingerprint(), piece, memoryview(data)[offset : offset + length], 0.0)
     assert held(store, "a") == 1
     assert bytes(store.contents.verified(store.run("a", 0, 0, 0, 1)[0]) or b"") == data
@@ -267,7 +296,13 @@ def test_layers_arrive_in_any_order_twice_and_interleaved(store: BlockStore) -> 
 
 def test_a_half_arrived_block_is_in_the_budget_and_expires() -> None:
     store = make(1, ttl_s=1.0)
-    store.put("w0", fingerprint(), Piece("a", 0, 0, 0, 1, 0, 10, IMAGE), memoryview(b"x" * 10), 0.0)
+    store.put(
+        "w0",
+        fingerprint(),
+        Piece(request="a", child=0, rank=0, index=0, attempt=1, offset=0, length=10, total=IMAGE),
+        memoryview(b"x" * 10),
+        0.0,
+    )
     assert store.stats()["memory_used"] == IMAGE
     store.expire(5.0)
     assert store.stats()["memory_used"] == 0

@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from relume.chaos.outcome import Outcome
-from relume.chaos.validators import CHECKS, check_all, i13_durable, i16_admin_logged
+from relume.chaos.validators import CHECKS, check_all
+from relume.chaos.validators.promises import i13_durable, i16_admin_logged
 from relume.chaos.validators.records import ClientRecord, Log, events_of
 from relume.events import vocabulary as v
-from relume.events.log import Landed
+from relume.events.log.interface import Landed
 from tests.runner.recorded import outcome, told
 
 
@@ -79,7 +80,21 @@ def i4(run: Outcome) -> Outcome:
     decided = event(run, v.RouteDecided)
     other = next(w for w in ("w1", "w2", "w3") if w != decided.worker)
     changes = v.RequestQueued(decided.request, 1, 5), v.EngineFinished(decided.request, 1, "-", 0)
-    return more(run, f"w.{other}", v.EngineStep(1, 1 << 30, 0, 0, 0, 0, 0, 0, changes))
+    return more(
+        run,
+        f"w.{other}",
+        v.EngineStep(
+            incarnation=1,
+            step=1 << 30,
+            duration_us=0,
+            batch=0,
+            sum_context=0,
+            prefill_tokens=0,
+            waiting=0,
+            kv_used=0,
+            changes=changes,
+        ),
+    )
 
 
 def i5(run: Outcome) -> Outcome:
@@ -115,11 +130,24 @@ def i10(run: Outcome) -> Outcome:
 
 
 def i12(run: Outcome) -> Outcome:
-    return more(run, "w.w1", v.EngineStep(1, 1 << 30, 5, 0, 0, 0, 0, 3))
+    return more(
+        run,
+        "w.w1",
+        v.EngineStep(
+            incarnation=1,
+            step=1 << 30,
+            duration_us=5,
+            batch=0,
+            sum_context=0,
+            prefill_tokens=0,
+            waiting=0,
+            kv_used=3,
+        ),
+    )
 
 
 def i13(run: Outcome) -> Outcome:
-    return replace(run, landed=(Landed("w.w1", 9, 100_000, 1, 2),))
+    return replace(run, landed=(Landed(stream="w.w1", revision=9, seq=100_000, first=1, last=2),))
 
 
 def i14(run: Outcome) -> Outcome:
@@ -127,11 +155,27 @@ def i14(run: Outcome) -> Outcome:
     started = event(run, v.RestoreStarted)
     step = event(run, v.EngineStep)
     request, life = "lone", step.incarnation
-    restore = v.RestoreStarted(life, request, 0, 1, started.holder, 64, 16)
-    failed = v.RestoreFailed(life, request, 0, 1, started.holder, 32, "corrupt")
+    restore = v.RestoreStarted(
+        incarnation=life,
+        request=request,
+        child=0,
+        attempt=1,
+        holder=started.holder,
+        tokens=64,
+        first=16,
+    )
+    failed = v.RestoreFailed(
+        incarnation=life,
+        request=request,
+        child=0,
+        attempt=1,
+        holder=started.holder,
+        tokens=32,
+        reason="corrupt",
+    )
     chunk = v.EngineStep(
-        life, 1 << 30, 5, 0, 0, 0, 0, 0,
-        (v.PrefillChunkDone(request, 1, 20, 100), v.EngineFinished(request, 1, "-", 0)),
+        incarnation=life, step=1 << 30, duration_us=5, batch=0, sum_context=0, prefill_tokens=0, waiting=0, kv_used=0,
+        changes=(v.PrefillChunkDone(request, 1, 20, 100), v.EngineFinished(request, 1, "-", 0)),
     )  # fmt: skip
     return more(run, "w.w1", restore, failed, chunk)
 
@@ -173,14 +217,16 @@ def test_exactly_the_broken_promise_is_named(
 def test_a_log_is_decoded_once(good: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(good.groups)
     list(events_of(log))
-    monkeypatch.setattr("relume.events.codec._many", None)
-    monkeypatch.setattr("relume.events.codec._decoder", None)
+    monkeypatch.setattr("relume.events.log.codec._many", None)
+    monkeypatch.setattr("relume.events.log.codec._decoder", None)
     assert check_all(log, [], ("I1", "I4", "I7", "I8", "I12", "I14")) == []
 
 
 def test_a_prefix_is_no_difference(good: Outcome) -> None:
     """How much a client got whose connection broke is unknown; what it got is not."""
-    record = ClientRecord("q", 200, "cut", token_count=3, asked="the same", tokens=[0, 1, 2])
+    record = ClientRecord(
+        request="q", status=200, outcome="cut", token_count=3, asked="the same", tokens=[0, 1, 2]
+    )
     clients = [*(h.record for h in good.histories), record]
     assert check_all(good.groups, clients, ("I2",)) == []
     record.tokens = [0, 2]

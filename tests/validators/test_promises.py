@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from relume.chaos.traffic import Stream
-from relume.chaos.validators import (
-    CHECKS,
-    check_all,
+from relume.chaos.validators import CHECKS, check_all
+from relume.chaos.validators.client_records import record_of
+from relume.chaos.validators.promises import (
     i1_one_terminal_event,
     i2_identical_stream,
     i3_indices,
@@ -27,11 +27,10 @@ from relume.chaos.validators import (
     i15_effects_once,
     i16_admin_logged,
 )
-from relume.chaos.validators.clients import record_of
 from relume.chaos.validators.records import ClientRecord, Violation, events_of
 from relume.events import vocabulary as v
-from relume.events.codec import decode, encode
-from relume.events.log import Landed, RevisionGroup
+from relume.events.log.codec import decode, encode
+from relume.events.log.interface import Landed, RevisionGroup
 from tests.policies.story import (
     Story,
     arrived,
@@ -65,7 +64,9 @@ async def sound_run() -> Run:
         await scene.traffic(40)
         scene.workers["w0"].die()
         admin = scene.replicas["r0"].scheduler
-        admin.emit(v.AdminCommanded("c1", "root", "drain", "w1"))
+        admin.emit(
+            v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w1")
+        )
         await scene.traffic(15, "more")
         scene.workers["w0"].start()
         scene.workers["w1"].tell(v.EffectApplied("c1", 0))
@@ -75,9 +76,9 @@ async def sound_run() -> Run:
                 status = {"completed": 200, "cancelled": 0, "failed": 200, "rejected": 503}
                 run.clients.append(
                     ClientRecord(
-                        request,
-                        status[outcome],
-                        outcome,
+                        request=request,
+                        status=status[outcome],
+                        outcome=outcome,
                         token_count=tokens,
                         finish="length" if outcome == "completed" else "",
                         text="x" * tokens,
@@ -87,7 +88,14 @@ async def sound_run() -> Run:
                     )
                 )
     for tokens in range(1, 13):
-        kept = ClientRecord(f"calm{tokens}", 0, "completed", "x" * tokens, tokens, "length")
+        kept = ClientRecord(
+            request=f"calm{tokens}",
+            status=0,
+            outcome="completed",
+            text="x" * tokens,
+            token_count=tokens,
+            finish="length",
+        )
         kept.asked, kept.undisturbed = str(tokens), True
         run.clients.append(kept)
     run.groups = [*scene.log.groups]
@@ -158,11 +166,27 @@ def test_i1_lets_a_gateway_that_came_back_have_the_last_word() -> None:
     story = short()
     story.tell("fleet", ended(outcome="failed"))
     story.tell("r.r0", ended())
-    client = ClientRecord("q1", 200, "completed", token_count=64, finish="length")
+    client = ClientRecord(
+        request="q1", status=200, outcome="completed", token_count=64, finish="length"
+    )
     assert i1_one_terminal_event.check(story.groups, [client]) == []
     late = whole()
     late.tell("fleet", ended(outcome="failed"))
     assert "after its gateway" in about(i1_one_terminal_event.check(late.groups, []))
+
+
+@pytest.mark.parametrize(("ticks", "fine"), [(0, True), (3, False)])
+def test_i1_lets_all_that_a_gateway_wrote_land_in_front_of_the_leaders_end(
+    ticks: int, fine: bool
+) -> None:
+    story = Story()
+    story.worker("w0")
+    story.replica()
+    story.tell("r.r0", arrived(), decided(), ended())
+    for _ in range(ticks):
+        story.tell("w.w0", idle())
+    story.tell("fleet", ended(outcome="failed"))
+    assert (i1_one_terminal_event.check(story.groups, []) == []) is fine
 
 
 @pytest.mark.parametrize(
@@ -176,35 +200,81 @@ def test_i1_lets_a_gateway_that_came_back_have_the_last_word() -> None:
     ],
 )
 def test_i1_finds_what_log_and_client_tell_differently(changes: Any, says: str) -> None:
-    client = ClientRecord("q1", 200, "completed", token_count=64, finish="length")
+    client = ClientRecord(
+        request="q1", status=200, outcome="completed", token_count=64, finish="length"
+    )
     assert i1_one_terminal_event.check(whole().groups, [client]) == []
     other = msgspec.structs.replace(client, **changes)
     assert says in about(i1_one_terminal_event.check(whole().groups, [other]))
 
 
+def test_i1_accepts_a_cut_of_a_relayed_answer_that_failed() -> None:
+    client = ClientRecord(request="q1", status=200, outcome="cut", token_count=3)
+    for route, outcome, fine in (
+        ("/v1/embeddings", "failed", True),
+        ("/v1/embeddings", "completed", False),
+        ("/v1/completions", "failed", False),
+    ):
+        story = Story()
+        story.worker("w0")
+        story.replica()
+        came = msgspec.structs.replace(arrived(), route=route)
+        story.tell("r.r0", came, decided(), ended(outcome=outcome))
+        assert (i1_one_terminal_event.check(story.groups, [client]) == []) is fine
+
+
 def test_i1_accepts_a_cut_when_the_gateway_died() -> None:
     story = short()
-    client = ClientRecord("q1", 200, "cut", token_count=3)
+    client = ClientRecord(request="q1", status=200, outcome="cut", token_count=3)
     story.own("r.r0")
     story.tell("r.r0", replica_started(boot="b2"))
     story.tell("fleet", ended(outcome="failed"))
     assert i1_one_terminal_event.check(story.groups, [client]) == []
-    heard = ClientRecord("q1", 200, "completed", token_count=64, finish="length")
+    heard = ClientRecord(
+        request="q1", status=200, outcome="completed", token_count=64, finish="length"
+    )
     assert i1_one_terminal_event.check(story.groups, [heard]) == [], "it died before its word"
     alive = short()
     alive.tell("fleet", ended(outcome="failed"))
     assert "whole answer" in about(i1_one_terminal_event.check(alive.groups, [heard]))
-    unheard = ClientRecord("q7", 200, "cut", token_count=1)
+    unheard = ClientRecord(request="q7", status=200, outcome="cut", token_count=1)
     assert i1_one_terminal_event.check(story.groups, [unheard]) == []
     assert i1_one_terminal_event.check(whole().groups, [unheard]) != []
 
 
+@pytest.mark.parametrize(("killed", "fine"), [("r.r1", True), ("r.r0", False)])
+def test_i1_asks_for_the_death_of_the_last_owner(killed: str, fine: bool) -> None:
+    story = short()
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    story.own(killed)
+    story.tell(killed, replica_started(killed[2:], "b2"))
+    story.tell("fleet", ended(outcome="failed"))
+    left = ClientRecord(request="q1", status=200, outcome="cancelled", token_count=5)
+    assert (i1_one_terminal_event.check(story.groups, [left]) == []) is fine
+
+
 def test_i1_compares_the_status_of_refusals() -> None:
     story = short()
-    refusal = v.RequestEnded("q1", "rejected", 503, 0, "-", 0, "exact")
+    refusal = v.RequestEnded(
+        request="q1",
+        outcome="rejected",
+        status=503,
+        tokens=0,
+        finish="-",
+        attempts=0,
+        verdict="exact",
+    )
     story.tell("r.r0", refusal)
-    assert i1_one_terminal_event.check(story.groups, [ClientRecord("q1", 503, "rejected")]) == []
-    found = i1_one_terminal_event.check(story.groups, [ClientRecord("q1", 500, "failed")])
+    assert (
+        i1_one_terminal_event.check(
+            story.groups, [ClientRecord(request="q1", status=503, outcome="rejected")]
+        )
+        == []
+    )
+    found = i1_one_terminal_event.check(
+        story.groups, [ClientRecord(request="q1", status=500, outcome="failed")]
+    )
     assert "answered 500" in about(found)
 
 
@@ -215,7 +285,16 @@ def test_i1_compares_the_status_of_refusals() -> None:
     "change", [{"text": "axb"}, {"tokens": [1, 9]}, {"finish": "stop"}, {"token_count": 3}]
 )
 def test_i2_finds_any_difference(change: Any) -> None:
-    calm = ClientRecord("calm", 200, "completed", "abc", 2, "length", [1, 2], asked="p")
+    calm = ClientRecord(
+        request="calm",
+        status=200,
+        outcome="completed",
+        text="abc",
+        token_count=2,
+        finish="length",
+        tokens=[1, 2],
+        asked="p",
+    )
     calm.undisturbed = True
     hit = msgspec.structs.replace(calm, request="q1", undisturbed=False)
     groups = whole().groups
@@ -229,25 +308,29 @@ def test_i2_is_not_asked_of_what_was_not_promised() -> None:
     story.worker()
     story.replica()
     story.tell("r.r0", arrived(verdict="sampled"), ended())
-    calm = ClientRecord("calm", 200, "completed", "abc", asked="p", undisturbed=True)
-    other = ClientRecord("q1", 200, "completed", "xyz", asked="p")
+    calm = ClientRecord(
+        request="calm", status=200, outcome="completed", text="abc", asked="p", undisturbed=True
+    )
+    other = ClientRecord(request="q1", status=200, outcome="completed", text="xyz", asked="p")
     assert i2_identical_stream.check(story.groups, [calm, other]) == []
 
 
 def test_i2_run_without_counterparts_is_no_proof() -> None:
-    lonely = ClientRecord("q1", 200, "completed", "abc", asked="p")
+    lonely = ClientRecord(request="q1", status=200, outcome="completed", text="abc", asked="p")
     assert "counterpart" in about(i2_identical_stream.check(whole().groups, [lonely]))
 
 
 @pytest.mark.parametrize("starts", [[1, 2], [0, 2, 2], [0, 5], [0, 3, 1]])
 def test_i3_finds_chunks_that_do_not_join(starts: list[int]) -> None:
-    good = ClientRecord("q1", 200, "completed", token_count=4, starts=[0, 1, 3])
+    good = ClientRecord(
+        request="q1", status=200, outcome="completed", token_count=4, starts=[0, 1, 3]
+    )
     assert i3_indices.check([], [good]) == []
     assert i3_indices.check([], [msgspec.structs.replace(good, starts=starts)])
 
 
 def test_i3_finds_ids_that_do_not_add_up() -> None:
-    assert i3_indices.check([], [ClientRecord("q1", tokens=[1, 2], token_count=3)])
+    assert i3_indices.check([], [ClientRecord(request="q1", tokens=[1, 2], token_count=3)])
 
 
 def moved(delivered: int, seen: int = 17) -> Story:
@@ -277,6 +360,20 @@ def test_i3_finds_delivery_that_went_back() -> None:
     assert "had delivered 0" in about(i3_indices.check(story.groups, []))
 
 
+def test_i3_accepts_that_an_answer_in_one_piece_starts_over() -> None:
+    for stream, fine in ((False, True), (True, False)):
+        story = Story()
+        story.worker("w0")
+        story.worker("w1")
+        story.replica()
+        came = msgspec.structs.replace(arrived(), stream=stream)
+        lost = msgspec.structs.replace(observed(), delivered=17)
+        anew = decided(attempt=2, worker="w1")
+        again = msgspec.structs.replace(observed(attempt=2), delivered=3)
+        story.tell("r.r0", came, decided(), lost, anew, again)
+        assert (i3_indices.check(story.groups, []) == []) is fine
+
+
 # --- I4 --------------------------------------------------------------------------------
 
 
@@ -297,7 +394,7 @@ def test_i4_finds_two_gateways() -> None:
 def test_a_client_that_came_back_changes_the_owner_and_nothing_else() -> None:
     story = short()
     story.replica("r1")
-    story.tell("r.r1", v.ClientReturned("q1", "c1", 1, 5, 0))
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
     story.tell("r.r0", observed(attempt=7), ended())  # it had not heard of it: void
     assert "no terminal event" in about(i1_one_terminal_event.check(story.groups, []))
     story.tell("r.r1", observed())
@@ -305,8 +402,40 @@ def test_a_client_that_came_back_changes_the_owner_and_nothing_else() -> None:
     story.tell("r.r1", ended())
     assert i1_one_terminal_event.check(story.groups, []) == []
     assert i4_one_live_epoch.check(story.groups, []) == []
-    story.tell("r.r0", v.ClientReturned("q1", "c2", 1, 5, 0))  # it was over
+    story.tell(
+        "r.r0", v.ClientReturned(request="q1", claim="c2", attempt=1, tokens=5, events=0)
+    )  # it was over
     assert i1_one_terminal_event.check(story.groups, []) == []
+
+
+@pytest.mark.parametrize("told", ["before", "after"])
+def test_what_an_owner_wrote_is_void_once_another_has_dispatched(told: str) -> None:
+    story = short()
+    story.worker("w1")
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    if told == "before":
+        story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    story.tell("r.r1", observed(), decided(attempt=2, worker="w1"))
+    if told == "after":
+        story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    story.tell("r.r0", v.ClientReturned(request="q1", claim="c2", attempt=2, tokens=5, events=0))
+    assert i4_one_live_epoch.check(story.groups, []) == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_an_owner_wrote_before_its_client_came_back_counts(told: bool) -> None:
+    """It had gone on meanwhile; what it did not write did not happen."""
+    story = short()
+    story.worker("w1")
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    if told:
+        story.tell("r.r0", observed(attempt=1))
+    story.tell("r.r0", v.ClientReturned(request="q1", claim="c2", attempt=1, tokens=5, events=0))
+    story.tell("r.r0", decided(attempt=2, worker="w1"))
+    found = i4_one_live_epoch.check(story.groups, [])
+    assert found == [] if told else "while 1 was live" in about(found)
 
 
 def test_i4_finds_a_dispatch_after_the_end() -> None:
@@ -321,7 +450,7 @@ def test_i4_finds_a_skipped_attempt() -> None:
     assert "follows attempt 1" in about(i4_one_live_epoch.check(story.groups, []))
 
 
-def test_i4_finds_an_engine_nobody_chose() -> None:
+def test_i4_finds_an_engine_that_was_never_chosen() -> None:
     story = short()
     story.tell("w.w1", engine_step(queued()))
     found = about(i4_one_live_epoch.check(story.groups, []))
@@ -348,7 +477,7 @@ def test_i5_finds_a_writer_without_lease() -> None:
     story = whole()
     story.lapse("w.w0")
     story.tell("w.w0", engine_step())
-    assert "nobody owned it" in about(i5_fencing_no_gap.check(story.groups, []))
+    assert "it had no owner" in about(i5_fencing_no_gap.check(story.groups, []))
 
 
 def test_i5_finds_a_gap() -> None:
@@ -435,7 +564,7 @@ def test_i10_is_not_misled_by_a_worker_that_tells_late() -> None:
     assert i10_recovery_bound.check(groups, [], bound_ms=300)
 
 
-def test_i10_begins_anew_when_the_gateway_is_killed() -> None:
+def test_i10_starts_over_when_the_gateway_is_killed() -> None:
     story = short()
     story.tell("r.r0", observed())
     cut = story.revision
@@ -448,6 +577,22 @@ def test_i10_begins_anew_when_the_gateway_is_killed() -> None:
         assert (found == []) is fine
 
 
+@pytest.mark.parametrize(("resumable", "fine"), [("c1", True), ("", False)])
+def test_i10_expects_nothing_of_a_stream_that_only_the_leader_ended(
+    resumable: str, fine: bool
+) -> None:
+    """Its replica died, and its client did not come to another."""
+    story = Story()
+    story.worker("w0")
+    story.replica()
+    story.tell("r.r0", msgspec.structs.replace(arrived(), resumable=resumable), decided())
+    story.tell("r.r0", observed())
+    cut = story.revision
+    story.tell("fleet", ended(outcome="failed"))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 45_000})
+    assert (i10_recovery_bound.check(groups, []) == []) is fine
+
+
 def test_i10_finds_a_cut_that_nothing_followed() -> None:
     story = short()
     story.tell("r.r0", observed())
@@ -455,13 +600,24 @@ def test_i10_finds_a_cut_that_nothing_followed() -> None:
 
 
 def test_i10_finds_a_gap_a_client_saw() -> None:
-    client = ClientRecord("q1", 200, "completed", gaps_ms=[3.0, 10_500.0, 4.0])
+    client = ClientRecord(
+        request="q1", status=200, outcome="completed", gaps_ms=[3.0, 10_500.0, 4.0]
+    )
     assert i10_recovery_bound.check([], [client])
     assert i10_recovery_bound.check([], [client], bound_ms=11_000) == []
 
 
 def idle(kv_used: int = 0, waiting: int = 0) -> v.EngineStep:
-    return v.EngineStep(1, 9, 5, 0, 0, 0, waiting, kv_used)
+    return v.EngineStep(
+        incarnation=1,
+        step=9,
+        duration_us=5,
+        batch=0,
+        sum_context=0,
+        prefill_tokens=0,
+        waiting=waiting,
+        kv_used=kv_used,
+    )
 
 
 def test_i12_finds_what_is_left() -> None:
@@ -477,11 +633,13 @@ def test_i12_finds_what_is_left() -> None:
     assert "2 KV blocks" in about(i12_drained.check(story.groups, []))
     story.tell("w.w0", idle(waiting=1))
     assert "waiting" in about(i12_drained.check(story.groups, []))
-    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
-    assert "nobody carried out" in about(i12_drained.check(story.groups, []))
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w0")
+    )
+    assert "never carried out" in about(i12_drained.check(story.groups, []))
 
 
-def test_i12_finds_checkpoints_nobody_let_go() -> None:
+def test_i12_finds_unreleased_checkpoints() -> None:
     story = short()
     story.tell("w.w0", engine_step(finished()), idle())
     story.tell("w.w1", daemon("w1"))
@@ -489,7 +647,9 @@ def test_i12_finds_checkpoints_nobody_let_go() -> None:
     assert i12_drained.check(story.groups, []) == []
     story.tell("w.w1", held("w1", "q1", 64))
     assert "checkpoints of q1" in about(i12_drained.check(story.groups, []))
-    story.tell("w.w1", v.CheckpointDropped("w1", "b", "q1", 0, "finished"))
+    story.tell(
+        "w.w1", v.CheckpointDropped(holder="w1", boot="b", request="q1", child=0, reason="finished")
+    )
     assert i12_drained.check(story.groups, []) == []
 
 
@@ -497,16 +657,35 @@ def test_i12_finds_checkpoints_nobody_let_go() -> None:
 
 
 def daemon(worker: str, budget: int = 1000) -> v.StateDaemonStarted:
-    return v.StateDaemonStarted(worker, "b", 1, "", budget)
+    return v.StateDaemonStarted(worker=worker, boot="b", epoch=1, address="", budget_bytes=budget)
 
 
 def held(worker: str, request: str, tokens: int) -> v.CheckpointAcknowledged:
-    return v.CheckpointAcknowledged(worker, "b", request, 0, 1, tokens // 16, tokens, 10 * tokens)
+    return v.CheckpointAcknowledged(
+        holder=worker,
+        boot="b",
+        request=request,
+        child=0,
+        attempt=1,
+        blocks=tokens // 16,
+        tokens=tokens,
+        bytes=10 * tokens,
+    )
 
 
 def chosen(request: str, holder: str, primary: str = "w0", revision: int = 1) -> v.HolderChosen:
     return v.HolderChosen(
-        "d", v.Basis(revision, 0), request, 1, "arrival", primary, (holder,), "load_aware", 1, 8, 80
+        decision="d",
+        basis=v.Basis(revision, 0),
+        request=request,
+        attempt=1,
+        cause="arrival",
+        primary=primary,
+        holders=(holder,),
+        policy="load_aware",
+        wanted=1,
+        expected_blocks=8,
+        expected_bytes=80,
     )
 
 
@@ -518,7 +697,9 @@ def hosts() -> Story:
     """w0 and w1 in one domain, w2 in another; each with a daemon."""
     story = Story()
     for name, domain in (("w0", "a"), ("w1", "a"), ("w2", "b")):
-        story.tell(f"w.{name}", v.WorkerRegistered(name, domain, 1), daemon(name))
+        story.tell(
+            f"w.{name}", v.WorkerRegistered(worker=name, domain=domain, agent_pid=1), daemon(name)
+        )
     story.tell("r.r0", replica_started())
     return story
 
@@ -541,9 +722,12 @@ def test_i8_finds_a_daemon_that_takes_more_than_its_host_was_given() -> None:
     assert "given 999" in about(i8_budget.check(story.groups, [], given=999))
 
 
-def test_i8_counts_the_file_and_begins_anew_with_a_new_daemon() -> None:
+def test_i8_counts_the_file_and_starts_over_with_a_new_daemon() -> None:
     story = hosts()
-    both = tuple(v.HeldPrefix(f"q{n}", 0, 1, 4, 64, 640) for n in range(2))
+    both = tuple(
+        v.HeldPrefix(request=f"q{n}", child=0, attempt=1, blocks=4, tokens=64, bytes=640)
+        for n in range(2)
+    )
     story.tell("w.w1", v.CheckpointsAcknowledged("w1", "b", both))
     story.tell("w.w1", reported("w1", memory_used=900, file_used=380, file_budget=400))
     assert i8_budget.check(story.groups, []) == []
@@ -576,7 +760,18 @@ def test_i8_finds_a_holder_beside_its_primary() -> None:
 def restoring(begun: int, end: Any, tokens: int = 64) -> Story:
     """An attempt that restores `tokens` from 16 on, and then computes from `begun` on."""
     story = short()
-    story.tell("w.w0", v.RestoreStarted(1, "q1", 0, 1, "unix:/s", tokens, 16))
+    story.tell(
+        "w.w0",
+        v.RestoreStarted(
+            incarnation=1,
+            request="q1",
+            child=0,
+            attempt=1,
+            holder="unix:/s",
+            tokens=tokens,
+            first=16,
+        ),
+    )
     if end is not None:
         story.tell("w.w0", end)
     story.tell("w.w0", engine_step(v.PrefillChunkDone("q1", 1, 100 - begun, 100)))
@@ -584,11 +779,28 @@ def restoring(begun: int, end: Any, tokens: int = 64) -> Story:
 
 
 def failed(tokens: int) -> v.RestoreFailed:
-    return v.RestoreFailed(1, "q1", 0, 1, "unix:/s", tokens, "corrupt")
+    return v.RestoreFailed(
+        incarnation=1,
+        request="q1",
+        child=0,
+        attempt=1,
+        holder="unix:/s",
+        tokens=tokens,
+        reason="corrupt",
+    )
 
 
 def done(tokens: int) -> v.RestoreDone:
-    return v.RestoreDone(1, "q1", 0, 1, "unix:/s", tokens, 999, 9)
+    return v.RestoreDone(
+        incarnation=1,
+        request="q1",
+        child=0,
+        attempt=1,
+        holder="unix:/s",
+        tokens=tokens,
+        bytes=999,
+        duration_us=9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -615,8 +827,25 @@ def test_i14_leaves_out_what_the_log_cannot_tell() -> None:
     story.tell("w.w0", died())
     assert i14_no_bad_block.check(story.groups, []) == [], "it died in its restore"
     story = short()
-    story.tell("w.w0", v.RestoreStarted(1, "q1", 0, 1, "unix:/s", 64, 16), failed(32))
-    lost = v.EngineStep(1, 9, 5, 0, 0, 0, 0, 0, (v.PrefillChunkDone("q1", 1, 9, 100),), lost=3)
+    story.tell(
+        "w.w0",
+        v.RestoreStarted(
+            incarnation=1, request="q1", child=0, attempt=1, holder="unix:/s", tokens=64, first=16
+        ),
+        failed(32),
+    )
+    lost = v.EngineStep(
+        incarnation=1,
+        step=9,
+        duration_us=5,
+        batch=0,
+        sum_context=0,
+        prefill_tokens=0,
+        waiting=0,
+        kv_used=0,
+        changes=(v.PrefillChunkDone("q1", 1, 9, 100),),
+        lost=3,
+    )
     story.tell("w.w0", lost)
     assert i14_no_bad_block.check(story.groups, []) == [], "its first chunk may be lost"
 
@@ -625,7 +854,7 @@ def test_i14_leaves_out_what_the_log_cannot_tell() -> None:
 def test_i14_knows_what_others_computed_meanwhile(shared: int, fine: bool) -> None:
     story = restoring(64, failed(32))
     story.tell("r.r0", ended())
-    client = ClientRecord("q1", 200, "completed")
+    client = ClientRecord(request="q1", status=200, outcome="completed")
     found = i14_no_bad_block.check(story.groups, [client], {"q1": shared} if shared else {})
     assert (found == []) is fine
 
@@ -633,7 +862,15 @@ def test_i14_knows_what_others_computed_meanwhile(shared: int, fine: bool) -> No
 def test_i14_compares_what_restored_requests_answered() -> None:
     story = restoring(48, failed(32))
     story.tell("r.r0", ended())
-    calm = ClientRecord("calm", 200, "completed", "xy", 2, "length", [1, 2])
+    calm = ClientRecord(
+        request="calm",
+        status=200,
+        outcome="completed",
+        text="xy",
+        token_count=2,
+        finish="length",
+        tokens=[1, 2],
+    )
     calm.asked, calm.undisturbed = "a", True
     same = msgspec.structs.replace(calm, request="q1", undisturbed=False)
     assert i14_no_bad_block.check(story.groups, [calm, same]) == []
@@ -659,9 +896,16 @@ def commanded() -> Story:
     story.worker("w0")
     story.worker("w1")
     story.replica()
-    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w0")
+    )
     effects = (v.Effect("drain", "w0"),)
-    story.tell("fleet", v.EffectsDecided("c1", v.Basis(1, 0), "root: drain w0", effects))
+    story.tell(
+        "fleet",
+        v.EffectsDecided(
+            decision="c1", basis=v.Basis(1, 0), cause="root: drain w0", effects=effects
+        ),
+    )
     story.tell("w.w0", v.EffectApplied("c1", 0))
     return story
 
@@ -687,7 +931,9 @@ def test_i15_finds_an_application_by_another_worker_or_undecided() -> None:
 def test_i15_finds_one_decision_with_two_contents() -> None:
     story = commanded()
     effects = (v.Effect("restart", "w0"),)
-    story.tell("fleet", v.EffectsDecided("c1", v.Basis(1, 0), "root", effects))
+    story.tell(
+        "fleet", v.EffectsDecided(decision="c1", basis=v.Basis(1, 0), cause="root", effects=effects)
+    )
     assert "differently" in about(i15_effects_once.check(story.groups, []))
 
 
@@ -696,9 +942,13 @@ def test_i16_finds_what_is_missing_or_too_much() -> None:
     assert i16_admin_logged.check(story.groups, [], [("c1", "root")]) == []
     assert "not in the log" in about(i16_admin_logged.check(story.groups, [], [("c2", "root")]))
     assert "eve's" in about(i16_admin_logged.check(story.groups, [], [("c1", "eve")]))
-    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w0"))
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w0")
+    )
     assert i16_admin_logged.check(story.groups, []) == [], "a resend is no change"
-    story.tell("r.r0", v.AdminCommanded("c1", "root", "drain", "w1"))
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w1")
+    )
     assert "another command" in about(i16_admin_logged.check(story.groups, []))
     story = commanded()
     story.tell("fleet", v.ConfigChanged("stall.cap_us", "5", "c1"))
@@ -707,7 +957,12 @@ def test_i16_finds_what_is_missing_or_too_much() -> None:
     story.tell("fleet", v.ConfigChanged("stall.cap_us", "5"))
     assert "without a command" in about(i16_admin_logged.check(story.groups, []))
     story = commanded()
-    story.tell("r.r0", v.AdminCommanded("c2", "", "config", "stall.cap_us", "7"))
+    story.tell(
+        "r.r0",
+        v.AdminCommanded(
+            command_id="c2", principal="", command="config", target="stall.cap_us", value="7"
+        ),
+    )
     found = about(i16_admin_logged.check(story.groups, []))
     assert "no principal" in found
     assert "carried out 0 times" in found
@@ -740,13 +995,13 @@ def test_altered_log_of_a_real_run_is_found_by_name(run: Run) -> None:
     ],
 )
 def test_streams_become_records(fields: Any, outcome: str) -> None:
-    stream = Stream("r", "p", tokens=[1, 2], text="ab", **fields)
+    stream = Stream(request="r", prompt="p", tokens=[1, 2], text="ab", **fields)
     record = record_of(stream)
     assert (record.outcome, record.token_count, record.asked) == (outcome, 2, "p")
 
 
 def test_i10_grants_the_time_for_which_a_replica_stood_still() -> None:
-    client = ClientRecord("c1", status=200, gaps_ms=[15_000.0])
+    client = ClientRecord(request="c1", status=200, gaps_ms=[15_000.0])
     story = Story()
     story.replica("r0")
     story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"), ended("q1"))
@@ -761,9 +1016,18 @@ def test_i1_does_not_expect_the_word_of_a_gateway_that_was_killed_behind_the_las
     story = Story()
     story.replica("r0")
     story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"))
-    gone = v.RequestEnded("q1", "failed", 502, 0, "-", 1, "exact", detail="its gateway is gone")
+    gone = v.RequestEnded(
+        request="q1",
+        outcome="failed",
+        status=502,
+        tokens=0,
+        finish="-",
+        attempts=1,
+        verdict="exact",
+        detail="its gateway is gone",
+    )
     story.tell("fleet", gone)
-    client = ClientRecord("c1", status=200)
+    client = ClientRecord(request="c1", status=200)
     assert i1_one_terminal_event.check(story.groups, [client])
     story.replica("r0", "b2")
     assert not i1_one_terminal_event.check(story.groups, [client])
@@ -805,7 +1069,9 @@ def test_i1_knows_answers_of_a_gateway_that_died_unheard_from_their_engines() ->
             told.replica("r0", "b2")
         return told
 
-    client = ClientRecord("c2", 200, "completed", token_count=64, finish="length")
+    client = ClientRecord(
+        request="c2", status=200, outcome="completed", token_count=64, finish="length"
+    )
 
     def says(told: Story, *clients: ClientRecord) -> str:
         return " ".join(map(str, i1_one_terminal_event.check(told.groups, clients)))
@@ -835,7 +1101,9 @@ def test_i1_has_the_leader_end_what_only_an_engine_told_of() -> None:
 
     assert says(story()) == "I1 q2: has no terminal event"
     good = story()
-    end = v.RequestEnded("q2", "failed", 0, -1, "error", 1, "")
+    end = v.RequestEnded(
+        request="q2", outcome="failed", status=0, tokens=-1, finish="error", attempts=1, verdict=""
+    )
     good.tell("fleet", end)
     assert says(good) == ""
     good.tell("fleet", end)

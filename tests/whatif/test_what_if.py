@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from relume.chaos.runner.figures import quantile, real
+from relume.chaos.runner.run_statistics import quantile, real
 from relume.chaos.scenario.language import (
     Burst,
     Fault,
@@ -21,38 +21,39 @@ from relume.chaos.scenario.language import (
     Uniform,
     When,
 )
-from relume.chaos.sim.cost import load
-from relume.chaos.sim.fleet import Settings, run
-from relume.chaos.validators.records import At, Log, events_of
+from relume.chaos.sim.engine.step_cost import load
+from relume.chaos.sim.sim_fleet import Settings, run
+from relume.chaos.validators.records import Log, events_of
 from relume.chaos.whatif import asking, facts
 from relume.chaos.whatif.__main__ import main
 from relume.chaos.whatif.asking import Answer, Continuation, ask
 from relume.chaos.whatif.costs import NoCost, Paced, cost_of, off_by, paces
 from relume.chaos.whatif.facts import Facts
-from relume.chaos.whatif.figures import of_run
+from relume.chaos.whatif.outcome_statistics import of_run
 from relume.chaos.whatif.start import Start
-from relume.controlplane.cli import main as relume
-from relume.controlplane.replay.debugger_whatif import parse, what_if
-from relume.controlplane.replay.history import History, from_file
-from relume.controlplane.replica import ReplicaConfig
+from relume.controlplane.cli.relume_command import main as relume
+from relume.controlplane.replay.recorded_log import History, from_file
+from relume.controlplane.replay.what_if import parse, what_if
+from relume.controlplane.replica.loop import ReplicaConfig
 from relume.events import vocabulary as v
-from relume.policies import routing
-from relume.policies.fleet import apply_group
-from relume.policies.state import Fleet as Fold
+from relume.events.log.entries import Entry
+from relume.policies.routing import choose_worker as routing
+from relume.policies.state.fleet import Fleet as Fold
+from relume.policies.state.fold import apply_group
 
 KILLED = Path(__file__).parents[1] / "replay" / "logs" / "engine-killed.rlog"
 SKEWED = Scenario(
-    "skewed",
-    "Prompts of very different lengths, nearly more than three workers can take.",
-    Fleet(3, model="qwen3-32b", hardware="rtxpro6000x2"),
-    Traffic(Poisson(2.5), Uniform((50, 16_000), (20, 60)), requests=120),
+    name="skewed",
+    about="Prompts of very different lengths, nearly more than three workers can take.",
+    fleet=Fleet(workers=3, model="qwen3-32b", hardware="rtxpro6000x2"),
+    traffic=Traffic(arrivals=Poisson(2.5), lengths=Uniform((50, 16_000), (20, 60)), requests=120),
 )
 STRUCK = Scenario(
-    "struck",
-    "An engine dies among others that hold its blocks.",
-    Fleet(4, domains=4, checkpoint_mb=256),
-    Traffic(Poisson(40.0), Uniform((64, 600), (50, 300)), requests=220),
-    (Fault("engine-kill", When(at_s=4.0), "w1"),),
+    name="struck",
+    about="An engine dies among others that hold its blocks.",
+    fleet=Fleet(workers=4, domains=4, checkpoint_mb=256),
+    traffic=Traffic(arrivals=Poisson(40.0), lengths=Uniform((64, 600), (50, 300)), requests=220),
+    faults=(Fault(what="engine-kill", when=When(at_s=4.0), target="w1"),),
 )
 
 
@@ -63,7 +64,7 @@ def simulated(scenario: Scenario, policy: str = "least_load", seed: int = 3) -> 
 
 
 def history_of(outcome: Any) -> History:
-    return History(list(outcome.groups), "simulated")
+    return History(groups=list(outcome.groups), origin="simulated")
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +78,11 @@ def continued(answer: Answer) -> Continuation:
     return answer.continuation
 
 
-def log_of(*events: tuple[str, int, Any]) -> list[At]:
-    return [At(i, stream, 1, i, ms, event) for i, (stream, ms, event) in enumerate(events, 1)]
+def log_of(*events: tuple[str, int, Any]) -> list[Entry]:
+    return [
+        Entry(index=0, revision=i, stream=stream, epoch=1, position=i, at_ms=ms, event=event)
+        for i, (stream, ms, event) in enumerate(events, 1)
+    ]
 
 
 # --- round trips -----------------------------------------------------------------------------
@@ -170,7 +174,7 @@ def test_a_log_behind_a_snapshot(struck: History, simulations: list[tuple[Any, S
         if group.revision < revision:
             apply_group(base, group)
     later = [group for group in struck.groups if group.revision >= revision]
-    told = continued(ask(History(later, "later", base), words))
+    told = continued(ask(History(groups=later, origin="later", base=base), words))
     assert told.agreement.judged in ("close", "rough")
     assert told.recorded.broken == 0
     _, start = simulations[-1]
@@ -181,9 +185,9 @@ def test_a_log_behind_a_snapshot(struck: History, simulations: list[tuple[Any, S
 def test_commands_of_operators_are_given_again(simulations: list[tuple[Any, Start]]) -> None:
     """What operators commanded in the log they command in the continuation."""
     scenario = Scenario(
-        "drained", "An operator drains workers.", Fleet(3, domains=3, checkpoint_mb=128),
-        Traffic(Burst(6, 0.4), Fixed(200, 200), requests=60),
-        (Fault("agent-kill", When(during="effect", nth=3), "subject"),),
+        name="drained", about="An operator drains workers.", fleet=Fleet(workers=3, domains=3, checkpoint_mb=128),
+        traffic=Traffic(arrivals=Burst(6, 0.4), lengths=Fixed(200, 200), requests=60),
+        faults=(Fault(what="agent-kill", when=When(during="effect", nth=3), target="subject"),),
     )  # fmt: skip
     history = history_of(simulated(scenario))
     told = continued(ask(history, parse(["policy=round_robin"])))
@@ -195,7 +199,7 @@ def test_commands_of_operators_are_given_again(simulations: list[tuple[Any, Star
     assert len(given) > 5 and given == asked[-len(start.commands) :][: len(given)]
 
 
-def command(at: At) -> tuple[str, str] | None:
+def command(at: Entry) -> tuple[str, str] | None:
     event = at.event
     return (event.command, event.target) if type(event) is v.AdminCommanded else None
 
@@ -203,7 +207,7 @@ def command(at: At) -> tuple[str, str] | None:
 # --- real engines ----------------------------------------------------------------------------
 
 
-def test_a_log_of_real_engines_goes_on() -> None:
+def test_a_log_of_real_engines_continues() -> None:
     history = from_file(KILLED)
     words = parse(["policy=round_robin"])
     told = continued(ask(history, words))
@@ -247,7 +251,7 @@ def test_the_debugger_names_the_command(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_tokens_lie_evenly_between_what_is_known() -> None:
-    one = Facts("q", 1000, points=[(1200, 1), (2200, 101)], first_ms=1200)
+    one = Facts(request="q", arrived_ms=1000, points=[(1200, 1), (2200, 101)], first_ms=1200)
     assert [one.tokens_at(ms) for ms in (900, 1100, 1200, 1700, 2200, 9000)] == [
         0, 0, 1, 51, 101, 101,
     ]  # fmt: skip
@@ -255,12 +259,49 @@ def test_tokens_lie_evenly_between_what_is_known() -> None:
 
 def test_an_engines_word_may_come_before_the_gateways() -> None:
     route = v.RouteDecided(
-        "d", v.Basis(1, 1), "q", 1, "arrival", "new", 0, 90, "w0", 1, "least_load", "m"
+        decision="d",
+        basis=v.Basis(1, 1),
+        request="q",
+        attempt=1,
+        cause="arrival",
+        mode="new",
+        delivered=0,
+        prompt_tokens=90,
+        worker="w0",
+        incarnation=1,
+        policy="least_load",
+        model="m",
     )
     queued = v.RequestQueued("q", 1, 100)
-    step = v.EngineStep(1, 1, 10, 0, 0, 100, 0, 5, (queued, v.FirstToken("q", 1)))
-    arrived = v.RequestArrived("q", "m", "/", True, 90, 50, "exact")
-    late = v.RequestArrived("z", "m", "/", True, 90, 50, "exact")
+    step = v.EngineStep(
+        incarnation=1,
+        step=1,
+        duration_us=10,
+        batch=0,
+        sum_context=0,
+        prefill_tokens=100,
+        waiting=0,
+        kv_used=5,
+        changes=(queued, v.FirstToken("q", 1)),
+    )
+    arrived = v.RequestArrived(
+        request="q",
+        model="m",
+        route="/",
+        stream=True,
+        prompt_tokens=90,
+        max_tokens=50,
+        verdict="exact",
+    )
+    late = v.RequestArrived(
+        request="z",
+        model="m",
+        route="/",
+        stream=True,
+        prompt_tokens=90,
+        max_tokens=50,
+        verdict="exact",
+    )
     events = log_of(("w.w0", 5, step), ("r.r0", 9, arrived), ("r.r0", 9, route), ("r.r0", 10, late))
     known = facts.read(events, 3, 10, 3)
     assert known.live.keys() == {"q"}
@@ -269,13 +310,22 @@ def test_an_engines_word_may_come_before_the_gateways() -> None:
     assert facts.read(events, 1, 9, 1).live == {}, "its gateway has yet to say so"
 
 
-def steps(took_us: int, gap_ms: int, count: int = 40) -> list[At]:
+def steps(took_us: int, gap_ms: int, count: int = 40) -> list[Entry]:
     """Steps one by one of a worker that has always something to do."""
     found = []
     for n in range(count):
         prompt = 256 if n % 4 == 0 else 0
         batch = 3 + n % 3
-        event = v.EngineStep(1, n + 1, took_us, batch, 100 * batch, prompt + n * (n % 4 == 0), 1, 5)
+        event = v.EngineStep(
+            incarnation=1,
+            step=n + 1,
+            duration_us=took_us,
+            batch=batch,
+            sum_context=100 * batch,
+            prefill_tokens=prompt + n * (n % 4 == 0),
+            waiting=1,
+            kv_used=5,
+        )
         found.append(("w.w0", n * (took_us // 1000 + gap_ms), event))
     return log_of(*found)
 

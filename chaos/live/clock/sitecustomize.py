@@ -1,6 +1,6 @@
 """A wrong wall clock for one process: what stands in the file RELUME_CLOCK names, in seconds,
 is added to it. Python reads this module by itself where its directory is on PYTHONPATH, which
-is so for agents of a chaos run with a fault of clocks, and nowhere else. gRPC is told the truth:
+is so for agents of a chaos run with a fault of clocks, and nowhere else. gRPC gets the true time:
 its core, which has the deadlines it computes, reads a clock we do not reach."""
 
 import os

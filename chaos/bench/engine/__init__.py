@@ -1,0 +1,1 @@
+"""Benches of what runs beside vLLM: reports, checkpoints, restores."""

@@ -1,0 +1,1 @@
+"""Benches of the log: appends, reads, replay, validators."""

@@ -1,0 +1,1 @@
+"""Benches of a lost engine, and of a start."""

@@ -1,0 +1,1 @@
+"""Benches of load, prediction and routing."""

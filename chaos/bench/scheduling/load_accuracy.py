@@ -1,0 +1,362 @@
+"""How true a scheduler's view of load is, by where it comes from.
+
+One run of real engines under bursts is recorded (`relume.chaos.bench.scheduling.load_run`); then each way to know
+the load is worked out from the same record, at the arbitrary times at which the engines' own
+state was read: prompt tokens not computed yet, and the decode load (requests, and their tokens).
+
+(a) `polled_1s`, `polled_100ms`   the engine's own state, as last polled
+(b) `step_bound`                  statuses at the ends of steps
+(c) `event`                       statuses when anything changes
+(d) `reconciled`                  and dispatches that the engine has not confirmed
+(e) `predicted`                   and brought to the time of the question by the estimate that
+                                  workers are chosen by (prompt tokens alone)
+(f) `gateway`                     what a plain backend shows: dispatches, streamed tokens, ends
+
+The truth is what the engine holds, and what is on its way to it: dispatched, but not taken in,
+which an engine does between two steps. That is what blinds whoever only looks at engines, most
+of all at the moments of decisions, which are told apart. `own` errors are against what the
+engine holds alone. Loaded times only: a worker without work is known to all. `linger_*`: the same
+run, had writers gathered what they say for so long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field, structs
+
+from relume.chaos.bench.bench_figures import figure, percentile
+from relume.chaos.bench.failover.failover_parts import wide_model
+from relume.chaos.bench.scheduling.load_run import Load, Run, Sample, Seen, record
+from relume.events import vocabulary as v
+from relume.events.log.entries import entries_of
+from relume.events.log.interface import RevisionGroup
+from relume.policies.routing.worker_estimate import estimate_of
+from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.fold import apply_group, fold
+from relume.policies.state.overlay.receive_clock import take
+from relume.policies.state.overlay.view import View
+
+DESCRIPTION = "error of a worker's load as known by polling, events, accounts, prediction, gateways"
+POLLS = {"polled_1s": 1_000_000, "polled_100ms": 100_000}
+WAYS = (*POLLS, "step_bound", "event", "reconciled", "predicted", "gateway")
+QUANTITIES = ("prefill", "batch", "context")
+HALVED = 0.5
+LINGERS_MS = (100, 300)
+"""What writers gather for in fleets of 256 and of 1,000 workers (`log-scale`)."""
+
+Known = tuple[int, int, int]
+"""Prompt tokens not computed, requests that decode, their tokens."""
+
+
+class Errors(Struct):
+    """Absolute errors of one way, by quantity."""
+
+    of: dict[str, list[int]] = field(default_factory=lambda: {q: [] for q in QUANTITIES})
+
+    def note(self, known: Known, true: Known) -> None:
+        """One comparison."""
+        for quantity, a, b in zip(QUANTITIES, known, true, strict=True):
+            self.of[quantity].append(abs(a - b))
+
+    def mean(self, quantity: str) -> float:
+        """Of all comparisons."""
+        found = self.of[quantity]
+        return sum(found) / max(len(found), 1)
+
+    def p99(self, quantity: str) -> float:
+        """Of all comparisons."""
+        found = self.of[quantity]
+        return percentile(found, 0.99) if found else 0
+
+
+class Views:
+    """The folds of each way, brought forward together."""
+
+    def __init__(self) -> None:
+        self.step_bound, self.event, self.whole = Fleet(), Fleet(), Fleet()
+        self.views = {
+            "step_bound": View("r.r0", self.step_bound),
+            "event": View("r.r0", self.event),
+            "whole": View("r.r0", self.whole),
+        }
+        self._held: dict[str, tuple[Any, ...]] = {}
+
+    def receive(self, at_us: int, group: RevisionGroup) -> None:
+        """A group arrived."""
+        apply_group(self.whole, group)
+        view = self.views["whole"]
+        view.landed()
+        times = view.receipts
+        take(times, v.GroupsReceived(group.revision, (0, max(at_us - times.clock_us, 0))))
+        for fleet in (self.step_bound, self.event):
+            fleet.revision = group.revision
+        for entry in entries_of(group, "w."):
+            fold(self.event, entry.stream, entry.epoch, entry.event)
+            self._at_steps(entry.stream, entry.epoch, entry.event)
+
+    def _at_steps(self, stream: str, epoch: int, event: Any) -> None:
+        if type(event) is v.EngineStep:
+            held = self._held.pop(stream, ()) + event.changes
+            if not event.duration_us:
+                self._held[stream] = held
+                return
+            event = structs.replace(event, changes=held)
+        fold(self.step_bound, stream, epoch, event)
+
+    def own(self, position: int, event: Any) -> None:
+        """The replica wrote this now."""
+        if type(event) is v.GroupsReceived:
+            self.views["whole"].reach(position)
+        else:
+            self.views["whole"].own(position, event)
+
+    def known(self, way: str, worker: str, at_us: int) -> Known:
+        """What this way says of a worker now."""
+        view = self.views.get(way) or self.views["whole"]
+        found: Worker | None = view.fleet.workers.get(worker)
+        if found is None:
+            return 0, 0, 0
+        if way == "predicted":
+            return predicted_prefill(view, found, at_us), found.decoding, found.context
+        return view.load(found)[0], found.decoding, found.context
+
+
+def predicted_prefill(view: View, worker: Worker, at_us: int) -> int:
+    """Prompt tokens left at `at_us` by the estimate that workers are chosen by: as many as it
+    gives time to, of those the engine has confirmed, and all that it has not. The estimate
+    predicts nothing else of the load."""
+    estimate = estimate_of(view, worker)
+    confirmed = worker.prefill_left - worker.flight_left
+    left = max(estimate.free_at_us - at_us, 0) * 1000 // estimate.token_ns
+    return min(left, confirmed) + estimate.prefill_tokens - confirmed
+
+
+class Gateway:
+    """What a gateway counts by itself of the requests it sent to a worker."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, dict[str, Seen]] = {}
+        self._sent: dict[str, str] = {}
+
+    def sent(self, request: Seen, worker: str) -> None:
+        """A dispatch."""
+        self.open.setdefault(worker, {})[request.request] = request
+        self._sent[request.request] = worker
+
+    def known(self, worker: str, at_us: int) -> Known:
+        """Now; prompts count whole until their first token."""
+        prefill = batch = context = 0
+        here = self.open.get(worker, {})
+        for name, request in list(here.items()):
+            if request.ended_us and request.ended_us <= at_us:
+                del here[name]
+                continue
+            tokens = bisect_right(request.token_us, at_us)
+            if tokens:
+                batch += 1
+                context += request.prompt + tokens
+            else:
+                prefill += request.prompt
+        return prefill, batch, context
+
+
+def offset_us(run: Run, boot: list[Any]) -> int:
+    """The replica's clock began at this time, by when both received the same revisions."""
+    received = {group.revision: at for at, group in run.groups}
+    clock, found = 0, []
+    for event in boot:
+        if type(event) is v.GroupsReceived:
+            for at in range(0, len(event.deltas), 2):
+                clock += event.deltas[at + 1]
+                here = received.get(event.revision + event.deltas[at])
+                if here is not None and here > run.began_us:
+                    found.append(here - clock)
+    found.sort()
+    return found[len(found) // 2]
+
+
+def own_events(run: Run) -> Iterator[tuple[int, int, Any]]:
+    """(when, position, event) of the replica's own stream."""
+    told = [
+        (at, entry.position, entry.event)
+        for at, group in run.groups
+        for entry in entries_of(group, "r.r0")
+    ]
+    began = offset_us(run, [event for _, _, event in told])
+    last = 0
+    for at, position, event in told:
+        if type(event) is v.RouteDecided and event.at_us >= 0:
+            at = began + event.at_us
+        last = max(last, at if type(event) is v.RouteDecided else last)
+        yield last, position, event
+
+
+def _told(worker: str, samples: list[Sample]) -> Iterator[tuple[int, int, tuple[str, Sample]]]:
+    for sample in samples:
+        yield sample.at_us, 2, (worker, sample)
+
+
+class Compared(Struct):
+    """Errors by way: at any time, against the engine alone, at decisions; loaded samples."""
+
+    anytime: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
+    own: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
+    deciding: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
+    loaded: int = 0
+
+
+def gathered(
+    groups: list[tuple[int, RevisionGroup]], linger_us: int
+) -> list[tuple[int, RevisionGroup]]:
+    """The same as a replica would receive it if writers gathered what they say for so long."""
+    found: list[tuple[int, RevisionGroup]] = []
+    sent, due = -linger_us, 0
+    waiting: list[RevisionGroup] = []
+    for at, group in [*groups, (1 << 62, None)]:
+        if waiting and at >= due:
+            segments = tuple(segment for one in waiting for segment in one.segments)
+            owners = tuple(owner for one in waiting for owner in one.owners)
+            found.append((due, RevisionGroup(waiting[-1].revision, segments, owners)))
+            sent, waiting = due, []
+        if not waiting:
+            due = max(at, sent + linger_us)
+        if group is not None:
+            waiting.append(group)
+    return found
+
+
+def compare(run: Run, linger_us: int = 0) -> Compared:
+    """All ways, at all times; what comes by the log is gathered for `linger_us`."""
+    found = Compared()
+    sent: dict[str, int] = {}
+    views, gateway = Views(), Gateway()
+    names: dict[str, str] = {}
+    heard = gathered(run.groups, linger_us) if linger_us else run.groups
+    timeline: Iterator[tuple[int, int, Any]] = heapq.merge(
+        ((at, 0, group) for at, group in heard),
+        ((at, 1, (position, event)) for at, position, event in own_events(run)),
+        *(_told(*entry) for entry in run.samples.items()),
+        key=lambda entry: entry[:2],
+    )
+    latest: dict[str, Sample] = {}
+    polled: dict[str, dict[str, tuple[int, Sample]]] = {way: {} for way in POLLS}
+    for at, kind, what in timeline:
+        if kind == 0:
+            views.receive(at, what)
+        elif kind == 1:
+            position, event = what
+            if type(event) is v.RequestArrived:
+                names[event.request] = event.client_id
+            if type(event) is v.RouteDecided and event.worker:
+                if run.began_us <= at <= run.ended_us and event.worker in latest:
+                    true = _true(latest[event.worker], sent.get(event.worker, 0))
+                    for way in WAYS:
+                        known = _known(way, views, gateway, polled, event.worker, at)
+                        found.deciding[way].note(known, true)
+                request = run.seen.get(names.get(event.request, ""))
+                if request is not None:
+                    gateway.sent(request, event.worker)
+                tokens = event.prompt_tokens + event.delivered
+                sent[event.worker] = sent.get(event.worker, 0) + tokens
+            views.own(position, event)
+        else:
+            worker, sample = what
+            latest[worker] = sample
+            for way, period in POLLS.items():
+                number = (at - run.began_us) // period
+                if worker not in polled[way] or polled[way][worker][0] != number:
+                    polled[way][worker] = (number, sample)
+            true = _true(sample, sent.get(worker, 0))
+            alone = sample.uncomputed, sample.decoding, sample.context
+            every = [_known(way, views, gateway, polled, worker, at) for way in WAYS]
+            if any(true) or any(map(any, every)):
+                found.loaded += 1
+                for way, known in zip(WAYS, every, strict=True):
+                    found.anytime[way].note(known, true)
+                    found.own[way].note(known, alone)
+    return found
+
+
+def _true(sample: Sample, sent: int) -> Known:
+    """With what was sent and has not come."""
+    return sample.uncomputed + max(sent - sample.arrived, 0), sample.decoding, sample.context
+
+
+def _known(
+    way: str,
+    views: Views,
+    gateway: Gateway,
+    polled: dict[str, dict[str, tuple[int, Sample]]],
+    worker: str,
+    at_us: int,
+) -> Known:
+    if way in POLLS:
+        found = polled[way].get(worker)
+        return (found[1].uncomputed, found[1].decoding, found[1].context) if found else (0, 0, 0)
+    if way == "gateway":
+        return gateway.known(worker, at_us)
+    return views.known(way, worker, at_us)
+
+
+def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
+    """Figures by way, and whether the goals are met."""
+    found = compare(run)
+    figures: dict[str, Any] = {
+        "samples": figure(found.loaded, "loaded"),
+        "requests": figure(sum(s.sent_us >= run.began_us for s in run.seen.values()), "requests"),
+        "failed": figure(run.failed, "requests", 0),
+    }
+    for way in WAYS:
+        for quantity, unit in zip(QUANTITIES, ("tokens", "requests", "tokens"), strict=True):
+            errors = found.anytime[way]
+            figures[f"{way}_{quantity}_mean"] = figure(errors.mean(quantity), unit, digits=2)
+            figures[f"{way}_{quantity}_p99"] = figure(errors.p99(quantity), unit)
+    for name, by_way in (("own", found.own), ("at_decisions", found.deciding)):
+        for way, errors in by_way.items():
+            figures[f"{way}_{name}_mean"] = figure(errors.mean("prefill"), "tokens", digits=1)
+            figures[f"{way}_{name}_p99"] = figure(errors.p99("prefill"), "tokens")
+    for linger_ms in LINGERS_MS:
+        late = compare(run, linger_ms * 1000)
+        for way in ("step_bound", "reconciled", "predicted"):
+            for quantity in QUANTITIES:
+                value = late.anytime[way].mean(quantity)
+                figures[f"linger_{linger_ms}_{way}_{quantity}_mean"] = figure(value, "", digits=2)
+    met = not run.failed
+    for quantity in QUANTITIES:
+        bound = found.anytime["step_bound"].mean(quantity)
+        ratio = found.anytime["predicted"].mean(quantity) / max(bound, 1e-9)
+        figures[f"predicted_to_step_bound_{quantity}"] = figure(ratio, "ratio", HALVED)
+        met = met and ratio <= HALVED
+    return figures, met
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Entry of the bench runner."""
+    parser = argparse.ArgumentParser(
+        prog="relume-chaos bench load-accuracy", description=DESCRIPTION
+    )
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--together", action="store_true", help="all processes on all cores")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--every-s", type=float, default=2.5, help="between two bursts")
+    parser.add_argument("--each", type=float, default=5.0, help="requests of a burst")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
+    parser.add_argument("--keep", type=Path, help="write what was recorded here (pickle)")
+    args = parser.parse_args(argv)
+    load = Load(seconds=args.seconds, every_s=args.every_s, each=args.each)
+    model, apart = wide_model(args.model), not args.together
+    recorded = asyncio.run(record(model, args.workers, load, args.seed, apart))
+    if args.keep:
+        import pickle
+
+        args.keep.write_bytes(pickle.dumps(recorded))
+    figures, met = figures_of(recorded)
+    return {"bench": "load-accuracy", "met": met, "figures": figures}

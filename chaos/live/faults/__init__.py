@@ -1,0 +1,1 @@
+"""Faults on real processes, struck from outside."""

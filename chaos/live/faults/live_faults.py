@@ -1,0 +1,360 @@
+"""The faults of the catalogue on real processes: one method each, by the fault's name.
+
+A method strikes and returns what undoes it (None: nothing to undo). It raises CannotStrike
+where there was nothing to strike; then the fault has not fired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.faults import daemon_memory as memory
+from relume.chaos.live.faults.cpu_limit import Limit
+from relume.chaos.live.faults.lossy_messages import Disturbance
+from relume.chaos.live.faults.tcp_links import Link
+from relume.chaos.live.live_clients import Clients
+from relume.chaos.live.log_watch import Watch
+from relume.chaos.live.processes import signals as processes
+from relume.chaos.live.processes.fleet_host import Host
+from relume.chaos.scenario.schedule import Planned
+from relume.events.log.errors import LogError
+
+Undo = Callable[[], Awaitable[None]]
+Struck = tuple[Undo | None, str]
+"""What undoes it, and a word on what happened."""
+
+RESTART_S = 0.5
+
+
+class Faults:
+    """Strikes one run's fleet. `targets`: who is struck, roles resolved."""
+
+    def __init__(self, host: Host, watch: Watch, clients: Clients, seed: int) -> None:
+        self._host = host
+        self._watch = watch
+        self._clients = clients
+        self._rng = random.Random(f"{seed}:faults")
+        self._dead: set[int] = set()
+
+    async def strike(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        """Raises CannotStrike."""
+        act = getattr(self, "_" + planned.what.replace("-", "_"))
+        return await act(planned, targets)
+
+    def _killed(self, pids: dict[str, int]) -> str:
+        """Kill these, each once: who was killed before may still be on its way out."""
+        alive = {name: pid for name, pid in pids.items() if pid and pid not in self._dead}
+        struck = {name: pid for name, pid in alive.items() if processes.kill(pid)}
+        if not struck:
+            raise CannotStrike(f"nothing runs at {', '.join(pids)}")
+        self._dead.update(struck.values())
+        return ", ".join(f"{name} {pid}" for name, pid in struck.items())
+
+    # --- processes of a worker -----------------------------------------------------------
+
+    async def _engine_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return None, self._killed({w: self._host.engine_pid(w) for w in targets})
+
+    async def _agent_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return None, self._killed({w: self._host.agent_pid(w) for w in targets})
+
+    async def _holder_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return None, self._killed({w: self._host.daemon_pid(w) for w in targets})
+
+    async def _engine_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return await _stopped({w: self._host.engine_pid(w) for w in targets})
+
+    async def _agent_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return await _stopped({w: self._host.agent_pid(w) for w in targets})
+
+    async def _domain_loss(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        """The agent first: no process is left to record the death of the rest."""
+        host = self._host
+        lost = [w for w, domain in host.schedule.workers.items() if domain in targets]
+        said = [
+            self._killed({w: pid for w in lost if (pid := of(w))})
+            for of in (host.agent_pid, host.engine_pid, host.daemon_pid)
+            if any(map(of, lost))
+        ]
+        if not said:
+            raise CannotStrike(f"nothing runs in {', '.join(targets)}")
+        return None, f"{', '.join(lost)}: pids {'; '.join(said)}"
+
+    async def _primary_and_holder_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        fleet = self._watch.fleet
+        holders: Counter[str] = Counter()
+        for name, placed in fleet.placed.items():
+            request = fleet.requests.get(name)
+            if request is not None and request.worker in targets:
+                holders.update(placed.holders)
+        if not holders:
+            raise CannotStrike(f"no worker holds a block of {', '.join(targets)}")
+        holder = holders.most_common(1)[0][0]
+        dead = self._killed({f"holder {holder}": self._host.daemon_pid(holder)})
+        return None, f"{self._killed({w: self._host.engine_pid(w) for w in targets})}; {dead}"
+
+    async def _worker_slow(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        tasks = []
+        for worker in targets:
+            if not (pid := self._host.engine_pid(worker)):
+                raise CannotStrike(f"{worker} has no engine")
+            tasks.append(asyncio.create_task(processes.slow(pid, planned.amount or 1.0)))
+
+        async def undo() -> None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        return undo, f"{planned.amount:g} times as long"
+
+    async def _cpu_limit(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        def pids() -> list[int]:
+            host = self._host
+            found = [of(w) for w in targets for of in (host.engine_pid, host.agent_pid)]
+            return [pid for pid in (*found, *map(host.daemon_pid, targets)) if pid]
+
+        return await self._limited(planned, targets, pids)
+
+    async def _gateway_cpu_limit(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        def pids() -> list[int]:
+            return [pid for pid in map(self._replica, targets) if pid]
+
+        return await self._limited(planned, targets, pids)
+
+    async def _limited(
+        self, planned: Planned, targets: Sequence[str], pids: Callable[[], list[int]]
+    ) -> Struck:
+        limit = Limit(planned.amount or 1.0, pids)
+        if not (held := await limit.begin()):
+            await limit.end()
+            raise CannotStrike(f"nothing runs at {', '.join(targets)}")
+        return limit.end, f"{planned.amount:g} of a core each: pids {' '.join(map(str, held))}"
+
+    async def _reload_fails(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        assert self._host.forks is not None
+        for worker in targets:
+            self._host.forks.fail[worker] += round(planned.amount or 1)
+        return None, f"the next {planned.amount:g} starts"
+
+    async def _clock_jump(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        for worker in targets:
+            self._host.clock_of(worker).write_text(f"{planned.amount}")
+        return None, f"{planned.amount:g} s forward, for the agent"
+
+    async def _clock_back(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        for worker in targets:
+            self._host.clock_of(worker).write_text(f"{-(planned.amount or 0)}")
+        return None, f"{planned.amount:g} s backward, for the agent"
+
+    # --- checkpoints -----------------------------------------------------------------------
+
+    def _daemons(self, targets: Sequence[str]) -> dict[str, int]:
+        found = {w: pid for w in targets if (pid := self._host.daemon_pid(w))}
+        if not found:
+            raise CannotStrike(f"no state daemon at {', '.join(targets)}")
+        return found
+
+    async def _holder_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return await _stopped(self._daemons(targets))
+
+    async def _disk_full(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        """Of daemons that have put something in their file; it can still be read."""
+        daemons = self._daemons(targets)
+        sizes = {worker: memory.filed(pid) for worker, pid in daemons.items()}
+        if not any(sizes.values()):
+            raise CannotStrike(f"no daemon of {', '.join(targets)} has anything in a file")
+        full = [pid for worker, pid in daemons.items() if sizes[worker]]
+        for pid in full:
+            memory.fill(pid)
+
+        async def undo() -> None:
+            for pid in full:
+                memory.make_room(pid)
+
+        return undo, ", ".join(f"{worker}: {size} bytes" for worker, size in sizes.items() if size)
+
+    async def _block_corrupt(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        flipped = {
+            worker: memory.flip(pid, round(planned.amount or 1), self._rng)
+            for worker, pid in self._daemons(targets).items()
+        }
+        if not any(flipped.values()):
+            raise CannotStrike(f"no daemon of {', '.join(targets)} holds anything")
+        return None, f"bits of {_counted(flipped)} pages"
+
+    async def _dram_budget(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        share = planned.amount or 1.0
+        daemons = self._daemons(targets)
+        for worker, pid in daemons.items():
+            memory.shrink(self._host.dir / "run" / worker / "daemon.json", pid, share)
+
+        async def undo() -> None:
+            for worker, pid in daemons.items():
+                memory.shrink(self._host.dir / "run" / worker / "daemon.json", pid, 1.0)
+
+        return undo, f"{share:g} of it left"
+
+    async def _stream_loss(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return self._disturb(targets, "lost", planned.amount or 0.0)
+
+    async def _stream_duplicate(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return self._disturb(targets, "twice", planned.amount or 0.0)
+
+    async def _stream_reorder(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return self._disturb(targets, "late", planned.amount or 0.0)
+
+    def _disturb(self, targets: Sequence[str], what: str, value: object) -> Struck:
+        off = getattr(Disturbance(), what)
+        chosen = [self._host.disturbers[w] for w in targets]
+        for disturber in chosen:
+            setattr(disturber.disturb, what, value)
+
+        async def undo() -> None:
+            for disturber in chosen:
+                setattr(disturber.disturb, what, off)
+
+        return undo, f"{value} of the messages with blocks {what}"
+
+    # --- links ----------------------------------------------------------------------------
+
+    async def _cut(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        """One way: what the target sends. The way to etcd is opened by the target, the way
+        to a gateway by the gateway."""
+        one_way = planned.what == "cut-one-way"
+        if planned.peer == "holder":
+            return self._disturb(targets, "cut", ("to",) if one_way else ("to", "fro"))
+        links = self._links(planned, targets)
+        ways = ("to" if planned.peer == "etcd" else "fro",) if one_way else ()
+        for link in links:
+            link.cut(*ways)
+
+        async def undo() -> None:
+            for link in links:
+                link.mend()
+
+        return undo, f"to {planned.peer}"
+
+    _cut_one_way = _cut
+
+    async def _link_slow(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        links = self._links(planned, targets)
+        for link in links:
+            link.delay_s = (planned.amount or 0.0) / 1000
+
+        async def undo() -> None:
+            for link in links:
+                link.delay_s = 0.0
+
+        return undo, f"to {planned.peer}, {planned.amount:g} ms each way"
+
+    async def _frame_cut(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        for worker in targets:
+            self._host.gateway_links[worker][0].tear(self._rng.randrange)
+        return None, "within the next frame"
+
+    def _links(self, planned: Planned, targets: Sequence[str]) -> list[Link]:
+        named = self._host.etcd_links if planned.peer == "etcd" else self._host.gateway_links
+        return [link for worker in targets for link in named[worker]]
+
+    # --- control plane and etcd -----------------------------------------------------------
+
+    async def _gateway_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return None, self._killed({r: self._replica(r) for r in targets})
+
+    async def _leader_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return await _stopped({r: self._replica(r) for r in targets})
+
+    def _replica(self, name: str) -> int:
+        child = self._host.children[name]
+        return child.pid if child.alive else 0
+
+    async def _etcd_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        etcd = self._host.etcd
+        for member in targets:
+            etcd.kill(member)
+
+        async def undo() -> None:
+            await asyncio.gather(*(etcd.restart(member) for member in targets))
+
+        if planned.for_ns is None:
+            # As a supervisor of it would.
+            await asyncio.sleep(RESTART_S)
+            await undo()
+            return None, f"started again after {RESTART_S} s"
+        return undo, ""
+
+    async def _etcd_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        return await _stopped({m: self._host.etcd.pid(m) for m in targets})
+
+    async def _etcd_quota(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        """What the control plane's own way out lifts is lifted."""
+        etcd = self._host.etcd
+        try:
+            await etcd.fill()
+        except LogError as error:
+            raise CannotStrike(f"etcd does not answer: {error}") from None
+
+        async def undo() -> None:
+            with suppress(LogError):
+                await etcd.empty()
+
+        return undo, "by the alarm of a full database"
+
+    async def _disk_slow(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        strace = shutil.which("strace")
+        if strace is None:
+            raise CannotStrike("no strace")
+        delay_us = round(1000 * (planned.amount or 0))
+        calls = "fsync,fdatasync"
+        tracers = [
+            await asyncio.create_subprocess_exec(
+                strace, "-f", "-qq", "-e", f"trace={calls}",
+                "-e", f"inject={calls}:delay_enter={delay_us}",
+                "-o", "/dev/null", "-p", str(self._host.etcd.pid(member)),
+            )
+            for member in targets
+        ]  # fmt: skip
+
+        async def undo() -> None:
+            for tracer in tracers:
+                with suppress(ProcessLookupError):
+                    tracer.terminate()
+            for tracer in tracers:
+                await tracer.wait()
+
+        await asyncio.sleep(0.2)
+        if any(tracer.returncode is not None for tracer in tracers):
+            await undo()
+            raise CannotStrike("strace may not follow etcd")
+        return undo, f"{planned.amount:g} ms a call"
+
+    # --- clients ---------------------------------------------------------------------------
+
+    async def _client_gone(self, planned: Planned, targets: Sequence[str]) -> Struck:
+        known = self._watch.clients
+        left = [name for name in targets if self._clients.hang_up(known.get(name, name))]
+        if not left:
+            raise CannotStrike("its client has its answer already")
+        return None, ""
+
+
+async def _stopped(pids: dict[str, int]) -> Struck:
+    stopped = {name: pid for name, pid in pids.items() if pid and await processes.stop(pid)}
+    if not stopped:
+        raise CannotStrike(f"nothing runs at {', '.join(pids)}")
+
+    async def undo() -> None:
+        for pid in stopped.values():
+            processes.go_on(pid)
+
+    return undo, ", ".join(f"{name} {pid}" for name, pid in stopped.items())
+
+
+def _counted(flipped: dict[str, int]) -> str:
+    return ", ".join(f"{count} at {worker}" for worker, count in flipped.items())

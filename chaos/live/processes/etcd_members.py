@@ -1,0 +1,158 @@
+"""An etcd of one or more members on loopback, whose members can be struck one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+from aetcd import rpc
+
+from relume.chaos.live.errors import LiveError
+from relume.chaos.live.processes.signals import kill
+from relume.chaos.memory_folder import memory_folder
+from relume.controlplane.local.child_processes import Child, free_port
+from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.maintenance import NOSPACE, Maintenance
+from relume.events.log.errors import LogError
+
+HEARTBEAT_MS = 50
+"""Elections within a second; etcd then grants leases of a second and more."""
+
+HEALTHY_S = 60.0
+
+
+class Etcd:
+    """An async context manager: inside, all members answer; outside, nothing is left.
+
+    Data lies in memory where it can: fsync costs nothing there. `quota_bytes` 0: etcd's own.
+    """
+
+    def __init__(self, members: int, quota_bytes: int = 0) -> None:
+        self.names = tuple(f"e{index}" for index in range(members))
+        self._quota_bytes = quota_bytes
+        self._client_ports = [free_port() for _ in self.names]
+        self._peer_ports = [free_port() for _ in self.names]
+        self._children: dict[str, Child] = {}
+        self._dir = Path()
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """`host:port` of every member."""
+        return tuple(f"127.0.0.1:{port}" for port in self._client_ports)
+
+    def endpoint(self, name: str) -> str:
+        return self.endpoints[self.names.index(name)]
+
+    def pid(self, name: str) -> int:
+        return self._children[name].pid
+
+    async def __aenter__(self) -> Self:
+        self._dir = Path(tempfile.mkdtemp(prefix="relume-chaos-etcd-", dir=memory_folder()))
+        try:
+            for name in self.names:
+                self._start(name)
+            await self.healthy()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for child in self._children.values():
+            if child.alive:
+                child.kill()
+        for child in self._children.values():
+            await asyncio.to_thread(child.process.wait)
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _start(self, name: str) -> None:
+        binary = os.environ.get("RELUME_ETCD") or shutil.which("etcd")
+        if binary is None:
+            raise LiveError("no etcd found: set RELUME_ETCD to its path")
+        index = self.names.index(name)
+        client = f"http://127.0.0.1:{self._client_ports[index]}"
+        peer = f"http://127.0.0.1:{self._peer_ports[index]}"
+        all_peers = zip(self.names, self._peer_ports, strict=True)
+        argv = [
+            binary, "--name", name, "--data-dir", str(self._dir / name),
+            "--listen-client-urls", client, "--advertise-client-urls", client,
+            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--initial-cluster", ",".join(f"{n}=http://127.0.0.1:{p}" for n, p in all_peers),
+            "--heartbeat-interval", str(HEARTBEAT_MS), "--election-timeout", str(10 * HEARTBEAT_MS),
+            "--quota-backend-bytes", str(self._quota_bytes), "--log-level", "error",
+        ]  # fmt: skip
+        self._children[name] = Child.start(name, argv, self._dir / f"{name}.log")
+
+    async def healthy(self, names: Sequence[str] = ()) -> None:
+        """Wait until these members (default: all) answer. Raises LiveError."""
+        deadline = time.monotonic() + HEALTHY_S
+        for name in names or self.names:
+            while not await self._answers(name):
+                if not self._children[name].alive:
+                    raise LiveError(f"etcd {name} ended: {self._children[name].tail()}")
+                if time.monotonic() > deadline:
+                    raise LiveError(f"etcd {name} does not answer: {self._children[name].tail()}")
+                await asyncio.sleep(0.05)
+
+    async def _answers(self, name: str) -> bool:
+        timeout = aiohttp.ClientTimeout(total=2)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                async with session.get(f"http://{self.endpoint(name)}/health") as answer:
+                    return b"true" in await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def leader(self) -> str:
+        """The member that leads; the first one where none says so."""
+        timeout = aiohttp.ClientTimeout(total=2)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            for name in self.names:
+                try:
+                    async with session.get(f"http://{self.endpoint(name)}/metrics") as answer:
+                        if b"\netcd_server_is_leader 1\n" in await answer.read():
+                            return name
+                except (aiohttp.ClientError, TimeoutError, OSError):
+                    continue
+        return self.names[0]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a member; its data stays."""
+        kill(self.pid(name))
+        self._children[name].process.wait()
+
+    async def restart(self, name: str) -> None:
+        """Start a killed member again on its data; one that runs stays."""
+        if not self._children[name].alive:
+            self._start(name)
+        await self.healthy((name,))
+
+    async def fill(self) -> None:
+        """Raise the alarm of a full database at every member: puts and lease grants are
+        refused. Raises LogError."""
+        async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
+            for member in (await Maintenance(client).space()).members:
+                request = rpc.AlarmRequest(action=1, memberID=member.member, alarm=NOSPACE)
+                await client.call("Alarm", request)
+
+    async def full(self) -> bool:
+        """Whether any member has raised an alarm; False if none answers."""
+        async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
+            try:
+                return any(m.full for m in (await Maintenance(client).space()).members)
+            except LogError:
+                return False
+
+    async def empty(self) -> None:
+        """Lift the alarm. Raises LogError."""
+        async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
+            maintenance = Maintenance(client)
+            await maintenance.disarm(await maintenance.space())

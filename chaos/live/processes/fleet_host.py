@@ -1,0 +1,207 @@
+"""The fleet of one run: each worker's links, forks and clock in the run's hands.
+
+Only what a scenario strikes is put in between: a fleet without link faults has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from relume.chaos.live.faults.lossy_messages import Disturber
+from relume.chaos.live.faults.tcp_links import Link
+from relume.chaos.live.processes.engine_forks import Forks
+from relume.chaos.live.processes.etcd_members import Etcd
+from relume.chaos.live.scale import LEASE_S
+from relume.chaos.scenario.language import Fleet
+from relume.chaos.scenario.schedule import Planned, Schedule
+from relume.controlplane.local.child_processes import free_port
+from relume.controlplane.local.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
+from relume.controlplane.local.orphans import daemons
+
+CLOCK = Path(__file__).parents[1] / "clock"
+_BLOCKS = ("stream-loss", "stream-duplicate", "stream-reorder")
+NEVER = ("--snapshot-every-s", "1000000", "--snapshot-every-revisions", "100000000")
+"""The log of a run stays whole in etcd, unless etcd is full."""
+
+
+class Host(LocalFleet):
+    """A local fleet of which parts can be struck. `etcd`: where its log lies, under `prefix`.
+
+    `etcd_links`: of each worker to each member; `gateway_links`: to its engine and to its
+    agent's notices; `disturbers`: in front of each worker's state daemon; `forks`: what starts
+    engines; each empty or None where no fault of `faults` needs it.
+    """
+
+    def __init__(
+        self,
+        options: FleetOptions,
+        schedule: Schedule,
+        etcd: Etcd,
+        prefix: str,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(options, say)
+        self.schedule = schedule
+        self.etcd = etcd
+        self.prefix = prefix
+        self.etcd_links: dict[str, list[Link]] = {}
+        self.gateway_links: dict[str, list[Link]] = {}
+        self.disturbers: dict[str, Disturber] = {}
+        self.forks: Forks | None = None
+        self._clocks = any(f.what in ("clock-jump", "clock-back") for f in schedule.faults)
+        self._ports: dict[str, tuple[int, int]] = {}
+        self._stack = AsyncExitStack()
+
+    async def _start(self) -> None:
+        try:
+            await self._interpose(self.schedule.faults)
+            await super()._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """End everything of this run."""
+        await super().stop()
+        await self._stack.aclose()
+
+    async def _interpose(self, faults: Sequence[Planned]) -> None:
+        whats = {f.what for f in faults}
+        peers = {f.peer for f in faults}
+        for index, name in enumerate(self.schedule.workers):
+            if "etcd" in peers:
+                links = [Link(endpoint) for endpoint in self.etcd.endpoints]
+                self.etcd_links[name] = [await self._stack.enter_async_context(x) for x in links]
+            if "gateway" in peers or "frame-cut" in whats:
+                host = f"127.0.1.{index + 1}"
+                self._ports[name] = free_port(), free_port()
+                links = [Link(f"127.0.0.1:{port}", host, port) for port in self._ports[name]]
+                self.gateway_links[name] = [await self._stack.enter_async_context(x) for x in links]
+            if "holder" in peers or whats & set(_BLOCKS):
+                link = await self._stack.enter_async_context(Disturber())
+                self.disturbers[name] = link
+        if self.disturbers:
+            self.options = msgspec.structs.replace(
+                self.options,
+                checkpoint_link="plain",
+                checkpoint_advertise=tuple(f"127.0.0.1:{d.port}" for d in self.disturbers.values()),
+            )
+        if "reload-fails" in whats:
+            path = self.dir / "forks.sock"
+            self.forks = await self._stack.enter_async_context(Forks(path, self.options.zygote))
+
+    def _prepare_checkpoints(self) -> None:
+        super()._prepare_checkpoints()
+        if self.checkpoints is not None:
+            for disturber, port in zip(
+                self.disturbers.values(), self.checkpoints.ports, strict=False
+            ):
+                disturber.target = port
+
+    def agent_flags(self, index: int) -> list[str]:
+        """Its domain, its way to the log, and the links it is reached by."""
+        name = f"w{index}"
+        endpoints = self.etcd.endpoints
+        if links := self.etcd_links.get(name):
+            endpoints = tuple(link.endpoint for link in links)
+        # Niced, a restart would not be over before the traffic is, on two busy cores.
+        flags = ["--domain", self.schedule.workers[name], "--restart-nice", "0"]
+        flags += ["--etcd", f"http://{','.join(endpoints)}{self.prefix}"]
+        if links := self.gateway_links.get(name):
+            engine, notices = self._ports[name]
+            flags += ["--advertise-host", links[0].host]
+            flags += ["--engine-port", str(engine), "--notice-port", str(notices)]
+        if self.options.checkpoint_file_mb:
+            flags += ["--checkpoint-cold-after-s", "0"]
+        if self.forks is not None:
+            flags += ["--zygote", str(self.forks.path)]
+        return flags
+
+    def agent_env(self, index: int) -> dict[str, str]:
+        """Where its clock's error is read, if a fault sets clocks wrong."""
+        if not self._clocks:
+            return ENGINE_ENV
+        path = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH", ""))))
+        return {**ENGINE_ENV, "PYTHONPATH": path, "RELUME_CLOCK": str(self.clock_of(f"w{index}"))}
+
+    def clock_of(self, worker: str) -> Path:
+        """The file that says by how many seconds the clock of a worker's host is wrong."""
+        return self.dir / "run" / f"{worker}.clock"
+
+    # --- targets to strike ------------------------------------------------------------------
+
+    def engine_pid(self, worker: str) -> int:
+        """The engine its agent has recorded; 0 when there is none. Not from the log, which
+        may be away."""
+        record = self._state(worker).get("engine")
+        return record["process"][0] if record else 0
+
+    def agent_pid(self, worker: str) -> int:
+        """0 when it is dead."""
+        child = self.children[worker]
+        return child.pid if child.alive else 0
+
+    def daemon_pid(self, worker: str) -> int:
+        """Its host's state daemon; 0 when there is none."""
+        record = self._state(worker).get("daemon")
+        pid = record["process"][0] if record else 0
+        return pid if pid in daemons(self.dir / "run") else 0
+
+    def _state(self, worker: str) -> dict:
+        try:
+            return json.loads((self.dir / "run" / worker / "state.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+
+    def pids(self) -> list[int]:
+        """Of all that this run started and that lives."""
+        found = [child.pid for child in self.children.values() if child.alive]
+        found += [pid for name in self.schedule.workers if (pid := self.engine_pid(name))]
+        return found + daemons(self.dir / "run")
+
+
+def options_of(
+    schedule: Schedule,
+    directory: Path,
+    model: Path,
+    zygote: str,
+    etcd: Etcd,
+    prefix: str,
+    fleet: Fleet,
+) -> FleetOptions:
+    """What `Host` starts for a schedule of `fleet`."""
+    endpoints = ",".join(etcd.endpoints)
+    waiting = [f"{name}={value}" for name, value in fleet.waiting.items()]
+    waiting = ["--waiting-limits", ",".join(waiting)] if waiting else []
+    return FleetOptions(
+        workers=len(schedule.workers),
+        replicas=len(schedule.control_planes),
+        state_dir=str(directory),
+        model=str(model),
+        port=0,
+        admin_port=0,
+        lease_ttl_s=LEASE_S,
+        etcd=endpoints,
+        zygote=zygote,
+        ready_timeout_s=120.0,
+        checkpoint_mb=fleet.checkpoint_mb,
+        checkpoint_file_mb=fleet.checkpoint_file_mb,
+        replica_args=("--prefix", prefix, *NEVER, *waiting),
+    )
+
+
+async def gone(pids: Sequence[int], timeout_s: float = 10.0) -> list[int]:
+    """Wait until none of these processes is left; those that are."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        if asyncio.get_running_loop().time() > deadline:
+            break
+        await asyncio.sleep(0.05)
+    return left

@@ -1,0 +1,92 @@
+"""What outlives a run: the process engines are forked from, an etcd of each size, and what
+undisturbed answers are.
+
+None of it remembers anything of a run that another could see: a run's log stands under a key
+prefix of its own, and its agents, engines, daemons and replicas are its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+from relume.chaos.live.errors import LiveError
+from relume.chaos.live.processes.etcd_members import Etcd
+from relume.chaos.validators.records import ClientRecord
+from relume.controlplane.local.child_processes import Child
+from relume.controlplane.local.local_fleet import ENGINE_ENV, zygote_argv
+
+ZYGOTE_S = 180.0
+MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny"))
+
+
+class Bed:
+    """An async context manager; outside it nothing is left. `say` receives progress.
+    `zygote`: socket of a running one to use instead of starting one. `known`: undisturbed
+    answers, by what was asked."""
+
+    def __init__(
+        self, say: Callable[[str], None] = print, model: Path = MODEL, zygote: str = ""
+    ) -> None:
+        self.model = model.absolute()
+        self.directory = Path()
+        self.zygote = zygote
+        self.known: dict[str, ClientRecord] = {}
+        self._say = say
+        self._stack = AsyncExitStack()
+        self._etcds: dict[int, Etcd] = {}
+        self._runs = 0
+
+    async def __aenter__(self) -> Self:
+        if not self.model.exists():
+            raise LiveError(f"no model at {self.model}: run `make models`")
+        self.directory = Path(tempfile.mkdtemp(prefix="relume-chaos-"))
+        self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        try:
+            if not self.zygote:
+                await self._start_zygote()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _start_zygote(self) -> None:
+        self.zygote = str(self.directory / "z.sock")
+        log = self.directory / "zygote.log"
+        child = Child.start("zygote", zygote_argv(self.zygote), log, ENGINE_ENV)
+        self._stack.push_async_callback(child.stop)
+        self._say("the process engines are forked from imports vLLM")
+        deadline = time.monotonic() + ZYGOTE_S
+        while not Path(self.zygote).exists():
+            if not child.alive or time.monotonic() > deadline:
+                raise LiveError(f"no engine can be forked: {child.tail()}")
+            await asyncio.sleep(0.1)
+
+    async def etcd(self, members: int) -> Etcd:
+        """The etcd with `members` members, healthy; it is started when first asked for."""
+        if members not in self._etcds:
+            self._etcds[members] = await self._stack.enter_async_context(Etcd(members))
+        await self._etcds[members].healthy()
+        return self._etcds[members]
+
+    def discard(self, members: int) -> None:
+        """Give this etcd to no run any more: its state is unknown."""
+        self._etcds.pop(members, None)
+
+    def place(self, name: str) -> tuple[Path, str]:
+        """A directory and a key prefix that no run had before."""
+        self._runs += 1
+        # Short: sockets lie in it.
+        path = self.directory / f"{self._runs}"
+        path.mkdir()
+        return path, f"/chaos/{self._runs}-{name}"

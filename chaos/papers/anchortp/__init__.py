@@ -1,0 +1,1 @@
+"""AnchorTP's published results beside ours."""

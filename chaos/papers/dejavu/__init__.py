@@ -1,0 +1,1 @@
+"""DéjàVu's published results beside ours."""

@@ -1,0 +1,1 @@
+"""LUMEN's published results beside ours."""

@@ -1,0 +1,102 @@
+"""Holders that die with those whose blocks they hold: one or two of each, at random or by rack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+from relume.chaos.papers.lumen.parts.lumen_study import INPUTS, RECOVERY, Study
+from relume.chaos.papers.lumen.parts.study_runs import Case
+from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.sampling import Sampling
+
+WORKERS, RACKS = 8, 4
+WHOM = {
+    "any": "any two",
+    "rack": "a rack of two",
+    "neighbours": "a rack that nobody was told of",
+}
+
+
+def cases() -> Mapping[str, Case]:
+    """Two of eight lost with their daemons."""
+    found = {}
+    for whom, rule, holders in product(WHOM, ("lumen", "ours"), (1, 2)):
+        if (whom, rule) == ("neighbours", "lumen"):
+            continue
+        racks = RACKS if whom != "neighbours" else 0
+        case = Case(
+            rules=rule,
+            workers=WORKERS,
+            seed=0,
+            whom=whom,
+            daemons=True,
+            holders=holders,
+            racks=racks,
+            short=True,
+        )
+        found[f"{WHOM[whom]}, {rule}, holders: {holders}"] = case
+    found["a rack that nobody was told of, fixed neighbour"] = Case(
+        rules="neighbour", workers=WORKERS, seed=0, whom="neighbours", daemons=True, short=True
+    )
+    return found
+
+
+def run(sampling: Sampling) -> Found:
+    """Who is lost, by how many holders."""
+    study = Study(sampling, cases())
+    lines = study.table(RECOVERY)
+    for whom, rule in product(WHOM.values(), ("lumen", "ours")):
+        of = f"{whom}, {rule}, holders: "
+        if of + "1" not in study.runs:
+            continue
+        lines.append(study.over(f"two holders / one, {whom}, {rule}", of + "2", of + "1"))
+    figures = {
+        "rack": study.value("restored", "a rack of two, ours, holders: 1"),
+        "one": study.value("restored", "any two, ours, holders: 1"),
+        "two": study.value("restored", "any two, ours, holders: 2"),
+    }
+    return Found(figures, tuple(lines))
+
+
+TAIL = (
+    "what is in no full block of an engine yet, or not yet sent, when it dies, is with nobody; and "
+    "what is computed sooner than restored is computed."
+)
+PLANNED = "with one holder, about a seventh of the blocks of two lost workers lies with the other. "
+
+RESULT = Result(
+    name="lumen-holders",
+    about="holders lost with their primaries, one and two holders, 8 workers, two lost",
+    source="LUMEN; question of the review",
+    published=(
+        Published(
+            key="rack",
+            what="restored, a known rack lost, one holder",
+            value=1.0,
+            within=0.1,
+            because=TAIL,
+        ),
+        Published(
+            key="one",
+            what="restored, any two lost, one holder",
+            value=6 / 7,
+            within=0.1,
+            because=PLANNED + TAIL,
+        ),
+        Published(
+            key="two",
+            what="restored, any two lost, two holders",
+            value=1.0,
+            within=0.1,
+            because=TAIL,
+        ),
+    ),
+    run=run,
+    sample=True,
+    inputs=(
+        *INPUTS,
+        "The review names no figures: 'published' is what one expects, 1 or, with one holder "
+        "chosen among seven, six sevenths.",
+    ),
+)

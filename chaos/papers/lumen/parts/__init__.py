@@ -1,0 +1,1 @@
+"""What the reproductions of LUMEN share."""

@@ -1,0 +1,154 @@
+"""What `relume-chaos fuzz` shows: progress while it runs, a summary at the end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relume.chaos.columns import columns
+from relume.chaos.runner.fuzz import INTERRUPTED, TIME_OVER, Asked, Ran, Tally, asked, fuzz, usable
+
+_EVERY_S = 0.5
+_EVERY_S_IN_A_FILE = 15.0
+_SEEDS_SHOWN = 5
+
+
+class Progress:
+    """One line that is written over, or, without a terminal, a line now and then."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._began = self._told = time.monotonic()
+        self._watched = sys.stderr.isatty()
+        self.done = self.failed = self.inconclusive = 0
+
+    def seen(self, given: Asked, ran: Ran, _tallies: dict[str, Tally]) -> None:
+        """A run has ended."""
+        self.done += 1
+        self.failed += ran.result == "failed"
+        self.inconclusive += ran.result == "inconclusive"
+        now = time.monotonic()
+        if ran.result == "failed":
+            self.clear()
+            reason = ran.why[0] if ran.why else ", ".join(ran.signature)
+            print(f"FAILED {given.given} seed {given.seed}: {reason}", file=sys.stderr)
+        if now - self._told >= (_EVERY_S if self._watched else _EVERY_S_IN_A_FILE):
+            self._told = now
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        rate = self.done / (now - self._began)
+        left_s = (self._total - self.done) / rate
+        line = (
+            f"{self.done}/{self._total} runs, {rate:.1f}/s, {left_s:.0f} s left, "
+            f"{self.failed} failed, {self.inconclusive} inconclusive"
+        )
+        end = "" if self._watched else "\n"
+        print(f"\r\x1b[K{line}" if self._watched else line, end=end, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._watched:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def fuzz_command(given: argparse.Namespace) -> int:
+    """`relume-chaos fuzz`. Raises ScenarioError."""
+    names, waiting = usable([name for name in given.scenarios.split(",") if name])
+    if not names:
+        print(f"not yet applicable: {', '.join(waiting)}")
+        return 2
+    progress = Progress(given.seeds)
+    began = time.monotonic()
+    runs = asked(names, given.first, given.seeds, given.limit, given.out)
+    tallies, early = fuzz(runs, given.jobs, given.for_s, progress.seen)
+    progress.clear()
+    took_s = time.monotonic() - began
+    if given.json:
+        print(msgspec.json.encode(summary(tallies, waiting, early, took_s)).decode())
+    else:
+        print("\n".join(summary_lines(tallies, waiting, early, took_s, given.out)))
+    if any(tally.failed for tally in tallies.values()):
+        return 1
+    asked_for = early in ("", INTERRUPTED, TIME_OVER)
+    return 0 if asked_for and any(tally.passed for tally in tallies.values()) else 2
+
+
+def summary(
+    tallies: dict[str, Tally], waiting: list[str], early: str, took_s: float
+) -> dict[str, Any]:
+    """All of it, for programs."""
+    return {
+        "runs": sum(tally.runs for tally in tallies.values()),
+        "passed": sum(tally.passed for tally in tallies.values()),
+        "failed": sum(tally.failed for tally in tallies.values()),
+        "inconclusive": sum(tally.inconclusive for tally in tallies.values()),
+        "took_s": round(took_s, 3),
+        "ended_early": early,
+        "not_yet_applicable": waiting,
+        "scenarios": tallies,
+    }
+
+
+def summary_lines(
+    tallies: dict[str, Tally], waiting: list[str], early: str, took_s: float, out: Path
+) -> Iterator[str]:
+    """All of it, for people."""
+    rows = [["scenario", "runs", "passed", "failed", "inconcl.", "s/run", "events", "fleet s"]]
+    for name in sorted(tallies):
+        tally = tallies[name]
+        counts = tally.runs, tally.passed, tally.failed, tally.inconclusive
+        each_s = f"{tally.took_s / max(tally.runs, 1):.2f}"
+        rows.append(
+            [name, *map(str, counts), each_s, f"{tally.events:,}", f"{tally.virtual_s:,.0f}"]
+        )
+    yield from columns(rows, right=range(1, 8))
+    for name in sorted(tallies):
+        yield from _doubts(name, tallies[name])
+    for name in sorted(tallies):
+        yield from _failures(name, tallies[name])
+    whole = summary(tallies, waiting, early, took_s)
+    yield ""
+    if waiting:
+        yield f"not yet applicable: {', '.join(waiting)}"
+    if whole["failed"]:
+        yield f"failures are kept in {out}: relume-chaos report FOLDER --html FILE"
+    rate = whole["runs"] / took_s if took_s else 0.0
+    yield (
+        f"{whole['runs']} runs in {took_s:.1f} s ({rate:.1f}/s): {whole['passed']} passed, "
+        f"{whole['failed']} failed, {whole['inconclusive']} inconclusive"
+        + (f"; ended early: {early}" if early else "")
+    )
+
+
+def _doubts(name: str, tally: Tally) -> Iterator[str]:
+    by_reason: dict[str, list[int]] = {}
+    for seed, reason in tally.doubtful:
+        by_reason.setdefault(reason, []).append(seed)
+    for reason, seeds in by_reason.items():
+        yield f"inconclusive {name}: {reason} (seeds {_seeds(seeds)})"
+
+
+def _failures(name: str, tally: Tally) -> Iterator[str]:
+    by_kind: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+    for seed, signature, reason in tally.failing:
+        by_kind.setdefault(signature, []).append((seed, reason))
+    for signature, found in by_kind.items():
+        seeds = sorted(seed for seed, _ in found)
+        first = min(found)
+        yield ""
+        yield f"FAILED {name}: {', '.join(signature)} (seeds {_seeds(seeds)})"
+        yield f"  {first[1]}"
+        yield f"  relume-chaos run {name} --seed {first[0]}"
+        yield f"  relume-chaos shrink {name} --seed {first[0]}"
+
+
+def _seeds(seeds: list[int]) -> str:
+    shown = ", ".join(map(str, sorted(seeds)[:_SEEDS_SHOWN]))
+    return shown + (f" and {len(seeds) - _SEEDS_SHOWN} more" if len(seeds) > _SEEDS_SHOWN else "")

@@ -1,0 +1,1 @@
+"""A kept run shown as text, JSON or a page."""

@@ -1,0 +1,105 @@
+"""Figures of a run (`relume.chaos.scenario.catalogue.FIGURES`), from its clients and its log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from relume.chaos.outcome import History, Outcome
+from relume.chaos.scenario.schedule import Request
+from relume.chaos.validators.promises.i10_recovery_bound import recoveries
+from relume.chaos.validators.records import Log, courses
+from relume.events.vocabulary.enums import RequestOutcome
+
+MS = 1e6
+"""Nanoseconds in a millisecond."""
+REFUSED = (429, 503)
+
+
+def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
+    """Every figure by name; None where the run gives no value for it (nothing was lost, no
+    token came). A stream is broken that did not end with a whole answer, regardless of which side
+    ended it. What only shows what answers should be is not counted."""
+    histories = real(run)
+    asked = {request.name: request for request in run.schedule.requests}
+    refused = sum(h.record.status in REFUSED and not h.record.token_count for h in histories)
+    broken = sum(h.record.outcome != RequestOutcome.COMPLETED for h in histories)
+    ttft = [(h.first_ns - h.sent_ns) / MS for h in histories if h.first_ns is not None]
+    gaps = [max(h.record.gaps_ms) for h in histories if h.record.gaps_ms]
+    back = [float(one.back_ms - one.begun_ms) for one in recoveries(log) if one.resumed]
+    sent = [h.sent_ns for h in histories]
+    last = [h.last_ns for h in histories if h.last_ns is not None]
+    return {
+        "requests": len(histories),
+        "faults_fired": len({fired.name for fired in run.fired}),
+        "broken_streams": broken,
+        "refused_streams": refused,
+        "lost_streams": broken - refused,
+        "moved_streams": _moved(log),
+        "ttft_ms_mean": mean(ttft),
+        "ttft_ms_p99": quantile(ttft, 0.99),
+        "ttft_ms_p99_interactive": quantile(_ttft_of(histories, asked, "interactive"), 0.99),
+        "ttft_ms_p99_batch": quantile(_ttft_of(histories, asked, "batch"), 0.99),
+        "tenant_fairness": _fairness(histories, asked),
+        "tpot_ms_mean": mean([p for h in histories if (p := tpot_ms(h)) is not None]),
+        "gap_ms_p99": quantile(gaps, 0.99),
+        "recovery_ms_p99": quantile(back, 0.99),
+        "makespan_s": (max(last) - min(sent)) / 1e9 if last else None,
+    }
+
+
+def _ttft_of(histories: Sequence[History], asked: Mapping[str, Request], tier: str) -> list[float]:
+    return [
+        (h.first_ns - h.sent_ns) / MS
+        for h in histories
+        if h.first_ns is not None and h.request in asked and asked[h.request].tier == tier
+    ]
+
+
+def _fairness(histories: Sequence[History], asked: Mapping[str, Request]) -> float | None:
+    """What the tenant worst off was served, in tokens, to the least of an equal part and of all
+    it asked for; None: there are no two."""
+    served: dict[str, int] = {}
+    wanted: dict[str, int] = {}
+    for history in histories:
+        request = asked.get(history.request)
+        if request is not None and request.tenant:
+            tokens = request.prompt_tokens + request.output_tokens
+            wanted[request.tenant] = wanted.get(request.tenant, 0) + tokens
+            if history.record.outcome == RequestOutcome.COMPLETED:
+                served[request.tenant] = served.get(request.tenant, 0) + tokens
+    if len(wanted) < 2:
+        return None
+    part = sum(served.values()) / len(wanted)
+    return min(served.get(name, 0) / max(min(part, all_), 1) for name, all_ in wanted.items())
+
+
+def real(run: Outcome) -> list[History]:
+    """Its requests without those that show what an undisturbed answer is."""
+    return [history for history in run.histories if not history.record.undisturbed]
+
+
+def tpot_ms(history: History) -> float | None:
+    """Time per output token after the first; None: there were none."""
+    count = history.record.token_count
+    if history.first_ns is None or history.last_ns is None or count < 2:
+        return None
+    return (history.last_ns - history.first_ns) / MS / (count - 1)
+
+
+def _moved(log: Log) -> int:
+    return sum(
+        len({decision.worker for decision in course.decisions}) > 1
+        for course in courses(log).values()
+    )
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The arithmetic mean; None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of them do not exceed; None of nothing."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else None

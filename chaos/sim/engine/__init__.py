@@ -1,0 +1,1 @@
+"""vLLM's engine as a model, and what its steps cost."""

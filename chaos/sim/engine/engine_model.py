@@ -1,0 +1,528 @@
+"""A vLLM engine in virtual time: continuous batching as its scheduler does it.
+
+A step takes one token of each decoding sequence, then chunks of prompts, older ones first, up
+to `max_tokens`; waiting jobs are admitted in their order while there are places and blocks. A
+step that lacks blocks preempts the sequence admitted last, which is computed again later.
+
+Steps that only decode are not simulated one by one: from one change of the batch to the next
+they are one *run*, whose steps take a, a+b, a+2b, ... ns. A job that comes meanwhile ends the
+run behind the step on its way. What each sequence has follows from the number of decode steps alone
+(`_decoded`), so that a run costs the same however long it is and however many decode. The blocks a
+run needs follow from counts of sequences that begin a block, by step modulo block length. A step
+with prompts that gives several tokens of each (drafts, `StepCost.given`) is a run as well, which
+cannot be cut short.
+
+No I/O and no clock: `submit`, `abort`, `kill` and `advance` are given the time, `next_ns` says
+when to come back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from math import isqrt
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from relume.chaos.sim.engine.kv_blocks import KvBlocks
+from relume.chaos.sim.engine.step_cost import StepCost
+from relume.chaos.sim.engine.token_runs import Run, Runs
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True):
+    """vLLM's settings of the same meaning: max_num_seqs, max_num_batched_tokens, block size and
+    number of KV blocks, and whether prefixes are cached."""
+
+    kv_blocks: int
+    max_seqs: int = 128
+    max_tokens: int = 2048
+    block_tokens: int = 16
+    prefix_cache: bool = True
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """A request to an engine. `generated` of its `output_tokens` are there already and are
+    computed with the prompt; `restored` tokens, whole blocks from the first on, were brought
+    back; `prefix` holds the ids of its first segments of `prefix_block` tokens."""
+
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    generated: int = 0
+    prefix: tuple[int, ...] = ()
+    prefix_block: int = 0
+    restored: int = 0
+
+
+class Told(Struct, frozen=True, gc=False, kw_only=True):
+    """What happened to a job: `admitted` (`amount` tokens need no computing), `chunk` (`amount`
+    tokens were computed of it), `first` (token since it was admitted), `preempted`, `finished`,
+    `aborted`. `tokens` of its output are there."""
+
+    what: str
+    name: str
+    at_ns: int
+    tokens: int
+    amount: int = 0
+
+
+class Step(NamedTuple):
+    """The last step that is over: what it took, sequences that decoded and their context,
+    prompt tokens computed."""
+
+    took_ns: int = 0
+    batch: int = 0
+    context: int = 0
+    prompt: int = 0
+
+
+class _Sequence:
+    """A job in the engine. `context` tokens have KV, at decode step `joined` if it decodes."""
+
+    __slots__ = (
+        "blocks", "chunk", "computed", "context", "ends", "generated", "job", "joined",
+        "published", "restored", "segments", "shared", "target",
+    )  # fmt: skip
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.generated = job.generated
+        self.restored = job.restored
+        self.reset()
+
+    def reset(self) -> None:
+        self.target = self.job.prompt_tokens + self.generated
+        self.computed = self.chunk = self.context = self.blocks = 0
+        self.joined = self.ends = -1
+        self.shared: tuple[int, ...] = ()
+        self.segments = self.published = 0
+
+
+class SimEngine:
+    """One engine. Raises ValueError for settings or jobs that vLLM would refuse."""
+
+    def __init__(self, config: EngineConfig, cost: StepCost) -> None:
+        if config.max_tokens < config.max_seqs:
+            raise ValueError("max_tokens below max_seqs: a step could not decode them all")
+        self.config = config
+        self.cost = cost
+        self._reset()
+
+    def _reset(self) -> None:
+        self.kv = KvBlocks(self.config.kv_blocks, self.config.block_tokens)
+        self.waiting: deque[_Sequence] = deque()
+        self.running: dict[str, _Sequence] = {}
+        self.steps = 0
+        """Steps taken, each of a run counted."""
+        self.preemptions = 0
+        self.busy_ns = 0
+        """Time spent in steps that are over."""
+        self.last = Step()
+        self.runs = Runs()
+        """Those that are over and gave tokens."""
+        self._held_ns: int | None = None
+        self._prefilling: dict[str, _Sequence] = {}
+        self._ending: list[tuple[int, int, _Sequence]] = []
+        self._joins = 0
+        self._decoded = 0
+        self._decoding = 0
+        self._context = 0
+        self._begin_block = [0] * self.config.block_tokens
+        self._gone: set[str] = set()
+        # The run on its way: its begin, steps, and what the first and each further step take.
+        self._began = self._count = self._first = self._more = 0
+        self._due: int | None = None
+        self._owed = 0.0
+        self._whole = False
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the run on its way ends; None if the engine is idle."""
+        return self._due
+
+    @property
+    def load(self) -> int:
+        """Jobs in the engine."""
+        return len(self.waiting) + len(self.running)
+
+    def submit(self, job: Job, now_ns: int) -> list[Told]:
+        """Accept a job with a new name; `advance` must have been called up to
+        `now_ns`.
+
+        Raises ValueError if it can never fit.
+        """
+        most = job.prompt_tokens + job.output_tokens
+        if not 0 <= job.generated < job.output_tokens or job.prompt_tokens < 1:
+            raise ValueError(f"{job.name}: no prompt or nothing to generate")
+        if self.kv.for_tokens(most) > self.kv.total:
+            raise ValueError(f"{job.name}: {most} tokens do not fit {self.kv.total} blocks")
+        self.waiting.append(_Sequence(job))
+        told: list[Told] = []
+        if self._due is None:
+            self._schedule(now_ns, told)
+        elif self._may_admit():
+            self._cut(now_ns)
+        return told
+
+    def abort(self, name: str, now_ns: int) -> bool:
+        """Drop a job: at once if it waits, else behind the step on its way. False if it is not
+        here."""
+        for sequence in self.waiting:
+            if sequence.job.name == name:
+                self.waiting.remove(sequence)
+                return True
+        if name not in self.running:
+            return False
+        self._gone.add(name)
+        self._cut(now_ns)
+        return True
+
+    def kill(self, now_ns: int) -> dict[str, int]:
+        """Die: what was there is lost. Returns how many tokens each job's stream has by now,
+        in the order of admission, then of arrival."""
+        self._cut(now_ns)
+        done = self._steps_by(now_ns) if self._due is not None else 0
+        found = {
+            name: s.generated + (self._decoded - s.joined + done if s.joined >= 0 else 0)
+            for name, s in self.running.items()
+            if name not in self._gone
+        }
+        found |= {s.job.name: s.generated for s in self.waiting}
+        self._reset()
+        return found
+
+    def hold(self, now_ns: int) -> None:
+        """Stand still in the step on its way; `advance` must have been called."""
+        self._cut(now_ns)
+        self._held_ns = now_ns
+
+    def release(self, now_ns: int) -> None:
+        """Continue after `hold`."""
+        held, self._held_ns = self._held_ns, None
+        if held is not None and self._due is not None:
+            self._began += now_ns - held
+            self._due += now_ns - held
+
+    def paced(self, cost: StepCost, now_ns: int) -> None:
+        """Steps behind the one on its way take what `cost` says."""
+        self._cut(now_ns)
+        self.cost = cost
+
+    @property
+    def decoded(self) -> int:
+        """Decode steps that are over, those of the run on its way left out."""
+        return self._decoded
+
+    @property
+    def kv_used(self) -> int:
+        """KV blocks that sequences hold; what the run on its way takes is left out."""
+        return self.kv.total - self.kv.available
+
+    def running_run(self, now_ns: int) -> Run | None:
+        """The part of the run on its way that is over by now; None without one."""
+        if self._due is None or not self._decoding or self._held_ns is not None:
+            return None
+        if now_ns - self._began < self._first:
+            return None
+        steps = self._steps_by(now_ns)
+        return Run(self._decoded, self._began, self._first, self._more, steps) if steps else None
+
+    def under_way(self, now_ns: int) -> tuple[int, Step]:
+        """Steps made by now, and the last of them, of a run on its way too if it only decodes."""
+        run = self.running_run(now_ns)
+        if run is None or any(sequence.chunk for sequence in self._prefilling.values()):
+            return self.steps, self.last
+        context = self._context + self._decoding * run.count
+        took_ns = run.took_ns(run.before + run.count)
+        return self.steps + run.count, Step(took_ns, self._decoding, context)
+
+    def progress(self, now_ns: int) -> tuple[int, int, int]:
+        """Steps made, age of the step on its way (0: none) and time spent in steps, ns."""
+        if self._due is None:
+            return self.steps, 0, self.busy_ns
+        until = self._held_ns if self._held_ns is not None else now_ns
+        done = min(self._steps_by(until), self._count - 1)
+        spent = until - self._began
+        return self.steps + done, now_ns - self._began - self._took(done), self.busy_ns + spent
+
+    def advance(self, now_ns: int) -> list[Told]:
+        """Everything up to and including `now_ns`, in order."""
+        told: list[Told] = []
+        if self._held_ns is not None:
+            return told
+        while self._due is not None and self._due <= now_ns:
+            at = self._due
+            self._apply(at, told)
+            self._schedule(at, told)
+        return told
+
+    # --- a run ---------------------------------------------------------------------------
+
+    def _steps_by(self, now_ns: int) -> int:
+        """Steps of the run that are over at `now_ns`: the greatest k of which
+        a k + b k (k - 1) / 2 <= now - began."""
+        spent, a, b = now_ns - self._began, self._first, self._more
+        if not b:
+            return min(spent // a, self._count)
+        linear = 2 * a - b
+        steps = (isqrt(linear * linear + 8 * b * spent) - linear) // (2 * b)
+        return min(steps, self._count)
+
+    def _took(self, steps: int) -> int:
+        return self._first * steps + self._more * (steps * (steps - 1) // 2)
+
+    def _cut(self, now_ns: int) -> None:
+        """End the run behind the step that is on its way at `now_ns`."""
+        if self._due is None or self._count == 1 or self._whole:
+            return
+        steps = self._steps_by(now_ns)
+        if steps == self._count:
+            return
+        self._count = steps + 1
+        self._due = self._began + self._took(steps + 1)
+
+    def _apply(self, now_ns: int, told: list[Told]) -> None:
+        """The run is over: give every sequence its tokens."""
+        count = self._count
+        self.steps += count
+        self.busy_ns += now_ns - self._began
+        decoding = self._decoding
+        run = Run(self._decoded, self._began, self._first, self._more, count)
+        if decoding:
+            self.runs.add(run)
+            self.kv.take(self._blocks_for(count))
+        self._decoded += count
+        self._context += decoding * count
+        prompt = sum(sequence.chunk for sequence in self._prefilling.values())
+        took_ns = now_ns - self._began if prompt else run.took_ns(self._decoded)
+        self.last = Step(took_ns, decoding, self._context, prompt)
+        while self._ending and self._ending[0][0] <= self._decoded:
+            stands = self._stands(self._ending[0])
+            _, _, sequence = heapq.heappop(self._ending)
+            if stands:
+                name = sequence.job.name
+                self._leave(sequence)
+                del self.running[name]
+                self._gone.discard(name)
+                told.append(
+                    Told(
+                        what="finished", name=name, at_ns=now_ns, tokens=sequence.job.output_tokens
+                    )
+                )
+        for name, sequence in list(self._prefilling.items()):
+            if sequence.chunk:
+                self._computed(name, sequence, now_ns, told)
+        for name in sorted(self._gone):
+            sequence = self.running.pop(name)
+            self._leave(sequence)
+            told.append(Told(what="aborted", name=name, at_ns=now_ns, tokens=sequence.generated))
+        self._gone.clear()
+
+    def _computed(self, name: str, sequence: _Sequence, now_ns: int, told: list[Told]) -> None:
+        """A chunk of a prompt is computed."""
+        sequence.computed += sequence.chunk
+        told.append(
+            Told(
+                what="chunk",
+                name=name,
+                at_ns=now_ns,
+                tokens=sequence.computed,
+                amount=sequence.chunk,
+            )
+        )
+        sequence.chunk = 0
+        self._publish(sequence)
+        if sequence.computed < sequence.target:
+            return
+        del self._prefilling[name]
+        sequence.generated += 1
+        told.append(Told(what="first", name=name, at_ns=now_ns, tokens=sequence.generated))
+        if sequence.generated == sequence.job.output_tokens:
+            self._leave(sequence)
+            del self.running[name]
+            self._gone.discard(name)
+            told.append(Told(what="finished", name=name, at_ns=now_ns, tokens=sequence.generated))
+            return
+        sequence.context = sequence.computed
+        sequence.joined = self._decoded
+        sequence.ends = self._decoded + sequence.job.output_tokens - sequence.generated
+        self._decoding += 1
+        self._context += sequence.context
+        self._begin_block[self._residue(sequence)] += 1
+        self._joins += 1
+        heapq.heappush(self._ending, (sequence.ends, self._joins, sequence))
+
+    def _stands(self, entry: tuple[int, int, _Sequence]) -> bool:
+        """Whether an end still is one: its sequence may have been preempted or dropped."""
+        ends, _, sequence = entry
+        return sequence.ends == ends and self.running.get(sequence.job.name) is sequence
+
+    def _residue(self, sequence: _Sequence) -> int:
+        """At decode steps of this number, modulo block length, the sequence begins a block."""
+        return (sequence.joined - sequence.context) % self.config.block_tokens
+
+    def _blocks_for(self, steps: int) -> int:
+        """Blocks that the next `steps` decode steps begin."""
+        begin, length = self._begin_block, self.config.block_tokens
+        whole, rest = divmod(steps, length)
+        first = self._decoded % length
+        beyond = max(first + rest - length, 0)
+        return whole * self._decoding + sum(begin[first : first + rest]) + sum(begin[:beyond])
+
+    def _leave(self, sequence: _Sequence) -> None:
+        """A sequence that ran goes: its blocks and its share of the sums."""
+        private = sequence.blocks
+        if sequence.joined >= 0:
+            grown = self._decoded - sequence.joined
+            context = sequence.context + grown
+            self._context -= context
+            self._decoding -= 1
+            self._begin_block[self._residue(sequence)] -= 1
+            private += self.kv.for_tokens(context) - self.kv.for_tokens(sequence.context)
+            sequence.generated += grown
+        else:
+            self._prefilling.pop(sequence.job.name, None)
+        self.kv.give(private)
+        self.kv.leave(sequence.shared)
+
+    # --- scheduling ----------------------------------------------------------------------
+
+    def _may_admit(self) -> bool:
+        return bool(self.waiting) and len(self.running) < self.config.max_seqs
+
+    def _schedule(self, now_ns: int, told: list[Told]) -> None:
+        """Choose the next run, or fall idle."""
+        before = self.preemptions
+        while self._spare() < 0:
+            self._preempt(now_ns, told)
+        left = max(self.config.max_tokens - self._decoding * self.cost.width, 0)
+        for name, sequence in list(self._prefilling.items()):
+            wanted = min(sequence.target - sequence.computed, left)
+            while name in self._prefilling and self._spare() < self._chunk_blocks(sequence, wanted):
+                self._preempt(now_ns, told)
+            if name in self._prefilling:
+                left -= self._chunk(sequence, left)
+        preempted = self.preemptions > before
+        if not preempted:
+            while left > 0 and self._may_admit():
+                taken = self._admit(left, now_ns, told)
+                if not taken:
+                    break
+                left -= taken
+        chunks = [(s.chunk, s.computed) for s in self._prefilling.values() if s.chunk]
+        self._began, self._whole = now_ns, bool(chunks)
+        if chunks:
+            self._count, self._more = self._given(), 0
+            context = self._context + self._decoding
+            self._first = self.cost.step(chunks, self._decoding, context) // self._count
+        elif self._decoding:
+            context = self._context + self._decoding
+            self._first, self._more = self.cost.decode(self._decoding, context)
+            self._count = 1 if preempted else self._run_length()  # may admit again then
+        else:
+            self._due = None
+            return
+        self._due = now_ns + self._took(self._count)
+
+    def _given(self) -> int:
+        """Tokens that the next step, which has prompts, gives each decoding sequence."""
+        if self.cost.given == 1 or not self._decoding:
+            return 1
+        self._owed += self.cost.given
+        tokens = int(self._owed)
+        self._owed -= tokens
+        while tokens > 1 and self._blocks_for(tokens) > self.kv.available:
+            tokens -= 1
+        return tokens
+
+    def _run_length(self) -> int:
+        """Decode steps until a sequence ends, or blocks run out."""
+        while not self._stands(self._ending[0]):
+            heapq.heappop(self._ending)
+        steps = self._ending[0][0] - self._decoded
+        most = self.kv.available
+        if self._blocks_for(steps) <= most:
+            return steps
+        low, high = 1, steps  # blocks for `low` are there, those for `high` are not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._blocks_for(middle) <= most else (low, middle)
+        return low
+
+    def _preempt(self, now_ns: int, told: list[Told]) -> None:
+        """The sequence admitted last has to wait; it is computed again later."""
+        name, sequence = self.running.popitem()
+        self._leave(sequence)
+        sequence.reset()
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+        told.append(Told(what="preempted", name=name, at_ns=now_ns, tokens=sequence.generated))
+
+    def _chunk(self, sequence: _Sequence, left: int) -> int:
+        """Give a prompt its next chunk, of at most `left` tokens, with its blocks, which are
+        there; returns its tokens."""
+        sequence.chunk = min(sequence.target - sequence.computed, left)
+        more = self._chunk_blocks(sequence, sequence.chunk)
+        self.kv.take(more)
+        sequence.blocks += more
+        return sequence.chunk
+
+    def _chunk_blocks(self, sequence: _Sequence, tokens: int) -> int:
+        """Blocks that a prompt needs beside its own for further tokens."""
+        held = sequence.blocks + sequence.segments
+        return max(self.kv.for_tokens(sequence.computed + tokens) - held, 0)
+
+    def _spare(self) -> int:
+        """Blocks that decoding sequences do not begin in the next step."""
+        return self.kv.available - self._begin_block[self._decoded % self.config.block_tokens]
+
+    def _admit(self, left: int, now_ns: int, told: list[Told]) -> int:
+        """Admit the job that waits longest if blocks for its first chunk are there; returns
+        the tokens of that chunk, 0 if it has to wait."""
+        sequence = self.waiting[0]
+        job, length = sequence.job, self.config.block_tokens
+        hit: tuple[int, ...] = ()
+        if self.config.prefix_cache and job.prefix and job.prefix_block >= length:
+            full = min(len(job.prefix), job.prompt_tokens // job.prefix_block)
+            hit = job.prefix[: self.kv.held(job.prefix[:full])]
+        # At least one token is computed, for the logits.
+        cached = min(len(hit) * job.prefix_block, sequence.target - 1) // length * length
+        cached = max(cached, min(sequence.restored, sequence.target - 1) // length * length)
+        chunk = min(sequence.target - cached, left)
+        spare = self._spare() - self.kv.idle_among(hit)
+        sizes = len(hit) * (job.prefix_block // length)
+        if self.kv.for_tokens(cached + chunk) - sizes > spare:
+            return 0
+        self.waiting.popleft()
+        self.running[job.name] = self._prefilling[job.name] = sequence
+        sequence.shared, sequence.published = hit, len(hit)
+        sequence.segments = self.kv.use(hit)
+        sequence.computed = cached
+        sequence.restored = 0  # once; after a preemption it is computed
+        told.append(
+            Told(
+                what="admitted",
+                name=job.name,
+                at_ns=now_ns,
+                tokens=sequence.generated,
+                amount=cached,
+            )
+        )
+        return self._chunk(sequence, left)
+
+    def _publish(self, sequence: _Sequence) -> None:
+        """Let others use the segments of the prefix that are computed by now."""
+        job = sequence.job
+        if not self.config.prefix_cache or not job.prefix:
+            return
+        size = job.prefix_block // self.config.block_tokens
+        full = min(len(job.prefix), min(sequence.computed, job.prompt_tokens) // job.prefix_block)
+        while size and sequence.published == len(sequence.shared) and sequence.published < full:
+            segment = job.prefix[sequence.published]
+            if not self.kv.publish(segment, size, sequence.published * size):
+                return  # another one computed it meanwhile; this copy stays private
+            sequence.shared = (*sequence.shared, segment)
+            sequence.published += 1
+            sequence.blocks -= size
+            sequence.segments += size

@@ -1,0 +1,48 @@
+"""How a simulated engine refuses requests and breaks answers off, when a fault has it do so.
+
+What becomes of an attempt is a function of its name, whatever else happens.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from relume.events.vocabulary.enums import AttemptMode
+from relume.events.wire.frames import FailureKind
+
+REFUSALS = (200, 302, 400, 400, 404, 409, 413, 429, 429, 500, 503, 503)
+"""200: an answer that is none."""
+LATEST_S = 2.0
+"""An answer breaks within this time."""
+UNHEARD_OF = "unheard-of"
+"""A kind of failure that no gateway knows."""
+GARBAGE = "garbage"
+"""What comes contradicts what came before."""
+BROKEN = frozenset((*FailureKind, UNHEARD_OF, GARBAGE))
+LATE_CUT, LATE_MOVED = "late-cut", "late-moved"
+"""Instead of the end frame, when all else has come: nothing, or that another worker continues the answer."""
+LATE = frozenset((LATE_CUT, LATE_MOVED))
+NOBODY_TAKES = (400, 400, 409, 422)
+
+
+def refusal(attempt: str, share: float) -> int:
+    """The status with which an engine that refuses such a share answers; 0: it takes it. Some requests
+    none of them takes, once they have to go on elsewhere."""
+    request, _, number = attempt.partition("/")
+    chance = Random(f"{request}:refused")
+    if number != "1" and chance.random() < share / 2:
+        return chance.choice(NOBODY_TAKES)
+    chance = Random(f"{attempt}:refused")
+    return chance.choice(REFUSALS) if share and chance.random() < share else 0
+
+
+def break_off(attempt: str, mode: str, share: float) -> tuple[str, float]:
+    """How the answer breaks, and after how many seconds; an empty kind: not at all. An engine
+    notices other tokens than it had made before only in what it makes again."""
+    chance = Random(f"{attempt}:broken")
+    if not share or chance.random() >= share:
+        return "", 0.0
+    kinds = [FailureKind.ENGINE, FailureKind.ENGINE, FailureKind.INTERNAL, FailureKind.MOVED]
+    kinds += [FailureKind.MISMATCH] * 2 if mode != AttemptMode.NEW else []
+    kind = chance.choice([*kinds, UNHEARD_OF, *[GARBAGE] * 4, *sorted(LATE)])
+    return str(kind), LATEST_S * chance.random() ** 4

@@ -1,0 +1,103 @@
+"""Steps that take more, or give more, than the formula says: slow hosts, speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from relume.chaos.sim.engine.step_cost import StepCost
+
+
+class Slowed(StepCost):
+    """`factor` times what `cost` says."""
+
+    def __init__(self, cost: StepCost, factor: float) -> None:
+        super().__init__(cost.formula)
+        self._cost = cost
+        self._factor = factor
+        self.width, self.given = cost.width, cost.given
+
+    def decode(self, sequences: int, context: int) -> tuple[int, int]:
+        """See StepCost.decode."""
+        first, more = self._cost.decode(sequences, context)
+        return round(first * self._factor), round(more * self._factor)
+
+    def step(self, chunks: Sequence[tuple[int, int]], sequences: int, context: int) -> int:
+        """See StepCost.step."""
+        return round(self._cost.step(chunks, sequences, context) * self._factor)
+
+
+class Speculative(StepCost):
+    """Draft-assisted decoding, as it is on average. Of `drafts` proposed tokens each is accepted
+    with probability `acceptance` if those before it were, so that a step gives
+    (1 - a^(k+1)) / (1 - a) tokens (LUMEN Eq. 3); it verifies k + 1 tokens a sequence, and the
+    draft model takes `draft_share` of a decode step of one token for each it proposes. A step
+    here is what one token of a sequence takes."""
+
+    def __init__(
+        self, cost: StepCost, acceptance: float, drafts: int, draft_share: float = 0.05
+    ) -> None:
+        super().__init__(cost.formula)
+        self._cost = cost
+        self._drafts = drafts
+        self._draft_share = draft_share
+        powers = [acceptance**n for n in range(drafts + 1)]
+        self.gain = sum(powers)
+        """Tokens a step gives."""
+
+    def decode(self, sequences: int, context: int) -> tuple[int, int]:
+        """See StepCost.decode."""
+        first, more = self._cost.decode(sequences, context)
+        # What verifying adds is a step of prompt chunks of k + 1 tokens behind the context.
+        k = self._drafts + 1
+        plain, _ = self._cost.decode(sequences, 0)
+        wide, _ = self._cost.decode(sequences * k, 0)
+        step = first + max(wide - plain, 0) + self._drafts * self._draft_share * first
+        return round(step / self.gain), round(more / self.gain)
+
+    def step(self, chunks: Sequence[tuple[int, int]], sequences: int, context: int) -> int:
+        """See StepCost.step: with prompts in it, a step gives each sequence one token."""
+        return self._cost.step(chunks, sequences, context)
+
+
+class Drafts(Struct, frozen=True, kw_only=True):
+    """Of `count` proposed tokens each is accepted with probability `acceptance` if those before
+    it were. The draft model takes `share` of a decode step of one token for each it proposes;
+    proposals and what became of them go to and fro in `exchange_us`. `sparing`: drafts only in
+    steps without prompts, and only where they give a token sooner."""
+
+    acceptance: float
+    count: int
+    share: float = 0.05
+    exchange_us: int = 0
+    sparing: bool = False
+
+
+class Assisted(Speculative):
+    """The same with drafts from another host, which verifies also beside prompts: k + 1 tokens of
+    each sequence, behind the drafts."""
+
+    def __init__(self, cost: StepCost, drafts: Drafts) -> None:
+        super().__init__(cost, drafts.acceptance, drafts.count, drafts.share)
+        self._exchange_ns = 1000 * drafts.exchange_us
+        self._sparing = drafts.sparing
+        if not drafts.sparing:
+            self.width, self.given = drafts.count + 1, self.gain
+
+    def decode(self, sequences: int, context: int) -> tuple[int, int]:
+        """See StepCost.decode."""
+        first, more = super().decode(sequences, context)
+        first += round(self._exchange_ns / self.gain)
+        if not self._sparing:
+            return first, more
+        return min((first, more), self._cost.decode(sequences, context))
+
+    def step(self, chunks: Sequence[tuple[int, int]], sequences: int, context: int) -> int:
+        """See StepCost.step."""
+        if not sequences or self._sparing:
+            return self._cost.step(chunks, sequences, context)
+        verified = [*chunks, *[(self._drafts, 0)] * sequences]
+        plain, _ = self._cost.decode(sequences, context)
+        drafting = self._drafts * self._draft_share * plain + self._exchange_ns
+        return self._cost.step(verified, sequences, context) + round(drafting)

@@ -1,0 +1,616 @@
+"""The process of one simulated engine: requests in, tokens out, and what it reports of its steps.
+
+It writes what the real one's scheduler reports (`engine_shim/engine/reporting_scheduler.py`),
+merged between changes of a request's course as the agent merges it when it sheds detail, so that a
+run of decode steps costs nothing however long it is. Streams are reported when their state changes,
+and on a read (`flush`): a token's time does not depend on its report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from msgspec import convert, structs
+
+from relume.chaos.sim.engine import prefix_model as prefixes
+from relume.chaos.sim.engine.engine_model import Job, SimEngine, Step, Told
+from relume.chaos.sim.engine.kept_streams import KeptStreams
+from relume.chaos.sim.engine.manners import BROKEN, LATE, break_off, refusal
+from relume.chaos.sim.message_ports import Answer, Dispatch, Stretch
+from relume.chaos.sim.world.virtual_loop import NS
+from relume.chaos.sim.world.worker_machine import Machine
+from relume.events import vocabulary as v
+from relume.events.log.codec import encode
+from relume.events.vocabulary.enums import AttemptMode
+from relume.events.wire.worker_calls import (
+    CHECKPOINT_PATH,
+    HANDOVER_PATH,
+    RELEASE_PATH,
+    STATE_PATH,
+    Attach,
+)
+
+SAMPLE_NS = 5 * NS
+"""Interval at which two steps are reported one by one, for readers that estimate step times."""
+
+PULSE_NS = NS
+"""An engine with work tells of it so often at the least. A real one tells of each step."""
+
+EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "choices")
+
+
+class Track:
+    """One attempt in the engine. `told` tokens of its stream were sent; token `base + n` comes
+    with decode step `joined + n` (`joined` < 0: it does not decode)."""
+
+    __slots__ = (
+        "answer", "base", "blocks", "joined", "last_ns", "late", "leaving", "name", "pump", "told", "what",
+    )  # fmt: skip
+
+    def __init__(self, name: str, what: Dispatch, answer: Answer) -> None:
+        self.name = name
+        self.what = what
+        self.answer = answer
+        self.told = what.delivered
+        self.base = 0
+        self.joined = -1
+        self.blocks = 0
+        self.last_ns = 0
+        self.leaving = ""
+        self.late = ""  # how its end is lost
+        self.pump: Any = None
+
+    def by(self, decoded: int) -> int:
+        """Tokens of its stream after a number of decode steps of the engine, those that were there
+        before it came included."""
+        if self.joined < 0:
+            return self.told
+        return min(self.base + decoded - self.joined, self.what.output_tokens)
+
+
+Submit = Callable[[Track, int], None]
+
+
+class Checkpoints(Protocol):
+    """The engine's part in checkpoints, where it takes part."""
+
+    def arrived(self, track: Track, submit: Submit) -> bool:
+        """A new attempt; True when it waits for its blocks: `submit` is called with what came."""
+        ...
+
+    def restoring(self, track: Track) -> bool:
+        """Whether its blocks are on their way."""
+        ...
+
+    def finished(self, track: Track, ended: bool) -> None:
+        """It left the engine; `ended`: by itself."""
+        ...
+
+    def retarget(self, track: Track, endpoints: tuple[str, ...]) -> None:
+        """Other holders for a running attempt."""
+        ...
+
+    def has_envelope(self, endpoint: str) -> bool:
+        """Whether the state daemon there has the requests of what it holds."""
+        ...
+
+
+class EngineProcess:
+    """`ports.Endpoint` of one incarnation. `report` takes encoded events to the agent."""
+
+    def __init__(self, machine: Machine, incarnation: int, report: Callable[[bytes], bool]) -> None:
+        self.machine = machine
+        self.incarnation = incarnation
+        self.process = machine.loop.process(f"{machine.name}.engine")
+        self.engine = SimEngine(machine.spec.engine(machine.settings.prefix_cache), machine.cost)
+        self.address = f"{machine.name}:{9000 + incarnation}"
+        self.tracks: dict[str, Track] = {}
+        self.kept = KeptStreams(self._after, self._released, lambda: machine.loop.now_ns)
+        self.checkpoints: Checkpoints | None = None
+        self.serving = False
+        self._loop = machine.loop
+        self._report = report
+        self._changes: list[v.AnyChange] = []
+        self._urgent = False
+        self._prompt = 0
+        self._longest_us = 0
+        self._told_steps = 0
+        self._sampled_ns = -SAMPLE_NS
+        self._pulse_ns = 0
+        self._pulsing = False
+        self._armed: int | None = None
+        self._lost = 0
+        self._sent_ns = 0
+        self._anew = True  # what is cached must be reported from the beginning
+        if machine.settings.prefix_cache:
+            self.engine.kv.moves = []
+
+    # --- its life --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """It has loaded and answers."""
+        self.serving = True
+        self._tell_prefixes()
+        self.machine.net.serve(self.address, self.process, self)
+
+    died_of, died_how = "killed", "signal 9"
+
+    def kill(self) -> None:
+        """SIGKILL. What it had sent by now is on its way."""
+        if self.process.alive:
+            if not self.process.stopped:
+                self.process.context.run(self.flush_all)
+            self.machine.end(self.process)
+
+    def exit(self, why: str) -> None:
+        """It ends by itself."""
+        if self.process.alive:
+            self.died_of, self.died_how = "exit", why
+            self.kill()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if self.process.alive and not self.process.stopped:
+            self.process.context.run(self.flush_all)
+            self.engine.hold(self._loop.now_ns)
+            self.process.stop()
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.process.alive and self.process.stopped:
+            self.engine.release(self._loop.now_ns)
+            self.process.go_on()
+            self.process.call_soon(self.step)
+
+    def pace(self) -> None:
+        """Steps take what the machine says from the next one on."""
+        if self.process.alive and not self.process.stopped:
+            self.process.context.run(self._pace)
+
+    def _pace(self) -> None:
+        self.step()
+        self.engine.paced(self.machine.steps, self._loop.now_ns)
+        self._arm()
+
+    # --- ports.Endpoint --------------------------------------------------------------------
+
+    def dispatch(self, what: Dispatch, answer: Answer) -> None:
+        """See ports.Endpoint."""
+        if what.incarnation != self.incarnation:
+            answer.lost("stale", f"incarnation {self.incarnation}")
+            return
+        name = f"{what.request}/{what.attempt}"
+        if name in self.tracks:
+            answer.lost("engine_error", "this attempt is here already")
+            return
+        if what.envelope and not (
+            self.checkpoints and any(map(self.checkpoints.has_envelope, what.envelope))
+        ):
+            answer.refused(424)
+            return
+        if status := refusal(name, self.machine.refusing):
+            answer.refused(status)
+            return
+        self.step()
+        if self.machine.met is not None:
+            self.machine.met(what.request, what.asked)
+        tokens = what.prompt_tokens + (what.delivered if what.mode == AttemptMode.CONTINUE else 0)
+        self._change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
+        track = self.tracks[name] = Track(name, what, answer)
+        if what.claim:
+            self.kept.keep(track)
+        kind, seconds = break_off(name, what.mode, self.machine.breaking)
+        if kind in LATE:
+            track.late = kind
+        elif kind:
+            self._after(seconds, self._break_off, track, kind)
+        if self.checkpoints is not None and self.checkpoints.arrived(track, self._submit):
+            self._write()
+        else:
+            self._submit(track, 0)
+
+    def _submit(self, track: Track, restored: int) -> None:
+        """Into the scheduler, `restored` tokens of its KV being there."""
+        what = track.what
+        generated = what.delivered if what.mode == AttemptMode.CONTINUE else 0
+        restored = max(restored, self.machine.warm.pop(what.asked, 0))
+        if track.leaving:
+            self._gone(track, 0)
+        elif generated >= what.output_tokens:
+            self._finish(track, "length", generated)
+        else:
+            job = Job(
+                name=track.name,
+                prompt_tokens=what.prompt_tokens,
+                output_tokens=what.output_tokens,
+                generated=generated,
+                prefix=what.prefix,
+                prefix_block=what.prefix_block,
+                restored=restored,
+            )
+            try:
+                self.step(self.engine.submit(job, self._loop.now_ns))
+            except ValueError as error:
+                del self.tracks[track.name]
+                self._change(v.EngineFinished(what.request, what.attempt, "error", 0), True)
+                track.answer.lost("engine_error", str(error))
+        self._write()
+        self._arm()
+
+    def flush(self, request: str, attempt: int) -> None:
+        """See ports.Endpoint."""
+        track = self.tracks.get(f"{request}/{attempt}")
+        if track is not None and not self.process.stopped:
+            self._tell(track)
+
+    def last_ns(self, request: str, attempt: int) -> int:
+        """See ports.Endpoint."""
+        track = self.tracks.get(f"{request}/{attempt}")
+        if track is None:
+            return 0
+        return track.last_ns if track.joined < 0 else max(track.last_ns, self._decoded_ns())
+
+    def newest_ns(self) -> int:
+        """See ports.Endpoint."""
+        return max(self._sent_ns, self._decoded_ns())
+
+    def _decoded_ns(self) -> int:
+        """When the last decode step was over."""
+        run = self.engine.running_run(self._loop.now_ns)
+        return self.engine.runs.over_ns if run is None else run.end_ns(run.before + run.count)
+
+    def flush_all(self) -> None:
+        """Tell what is there of every stream, and what is there to report."""
+        if self.process.stopped:
+            return
+        self.step()
+        decoded = self.decoded()
+        for track in self.tracks.values():
+            self._stretch(track, track.by(decoded))
+        self._write()
+
+    def drop(self, request: str, attempt: int, answer: Answer) -> None:
+        """See ports.Endpoint."""
+        name = f"{request}/{attempt}"
+        track = self.tracks.get(name)
+        begun = track is None or track.joined >= 0 or track.told > track.what.delivered
+        if self.kept.left(name, answer, begun):
+            return
+        if track is not None and track.answer is answer and not track.leaving:
+            self._abort(track, "abort")
+
+    def attach(self, what: Attach, answer: Answer) -> None:
+        """See ports.Endpoint."""
+        if what.incarnation != self.incarnation:
+            answer.refused(409)
+            return
+        self.flush(what.request, what.attempt)
+        self.kept.attach(what, answer, self.wrong, self.machine.breaking)
+
+    def _after(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
+        self.process.call_at(self._loop.time() + seconds, work, *args)
+
+    def _released(self, name: str) -> None:
+        track = self.tracks.get(name)
+        if track is not None and not track.leaving:
+            self._abort(track, "abort")
+
+    def _break_off(self, track: Track, kind: str) -> None:
+        if self.tracks.get(track.name) is track and not track.leaving:
+            self._abort(track, kind)
+
+    def _abort(self, track: Track, why: str) -> None:
+        """Have it out of the engine behind the step on its way."""
+        self.step()
+        if track.name not in self.tracks:
+            return  # it ended in that very moment
+        waiting = track.name not in self.engine.running
+        track.leaving = why
+        if not self.engine.abort(track.name, self._loop.now_ns):
+            if self.checkpoints is not None and self.checkpoints.restoring(track):
+                return  # it leaves when its blocks are there
+        elif waiting:
+            self._gone(track, 0)
+        self._write()
+        self._arm()
+
+    def call(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """See ports.Endpoint."""
+        if path == STATE_PATH:
+            return 200, self.state()
+        if body.get("incarnation", self.incarnation) != self.incarnation:
+            return 409, {"error": "stale incarnation", "incarnation": self.incarnation}
+        if path == RELEASE_PATH:
+            self.kept.release(convert(body, Attach))
+            return 200, {"released": True}
+        track = self.tracks.get(f"{body.get('request')}/{body.get('attempt')}")
+        if path == HANDOVER_PATH:
+            if track is None or track.leaving:
+                return 404, {"error": "not here, or at its end"}
+            self._abort(track, "moved")
+            return 200, {"request": track.what.request, "attempt": track.what.attempt}
+        if path == CHECKPOINT_PATH:
+            if track is None or self.checkpoints is None:
+                return 404, {"error": "not here, or without checkpoints"}
+            self.checkpoints.retarget(track, tuple(body.get("holders", ())))
+            return 200, {"holders": body.get("holders", ())}
+        return 404, {"error": "no such path"}
+
+    def state(self) -> dict[str, Any]:
+        """What `GET /relume/state` answers."""
+        self.step()
+        steps, age_ns, busy_ns = self.engine.progress(self._loop.now_ns)
+        return {
+            "worker": self.machine.name,
+            "incarnation": self.incarnation,
+            "pid": self.process.pid,
+            "steps": steps,
+            "step_age_us": age_ns // 1000,
+            "running": len(self.engine.running),
+            "waiting": len(self.engine.waiting),
+            "kv_used": self.engine.kv_used,
+            "cpu_us": busy_ns // 1000,
+            "unfinished": len(self.tracks),
+        }
+
+    # --- steps -----------------------------------------------------------------------------
+
+    def step(self, first: list[Told] | None = None) -> None:
+        """Bring the engine up to now; report and tell what came of it."""
+        told = self.engine.advance(self._loop.now_ns)
+        for one in (*first, *told) if first else told:
+            _TOLD[one.what](self, self.tracks[one.name], one)
+        self._write()
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self.engine.next_ns
+        if due is not None and (self._armed is None or due < self._armed):
+            self._armed = due
+            self.process.call_at(due / NS, self._due, due)
+
+    def _due(self, due: int) -> None:
+        if self._armed == due:
+            self._armed = None
+            self.step()
+
+    def _admitted(self, track: Track, told: Told) -> None:
+        what, sequence = track.what, self.engine.running[track.name]
+        blocks = sequence.blocks + sequence.segments
+        track.blocks = 0
+        self._change(v.RequestAdmitted(what.request, what.attempt, told.amount, blocks), True)
+
+    def _chunk(self, track: Track, told: Told) -> None:
+        what = track.what
+        self._prompt += told.amount
+        self._longest_us = max(self._longest_us, self.engine.last.took_ns // 1000)
+        self._change(v.PrefillChunkDone(what.request, what.attempt, told.amount, told.tokens))
+        full = told.tokens // self.machine.spec.block_tokens
+        if full > track.blocks:
+            track.blocks = full
+            self._change(v.KvBlocksFilled(what.request, what.attempt, full))
+
+    def _first(self, track: Track, told: Told) -> None:
+        what = track.what
+        self._change(v.FirstToken(what.request, what.attempt), True)
+        track.base, track.joined = told.tokens, self.engine.decoded
+        if told.tokens > track.told:
+            self._send(track, told.tokens, told.at_ns, told.at_ns, 0)
+
+    def _preempted(self, track: Track, told: Told) -> None:
+        self._stretch(track, told.tokens)
+        track.joined = -1
+        self._change(v.RequestPreempted(track.what.request, track.what.attempt), True)
+
+    def _finished(self, track: Track, told: Told) -> None:
+        self._stretch(track, told.tokens)
+        self._finish(track, "length", told.tokens)
+
+    def _finish(self, track: Track, reason: str, tokens: int) -> None:
+        what = track.what
+        del self.tracks[track.name]
+        self._change(
+            v.EngineFinished(what.request, what.attempt, reason, tokens - what.delivered), True
+        )
+        if self.checkpoints is not None:
+            self.checkpoints.finished(track, ended=True)
+        track.answer.end(track.late or reason)
+        self.kept.finished(track.name, reason)
+
+    def _aborted(self, track: Track, told: Told) -> None:
+        if track.leaving in BROKEN:
+            self._stretch(track, told.tokens)
+        self._gone(track, max(told.tokens - track.what.delivered, 0))
+
+    def _gone(self, track: Track, tokens: int) -> None:
+        """It left without its end: aborted, or handed over."""
+        what = track.what
+        del self.tracks[track.name]
+        self._change(v.EngineFinished(what.request, what.attempt, "abort", tokens), True)
+        if self.checkpoints is not None:
+            self.checkpoints.finished(track, ended=False)
+        self.kept.forget(track.name)
+        if track.leaving == "moved":
+            track.answer.moved()
+        elif track.leaving in BROKEN:
+            track.answer.broken(track.leaving)
+
+    # --- telling tokens --------------------------------------------------------------------
+
+    def decoded(self) -> int:
+        """Decode steps that are over by now."""
+        run = self.engine.running_run(self._loop.now_ns)
+        return self.engine.decoded + (run.count if run is not None else 0)
+
+    def _tell(self, track: Track) -> None:
+        self._stretch(track, track.by(self.decoded()))
+
+    def _stretch(self, track: Track, tokens: int) -> None:
+        """Send its stream up to `tokens`, which decode steps up to now made."""
+        if tokens <= track.told or track.joined < 0:
+            return
+        offset = track.joined - track.base
+        now = self.engine.running_run(self._loop.now_ns)
+        times = self.engine.runs.times(offset + track.told + 1, offset + tokens, now)
+        self._send(track, tokens, *times)
+
+    def _send(
+        self, track: Track, tokens: int, first_ns: int, last_ns: int, longest_ns: int
+    ) -> None:
+        start, track.told = track.told, tokens
+        track.last_ns = max(track.last_ns, last_ns)
+        self._sent_ns = max(self._sent_ns, last_ns)
+        track.answer.tokens(
+            Stretch(
+                start=start,
+                count=tokens - start,
+                first_ns=first_ns,
+                last_ns=last_ns,
+                wrong=self.wrong,
+                longest_ns=longest_ns,
+            )
+        )
+
+    wrong = False
+    """Its weights are damaged."""
+
+    # --- reporting -------------------------------------------------------------------------
+
+    def _change(self, change: v.AnyChange, urgent: bool = False) -> None:
+        self._changes.append(change)
+        self._urgent = self._urgent or urgent
+
+    def _write(self) -> None:
+        """What is due: progress alone waits for the next change of a request's course."""
+        if not self._urgent:
+            return
+        self._tell_prefixes()
+        engine = self.engine
+        self._pulse_ns = self._loop.now_ns + PULSE_NS
+        if not self._pulsing:
+            self._pulse()
+        self._urgent = False
+        if engine.steps <= self._told_steps:
+            changes, self._changes = tuple(self._changes), []
+            waiting, used = len(engine.waiting), engine.kv_used
+            self.tell(
+                v.EngineStep(
+                    incarnation=self.incarnation,
+                    step=self._told_steps,
+                    duration_us=0,
+                    batch=0,
+                    sum_context=0,
+                    prefill_tokens=0,
+                    waiting=waiting,
+                    kv_used=used,
+                    changes=changes,
+                )
+            )
+            return
+        now = self._loop.now_ns
+        if now - self._sampled_ns >= SAMPLE_NS and engine.steps - self._told_steps > 2:
+            self._sample(now, engine.steps, len(engine.waiting), engine.kv_used)
+        self._tell_steps(engine.steps, engine.last)
+
+    def _tell_steps(self, steps: int, last: Step) -> None:
+        """What the steps since the last report did."""
+        engine = self.engine
+        changes, self._changes, self._told_steps = tuple(self._changes), [], steps
+        took_us = max(last.took_ns // 1000, self._longest_us, 1)
+        prompt, self._prompt, self._longest_us = self._prompt, 0, 0
+        self.tell(
+            v.EngineStep(
+                incarnation=self.incarnation,
+                step=steps,
+                duration_us=took_us,
+                batch=last.batch,
+                sum_context=last.context,
+                prefill_tokens=prompt,
+                waiting=len(engine.waiting),
+                kv_used=engine.kv_used,
+                changes=changes,
+            )
+        )
+
+    def _pulse(self) -> None:
+        """Report steps after a while without another report, while there is work."""
+        engine, now = self.engine, self._loop.now_ns
+        self._pulsing = bool(engine.running)
+        if not self._pulsing:
+            return
+        if now >= self._pulse_ns:
+            self._pulse_ns = now + PULSE_NS
+            self.step()
+            steps, last = engine.under_way(now)
+            if steps > self._told_steps:
+                self._tell_steps(steps, last)
+        self.process.call_at(self._pulse_ns / NS, self._pulse)
+
+    def _sample(self, now: int, steps: int, waiting: int, used: int) -> None:
+        """Two of the steps before the last one by one, if they only decoded."""
+        runs, behind = self.engine.runs, 0
+        if len(runs) > 1 and runs[-1].count == 1:
+            behind = 1
+        if not runs or runs[-1 - behind].count < 3:
+            return
+        run, last = runs[-1 - behind], self.engine.last
+        if not run.more_ns and self.engine.cost.given > 1:
+            return  # a step with prompts that gave several tokens
+        self._sampled_ns = now
+        for before in (2, 1):
+            took = run.took_ns(run.before + run.count + behind - before)
+            self.tell(
+                v.EngineStep(
+                    incarnation=self.incarnation,
+                    step=steps - before,
+                    duration_us=max(took // 1000, 1),
+                    batch=last.batch,
+                    sum_context=last.context,
+                    prefill_tokens=0,
+                    waiting=waiting,
+                    kv_used=used,
+                )
+            )
+
+    def _tell_prefixes(self) -> None:
+        """What the prefix cache gained and lost."""
+        kv = self.engine.kv
+        if kv.moves is None or not (kv.moves or self._anew):
+            return
+        anew, size = self._anew, self.engine.config.block_tokens
+        moves, kv.moves = kv.cached() if anew else kv.moves, []
+        stored, removed = prefixes.changed(moves)
+        told = v.PrefixBlocksChanged(
+            incarnation=self.incarnation,
+            stored=stored,
+            removed=removed,
+            reset=anew,
+            block_tokens=size if anew else 0,
+        )
+        if self.machine.seen is not None:
+            self.machine.seen(self.machine.name, told)
+        self._anew = not self._report(encode(told))
+
+    def tell(self, event: v.Event) -> None:
+        """An event for the log, by way of the agent."""
+        if self.machine.seen is not None:
+            self.machine.seen(self.machine.name, event)
+        if self._lost and isinstance(event, v.EngineStep):
+            event = structs.replace(event, lost=self._lost)
+            if self._report(encode(event)):
+                self._lost = 0
+            else:
+                self._lost += 1
+        elif not self._report(encode(event)):
+            self._lost += 1
+
+
+_TOLD: dict[str, Callable[[EngineProcess, Track, Told], None]] = {
+    "admitted": EngineProcess._admitted,
+    "chunk": EngineProcess._chunk,
+    "first": EngineProcess._first,
+    "preempted": EngineProcess._preempted,
+    "finished": EngineProcess._finished,
+    "aborted": EngineProcess._aborted,
+}

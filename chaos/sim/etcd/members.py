@@ -1,0 +1,476 @@
+"""Simulated etcd: members that agree, die, stand still, elect, run out of space.
+
+    client --line--> member --(quorum, fsync)--> Store --> members --watches--> clients
+
+A member is a process. What changes the store waits for a leader, a quorum and the disks of a
+majority; a batch under way when the leader is lost was agreed on or not, as the seed has it,
+and its clients do not hear. Leases are counted by the leader; one that takes over gives
+each its whole TTL again. The log's own code (`relume.events.etcd`) runs on top, unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import grpc
+from msgspec import Struct
+from msgspec.structs import replace
+
+from relume.chaos.memory_folder import memory_folder
+from relume.chaos.sim.etcd.key_store import (
+    CLUSTER,
+    Event,
+    Header,
+    Lease,
+    NoSuchLease,
+    OutOfHistory,
+    Store,
+    Txn,
+)
+from relume.chaos.sim.etcd.stubs import Failure, Reply, SimClient
+from relume.chaos.sim.world.link_rules import host_of
+from relume.chaos.sim.world.network import End, Wires
+from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.reader import scan
+from relume.events.etcd.reader.log_reader import EtcdReader
+from relume.events.etcd.writer.stream_writer import EtcdWriter
+from relume.events.log.interface import Landed, RevisionGroup
+
+FSYNC_S = 0.0005
+PEER_S = 0.0002
+"""A message between members."""
+READ_S = 0.0003
+"""A linearizable read."""
+ELECTION_S = (1.1, 2.1)
+"""Between losing a leader and the next write (ETCD.md)."""
+RESTART_S = 0.4
+LEASE_CHECK_S = 0.5
+PORT = 2379
+_NO_SPACE = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
+_NO_LEASE = Failure(grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not found")
+
+
+class Member:
+    """One etcd process. `fsync_s`: how long its disk takes."""
+
+    def __init__(self, name: str, process: Process) -> None:
+        self.name = name
+        self.process = process
+        self.fsync_s = FSYNC_S
+        self.applied = 1
+        self.watchers: dict[tuple[bytes, bytes], dict[tuple[End, int], Reply]] = {}
+
+    @property
+    def runs(self) -> bool:
+        """Whether it does anything now."""
+        return self.process.alive and not self.process.stopped
+
+
+Proposal = tuple[Member, str, Any, Reply]
+
+
+class SimEtcd:
+    """A cluster. `names`: of its members, which are processes on hosts of their own.
+
+    Call `close` at the end: spools lie in a temporary directory.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        wires: Wires,
+        names: Sequence[str] = ("e0",),
+        config: EtcdConfig | None = None,
+    ) -> None:
+        self.loop = loop
+        self.store = Store()
+        loop.stand_ins["segments"] = lambda: mock.patch.multiple(scan, unpack=self.store.unpack)
+        self.no_space = False
+        """Puts and lease grants are refused, as under the alarm NOSPACE."""
+        self.elections = 0
+        self.landed: list[Landed] = []
+        """What was acknowledged to writers as durable (I13)."""
+        self.observers: list[Callable[[int, bool], None]] = []
+        """Called when something was agreed on, with the first of its revisions and whether
+        the leader's stream is among what changed."""
+        self._spools = tempfile.TemporaryDirectory(prefix="relume-sim-", dir=memory_folder())
+        addresses = tuple(f"{name}:{PORT}" for name in names)
+        self.config = replace(config or EtcdConfig(), endpoints=addresses)
+        self._leaders = Keys(self.config.prefix).stream("fleet")
+        self._wires = wires
+        self._random = random.Random(loop.random.random())
+        self._members: dict[str, Member] = {}
+        self._batch: list[Proposal] = []
+        self._committing = False
+        self._waiting: list[Proposal] = []
+        self._electing = False
+        self._logs: weakref.WeakKeyDictionary[Process, EtcdLog] = weakref.WeakKeyDictionary()
+        self._leases = 0
+        self._under_way: list[Proposal] = []
+        for name in names:
+            self._members[name] = Member(name, loop.process(name))
+            self._serve_at(name)
+        self.leader: Member | None = self._members[names[0]]
+        self._check_leases(self.leader)
+
+    def close(self) -> None:
+        """Remove the spools."""
+        self._spools.cleanup()
+
+    # --- for those who use the log -------------------------------------------------------
+
+    def log(self, process: Process) -> EtcdLog:
+        """The log as `process` has it; it shares one client."""
+        found = self._logs.get(process)
+        if found is None:
+            disk = f"{self._spools.name}/{host_of(process.name)}"
+            config = replace(self.config, spool_dir=disk)
+            found = self._logs[process] = EtcdLog(config, process.name)
+            found.client = SimClient(config, self, process)
+        return found
+
+    def writer(
+        self, stream: str, process: Process, *, wait_s: float = 0.0, gather_s: float = 0.0
+    ) -> EtcdWriter:
+        """The real writer. What its process spooled stays when it is killed."""
+        writer = self.log(process).writer(stream, wait_s=wait_s, gather_s=gather_s)
+        writer.on_landed(self.landed.append)
+
+        def dead() -> None:
+            spool = writer._backlog._spool
+            if spool is not None:
+                spool.close()
+                os.utime(spool.path, ns=(self.loop.now_ns, self.loop.now_ns))
+
+        process.at_death.append(dead)
+        return writer
+
+    def reader(self, process: Process) -> EtcdReader:
+        """The real reader."""
+        return self.log(process).reader()
+
+    def groups(self) -> tuple[RevisionGroup, ...]:
+        """The whole log, as the cluster has it."""
+        return self.store.groups(self.config.prefix)
+
+    def groups_from(self, first: int, last: int = 0) -> tuple[RevisionGroup, ...]:
+        """The same from revision `first` on, up to `last` if it is given."""
+        return self.store.groups(self.config.prefix, first, last)
+
+    @property
+    def leader_name(self) -> str:
+        """The member that leads; empty without one."""
+        return self.leader.name if self.leader is not None else ""
+
+    # --- faults --------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of all members."""
+        return tuple(self._members)
+
+    def process(self, name: str) -> Process:
+        """The process of a member; another one after each start."""
+        return self._members[name].process
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a member."""
+        member = self._members[name]
+        member.watchers.clear()
+        member.process.kill()
+        self._check()
+
+    def start(self, name: str) -> None:
+        """Start a killed member again, with its disk; it takes a moment."""
+        member = self._members[name]
+        if member.process.alive:
+            return
+        self.loop.call_later(RESTART_S, self._started, member)
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP."""
+        self._members[name].process.stop()
+        self._check()
+
+    def go_on(self, name: str) -> None:
+        """SIGCONT."""
+        self._members[name].process.go_on()
+        self._check()
+
+    def slow(self, name: str, more_s: float) -> None:
+        """Each fsync of the member takes `more_s` longer; 0: as long as ever."""
+        self._members[name].fsync_s = FSYNC_S + more_s
+
+    # --- calls, in the member's process --------------------------------------------------
+
+    def line(self, process: Process, address: str) -> End | None:
+        """A connection to the member at `address`; None when it is not running."""
+        served = self._wires.served.get(address)
+        if served is None:
+            return None
+        end = self._wires.line(process, served, "etcd")
+        member = served.what
+        end.peer.lost = lambda *_: self._client_gone(member, end.peer)
+        return end
+
+    def serve(self, end: End, method: str, asked: Any, reply: Reply) -> None:
+        """What a client sent to a member."""
+        assert end.served is not None
+        member: Member = end.served.what
+        if method in ("Range", "Txn", "LeaseGrant", "LeaseRevoke", "DeleteRange"):
+            self._propose(member, method, asked, reply)
+        elif method == "watch":
+            number, what = asked
+            self._watch(member, end, number, what, reply)
+        elif method == "keep":
+            self._keep(asked[1], reply)
+        else:
+            for watching in member.watchers.values():
+                watching.pop((end, asked[0]), None)
+
+    def _client_gone(self, member: Member, end: End) -> None:
+        for watching in member.watchers.values():
+            for key in [k for k in watching if k[0] is end]:
+                del watching[key]
+
+    def _keep(self, lease: int, reply: Reply) -> None:
+        if not self._quorum or self.leader is None or not self.leader.runs:
+            return
+        found = self.store.leases.get(lease)
+        if found is None:
+            reply(SimpleNamespace(TTL=0))
+            return
+        found.deadline_s = self.loop.time() + found.ttl_s
+        reply(SimpleNamespace(TTL=found.ttl_s))
+
+    # --- agreeing ------------------------------------------------------------------------
+
+    @property
+    def _quorum(self) -> bool:
+        return 2 * sum(m.runs for m in self._members.values()) > len(self._members)
+
+    def _propose(self, member: Member, method: str, asked: Any, reply: Reply) -> None:
+        if self.no_space and (method == "LeaseGrant" or (type(asked) is Txn and asked.puts)):
+            reply(_NO_SPACE)
+            return
+        proposal = member, method, asked, reply
+        if self.leader is None or not self.leader.runs or not self._quorum:
+            # Without a leader some are dropped at once, some wait for the next one.
+            if self._random.random() < 0.5:
+                self._waiting.append(proposal)
+            return
+        if method == "Range" or (method == "Txn" and not (asked.puts or asked.drops)):
+            process = self.leader.process
+            process.call_at(self.loop.time() + READ_S, self._carry_out, *proposal)
+            return
+        self._batch.append(proposal)
+        if not self._committing:
+            self._next_batch()
+
+    def _next_batch(self) -> None:
+        """The batch is written to the disks of a majority, then it is agreed on."""
+        assert self.leader is not None
+        self._committing = True
+        running = sorted(m.fsync_s for m in self._members.values() if m.runs)
+        disk_s = running[len(self._members) // 2] if len(self._members) > 1 else running[0]
+        disk_s *= 0.8 + 0.4 * self._random.random()
+        peers_s = PEER_S if len(self._members) > 1 else 0.0
+        at = self.loop.time() + disk_s + peers_s
+        batch, self._batch = self._batch, []
+        self._under_way = batch
+        self.leader.process.call_at(at, self._commit, batch, self.elections)
+
+    def _commit(self, batch: list[Proposal], term: int) -> None:
+        if term != self.elections:
+            return  # a leader of the past: the election has settled what became of it
+        if not self._quorum:
+            self._waiting[:0] = batch + self._batch
+            self._batch, self._under_way, self._committing = [], [], False
+            return
+        self._under_way = []
+        for proposal in batch:
+            self._carry_out(*proposal)
+        self._committing = False
+        if self._batch:
+            self._next_batch()
+
+    def _carry_out(self, member: Member, method: str, asked: Any, reply: Reply) -> None:
+        store = self.store
+        before = store.revision
+        try:
+            answer = self._answer(method, asked)
+        except OutOfHistory as error:
+            answer = Failure(grpc.StatusCode.OUT_OF_RANGE, str(error))
+        except NoSuchLease:
+            answer = _NO_LEASE
+        if store.revision > before:
+            self._spread()
+            of_leader = any(
+                event.kv.key.startswith(self._leaders)
+                for changed in store.changes[before:]
+                for event in changed
+            )
+            for observer in self.observers:
+                observer(before + 1, of_leader)
+        if member.runs:
+            reply(answer)
+        elif member.process.alive:
+            member.process.call_soon(reply, answer)
+
+    def _answer(self, method: str, asked: Any) -> Any:
+        store = self.store
+        if method == "Range":
+            return store.range(asked)
+        if method == "Txn":
+            return store.txn(asked)
+        if method == "LeaseGrant":
+            self._leases += 1
+            lease = Lease(0x7000 + self._leases, max(asked, 2), 0.0)
+            lease.deadline_s = self.loop.time() + lease.ttl_s
+            store.grant(lease)
+            return SimpleNamespace(ID=lease.id, TTL=lease.ttl_s)
+        if method == "LeaseRevoke":
+            store.revoke(asked)
+        else:
+            store.delete(*asked)
+        return SimpleNamespace(header=Header(store.revision))
+
+    # --- watches -------------------------------------------------------------------------
+
+    def _watch(self, member: Member, end: End, number: int, what: Any, reply: Reply) -> None:
+        key, last, start = what
+        store = self.store
+        if start <= store.compacted:
+            reply(_told(member, compact_revision=store.compacted + 1, canceled=True))
+            return
+        member.watchers.setdefault((key, last), {})[end, number] = reply
+        reply(_told(member, created=True))
+        if 0 < start <= member.applied:
+            events = []
+            for at, changed in store.changes_from(start):
+                if at > member.applied:
+                    break
+                events += _within(changed, key, last)
+            if events:
+                reply(_told(member, events=events))
+
+    def _spread(self) -> None:
+        """The store changed: each member that runs applies it and tells its watchers."""
+        now = self.loop.time()
+        for member in self._members.values():
+            if member is self.leader:
+                self._apply(member)
+            elif member.process.alive:
+                member.process.call_at(now + PEER_S, self._apply, member)
+
+    def _apply(self, member: Member) -> None:
+        store, seen = self.store, member.applied
+        if seen == store.revision:
+            return
+        member.applied = store.revision
+        for (key, last), watching in member.watchers.items():
+            if not watching:
+                continue
+            for at in range(seen + 1, store.revision + 1):
+                if events := _within(store.changes[at - 1], key, last):
+                    told = _told(member, events=events)
+                    for reply in list(watching.values()):
+                        reply(told)
+
+    # --- leaders -------------------------------------------------------------------------
+
+    def _serve_at(self, name: str) -> None:
+        member = self._members[name]
+        self._wires.serve(f"{name}:{PORT}", member.process, member)
+
+    def _started(self, member: Member) -> None:
+        if member.process.alive:
+            return
+        member.process = self.loop.process(member.name)
+        member.applied = self.store.revision
+        self._serve_at(member.name)
+        self._check()
+
+    def _check(self) -> None:
+        """Members came or went."""
+        leader = self.leader
+        if leader is not None and not leader.process.alive:
+            self.leader = leader = None
+        if leader is not None and leader.runs:
+            if self._quorum:
+                self._settle()
+            return
+        if not self._electing and self._quorum:
+            self._electing = True
+            self.loop.call_later(self._random.uniform(*ELECTION_S), self._elect)
+
+    def _elect(self) -> None:
+        self._electing = False
+        if (self.leader is not None and self.leader.runs) or not self._quorum:
+            self._check()
+            return
+        running = [m for m in self._members.values() if m.runs]
+        self.leader = running[int(self._random.random() * len(running))]
+        self.elections += 1
+        for lease in self.store.leases.values():
+            lease.deadline_s = self.loop.time() + lease.ttl_s
+        # What the last leader had sent to its followers stands or falls as a whole.
+        lost, self._under_way = self._under_way + self._batch, []
+        self._batch, self._committing = [], False
+        if self._random.random() < 0.5:
+            self._waiting[:0] = lost
+        self._check_leases(self.leader)
+        self._settle()
+
+    def _settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for proposal in waiting:
+            self._propose(*proposal)
+        for member in self._members.values():
+            if member.runs:
+                self._apply(member)
+
+    def _check_leases(self, leader: Member) -> None:
+        if self.leader is leader and leader.process.alive:
+            self._expire()
+            process, at = leader.process, self.loop.time() + LEASE_CHECK_S
+            process.call_at(at, self._check_leases, leader)
+
+    def _expire(self) -> None:
+        now = self.loop.time()
+        for lease in [x for x in self.store.leases.values() if x.deadline_s < now]:
+            leader = self.leader
+            assert leader is not None
+            self._propose(leader, "LeaseRevoke", lease.id, lambda _: None)
+
+
+def _within(events: Sequence[Event], key: bytes, last: bytes) -> list[Event]:
+    if last:
+        return [e for e in events if key <= e.kv.key < last]
+    return [e for e in events if e.kv.key == key]
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """As `WatchResponse`."""
+
+    header: Header
+    events: Sequence[Event] = ()
+    created: bool = False
+    canceled: bool = False
+    compact_revision: int = 0
+    fragment: bool = False
+    cancel_reason: str = ""
+
+
+def _told(member: Member, **what: Any) -> Told:
+    return Told(header=Header(member.applied, CLUSTER), **what)

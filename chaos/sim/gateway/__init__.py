@@ -1,0 +1,1 @@
+"""The gateway of a simulated control plane replica."""

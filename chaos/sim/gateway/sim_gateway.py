@@ -1,0 +1,207 @@
+"""The gateway in virtual time: the real `Gateway` without a socket.
+
+Its sessions are the real `RequestSession` (`sim_session`), fed with the bytes of real frames; its
+connections to engines are those of the simulated network (`sim_connections`). Streams are told
+late: whoever needs to know how far one is (`look`) has its engine tell what has left it by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from random import Random
+from typing import Any
+
+from relume.chaos.sim.engine.prefix_model import of_prompt
+from relume.chaos.sim.gateway.answer_bytes import RELAYED, WHOLE, style_of
+from relume.chaos.sim.gateway.sim_connections import SimPool, SimUpstream
+from relume.chaos.sim.gateway.sim_session import BODY, PATH, SimClient, SimSession
+from relume.chaos.sim.message_ports import Ask, Caller
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.virtual_loop import Process
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.context import Context
+from relume.controlplane.gateway.endpoint import Gateway
+from relume.controlplane.gateway.http.replies import Reply, error_reply
+from relume.controlplane.gateway.ports import SchedulerPort
+from relume.controlplane.gateway.request_session import RequestSession
+from relume.controlplane.gateway.streams import Streams
+from relume.controlplane.stream import event_ids
+from relume.controlplane.stream.arrival import Arrival
+from relume.controlplane.stream.stream_data import RelayedRequest, Stream
+from relume.events.log.errors import LogError
+from relume.events.vocabulary.enums import Guarantee, Tier
+from relume.events.wire.tokenizer_messages import CountReply
+
+RELAYED_PATH = "/v1/embeddings"
+_REASONS = {
+    "relayed": "unprotected route",
+    "restarting": "its engine cannot\r\ncontinue it",
+}
+METHODS = ("POST", "GET", "HEAD")
+
+
+def _relayed(what: Ask) -> RelayedRequest:
+    return RelayedRequest(METHODS[zlib.crc32(what.asked.encode()) % 3], (("accept", "*/*"),))
+
+
+class PromptCounts:
+    """The tokenising process, which counts what a body says, answers late, or does not answer."""
+
+    wait_s = 0.25
+
+    def __init__(self, name: str) -> None:
+        self._random = Random(f"{name}:counts")
+
+    async def count(
+        self, model: str, chat: bool, block_tokens: int, body: bytes
+    ) -> CountReply | None:
+        """See `token_counts.Tokens`."""
+        after_s = self._random.choice((0.0, 0.001, 0.05, self.wait_s))
+        usable = self._random.random() < 0.8
+        if after_s:
+            await asyncio.sleep(after_s)
+        return CountReply(1, int(body)) if usable and after_s < self.wait_s else None
+
+
+class SimGateway(Gateway):
+    """A `Door` for clients, and the real `GatewayPort`. Clients mean the fleet's one model."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerPort,
+        wires: Wires,
+        process: Process,
+        config: GatewayConfig | None = None,
+    ) -> None:
+        clock = wires.loop.time
+        super().__init__(
+            scheduler, config or GatewayConfig(max_requests=1 << 20), clock=clock,
+            wall_clock=lambda: time.time(),
+        )  # fmt: skip
+        self._connections: dict[str, SimClient] = {}
+        streams = self._streams
+        session: Any = SimSession
+        self._streams = Streams(self.config.resume, streams._wall_clock, streams._entropy, session)
+        self._pool = SimPool(wires, process, self.config)
+        self.activity = self._pool.activity
+        counts: Any = PromptCounts(process.name)
+        self._context = Context(
+            scheduler=scheduler,
+            pool=self._pool,
+            config=self.config,
+            clock=clock,
+            spawn=self._spawn,
+            counters=self.counters,
+            attempts=self._attempts,
+            tokens=counts,
+        )
+
+    async def start(self) -> None:
+        """Without a socket: whoever serves it on the network gives it an address."""
+        ready = asyncio.Event()
+        self._runner = asyncio.create_task(self._run(ready), name="gateway")
+        await ready.wait()
+
+    # --- Door
+
+    def ask(self, what: Ask, caller: Caller) -> None:
+        """A client's request."""
+        if self.counters.in_flight >= self.config.max_requests:
+            caller.refused(429, "too many requests are under way; try again")
+            return
+        models = self._scheduler.models()
+        model, marks = models[0] if models else "", b""
+        if what.prefix:
+            size = self._scheduler.block_tokens(model)
+            marks = of_prompt(what.prefix, what.prefix_block, what.prompt_tokens, size)
+        client = SimClient(caller, what, self._connections)
+        if what.last_event_id:
+            self._return(client)
+            return
+        is_relayed = what.kind == "relayed"
+        arrival = Arrival(
+            request=self._new_id(), model=model, route=RELAYED_PATH if is_relayed else PATH,
+            stream=style_of(what.asked, what.kind) not in (WHOLE, RELAYED), prompt_tokens=what.prompt_tokens,
+            max_tokens=0 if is_relayed else what.output_tokens, verdict=Guarantee(what.verdict),
+            reason=_REASONS.get(what.kind, ""), protected=not is_relayed,
+            client_id=what.client_id, priority=what.priority,
+            needs=("choices",) if what.kind == "choices" else (), fallback=Guarantee.BEST_EFFORT,
+            prefix=marks, tier=Tier(what.tier), share=what.tenant,
+            countable=what.kind == "counted",
+        )  # fmt: skip
+        if what.kind == "resumable":
+            session: RequestSession = self._streams.new(
+                self._context, client, arrival, PATH, what.client_id, BODY
+            )
+        else:
+            stream = Stream(
+                arrival=arrival,
+                path=arrival.route,
+                response_id=what.client_id,
+                body=b"%d" % what.prompt_tokens if arrival.countable else BODY,
+                limits=self.config,
+                now=self.clock(),
+                relayed=_relayed(what) if is_relayed else None,
+            )
+            session = SimSession(self._context, client, stream)
+        refused = self._started(session)
+        if isinstance(refused, Reply):
+            client.forget()
+            caller.refused(refused.status, "not taken")
+
+    def _return(self, client: SimClient) -> None:
+        """A client returns to its stream."""
+        what = client.what
+        shown = event_ids.parse(what.last_event_id)
+        assert shown is not None
+        try:
+            served = self._streams.returned(self._context, client, shown, PATH, what.client_id, "")
+        except LogError:
+            served = error_reply(503, "the control plane cannot take streams over at present")
+        if isinstance(served, Reply):
+            client.forget()
+            client.reply(served)
+
+    def flush(self, connection: str) -> None:
+        """Tell now what of the answer is there."""
+        client = self._connections.get(connection)
+        if client is not None:
+            client.session.look()
+
+    def hang_up(self, connection: str) -> None:
+        """The client closed its connection."""
+        client = self._connections.pop(connection, None)
+        if client is not None and client.session.connection is client:
+            client.session.gone()
+
+    def cut_frame(self, worker: str, incarnation: int, random: Random) -> bool:
+        """Break the connection of one answer from that engine; False when none comes."""
+        self._look_at(worker, incarnation)
+        found = [
+            attempt.upstream
+            for attempt in self._attempts.get((worker, incarnation), ())
+            if isinstance(attempt, SimSession) and isinstance(attempt.upstream, SimUpstream)
+        ]
+        if not found:
+            return False
+        random.choice(found).reset()
+        return True
+
+    # --- GatewayPort
+
+    def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        """See GatewayPort; brought up to date first."""
+        self._look_at(worker, incarnation)
+        return super().delivered_on(worker, incarnation)
+
+    def movable_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        """See GatewayPort; brought up to date first."""
+        self._look_at(worker, incarnation)
+        return super().movable_on(worker, incarnation)
+
+    def _look_at(self, worker: str, incarnation: int) -> None:
+        for attempt in list(self._attempts.get((worker, incarnation), ())):
+            if isinstance(attempt, SimSession):
+                attempt.look()

@@ -1,0 +1,222 @@
+"""Between simulated clients, gateways and workers: what of the HTTP protocol has a meaning.
+
+A process serves what it offers at an address (`host:port`, the host being the worker's or
+the replica's name) on the network; others reach it there by the address its log record names.
+Bytes are not simulated, tokens are. A stream is reported in stretches, not token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from relume.chaos.sim.world.virtual_loop import Process
+from relume.events.wire.notices import Died
+from relume.events.wire.worker_calls import Attach
+
+
+class Dispatch(Struct, frozen=True, kw_only=True):
+    """One attempt as it reaches an engine (headers of the worker protocol). `asked` names what
+    the tokens depend on: token i of equal `asked` is the same on every healthy engine. `record`:
+    the encoded decision that came with it. `delivered` tokens are there already (mode continue
+    or replay). `claim`: who shows it may attach to the stream within `grace_s`; `envelope`: state
+    daemons that may have the request."""
+
+    request: str
+    attempt: int
+    incarnation: int
+    mode: str
+    asked: str
+    prompt_tokens: int
+    output_tokens: int
+    delivered: int
+    record: bytes
+    checkpoint: tuple[str, ...] = ()
+    restore: tuple[str, ...] = ()
+    priority: int = 1
+    prefix: tuple[int, ...] = ()
+    prefix_block: int = 0
+    claim: str = ""
+    grace_s: int = 0
+    envelope: tuple[str, ...] = ()
+
+
+class Stretch(Struct, frozen=True, gc=False, kw_only=True):
+    """Tokens `start..start+count-1`, the first sent at `first_ns`, the last at `last_ns`, about
+    evenly between; `longest_ns` is the longest time between two of them, 0 if there is nothing
+    to say. `wrong`: an engine with damaged weights or blocks made them."""
+
+    start: int
+    count: int
+    first_ns: int
+    last_ns: int
+    wrong: bool = False
+    longest_ns: int = 0
+    data: bytes = b""
+    """What a gateway sends its client of them; empty on the way from an engine."""
+
+
+class Answer(Protocol):
+    """The gateway's end of an attempt. Called in the gateway's process."""
+
+    def tokens(self, stretch: Stretch) -> None:
+        """More of the stream."""
+        ...
+
+    def end(self, finish: str) -> None:
+        """The clean end: stop, length, abort."""
+        ...
+
+    def moved(self) -> None:
+        """Handed over as asked."""
+        ...
+
+    def attached(self, base: int, known: int) -> None:
+        """The answer to `attach`: `known` tokens without what shows them; what shows those from
+        `base` on is here."""
+        ...
+
+    def refused(self, status: int) -> None:
+        """No such stream is kept, nobody has the request, or the engine does not take it."""
+        ...
+
+    def broken(self, kind: str) -> None:
+        """The engine gives the answer up (`frames.FailureKind`)."""
+        ...
+
+    def taken(self) -> None:
+        """Another connection continues this stream."""
+        ...
+
+    def lost(self, kind: str, detail: str) -> None:
+        """The connection broke: reset, eof, refused, unreachable, stale, engine_dead."""
+        ...
+
+
+class Endpoint(Protocol):
+    """An engine's end, in the engine's process. Called with what arrived over the wire."""
+
+    def dispatch(self, what: Dispatch, answer: Answer) -> None:
+        """Begin an attempt; `answer` hears of it, over the wire again."""
+        ...
+
+    def flush(self, request: str, attempt: int) -> None:
+        """Report now what of the stream is there; without a read, streams are reported late."""
+        ...
+
+    def last_ns(self, request: str, attempt: int) -> int:
+        """When the last token of the stream was sent, told or not; 0: none was."""
+        ...
+
+    def newest_ns(self) -> int:
+        """When the last token of any stream was sent: no stream's is later."""
+        ...
+
+    def drop(self, request: str, attempt: int, answer: Answer) -> None:
+        """The gateway closed the connection of `answer`: abort, or keep the stream."""
+        ...
+
+    def attach(self, what: Attach, answer: Answer) -> None:
+        """Continue a kept stream with `answer`."""
+        ...
+
+    def call(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """`GET /relume/state`, `POST /relume/handover`, `/relume/checkpoint`, ...: status and
+        JSON of the answer."""
+        ...
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """A request as its client sends it to a gateway. `client_id` is its x-request-id; the other
+    fields are those of `Dispatch` and of the schedule's `Request`. `verdict`: how a cut of such
+    a request can be survived, as `gateway.classify` says of it. `tier`, `tenant`: in whose turn it
+    waits. `kind`: of the schedule's `Request.client`; `connection`: unique, also among those of one
+    client; `last_event_id`: it returns with this."""
+
+    client_id: str
+    asked: str
+    prompt_tokens: int
+    output_tokens: int
+    verdict: str = "exact"
+    priority: int = 1
+    n: int = 1
+    prefix: tuple[int, ...] = ()
+    prefix_block: int = 0
+    tier: str = ""
+    tenant: str = ""
+    kind: str = "streaming"
+    connection: str = ""
+    last_event_id: str = ""
+
+    @property
+    def key(self) -> str:
+        """Names the connection it comes on."""
+        return self.connection or self.client_id
+
+
+class Caller(Protocol):
+    """The client's end of a request. Called in the clients' process."""
+
+    def tokens(self, stretch: Stretch) -> None:
+        """More of the answer; times are those at which it left the engine or gateway."""
+        ...
+
+    def end(self, finish: str) -> None:
+        """The clean end."""
+        ...
+
+    def refused(self, status: int, message: str) -> None:
+        """An error, before or instead of the rest: status of the answer, or of an error event."""
+        ...
+
+    def cut(self) -> None:
+        """The connection broke without an end."""
+        ...
+
+
+class Door(Protocol):
+    """Where a gateway takes requests, in its process."""
+
+    def ask(self, what: Ask, caller: Caller) -> None:
+        """A client's request."""
+        ...
+
+    def flush(self, connection: str) -> None:
+        """Tell now what of the answer is there."""
+        ...
+
+    def hang_up(self, connection: str) -> None:
+        """The client closed its connection."""
+        ...
+
+
+class Board(Protocol):
+    """Where an agent tells of deaths, in its process (`relume.events.wire.notices`)."""
+
+    def listen(self, hear: Callable[[Died], None]) -> None:
+        """A replica listens from now on; it is greeted with the last death."""
+        ...
+
+
+class Net(Protocol):
+    """The network, as needed by a process that serves on it."""
+
+    def serve(self, address: str, process: Process, what: Endpoint | Board | Door) -> None:
+        """From now on `what` answers at `address`, run in `process`."""
+        ...
+
+    def close(self, address: str) -> None:
+        """No process answers there any more (closed, or its process was killed): connections to it
+        are reset."""
+        ...
+
+    def answers(self, address: str) -> bool:
+        """Whether a process listens there."""
+        ...
+
+    def door(self, address: str) -> Door:
+        """A gateway's door as clients see it: what is called on it travels. One that is not
+        there cuts the caller."""
+        ...

@@ -1,0 +1,145 @@
+"""A control plane replica as a simulated process: the real `Replica` behind a simulated gateway.
+
+One that ends, by itself (fenced, no log) or killed, is started again after `RESTART_S` under
+its name and with its spool, as a supervisor would. What the real code reaches over HTTP and
+sockets it reaches over the network (`transport`).
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from relume.chaos.sim.gateway.sim_gateway import SimGateway
+from relume.chaos.sim.world.http_transport import standing_in
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
+from relume.controlplane.replica.loop import Replica, ReplicaConfig
+from relume.events.log.errors import LogError, first_cause
+from relume.events.log.interface import LogReader
+from relume.policies.state.fleet import Fleet
+
+RESTART_S = 1.0
+GATHER_S = 0.05
+PORT = 8000
+
+
+class Log(Protocol):
+    """What `etcd.SimEtcd` offers to processes."""
+
+    def writer(
+        self, stream: str, process: Process, *, wait_s: float = 0.0, gather_s: float = 0.0
+    ) -> Any:
+        """A StreamWriter to enter."""
+        ...
+
+    def reader(self, process: Process) -> LogReader:
+        """A reader of the whole log."""
+        ...
+
+
+class Plane:
+    """Replica `name`, on a host of its own."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        wires: Wires,
+        log: Log,
+        name: str,
+        config: ReplicaConfig | None = None,
+        takeover_s: float = 16.0,
+    ) -> None:
+        self.name = name
+        self.address = f"{name}:{PORT}"
+        self.process: Process | None = None
+        """The one that lives now."""
+        self.replica: Replica | None = None
+        """The one that serves now."""
+        self.gateway: SimGateway | None = None
+        self._config = replace(config or ReplicaConfig(), name=name, host=name, port=PORT)
+        self._loop = loop
+        self._wires = wires
+        self._log = log
+        self._takeover_s = takeover_s
+        loop.stand_ins["control plane"] = lambda: standing_in(wires)
+
+    @property
+    def running(self) -> bool:
+        """Whether it serves (or would, were it not stopped)."""
+        return self.replica is not None
+
+    @property
+    def leading(self) -> bool:
+        """Whether it owns stream `fleet`."""
+        return self.replica is not None and self.replica.leadership.leading
+
+    @property
+    def fleet(self) -> Fleet:
+        """Its fold; an empty one while it does not run."""
+        return self.replica.fleet if self.replica is not None else Fleet()
+
+    def start(self) -> None:
+        """Start it, unless it lives."""
+        if self.process is not None:
+            return
+        process = self.process = self._loop.process(self.name)
+        process.at_death.append(self._gone)
+        process.spawn(self._live(process))
+
+    def kill(self) -> None:
+        """kill -9; its supervisor starts it again."""
+        if self.process is not None:
+            self.process.kill()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if self.process is not None:
+            self.process.stop()
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.process is not None:
+            self.process.go_on()
+
+    def cut_frame(self, worker: str, incarnation: int, random: Random) -> bool:
+        """Break the connection of one answer from that engine; False when none comes."""
+        process, gateway = self.process, self.gateway
+        if process is None or process.stopped or gateway is None:
+            return False
+        return process.context.run(gateway.cut_frame, worker, incarnation, random)
+
+    def _gone(self) -> None:
+        self.process = self.replica = self.gateway = None
+        self._loop.call_later(RESTART_S, self.start)
+
+    async def _live(self, process: Process) -> None:
+        try:
+            await self._serve(process)
+        except Exception as raised:
+            error = first_cause(raised)
+            if not isinstance(error, LogError):
+                self._loop.failures.append(error)
+                raise
+        process.kill()
+
+    async def _serve(self, process: Process) -> None:
+        """As `relume.controlplane.replica.serve` does."""
+        opening = self._log.writer(
+            f"r.{self.name}", process, wait_s=self._takeover_s, gather_s=GATHER_S
+        )
+        async with opening as writer:
+            replica = Replica(
+                self._config,
+                self._log.reader(process),
+                writer,
+                lambda stream: self._log.writer(stream, process),
+            )
+            await replica.catch_up()
+            gateway = SimGateway(replica.scheduler, self._wires, process)
+            await gateway.start()
+            self.replica, self.gateway = replica, gateway
+            self._wires.serve(self.address, process, gateway)
+            await replica.run(gateway)

@@ -1,0 +1,422 @@
+"""Clients in virtual time: they send what the schedule says, and write down what they lived.
+
+Each sends a request once, to one gateway, and does not try again; one of a resumable stream loses
+its connection at any byte, and returns with the id of the last whole event it has, to the same
+gateway or another (`ReturningCall`). What a client has of an answer is what the bytes say that
+came from the gateway (`answer_bytes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from relume.chaos.outcome import History
+from relume.chaos.scenario.schedule import Request, Schedule
+from relume.chaos.sim.gateway.answer_bytes import WRONG, AnswerReader, style_of, tokens_of
+from relume.chaos.sim.message_ports import Ask, Net, Stretch
+from relume.chaos.sim.world.virtual_loop import NS, VirtualLoop
+from relume.chaos.validators.records import ClientRecord
+from relume.controlplane.gateway.openai.priority import checkpoint_weight
+from relume.policies.routing.routing_settings import TIERS
+
+PATIENCE = 12
+"""A client returns so often to a stream from which nothing comes."""
+AWAY_S = (0.0, 0.05, 0.5, 5.0, 40.0)
+"""It stays away for up to one of these times."""
+STAYS_AWAY = 0.08
+"""One that leaves stays away for ever with this probability."""
+GONE, BUSY = 410, 503
+
+
+def fault_free(names: Sequence[str], schedule: Schedule) -> list[History]:
+    """What clients of a fleet without faults would have of these requests: what answers are
+    compared with."""
+    wanted = set(names)
+    return [
+        History(
+            request=r.name,
+            record=ClientRecord(
+                request=f"fault-free:{r.name}",
+                token_count=r.output_tokens,
+                finish="length",
+                tokens=tokens_of(r.name, 0, r.output_tokens),
+                asked=r.name,
+                undisturbed=True,
+            ),
+            sent_ns=0,
+        )
+        for r in schedule.requests
+        if r.name in wanted
+    ]
+
+
+class Call:
+    """One request as its client lives it; `ports.Caller`."""
+
+    __slots__ = (
+        "_clients", "_reader", "connection", "first_ns", "gateway", "last_ns", "longest_ns", "over", "record",
+        "request", "sent_ns",
+    )  # fmt: skip
+
+    def __init__(self, clients: Clients, request: Request) -> None:
+        self._clients = clients
+        self._reader = AnswerReader(style_of(request.name, request.client))
+        self.connection = request.name
+        self.request = request
+        self.record = ClientRecord(request=request.name, asked=request.name)
+        self.sent_ns = 0
+        self.first_ns = self.last_ns = self.longest_ns = 0
+        self.over = False
+        self.gateway = ""
+
+    def tokens(self, stretch: Stretch) -> None:
+        """See ports.Caller."""
+        if self.over:
+            return
+        record = self.record
+        if not stretch.count:
+            self._read(stretch)
+            return
+        if not record.token_count:
+            self.first_ns = stretch.first_ns
+            record.status = 200
+        else:
+            self.longest_ns = max(self.longest_ns, stretch.first_ns - self.last_ns)
+        self.longest_ns = max(self.longest_ns, stretch.longest_ns)
+        self.last_ns = stretch.last_ns
+        if self.request.client == "choices":
+            pass  # each has its own first token
+        elif not record.starts or stretch.start != record.token_count:
+            record.starts.append(stretch.start)
+        self._read(stretch)
+
+    def _read(self, stretch: Stretch) -> None:
+        self._had(self._reader.read(stretch.data))
+
+    def _had(self, tokens: list[int]) -> None:
+        self.record.tokens += tokens
+        self.record.token_count += len(tokens)
+        self.record.other_tokens = self._reader.other_tokens
+
+    def end(self, finish: str) -> None:
+        """See ports.Caller."""
+        if not self.over:
+            if not self._reader.is_complete:
+                self._had([WRONG])  # an end without the last event
+            self.record.finish, self.record.status = finish, 200
+            self._ended("completed")
+
+    def refused(self, status: int, message: str) -> None:
+        """See ports.Caller."""
+        if not self.over:
+            if not self.record.token_count:
+                self.record.status = status
+            self._ended("rejected" if status < 500 else "failed")
+
+    def cut(self) -> None:
+        """See ports.Caller."""
+        if not self.over:
+            self._ended("cut")
+
+    def hang_up(self) -> None:
+        """Leave in the middle."""
+        if not self.over:
+            self._clients.flush(self)
+            if not self.over:
+                self._clients.close(self)
+                self._ended("cancelled")
+
+    def _ended(self, outcome: str) -> None:
+        self.over = True
+        self.record.outcome = outcome
+        if self.record.token_count > 1:
+            self.record.gaps_ms = [self.longest_ns / 1e6]
+        self._clients.ended(self)
+
+    def history(self, began_ns: int) -> History:
+        """What is to be kept of it."""
+        told = self.record.token_count > 0
+        return History(
+            request=self.request.name, record=self.record, sent_ns=self.sent_ns - began_ns,
+            first_ns=self.first_ns - began_ns if told else None, last_ns=self.last_ns - began_ns if told else None,
+        )  # fmt: skip
+
+
+class ReturningCall(Call):
+    """One of a resumable stream. Its bytes are read when a connection is over, cut at any of
+    them."""
+
+    __slots__ = ("_departures", "_is_first", "_patience", "_random", "_raw", "_since_ns", "_turn")
+
+    def __init__(self, clients: Clients, request: Request) -> None:
+        super().__init__(clients, request)
+        self._random = Random(f"{clients.seed}:{request.name}:client")
+        self._departures = self._random.choice((0, 1, 1, 2, 3))
+        self._patience = PATIENCE
+        self._turn = 0
+        self._raw = b""
+        self._is_first = True
+        self._since_ns = 0
+
+    def connected(self) -> OfConnection:
+        """A connection is made: who is told of it."""
+        self._since_ns = self._clients.loop.now_ns
+        if self._departures:
+            self._departures -= 1
+            seconds = self._random.choice((0.1, 0.5, 2.0)) * self._random.random()
+            self._clients.later(seconds, self._leave, self._turn)
+        return OfConnection(self, self._turn)
+
+    def is_at(self, turn: int) -> bool:
+        """Whether that connection is the present one."""
+        return turn == self._turn and not self.over
+
+    def tokens(self, stretch: Stretch) -> None:
+        """See ports.Caller."""
+        self._raw += stretch.data
+        self._patience = PATIENCE
+        if not stretch.count:
+            return
+        # What was made while it was away came with the connection.
+        first_ns = max(stretch.first_ns, self._since_ns)
+        if self._is_first:
+            self._is_first = False
+            if not self.last_ns:
+                self.first_ns = first_ns
+                self.record.status = 200
+        else:
+            self.longest_ns = max(self.longest_ns, first_ns - self.last_ns)
+        if stretch.first_ns >= self._since_ns:
+            self.longest_ns = max(self.longest_ns, stretch.longest_ns)
+        self.last_ns = max(stretch.last_ns, self._since_ns)
+
+    def _take(self, most: int | None = None) -> None:
+        """Read what came on this connection, or so many bytes of it."""
+        self._had(self._reader.read(self._raw[:most]))
+        self._raw = b""
+
+    def end(self, finish: str) -> None:
+        """See ports.Caller."""
+        self._take()
+        super().end(finish)
+
+    def refused(self, status: int, message: str) -> None:
+        """See ports.Caller."""
+        self._take()
+        if status == BUSY and self._reader.last_id and self._may_return():
+            return
+        if status == GONE and self._reader.last_id:
+            self._ended("gone")
+            return
+        super().refused(status, message)
+
+    def cut(self) -> None:
+        """See ports.Caller."""
+        self._take()
+        if not self._may_return():
+            super().cut()
+
+    def hang_up(self) -> None:
+        """Leave for ever."""
+        super().hang_up()
+        self._take()
+
+    def _leave(self, turn: int) -> None:
+        """Lose the connection at any byte."""
+        if not self.is_at(turn):
+            return
+        self._clients.flush(self)
+        if not self.is_at(turn):
+            return
+        self._clients.close(self)
+        self._take(self._random.randrange(len(self._raw) + 1))
+        if self._random.random() < STAYS_AWAY or not self._may_return():
+            self._ended("cancelled")
+
+    def _may_return(self) -> bool:
+        """Return after a while, if there is something to show, and not without end."""
+        self._turn += 1
+        self._reader.cut()
+        if not self._reader.last_id or not self._patience:
+            return False
+        self._patience -= 1
+        self._is_first = True
+        self.connection = f"{self.request.name}#{self._turn}"
+        away_s = self._random.choice(AWAY_S) * self._random.random()
+        self._clients.later(away_s, self._return, self._turn)
+        return True
+
+    def _return(self, turn: int) -> None:
+        if self.is_at(turn):
+            self._clients.resend(self, self._reader.last_id, self._random)
+
+
+class OfConnection:
+    """`ports.Caller` of one connection of a client: older ones are not heard any more."""
+
+    def __init__(self, call: ReturningCall, turn: int) -> None:
+        self._call = call
+        self._turn = turn
+
+    def tokens(self, stretch: Stretch) -> None:
+        """See ports.Caller."""
+        if self._call.is_at(self._turn):
+            self._call.tokens(stretch)
+
+    def end(self, finish: str) -> None:
+        """See ports.Caller."""
+        if self._call.is_at(self._turn):
+            self._call.end(finish)
+
+    def refused(self, status: int, message: str) -> None:
+        """See ports.Caller."""
+        if self._call.is_at(self._turn):
+            self._call.refused(status, message)
+
+    def cut(self) -> None:
+        """See ports.Caller."""
+        if self._call.is_at(self._turn):
+            self._call.cut()
+
+
+class Clients:
+    """All clients of a run, in one process that never dies. `doors`: addresses of gateways, to
+    which requests go in turn. `on_end` is called when the last is answered."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        net: Net,
+        schedule: Schedule,
+        doors: Sequence[str],
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.loop = loop
+        self.net = net
+        self.process = loop.process("clients")
+        self.calls: dict[str, Call] = {}
+        self.left = len(schedule.requests)
+        self.seed = schedule.seed
+        self._schedule = schedule
+        self._doors = list(doors)
+        self._open = {name: net.door(name) for name in self._doors}
+        self._on_end = on_end
+        self._after: dict[str, list[Request]] = {}
+        self._sent = 0
+
+    def start(self) -> None:
+        """Send what has a time; the rest follows on answers."""
+        now = self.loop.time()
+        timed = []
+        for request in self._schedule.requests:
+            if request.at_ns is not None:
+                timed.append(request)
+            else:
+                self._after.setdefault(request.after or "", []).append(request)
+        timed.sort(key=lambda request: request.at_ns or 0)
+        self._began = now
+        self._coming = iter(timed)
+        self._next()
+        if not self.left:
+            self._on_end()
+
+    def _next(self) -> None:
+        """Wait for the next request that has a time."""
+        request = next(self._coming, None)
+        if request is not None:
+            at_s = self._began + (request.at_ns or 0) / NS
+            self.process.call_at(at_s, self._timely, request)
+
+    def _timely(self, request: Request) -> None:
+        self._next()
+        self._send(request)
+
+    def _send(self, request: Request) -> None:
+        resumable = request.client == "resumable"
+        call = (ReturningCall if resumable else Call)(self, request)
+        self.calls[request.name] = call
+        # Whoever finds nobody listening goes to the next address.
+        turns = (self._doors[(self._sent + n) % len(self._doors)] for n in range(len(self._doors)))
+        usual = self._doors[self._sent % len(self._doors)]
+        call.gateway = next((door for door in turns if self.net.answers(door)), usual)
+        self._sent += 1
+        call.sent_ns = self.loop.now_ns
+        self._ask(call)
+
+    def resend(self, call: ReturningCall, last_event_id: str, random: Random) -> None:
+        """A client returns to its stream, to the same gateway or another."""
+        there = [door for door in self._doors if self.net.answers(door)]
+        if there and (call.gateway not in there or random.random() < 0.5):
+            call.gateway = random.choice(there)
+        self._ask(call, last_event_id)
+
+    def _ask(self, call: Call, last_event_id: str = "") -> None:
+        request = call.request
+        ask = Ask(
+            kind=request.client,
+            connection=call.connection,
+            last_event_id=last_event_id,
+            client_id=request.name,
+            asked=request.name,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            verdict=verdict_of(request),
+            priority=checkpoint_weight(None, request.priority),
+            n=request.n,
+            prefix=request.prefix,
+            prefix_block=request.prefix_block,
+            tier=tier_of(request),
+            tenant=request.tenant,
+        )
+        caller = call.connected() if isinstance(call, ReturningCall) else call
+        self._open[call.gateway].ask(ask, caller)
+
+    def later(self, seconds: float, work: Callable[..., object], *args: object) -> None:
+        """Run `work` in the clients' process."""
+        self.process.call_at(self.loop.time() + seconds, work, *args)
+
+    def close(self, call: Call) -> None:
+        """Close a client's connection."""
+        self._open[call.gateway].hang_up(call.connection)
+
+    def flush(self, call: Call) -> None:
+        """Bring a client's answer up to date."""
+        self._open[call.gateway].flush(call.connection)
+
+    def flush_everything(self, gateway: str = "") -> None:
+        """The same of all, or of all that one gateway serves."""
+        for call in self.under_way:
+            if gateway in ("", call.gateway):
+                self.flush(call)
+
+    @property
+    def under_way(self) -> list[Call]:
+        """Those that are not over."""
+        return [call for call in self.calls.values() if not call.over]
+
+    def ended(self, call: Call) -> None:
+        """A call is over: those that waited for it come."""
+        self.left -= 1
+        for request in self._after.pop(call.request.name, ()):
+            self.process.call_at(self.loop.time() + request.think_ns / NS, self._send, request)
+        if not self.left:
+            self._on_end()
+
+    def histories(self, began_ns: int) -> tuple[History, ...]:
+        """Of all that was sent, in the schedule's order; times from `began_ns` on."""
+        names = (request.name for request in self._schedule.requests)
+        return tuple(self.calls[name].history(began_ns) for name in names if name in self.calls)
+
+
+def tier_of(request: Request) -> str:
+    """What it says in header `TIER`."""
+    return request.tier if request.tier in TIERS else ""
+
+
+def verdict_of(request: Request) -> str:
+    """Sampling without a seed is not repeated token for token. Of several choices a simulated
+    engine makes one: such requests are not taken up."""
+    if request.n > 1 or request.client in ("relayed", "restarting"):
+        return "restart"
+    return "exact" if request.temperature == 0 or request.seed is not None else "sampled"

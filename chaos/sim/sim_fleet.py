@@ -1,0 +1,330 @@
+"""A whole fleet in virtual time: `run(scenario, seed)` gives what a run leaves.
+
+It comes up, traffic and faults begin together, and when every client has its answer and every
+fault has passed it is left alone until it has come to rest. Everything is a function of the
+scenario and the seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from relume.chaos.outcome import Outcome
+from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.schedule import Schedule, expand
+from relume.chaos.sim.agent import Feed
+from relume.chaos.sim.daemon import DaemonSlot
+from relume.chaos.sim.engine import host_types as hosts
+from relume.chaos.sim.engine import step_cost as cost
+from relume.chaos.sim.engine.draft_assist import Assist, Assisting
+from relume.chaos.sim.engine.step_cost import StepCost
+from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.event_watch import Watch
+from relume.chaos.sim.replica_process import Plane
+from relume.chaos.sim.sim_clients import Clients, fault_free
+from relume.chaos.sim.sim_faults import Faults
+from relume.chaos.sim.sim_operator import Operator
+from relume.chaos.sim.worker_host import Host
+from relume.chaos.sim.world.http_transport import standing_in
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.network_card import Links
+from relume.chaos.sim.world.virtual_loop import EPOCH_S, Late, Stuck, VirtualLoop
+from relume.chaos.sim.world.worker_machine import WorkerSettings
+from relume.chaos.validators.promises.i12_drained import left_over
+from relume.controlplane.replica.loop import ReplicaConfig
+from relume.events.vocabulary.enums import EnginePhase
+from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.state.fleet import Fleet
+
+UP_S = 600.0
+"""The fleet comes up within this time, or the run failed."""
+REST_S = 120.0
+"""It comes to rest within this time after the last answer and fault."""
+LOOK_S = 0.5
+OF_EFFECTS = ("AdminCommanded", "EffectsDecided", "EffectApplied")
+"""If a fault waits for one of these, an operator must send a command."""
+SETTLED_S = 3.0
+"""Time without activity after which the fleet is at rest."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What a scenario does not say. `replica`: settings of control plane replicas.
+    `assist`: hosts whose engines load draft for others; None: they do not. `storage`: blocks lie
+    in storage that all hosts share, bytes/s each way and s before the first of them, not
+    in hosts' memory. `spec`, `steps`:
+    hosts, and what steps cost, other than the hardware class has them. `watching` is called
+    with the fleet before it runs."""
+
+    workers: WorkerSettings = WorkerSettings()
+    assist: Assist | None = None
+    storage: tuple[float, float] | None = None
+    replica: ReplicaConfig | None = None
+    spec: hosts.HostSpec | None = None
+    watching: Callable[[SimFleet], None] | None = None
+    steps: StepCost | None = None
+
+
+class SimFleet:
+    """One run's fleet."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        wires: Wires,
+        scenario: Scenario,
+        schedule: Schedule,
+        settings: Settings,
+    ) -> None:
+        fleet = scenario.fleet
+        self.loop = loop
+        self.schedule = schedule
+        self.wires = wires
+        self.etcd = SimEtcd(loop, self.wires, schedule.etcd)
+        replica = settings.replica
+        if fleet.waiting:
+            room = msgspec.structs.replace(WaitingConfig(), **fleet.waiting)
+            replica = msgspec.structs.replace(replica or ReplicaConfig(), waiting=room)
+        self.planes = {
+            name: Plane(
+                loop, wires, self.etcd, name, replica,
+                takeover_s=2.0 * settings.workers.lease_ttl_s,
+            )
+            for name in schedule.control_planes
+        }  # fmt: skip
+        steps = settings.steps or cost.load(f"{fleet.model}_{fleet.hardware}")
+        spec = settings.spec or hosts.spec(fleet.model, fleet.hardware)
+        holders: dict[str, DaemonSlot] = {}
+        feed = Feed(self.etcd)
+        self.hosts = {
+            name: Host(
+                loop=loop,
+                name=name,
+                domain=domain,
+                model=fleet.model,
+                spec=spec,
+                cost=steps,
+                wires=self.wires,
+                etcd=self.etcd,
+                settings=settings.workers,
+                budget_bytes=fleet.checkpoint_mb << 20,
+                holders=holders,
+                feed=feed,
+                file_bytes=fleet.checkpoint_file_mb << 20,
+            )
+            for name, domain in schedule.workers.items()
+        }
+        if settings.storage is not None:
+            rate, wait_s = settings.storage
+            links = Links(rate, True)
+            for host in self.hosts.values():
+                host.daemon_links, host.daemon_delay_s = links, wait_s
+        if settings.assist is not None:
+            Assisting(self.hosts, loop, settings.assist)
+        self._answered = asyncio.Event()
+        doors = [plane.address for plane in self.planes.values()]
+        self.clients = Clients(loop, self.wires, schedule, doors, self._answered.set)
+        watch = Watch(loop, self.etcd)
+        self.faults = Faults(self, watch)
+        if any(planned.event is not None for planned in schedule.faults):
+            for host in self.hosts.values():
+                host.seen, host.met = watch.told, watch.met
+        self.operator: Operator | None = None
+        self.began_ns = 0
+        self.drained = False
+        if settings.watching is not None:
+            settings.watching(self)
+
+    async def main(self) -> None:
+        """The whole run. Raises Late."""
+        for plane in self.planes.values():
+            plane.start()
+        for host in self.hosts.values():
+            host.start()
+        if not await self._until(self._up, UP_S):
+            raise Late(f"the fleet was not up after {UP_S:g} s")
+        await self.prepare()
+        self.began_ns = self.loop.now_ns
+        self.clients.start()
+        self.faults.start()
+        operating = None
+        if any(planned.event in OF_EFFECTS for planned in self.schedule.faults):
+            self.operator = Operator(list(self.planes.values()), list(self.hosts))
+            operating = asyncio.create_task(self.operator.run())
+        await self._answered.wait()
+        while self.faults.striking and self.loop.now_ns < self._last_strike_ns:
+            await asyncio.sleep(LOOK_S)
+        self.faults.no_more()
+        if operating is not None:
+            operating.cancel()
+        while self.faults.open:
+            await asyncio.sleep(LOOK_S)
+        self.drained = await self._until(self._rested, REST_S)
+
+    async def prepare(self) -> None:
+        """What is to be done to the fleet that is up, before traffic and faults begin."""
+
+    @property
+    def _last_strike_ns(self) -> int:
+        timed = [f.at_ns for f in self.schedule.faults if f.at_ns is not None]
+        return self.began_ns + max(timed, default=0) + 1_000_000_000
+
+    async def _until(self, found: Callable[[], bool], limit_s: float) -> bool:
+        deadline, since = self.loop.time() + limit_s, None
+        while self.loop.time() < deadline:
+            if not found():
+                since = None
+            elif since is None:
+                since = self.loop.time()
+            elif self.loop.time() - since >= SETTLED_S:
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
+
+    def _folds(self) -> list[Fleet]:
+        return [plane.fleet for plane in self.planes.values() if plane.running]
+
+    def _up(self) -> bool:
+        folds = self._folds()
+        return len(folds) == len(self.planes) and all(
+            len(fold.workers) == len(self.hosts)
+            and all(worker.engine == EnginePhase.READY for worker in fold.workers.values())
+            and (not self._checkpoints or len(fold.holders) == len(self.hosts))
+            for fold in folds
+        )
+
+    @property
+    def _checkpoints(self) -> bool:
+        return any(host.budget_bytes for host in self.hosts.values())
+
+    def _rested(self) -> bool:
+        """Whether nothing is left of any request, anywhere, nor of what is to be written."""
+        folds = self._folds()
+        return bool(folds) and all(map(at_rest, folds)) and all(map(written, self.planes.values()))
+
+    # --- what faults ask for -------------------------------------------------------------------
+
+    def kill_plane(self, name: str) -> bool:
+        """kill -9 of a replica; False when it does not run."""
+        plane = self.planes[name]
+        if not plane.running:
+            return False
+        self.clients.flush_everything(plane.address)
+        plane.kill()
+        return True
+
+    def stop_plane(self, name: str) -> bool:
+        """SIGSTOP to a replica; False when it does not run."""
+        plane = self.planes[name]
+        if not plane.running:
+            return False
+        self.clients.flush_everything(plane.address)
+        plane.stop()
+        return True
+
+    def go_on_plane(self, name: str) -> None:
+        """SIGCONT."""
+        self.planes[name].go_on()
+
+    def holder_of(self, host: Host) -> Host | None:
+        """Who holds most of what the host's engine runs."""
+        if host.engine is None:
+            return None
+        counts: dict[str, int] = {}
+        for track in host.engine.tracks.values():
+            for endpoint, flow in (track.pump.flows if track.pump is not None else {}).items():
+                counts[endpoint] = counts.get(endpoint, 0) + flow.had + 1
+        found = max(sorted(counts), key=lambda name: counts[name], default="")
+        slot = host.holders.get(found)
+        return self.hosts[slot.machine.name] if slot is not None else None
+
+
+def written(plane: Plane) -> bool:
+    """Whether all that a replica said is in the log: what it said in an outage is in no fold
+    before."""
+    if plane.replica is None:
+        return False
+    writer = plane.replica.writer
+    return writer.healthy and writer.durable == writer.position
+
+
+def at_rest(fold: Fleet) -> bool:
+    """Whether every engine of a fold serves and I12 holds of it."""
+    serving = all(worker.engine == EnginePhase.READY for worker in fold.workers.values())
+    return serving and not any(left_over(fold))
+
+
+def run(
+    scenario: Scenario,
+    seed: int,
+    *,
+    settings: Settings | None = None,
+    schedule: Schedule | None = None,
+    until_s: float = 3600.0,
+    make: Callable[..., SimFleet] = SimFleet,
+) -> Outcome:
+    """A run of `scenario`, by `schedule` if one is given instead of what `seed` expands to.
+
+    `until_s` bounds its virtual time, `make` makes the fleet. The outcome's `error` says what went
+    wrong with the run itself.
+    """
+    schedule = expand(scenario, seed) if schedule is None else schedule
+    error = ""
+    collecting = gc.isenabled()
+    gc.disable()  # millions of small objects live as long as the run
+    gc.freeze()  # when it is over, only what came of it is looked through
+    loop = VirtualLoop(seed)
+    wires = Wires(loop)
+    try:
+        with standing_in(wires):
+            fleet = make(loop, wires, scenario, schedule, settings or Settings())
+            try:
+                loop.run(fleet.main(), until_s)
+            except (Stuck, Late) as broken:
+                error = str(broken)
+            finally:
+                outcome = _outcome(fleet, scenario, error)
+                fleet.etcd.close()
+                del fleet
+                loop.close()
+    finally:
+        del loop, wires
+        gc.collect()  # what is left now the next run would freeze, and no run would look at it
+        gc.unfreeze()
+        if collecting:
+            gc.enable()
+    return outcome
+
+
+def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
+    lived = fleet.clients.histories(fleet.began_ns)
+    return Outcome(
+        kind="sim",
+        scenario=scenario,
+        schedule=fleet.schedule,
+        groups=fleet.etcd.groups(),
+        histories=(*lived, *fault_free([history.request for history in lived], fleet.schedule)),
+        fired=tuple(fleet.faults.fired),
+        began_ms=EPOCH_S * 1000 + fleet.began_ns // 1_000_000,
+        ended_ns=fleet.loop.now_ns - fleet.began_ns,
+        drained=fleet.drained,
+        error=error,
+        landed=tuple(fleet.etcd.landed),
+        commands=fleet.operator.acknowledged if fleet.operator is not None else (),
+    )
+
+
+def digest(outcome: Outcome) -> str:
+    """SHA-256 of the log and of what clients and faults saw, 16 hex digits."""
+    seen = hashlib.sha256()
+    for group in outcome.groups:
+        seen.update(repr((group.revision, group.owners)).encode())
+        for segment in group.segments:
+            seen.update(segment.hash)
+    seen.update(msgspec.json.encode((outcome.histories, outcome.fired)))
+    return seen.hexdigest()[:16]

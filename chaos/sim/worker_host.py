@@ -1,0 +1,241 @@
+"""A worker's host in virtual time: its processes, and what starts them again.
+
+`engine` and `agent` are the processes that live now (None: none does). Faults strike here;
+what follows from them is the agent's doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from relume.chaos.sim import agent as agents
+from relume.chaos.sim.agent import EngineHandle, Feed, SimAgent
+from relume.chaos.sim.daemon import DaemonSlot, SimDaemon
+from relume.chaos.sim.daemon_keeper import SimKeeper
+from relume.chaos.sim.engine.host_types import HostSpec
+from relume.chaos.sim.engine.speed import Drafts
+from relume.chaos.sim.engine.step_cost import StepCost
+from relume.chaos.sim.engine.worker_engine import EXACT, EngineProcess
+from relume.chaos.sim.engine_checkpoints import EngineCheckpoints, fingerprint_of
+from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
+from relume.chaos.sim.world.worker_machine import Machine, WorkerSettings
+from relume.engine_shim.agent.engine_process.engine_hosts import EngineOrder
+from relume.engine_shim.agent.journal import Journal
+from relume.events.wire.reports import Layout, Ready
+
+EXIT_S = (0.05, 0.6)
+"""An engine ends so soon after its agent."""
+RESTART_S, LONGEST_RESTART_S = 0.5, 30.0
+"""Delay before a dead agent is restarted, doubled each time."""
+
+
+class Host(Machine):
+    """One worker's host: its machine, and the processes on it."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        name: str,
+        domain: str,
+        model: str,
+        spec: HostSpec,
+        cost: StepCost,
+        wires: Wires,
+        etcd: SimEtcd,
+        settings: WorkerSettings,
+        budget_bytes: int,
+        holders: dict[str, DaemonSlot],
+        feed: Feed,
+        file_bytes: int = 0,
+    ) -> None:
+        """`budget_bytes` of its state daemon, 0: none, and `file_bytes` of its files;
+        `holders`: those of all hosts by their endpoint; `feed`: what all agents of the fleet
+        follow."""
+        super().__init__(loop, name, model, spec, cost, wires, settings)
+        self.domain = domain
+        self.budget_bytes = budget_bytes
+        self.holders = holders
+        self.slot = DaemonSlot(self, budget_bytes, file_bytes)
+        if budget_bytes:
+            holders[self.slot.address] = self.slot
+        self.etcd = etcd
+        self.feed = feed
+        self.config = agents.config_of(name, domain, model, settings.lease_ttl_s)
+        self.agent: SimAgent | None = None
+        self.engine: EngineProcess | None = None
+        self.failing_starts = 0
+        """Number of further starts of an engine that fail."""
+        self.loads: list[float] = []
+        """What the next starts take to load, s; those after them as the settings say."""
+        self.off = False
+        self._restart_s = RESTART_S / 2
+
+    @property
+    def daemon(self) -> SimDaemon | None:
+        """The last state daemon that was started."""
+        return self.slot.daemon
+
+    def start(self) -> None:
+        """Start the agent, which starts the rest."""
+        process = self.loop.process(f"{self.name}.agent")
+        process.clock_s = self.clock_s
+        self.agent = SimAgent(self, process)
+        process.at_death.append(self._agent_died)
+        process.spawn(self._run(self.agent), f"{self.name}.agent")
+
+    async def _run(self, agent: SimAgent) -> None:
+        try:
+            await agent.run()
+        except (Exception, BaseExceptionGroup) as error:
+            if not agents.expected(error):
+                raise
+        self.end(agent.process)
+
+    def _agent_died(self) -> None:
+        """Its engine reads EOF; the host starts another agent."""
+        engine = self.engine
+        if engine is not None and engine.process.alive:
+            low, high = EXIT_S
+            at = self.loop.time() + low + (high - low) * self.random.random()
+            engine.process.call_at(at, engine.exit, "its agent is gone")
+        self._restart_s = min(2 * self._restart_s, LONGEST_RESTART_S)
+        self.later(self._restart_s, self._again)
+
+    def _again(self) -> None:
+        if not self.off and (self.agent is None or not self.agent.process.alive):
+            self.start()
+
+    def leave(self) -> None:
+        """The agent is asked to leave, and not started again before `come`."""
+        self.off = True
+        if self.agent is not None and self.agent.process.alive:
+            self.agent.process.context.run(self.agent.stop, "asked to")
+
+    def come(self) -> None:
+        """It runs an agent from now on."""
+        self.off = False
+        self._again()
+
+    async def start_engine(self, order: EngineOrder) -> EngineHandle:
+        """Start the next engine, which loads for a while."""
+        agent = self.agent
+        assert agent is not None
+        await asyncio.sleep(agents.FORK_S)
+        reports = agent.reports
+        engine = self.engine = EngineProcess(self, order.incarnation, reports.send)
+        if self.budget_bytes:
+            engine.checkpoints = EngineCheckpoints(engine, self.holders)
+        handle = EngineHandle(engine, agent.process)
+        spec, settings = self.spec, self.settings
+        reload_s = spec.reload_s if settings.reload_s is None else settings.reload_s
+        load_s = reload_s * (1 + settings.jitter * (2 * self.random.random() - 1))
+        if self.loads:
+            load_s = self.loads.pop(0)
+        load_s /= self.share
+        if self.failing_starts:
+            self.failing_starts -= 1
+            engine.process.call_at(self.loop.time() + load_s / 2, engine.exit, "could not load")
+            return handle
+
+        def loaded() -> None:
+            engine.serve()
+            if self.slower != 1:
+                engine.pace()
+            family, size = self.layout()
+            exact: dict[str, bool | str] = dict.fromkeys(EXACT, True)
+            ready = Ready(
+                port=9000 + order.incarnation,
+                max_model_len=spec.max_model_len,
+                block_size=spec.block_tokens,
+                kv_blocks=spec.kv_blocks,
+                model=self.model,
+                vllm="sim",
+                exact=exact,
+                hardware="sim",
+                step_tokens=spec.max_tokens,
+            )
+            agent.process.call_soon(reports.on_layout, Layout(family, size))
+            agent.process.call_soon(reports.on_ready, ready)
+
+        engine.process.call_at(self.loop.time() + load_s, loaded)
+        return handle
+
+    # --- faults ----------------------------------------------------------------------------
+
+    def slow(self, factor: float) -> None:
+        """Steps take `factor` times as long from now on, also of engines to come."""
+        self.factor = factor
+        self._paced()
+
+    def limit(self, share: float) -> None:
+        """What engines do takes as long as on such a share of a core."""
+        self.share = share
+        self._paced()
+
+    def helpers(self) -> list[Process]:
+        """Processes beside the engine that live."""
+        found = [self.agent, self.daemon]
+        return [one.process for one in found if one is not None and one.process.alive]
+
+    def draft(self, drafts: Drafts | None) -> None:
+        """Another host drafts for the engine from its next step on; None: no longer."""
+        self.drafts = drafts
+        self._paced()
+
+    def _paced(self) -> None:
+        if self.engine is not None and self.engine.serving:
+            self.engine.pace()
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock jumps, forward or back."""
+        self.clock_s += seconds
+        for process in self.processes:
+            process.clock_s += seconds
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those that live."""
+        found = [self.agent, self.engine, self.daemon]
+        return [one.process for one in found if one is not None and one.process.alive]
+
+    def lose(self) -> None:
+        """Every process dies at once, the agent first: no process is left to report the rest."""
+        for process in self.processes:
+            if self.engine is not None and process is self.engine.process:
+                self.engine.kill()
+            else:
+                self.end(process)
+
+    def kill_daemon(self) -> bool:
+        """kill -9 of the state daemon; False without one."""
+        if self.daemon is None or not self.daemon.process.alive:
+            return False
+        self.daemon.kill()
+        return True
+
+    def corrupt(self, blocks: int, random: Random) -> bool:
+        """Flip bits in `count` held blocks; False if nothing is held."""
+        daemon = self.daemon
+        return daemon is not None and daemon.process.alive and daemon.corrupt(blocks, random) > 0
+
+    def shrink(self, share: float) -> bool:
+        """Leave the state daemon this share of its budget; False without one."""
+        if self.daemon is None or not self.daemon.process.alive:
+            return False
+        self.daemon.process.context.run(self.daemon.shrink, share)
+        return True
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def layout(self) -> tuple[str, int]:
+        """Family and bytes of a checkpoint's blocks; empty without checkpoints."""
+        if not self.budget_bytes:
+            return "", 0
+        return fingerprint_of(self).family.hex(), self.spec.block_bytes
+
+    def keeper_of(self, process: Process, journal: Journal) -> SimKeeper | None:
+        """What keeps the host's state daemon running, if it has one."""
+        return SimKeeper(self.slot, self.config, process, journal) if self.budget_bytes else None

@@ -1,0 +1,1 @@
+"""Time, network and connections of a simulated fleet."""

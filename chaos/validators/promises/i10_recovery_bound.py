@@ -1,0 +1,173 @@
+"""I10: recovery ends within its bound.
+
+From the log: what was cut (a connection observed broken, an engine dead under it) gets
+its next first token, or an honest end, within `bound_ms`. From the clients: no gap in a
+completed stream is longer. Times are those of the segments, so hosts' clocks must agree
+to much better than the bound; one machine's do, and what a `Log` knows to have jumped is put
+right. A resumable stream whose client is absent may wait for it: its recovery begins when the client
+returns, and one that ends as cancelled, or that the leader ends, had no client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from relume.chaos.validators.records import (
+    ClientRecord,
+    Course,
+    Violation,
+    courses,
+    events_of,
+    of_clients,
+)
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import RequestOutcome
+
+PROMISE = "I10"
+BOUND_MS = 10_000
+"""Stall bound (3 s), waiting for a worker that restarts, and recomputing."""
+
+
+SILENCE_MS = 3000
+"""Time without a tick after which the log counts as stopped."""
+
+
+class Recovery(Struct, frozen=True, kw_only=True):
+    """One attempt that was cut. It was lost at `begun_ms`; `back_ms` is when the request went
+    on (its next first token, else the next cut or its end); -1: it never did. `resumed`: with
+    a token. Wall times as in `Segment.at_ms`."""
+
+    request: str
+    attempt: int
+    worker: str
+    kind: str
+    begun_ms: int
+    back_ms: int
+    resumed: bool
+
+
+def _summed(stopped: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """Of each stream, all its stops together."""
+    found: dict[str, int] = {}
+    for stream, ms in stopped:
+        found[stream] = found.get(stream, 0) + ms
+    return found
+
+
+def check(
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    bound_ms: int = BOUND_MS,
+    stopped: Sequence[tuple[str, int]] = (),
+    unserved_ms: int = 0,
+    killed: Sequence[tuple[str, int]] = (),
+) -> list[Violation]:
+    """Recoveries that took too long or never ended. `stopped`: streams of replicas that stood
+    still, and for how many ms: so much longer may take what they serve. `unserved_ms`: time in
+    which no process could reach a worker. `killed`: streams of replicas that were killed, and when
+    (wall ms): the recovery of what they served starts over then."""
+    out = []
+    bound_ms += unserved_ms
+    patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
+    silences = list(_silences(groups))
+    owners = {course.request: course.owners for course in courses(groups).values()}
+    for one in recoveries(groups):
+        begun_ms = max(
+            [one.begun_ms, *(
+                ms for stream, ms in killed
+                if stream in owners[one.request] and ms < one.back_ms
+            )]
+        )  # fmt: skip
+        unknown = sum(
+            max(0, min(one.back_ms, until) - max(begun_ms, since)) for since, until in silences
+        )
+        bound = bound_ms + patience.get(one.request, 0) + unknown
+        if one.back_ms < 0:
+            text = f"attempt {one.attempt} was cut, and nothing followed"
+            out.append(Violation(PROMISE, one.request, text))
+        elif one.back_ms - begun_ms > bound:
+            took = one.back_ms - begun_ms
+            text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound} ms"
+            out.append(Violation(PROMISE, one.request, text))
+    for client in clients:
+        longest = max(client.gaps_ms, default=0.0)
+        bound = bound_ms + patience.get(client.request, 0)
+        if client.outcome == RequestOutcome.COMPLETED and longest > bound:
+            text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
+            out.append(Violation(PROMISE, client.request, text))
+    return out
+
+
+def _silences(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
+    """Times in which nothing could be written, as ticks show it: what happened meanwhile was
+    written when it was over. Clients know better."""
+    last = 0
+    for at in events_of(groups, "fleet"):
+        if type(at.event) is v.Tick:
+            if last and at.at_ms - last > SILENCE_MS:
+                yield last, at.at_ms
+            last = at.at_ms
+
+
+def _patience(
+    groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], stopped: dict[str, int]
+) -> dict[str, int]:
+    """Of each request, by our id and by its client's: how long its replica stood still."""
+    found: dict[str, int] = {}
+    for client, course in of_clients(courses(groups), clients):
+        if course is not None:
+            longest = max((stopped.get(owner, 0) for owner in course.owners), default=0)
+            found[client.request] = found[course.request] = longest
+    return found
+
+
+def _is_left(course: Course) -> bool:
+    """Whether it could be resumed, and its client did not return: its owner said so, or the
+    leader, once the owner was gone."""
+    arrived, end = course.arrived, course.end
+    if arrived is None or not arrived.event.resumable or end is None:
+        return False
+    return end.outcome == RequestOutcome.CANCELLED or all(
+        at.stream == "fleet" for at in course.ends
+    )
+
+
+def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
+    """Every attempt in the log that was cut, and when its request continued."""
+    first_tokens: dict[tuple[str, int], int] = {}
+    died: dict[tuple[str, int], int] = {}
+    for at in events_of(groups, "w."):
+        if type(at.event) is v.EngineDied:
+            died[at.event.worker, at.event.incarnation] = at.at_ms
+        elif type(at.event) is v.EngineStep:
+            for change in at.event.changes:
+                if type(change) is v.FirstToken:
+                    first_tokens[change.request, change.attempt] = at.at_ms
+    for course in courses(groups).values():
+        cuts = [at for at in course.events if type(at.event) is v.TransportObserved]
+        end_ms = course.ends[0].at_ms if course.ends else -1
+        returns = [at.at_ms for at in course.events if type(at.event) is v.ClientReturned]
+        is_left = _is_left(course)
+        for index, cut in enumerate(cuts):
+            event = cut.event
+            begun = min(cut.at_ms, died.get((event.worker, event.incarnation), cut.at_ms))
+            following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
+            first = first_tokens.get((course.request, event.attempt + 1))
+            back = following if first is None else first
+            if 0 <= following < back:
+                back = following  # its worker was cut from the log and told of it late
+            if is_left and back == end_ms:
+                continue
+            begun = max([begun, *(ms for ms in returns if ms <= back)])
+            yield Recovery(
+                request=course.request,
+                attempt=event.attempt,
+                worker=event.worker,
+                kind=event.kind,
+                begun_ms=begun,
+                back_ms=back,
+                resumed=first is not None,
+            )

@@ -1,0 +1,43 @@
+"""I13: every acknowledged append is readable, with the same hash.
+
+`landed` is what was acknowledged to writers as durable (`StreamWriter.on_landed`), recorded by the
+runner of the faults. The hash follows from the chain: the segment that was acknowledged with this
+number is part of a chain that I6 has checked to the end of its stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from relume.chaos.validators.records import ClientRecord, Violation
+from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.segment import Segment
+
+PROMISE = "I13"
+
+
+def check(
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    landed: Iterable[Landed] = (),
+) -> list[Violation]:
+    """Acknowledged segments that are not there, or not the ones acknowledged."""
+    held: dict[tuple[str, int], tuple[int, Segment]] = {
+        (segment.stream, segment.seq): (group.revision, segment)
+        for group in groups
+        for segment in group.segments
+    }
+    out = []
+    for ack in landed:
+        found = held.get((ack.stream, ack.seq))
+        if found is None:
+            text = f"segment {ack.seq} was acknowledged and is gone"
+            out.append(Violation(PROMISE, ack.stream, text, ack.revision))
+            continue
+        revision, segment = found
+        told = ack.revision, ack.first, ack.last
+        here = revision, segment.first, segment.last
+        if told != here:
+            text = f"segment {ack.seq} was acknowledged as {told}, it is {here}"
+            out.append(Violation(PROMISE, ack.stream, text, ack.revision))
+    return out

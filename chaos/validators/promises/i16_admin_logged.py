@@ -1,0 +1,67 @@
+"""I16: every admin change is in the log with its principal; resent, it changes nothing more.
+
+`sent` is what the operator's side kept: (command id, principal) of every change that was
+acknowledged to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from relume.chaos.validators.records import ClientRecord, Violation, events_of
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
+
+PROMISE = "I16"
+
+
+def check(
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    sent: Iterable[tuple[str, str]] = (),
+) -> list[Violation]:
+    """Commands without principal, answered more than once or never, and changes that no
+    command asked for."""
+    out: list[Violation] = []
+    commands: dict[str, v.AdminCommanded] = {}
+    answers: dict[str, int] = {}
+    for at in events_of(groups):
+        event = at.event
+        if type(event) is v.AdminCommanded:
+            first = commands.setdefault(event.command_id, event)
+            out += _asked(at.revision, event, first)
+        elif type(event) in (v.EffectsDecided, v.ConfigChanged):
+            if getattr(event, "again", -1) >= 0:
+                continue
+            name = event.decision
+            if name not in commands:
+                text = f"{type(event).__name__} without a command"
+                out.append(Violation(PROMISE, name, text, at.revision))
+            answers[name] = answers.get(name, 0) + 1
+    for name in commands:
+        if answers.get(name, 0) != 1:
+            text = f"was carried out {answers.get(name, 0)} times"
+            out.append(Violation(PROMISE, name, text))
+    return out + _acknowledged(commands, sent)
+
+
+def _asked(revision: int, event: v.AdminCommanded, first: v.AdminCommanded) -> Iterator[Violation]:
+    """What is wrong with a command. `first`: the first of its id."""
+    if not event.principal:
+        yield Violation(PROMISE, event.command_id, "has no principal", revision)
+    if first != event:
+        yield Violation(PROMISE, event.command_id, "was resent as another command", revision)
+
+
+def _acknowledged(
+    commands: Mapping[str, v.AdminCommanded], sent: Iterable[tuple[str, str]]
+) -> list[Violation]:
+    out = []
+    for name, principal in sent:
+        command = commands.get(name)
+        if command is None:
+            out.append(Violation(PROMISE, name, "was acknowledged and is not in the log"))
+        elif command.principal != principal:
+            text = f"was {principal}'s, the log says {command.principal}'s"
+            out.append(Violation(PROMISE, name, text))
+    return out

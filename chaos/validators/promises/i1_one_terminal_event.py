@@ -1,0 +1,190 @@
+"""I1: every accepted request has one terminal event, matching what its client saw.
+
+The first terminal event in the total order ends a request; the fold does not count a
+later one. One kind of second event is no violation: when a gateway is cut from etcd long enough,
+the leader takes it for dead and ends its requests; the gateway, back again, lands its own
+word, and that is what its client saw, so clients are compared with it. So a leader's end
+may be followed by the owner's, never by another of the leader's, and the owner never
+says it twice. A gateway that was killed may have served a client to the end without having
+written so; of a short answer nothing at all, and then the dispatch that its engine told of
+stands for it (`unheard`), and the leader ends it. All that the gateway wrote of it may land at once
+while the leader's end is on its way, and in front of it. A request that arrived, or that no other process
+will end, by the log, and that is not ended is a violation: ask when drained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from relume.chaos.validators.records import (
+    ClientRecord,
+    Course,
+    Violation,
+    courses,
+    events_of,
+    log_of,
+    of_clients,
+)
+from relume.chaos.validators.unacknowledged_requests import Unheard
+from relume.controlplane.gateway.http.routes import PROTECTED
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import RequestOutcome
+
+PROMISE = "I1"
+_UNTOLD = ("", "-", "multi")
+"""Finish reasons that say nothing."""
+SLACK_TICKS = 5
+"""What the leader owes it has written by then."""
+_FAILURES = (RequestOutcome.FAILED, RequestOutcome.REJECTED)
+IN_FLIGHT = 2
+"""Transactions that land while the leader's is under way."""
+_SHOWN_AS = {"tool_calls": "stop"}
+"""What the engine ended with where its parser tells the client something else."""
+
+
+def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+    """Violations in the log itself, then between log and clients."""
+    found = courses(groups)
+    broken, lost = _broken(groups)
+    unheard = Unheard(groups, lost) if broken else None
+    told = set(unheard.tokens) if unheard is not None else set()
+    out = [Violation(PROMISE, c.request, text) for c in found.values() for text in _ends(c, told)]
+    out += [Violation(PROMISE, name, "has no terminal event") for name in _left(groups)]
+    unknown = []
+    for client, course in of_clients(found, clients):
+        if course is None:
+            unknown += [client] if _answered(client, broken) else []
+            continue
+        for text in _agreement(client, course, broken):
+            out.append(Violation(PROMISE, client.request, text))
+    for client in unknown:
+        if unheard is None or not unheard.take(client):
+            text = f"was answered {client.status}, the log does not know it"
+            out.append(Violation(PROMISE, client.request, text))
+    return out
+
+
+def _answered(client: ClientRecord, broken: set[str]) -> bool:
+    """One of which the log must know."""
+    refused = client.status == 0 or client.status >= 400
+    unheard = client.outcome in ("cut", "gone") and bool(broken)  # killed before it could write
+    return not refused and not unheard
+
+
+def _left(groups: Sequence[RevisionGroup]) -> list[str]:
+    """Requests that only their engines told of, which no leader ended in time."""
+    end = log_of(groups).end
+    due = [
+        (name, told.due) for name, told in end.unacknowledged.items() if told.due and not told.ended
+    ]
+    return [name for name, tick in due if end.tick - tick >= SLACK_TICKS]
+
+
+def _ends(course: Course, unheard: set[str]) -> list[str]:
+    by_leader = [at for at in course.ends if at.stream == "fleet"]
+    by_owner = [at for at in course.ends if at.stream != "fleet"]
+    texts = []
+    if course.arrived is not None and not course.ends:
+        texts.append("has no terminal event")
+    if course.arrived is None and (by_owner or course.request not in unheard):
+        texts.append("ended without having arrived")
+    if len(by_owner) > 1:
+        texts.append(f"has {len(by_owner)} terminal events of its gateway")
+    if len(by_leader) > 1:
+        texts.append(f"has {len(by_leader)} terminal events of the leader")
+    if course.arrived is not None:
+        for at in by_owner:
+            if at.stream != course.owners[-1]:
+                texts.append(f"was {course.owners[-1]}'s and was ended by {at.stream}")
+    if by_owner and by_leader and by_owner[0].revision < by_leader[0].revision:
+        came = course.arrived.revision if course.arrived is not None else 0
+        together = came == by_owner[0].revision and by_leader[0].revision - came <= IN_FLIGHT
+        if not together:
+            texts.append("was ended by the leader after its gateway had ended it")
+    return texts
+
+
+def _agreement(client: ClientRecord, course: Course, broken: set[str]) -> list[str]:
+    end = course.end
+    if end is None:
+        return []  # told already
+    owner = course.owners[-1] if course.owners else ""
+    unsaid = owner in broken and all(at.stream == "fleet" for at in course.ends)
+    if unsaid and client.outcome == RequestOutcome.COMPLETED:
+        return []  # killed between the last bytes and the word on them
+    if client.outcome == RequestOutcome.CANCELLED and end.outcome in _FAILURES:
+        resumable = course.arrived is not None and course.arrived.event.resumable
+        if resumable or not client.status:
+            return []  # it was absent when it failed
+    if client.outcome == "cut" and end.outcome == RequestOutcome.FAILED and _is_relayed(course):
+        return []  # such an answer has no other way to say that it will not come whole
+    return _OUTCOMES[client.outcome](client, end, owner in broken)
+
+
+def _is_relayed(course: Course) -> bool:
+    arrived = course.arrived
+    return arrived is not None and arrived.event.route not in PROTECTED
+
+
+def _completed(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    if end.outcome == RequestOutcome.FAILED and broken:
+        return []  # killed between the last byte and its word on it
+    if end.outcome != RequestOutcome.COMPLETED:
+        return [f"its client has the whole answer, the log says {end.outcome}: {end.detail}"]
+    texts = []
+    counted = client.token_count + client.other_tokens
+    if counted and end.tokens > 0 and counted != end.tokens:
+        texts.append(f"its client counted {counted} tokens, the log {end.tokens}")
+    told = _SHOWN_AS.get(client.finish, client.finish)
+    if told and end.finish not in _UNTOLD and told != end.finish:
+        texts.append(f"its client was told {client.finish}, the log says {end.finish}")
+    return texts
+
+
+def _cancelled(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    """A client that leaves may just have missed the end."""
+    fine = end.outcome in (RequestOutcome.CANCELLED, RequestOutcome.COMPLETED) or (
+        broken and end.outcome == RequestOutcome.FAILED
+    )
+    return [] if fine else [f"its client left, the log says {end.outcome}: {end.detail}"]
+
+
+def _refused(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    if end.outcome not in _FAILURES:
+        return [f"its client was told of a failure, the log says {end.outcome}"]
+    if client.status >= 400 and end.status != client.status:
+        return [f"its client was answered {client.status}, the log says {end.status}"]
+    return []
+
+
+def _cut(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    if not broken:
+        return [f"its connection broke though its gateway lived; the log says {end.outcome}"]
+    return []
+
+
+def _gone(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
+    """It was away for too long, or the log did not answer."""
+    return _cancelled(client, end, True)
+
+
+_OUTCOMES = {
+    "completed": _completed,
+    "cancelled": _cancelled,
+    "failed": _refused,
+    "rejected": _refused,
+    "cut": _cut,
+    "gone": _gone,
+}
+
+
+def _broken(groups: Sequence[RevisionGroup]) -> tuple[set[str], set[str]]:
+    """Streams of replicas that were started again or declared lost, and of the latter."""
+    lives = Counter(
+        at.stream for at in events_of(groups, "r.") if type(at.event) is v.ReplicaStarted
+    )
+    fleet = (at.event for at in events_of(groups, "fleet"))
+    lost = {f"r.{e.replica}" for e in fleet if type(e) is v.ReplicaLost}
+    return {stream for stream, count in lives.items() if count > 1} | lost, lost

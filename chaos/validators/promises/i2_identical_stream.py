@@ -1,0 +1,78 @@
+"""I2: a request's token stream equals the fault-free one, where its verdict is exact.
+
+Compared are text, token ids, count and finish of every completed answer with those of
+an undisturbed request that asked the same; of an answer that was not completed, the token
+ids there are, as the beginning of it: how far it came is unknown. What the verdict calls
+sampled, replayed or restarted was not promised to be identical; what was disturbed must
+still be complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation, courses, of_clients
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import Guarantee, RequestOutcome
+
+PROMISE = "I2"
+
+
+def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+    """Answers that differ. An exact request without a counterpart cannot be judged, and a
+    run where none could be compared although some should is itself a violation."""
+    references: dict[str, ClientRecord] = {}
+    for client in clients:
+        if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.asked:
+            references.setdefault(client.asked, client)
+    out: list[Violation] = []
+    compared = eligible = 0
+    for client, course in of_clients(courses(groups), clients):
+        exact = (
+            course is None
+            or course.arrived is None
+            or course.arrived.event.verdict == Guarantee.EXACT
+        )
+        reference = references.get(client.asked)
+        if not client.asked or not exact or reference is client:
+            continue
+        if client.outcome != RequestOutcome.COMPLETED:
+            if reference is not None and (at := _unlike(reference.tokens, client.tokens)) >= 0:
+                text = f"tokens differ from {reference.request} at {at}"
+                out.append(Violation(PROMISE, client.request, text))
+            continue
+        eligible += 1
+        if reference is None:
+            continue
+        compared += 1
+        out.extend(
+            Violation(PROMISE, client.request, text) for text in _differences(reference, client)
+        )
+    if eligible and not compared:
+        out.append(Violation(PROMISE, THE_RUN, f"none of {eligible} answers has a counterpart"))
+    return out
+
+
+def _unlike(reference: Sequence[int], beginning: Sequence[int]) -> int:
+    """Where `beginning` is not the beginning of `reference`; -1: it is, or it is unknown."""
+    if not reference or reference[: len(beginning)] == beginning:
+        return -1
+    pairs = enumerate(zip(reference, beginning, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), len(reference))
+
+
+def _differences(reference: ClientRecord, client: ClientRecord) -> list[str]:
+    texts = []
+    for name in ("tokens", "text"):
+        ours, theirs = getattr(reference, name), getattr(client, name)
+        if ours != theirs:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+                min(len(ours), len(theirs)),
+            )
+            texts.append(f"{name} differ from {reference.request} at {at}")
+    for name in ("token_count", "finish"):
+        ours, theirs = getattr(reference, name), getattr(client, name)
+        if ours != theirs:
+            texts.append(f"{name} is {theirs!r}, {ours!r} in {reference.request}")
+    return texts

@@ -1,0 +1,74 @@
+"""I3: delivered token indices are 0, 1, 2, ...: nothing twice, nothing left out.
+
+From the client: where chunks name their first index, they join. From the log: each attempt
+continues exactly from what the attempt before it had delivered (or a client that came back said
+that it has), and what the gateway delivered in all is what the client counted (I1 compares that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relume.chaos.validators.records import ClientRecord, Course, Violation, courses
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import AttemptMode, RequestOutcome
+
+PROMISE = "I3"
+
+
+def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+    """Breaks in what was delivered."""
+    out = [Violation(PROMISE, c.request, text) for c in clients for text in _chunks(c)]
+    for course in courses(groups).values():
+        out += [Violation(PROMISE, course.request, text) for text in _attempts(course)]
+    return out
+
+
+def _chunks(client: ClientRecord) -> list[str]:
+    if client.tokens and client.token_count and len(client.tokens) != client.token_count:
+        return [f"{client.token_count} tokens counted, {len(client.tokens)} ids received"]
+    if not client.starts:
+        return []
+    ends = [*client.starts[1:], client.token_count]
+    if client.starts[0] != 0:
+        return [f"begins with token {client.starts[0]}"]
+    for start, end in zip(client.starts, ends, strict=True):
+        if end <= start:
+            return [f"token {end} comes after token {start}"]
+    return []
+
+
+def _attempts(course: Course) -> list[str]:
+    texts = []
+    delivered = 0
+    returned = again = False
+    is_whole = course.arrived is not None and not course.arrived.event.stream
+    for at in course.events:
+        event = at.event
+        if type(event) is v.TransportObserved:
+            if event.delivered < delivered and not again:
+                texts.append(
+                    f"attempt {event.attempt} had delivered {event.delivered} tokens, "
+                    f"{delivered} were delivered before it"
+                )
+            delivered, again = event.delivered, False
+        elif type(event) is v.ClientReturned:
+            delivered = event.tokens  # the rest had not reached it
+            returned = True
+        elif type(event) is v.RouteDecided and event.worker and event.mode == AttemptMode.CONTINUE:
+            if event.delivered != delivered:
+                texts.append(
+                    f"attempt {event.attempt} continues from {event.delivered}, "
+                    f"{delivered} tokens were delivered"
+                )
+        elif type(event) is v.RouteDecided and event.mode == AttemptMode.NEW:
+            # From its envelope; what the client has is not counted meanwhile. Of an answer in one
+            # piece it has nothing.
+            again = returned or is_whole
+            if event.delivered:
+                texts.append(f"attempt {event.attempt} starts over with tokens delivered")
+    end = course.end
+    if end is not None and end.outcome == RequestOutcome.COMPLETED and 0 < end.tokens < delivered:
+        texts.append(f"ended with {end.tokens} tokens, {delivered} were delivered before")
+    return texts

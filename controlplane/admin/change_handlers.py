@@ -1,0 +1,62 @@
+"""Handlers that change something: check, then one command into the log."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from relume.controlplane.admin import settings
+from relume.controlplane.admin.commands import CommandBook
+from relume.controlplane.admin.errors import BadRequest, NotFound
+from relume.controlplane.admin.models import CommandDetail, CommandInfo, SettingChange
+from relume.controlplane.admin.principals import Principal
+from relume.controlplane.replica.loop import Replica
+from relume.policies.leader.duties import RESIGN
+
+
+class ChangesApi:
+    """POST and PUT handlers, called with the principal; they answer 200 with the leader's
+    decision, 202 without."""
+
+    def __init__(self, replica: Replica, commands: CommandBook) -> None:
+        self._replica = replica
+        self._commands = commands
+
+    def worker_command(self, command: str):
+        """The handler of POST workers/{name}/`command`."""
+
+        async def handler(request: web.Request, principal: Principal) -> CommandInfo:
+            name = request.match_info["name"]
+            if name not in self._replica.fleet.workers:
+                raise NotFound(f"no worker {name!r}; see /admin/v1/workers", "name")
+            return await self._submit(request, principal, command, name)
+
+        return handler
+
+    async def set_config(self, request: web.Request, principal: Principal) -> CommandInfo:
+        """PUT config."""
+        try:
+            change = msgspec.json.decode(await request.read(), type=SettingChange)
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"the body must be {{key, value}} in JSON: {error}") from None
+        value = settings.checked(change.key, change.value)
+        return await self._submit(request, principal, "config", change.key, value)
+
+    async def resign(self, request: web.Request, principal: Principal) -> CommandInfo:
+        """POST leader/resign."""
+        return await self._submit(request, principal, RESIGN, "leader")
+
+    async def command(self, request: web.Request) -> CommandDetail:
+        """GET commands/{id}."""
+        return await self._commands.detail(request.match_info["id"])
+
+    async def _submit(
+        self,
+        request: web.Request,
+        principal: Principal,
+        command: str,
+        target: str,
+        value: str = "",
+    ) -> CommandInfo:
+        key = request.headers.get("Idempotency-Key", "")
+        return await self._commands.submit(principal, key, command, target, value)

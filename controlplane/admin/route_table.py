@@ -1,0 +1,242 @@
+"""The one table of routes: the server, the roles and the OpenAPI document come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from relume.controlplane.admin import models as m
+from relume.controlplane.admin.change_handlers import ChangesApi
+from relume.controlplane.admin.checkpoints_api import CheckpointsApi
+from relume.controlplane.admin.commands import WORKER_COMMANDS
+from relume.controlplane.admin.events_api import EventsApi
+from relume.controlplane.admin.fleet_api import FleetApi
+
+PREFIX = "/admin/v1"
+PUBLIC = "public"
+"""The role of routes that need no token: probes only."""
+
+Handler = Callable[..., Awaitable[Any]]
+"""Takes the request, and the principal when the route changes something."""
+
+
+class Param(Struct, frozen=True):
+    """A parameter. `where`: path, query, header."""
+
+    name: str
+    where: str
+    description: str
+    kind: str = "string"
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One operation. `answer` is the 200 body; `text` instead says its media type. `statuses`
+    are the others it may give, beside 401 and 403."""
+
+    method: str
+    path: str
+    handler: Handler
+    role: str
+    summary: str
+    answer: type | None = None
+    text: str = ""
+    params: tuple[Param, ...] = ()
+    body: type | None = None
+    statuses: tuple[int, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes the fleet: then its handler is given the principal."""
+        return self.method != "GET"
+
+    @property
+    def operation(self) -> str:
+        """The operation's id, unique in the table."""
+        words = self.path.removeprefix(PREFIX).replace("{", "").replace("}", "").split("/")
+        return "_".join([self.method.lower(), *(w.replace(".", "_") for w in words if w)])
+
+
+_NAME = Param("name", "path", "worker's name")
+_ID = Param("id", "path", "request id, the id in its response, or its x-request-id")
+_KEY = Param("Idempotency-Key", "header", "resent with the same key, a change happens once")
+_FILTERS = (
+    Param("type", "query", "types of event, comma-separated"),
+    Param("exclude", "query", "types to leave out, comma-separated"),
+    Param("request", "query", "only events about this request"),
+    Param("worker", "query", "only events of or about this worker"),
+    Param("stream", "query", "only events of this stream, e.g. r.r0"),
+    Param("from", "query", "begin with this revision, in the log if need be", "integer"),
+    Param("after", "query", "begin after this cursor (REVISION.INDEX)"),
+    Param("limit", "query", "maximum number of events, up to 1000 (default 100)", "integer"),
+)
+_FOLLOW = (
+    Param("follow", "query", "1: server-sent events, without end"),
+    Param("tail", "query", "with follow: begin with this number of newest events", "integer"),
+    Param("Last-Event-ID", "header", "with follow: continue after this event's id"),
+)
+
+
+def routes(
+    fleet: FleetApi,
+    checkpoints: CheckpointsApi,
+    events: EventsApi,
+    changes: ChangesApi,
+    openapi: Handler,
+    metrics: Handler,
+) -> tuple[Route, ...]:
+    """Every route of the admin port."""
+
+    def get(
+        path: str,
+        handler: Handler,
+        answer: type,
+        summary: str,
+        *params: Param,
+        statuses: tuple[int, ...] = (),
+    ) -> Route:
+        missing = (404,) if "{" in path else ()
+        return Route(
+            method="GET",
+            path=PREFIX + path,
+            handler=handler,
+            role="viewer",
+            summary=summary,
+            answer=answer,
+            params=params,
+            statuses=statuses + missing,
+        )
+
+    table = [
+        get("/fleet", fleet.fleet, m.FleetInfo, "The fleet in one answer"),
+        get("/workers", fleet.workers, m.WorkerList, "All workers with pids and load"),
+        get("/workers/{name}", fleet.worker, m.WorkerInfo, "One worker", _NAME),
+        get(
+            "/requests",
+            fleet.requests,
+            m.RequestList,
+            "Live requests and the last that ended",
+            Param("state", "query", "live, completed, cancelled, failed, rejected"),
+            Param("worker", "query", "only requests with an attempt on this worker"),
+            Param(
+                "limit",
+                "query",
+                "maximum number of requests, newest first (default 100)",
+                "integer",
+            ),
+        ),
+        get("/requests/{id}", fleet.request, m.RequestDetail, "The course of one request", _ID),
+        get(
+            "/requests/{id}/decisions",
+            fleet.decisions,
+            m.DecisionList,
+            "Every decision about one request, with its basis",
+            _ID,
+        ),
+        get(
+            "/checkpoints",
+            checkpoints.checkpoints,
+            m.CheckpointList,
+            "Holders of KV checkpoints, and what they have of live requests",
+            Param("request", "query", "only this request"),
+            Param("worker", "query", "only requests that run on this worker"),
+        ),
+        get(
+            "/events",
+            events.events,
+            m.EventPage,
+            "Events of the log: a page, or a stream with follow=1",
+            *_FILTERS,
+            *_FOLLOW,
+            statuses=(400, 410, 429, 503),
+        ),
+        get(
+            "/decisions",
+            events.decisions,
+            m.EventPage,
+            "Events that record a choice, with their basis",
+            *_FILTERS,
+            statuses=(400, 410, 503),
+        ),
+        get("/leader", fleet.leader, m.LeaderInfo, "The leader"),
+        Route(
+            method="POST",
+            path=f"{PREFIX}/leader/resign",
+            handler=changes.resign,
+            role="admin",
+            summary="Have the leader step down for another replica",
+            answer=m.CommandInfo,
+            params=(_KEY,),
+            statuses=(202, 409, 503),
+        ),
+        get("/streams", fleet.streams, m.StreamList, "Streams of the log and the state hash"),
+        get("/config", fleet.config, m.SettingList, "Settings of the fleet and of this process"),
+        Route(
+            method="PUT",
+            path=f"{PREFIX}/config",
+            handler=changes.set_config,
+            role="admin",
+            summary="Change one setting of the fleet",
+            answer=m.CommandInfo,
+            params=(_KEY,),
+            body=m.SettingChange,
+            statuses=(202, 400, 409, 503),
+        ),
+        get(
+            "/commands/{id}",
+            changes.command,
+            m.CommandDetail,
+            "A change and what became of it",
+            Param("id", "path", "command_id of the change's answer"),
+        ),
+        get("/openapi.json", openapi, dict, "This document"),
+        Route(
+            method="GET",
+            path="/metrics",
+            handler=metrics,
+            role="viewer",
+            summary="Prometheus metrics",
+            text="text/plain",
+        ),
+        Route(
+            method="GET",
+            path="/health",
+            handler=fleet.health,
+            role=PUBLIC,
+            summary="Whether the fleet accepts requests",
+            answer=m.Health,
+            statuses=(503,),
+        ),
+        Route(
+            method="GET",
+            path="/live",
+            handler=fleet.live,
+            role=PUBLIC,
+            summary="Whether the process answers",
+            answer=m.Health,
+        ),
+    ]
+    commands = [
+        Route(
+            method="POST",
+            path=f"{PREFIX}/workers/{{name}}/{command}",
+            handler=changes.worker_command(command),
+            role="operator",
+            summary=SUMMARIES[command],
+            answer=m.CommandInfo,
+            params=(_NAME, _KEY),
+            statuses=(202, 400, 404, 409, 503),
+        )
+        for command in WORKER_COMMANDS
+    ]
+    return (*table, *commands)
+
+
+SUMMARIES = {
+    "drain": "Give the worker nothing new; what runs there moves to others, or ends there",
+    "undrain": "Give the worker requests again",
+    "restart": "Have the worker's agent restart its engine now",
+    "hold": "Do not restart the worker's engine when it ends",
+    "release": "Let the worker's engine be restarted again",
+}

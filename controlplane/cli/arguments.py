@@ -1,0 +1,85 @@
+"""Arguments of the commands that call the admin API."""
+
+from __future__ import annotations
+
+import argparse
+
+from relume.controlplane.cli.admin_client import add_arguments as listing
+
+__all__ = ["config", "drain", "events", "leader", "listing", "one_worker", "requests", "serve"]
+
+
+def serve(parser: argparse.ArgumentParser) -> None:
+    """`relume serve`."""
+    from relume.controlplane.serve_settings import ServeConfig  # not needed by other commands
+    from relume.events.settings.flags import add_flags
+
+    add_flags(parser, ServeConfig)
+
+
+def requests(parser: argparse.ArgumentParser) -> None:
+    """`relume requests`."""
+    parser.add_argument("request", nargs="?", default="", help="show this one in full")
+    parser.add_argument("--state", default="", help="live, completed, cancelled, failed, rejected")
+    parser.add_argument("--worker", default="", help="only requests with an attempt on this worker")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=100,
+        help="maximum number of requests, newest first (%(default)s)",
+    )
+    listing(parser)
+
+
+def events(parser: argparse.ArgumentParser) -> None:
+    """`relume events`."""
+    parser.add_argument("--follow", "-f", action="store_true", help="as they happen, until Ctrl-C")
+    parser.add_argument("--type", default="", metavar="A,B", help="only these types of event")
+    parser.add_argument("--request", default="", help="only events about this request")
+    parser.add_argument("--worker", default="", help="only events of or about this worker")
+    parser.add_argument("--stream", default="", help="only this stream, e.g. r.r0")
+    parser.add_argument("--since", default="", metavar="REVISION", help="begin with this revision")
+    parser.add_argument(
+        "--limit", type=int, default=100, help="maximum number of events (%(default)s)"
+    )
+    parser.add_argument("--all", action="store_true", help="engine steps, ticks, receipts too")
+    listing(parser)
+
+
+def one_worker(parser: argparse.ArgumentParser) -> None:
+    """Commands on one worker."""
+    parser.add_argument("worker", metavar="WORKER", help="its name, as in `relume workers`")
+    listing(parser)
+
+
+def drain(parser: argparse.ArgumentParser) -> None:
+    """`relume drain`."""
+    parser.add_argument(
+        "--wait",
+        nargs="?",
+        type=float,
+        const=300.0,
+        metavar="SECONDS",
+        help="wait until the worker is empty, up to this maximum time (%(const)s)",
+    )
+    one_worker(parser)
+
+
+def leader(parser: argparse.ArgumentParser) -> None:
+    """`relume leader [resign]`."""
+    parser.add_argument(
+        "action", nargs="?", default="show", choices=("show", "resign"), help="(%(default)s)"
+    )
+    listing(parser)
+
+
+def config(parser: argparse.ArgumentParser) -> None:
+    """`relume config get|set`."""
+    actions = parser.add_subparsers(dest="action", metavar="get|set", required=True)
+    get = actions.add_parser("get", help="show all settings, or one")
+    get.add_argument("key", nargs="?", default="")
+    listing(get)
+    change = actions.add_parser("set", help="change one setting")
+    change.add_argument("key")
+    change.add_argument("value")
+    listing(change)

@@ -1,0 +1,175 @@
+"""`relume status | workers | requests | leader | drain | undrain | restart | config`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from relume.controlplane.cli.admin_client import EXIT_NO, AdminClient
+from relume.controlplane.cli.output import milliseconds, print_json, print_table
+
+
+def status(args: argparse.Namespace) -> int:
+    """Workers, leader, and whether the fleet accepts requests."""
+    fleet = AdminClient.find(args).get("fleet")
+    if args.json:
+        print_json(fleet)
+        return 0
+    leader, log = fleet["leader"], fleet["log"]
+    print(f"serving    {'yes' if fleet['serving'] else 'NO: no worker could take a request'}")
+    print(f"models     {', '.join(fleet['models']) or 'none seen yet'}")
+    print(
+        f"leader     {leader['leader'] or 'none'} (epoch {leader['epoch']}, tick {leader['tick']})"
+    )
+    away = "" if log["healthy"] else ", ETCD AWAY: events wait on this machine's disk"
+    print(f"log        revision {log['revision']}, {log['pending']} events on their way{away}")
+    print(
+        f"requests   {fleet['live_requests']} live, {fleet['arrived']} arrived, "
+        f"{fleet['ended']} ended, {fleet['decisions']} decisions"
+    )
+    print()
+    _print_workers(fleet["workers"])
+    print()
+    print_table(
+        ("replica", "state", "address", "pid", "policy"),
+        [
+            (
+                r["name"],
+                ("leader" if r["leader"] else "up") if r["alive"] else "gone",
+                f"{r['host']}:{r['port']}",
+                r["pid"],
+                r["policy"],
+            )
+            for r in fleet["replicas"]
+        ],
+        "no replica in the log",
+    )
+    return 0
+
+
+def workers(args: argparse.Namespace) -> int:
+    """Workers with the pids of agent and engine."""
+    found = AdminClient.find(args).get("workers")
+    if args.json:
+        print_json(found)
+    else:
+        _print_workers(found["workers"])
+    return 0
+
+
+def _print_workers(found: list[dict[str, Any]]) -> None:
+    print_table(
+        ("worker", "state", "model", "agent", "engine", "life", "deaths", "load", "kv", "note"),
+        [
+            (
+                w["name"],
+                w["state"],
+                w["model"] or "-",
+                w["agent_pid"] or "-",
+                w["engine_pid"] or "-",
+                w["incarnation"],
+                w["deaths"],
+                f"{w['requests']} ({w['waiting']} waiting)" if w["waiting"] else w["requests"],
+                f"{100 * w['kv_used'] // w['kv_blocks']}%" if w["kv_blocks"] else "-",
+                _note(w),
+            )
+            for w in sorted(found, key=lambda w: w["name"])
+        ],
+        "no worker in the log: start one with `relume worker`, or a fleet with `relume up`",
+    )
+
+
+def _note(worker: dict[str, Any]) -> str:
+    if worker["engine"] == "dead":
+        delay = worker["restart_delay_ms"]
+        return f"died: {worker['died_of']}" + (f", restart in {delay} ms" if delay else "")
+    return "held" if worker["held"] else ""
+
+
+def requests(args: argparse.Namespace) -> int:
+    """Live requests and the last that ended; one in full when named."""
+    client = AdminClient.find(args)
+    if args.request:
+        found = client.get(f"requests/{args.request}")
+        print_json(found)
+        return 0
+    found = client.get("requests", state=args.state, worker=args.worker, limit=args.limit)
+    if args.json:
+        print_json(found)
+        return 0
+    print_table(
+        ("request", "state", "model", "attempts", "on", "tokens", "ttft", "longest gap", "resume"),
+        [
+            (
+                r["request"],
+                r["state"],
+                r["model"],
+                r["attempts"],
+                " > ".join(r["workers"]) or "-",
+                r["tokens"] if r["tokens"] >= 0 else "-",
+                milliseconds(r["ttft_us"]),
+                milliseconds(r["longest_gap_us"]),
+                r["verdict"],
+            )
+            for r in found["requests"]
+        ],
+        "no request yet",
+    )
+    return 0
+
+
+def leader(args: argparse.Namespace) -> int:
+    """Show the leader (exit 1 without one), or make it resign."""
+    client = AdminClient.find(args)
+    if args.action == "resign":
+        _print_command(args, client.post("leader/resign"))
+        return 0
+    found = client.get("leader")
+    if args.json:
+        print_json(found)
+    elif found["leader"]:
+        print(f"{found['leader']} leads: epoch {found['epoch']}, tick {found['tick']}")
+    else:
+        print("no leader: requests are served, fleet-wide decisions wait")
+    return 0 if found["leader"] else EXIT_NO
+
+
+_API_COMMANDS = {"disable-restart": "hold", "enable-restart": "release"}
+"""Commands that the admin API and the log know by another name."""
+
+
+def change(args: argparse.Namespace) -> int:
+    """Drain, undrain or restart a worker, or disable or enable its engine's restart."""
+    command = _API_COMMANDS.get(args.command, args.command)
+    done = AdminClient.find(args).post(f"workers/{args.worker}/{command}")
+    _print_command(args, done)
+    return 0
+
+
+def _print_command(args: argparse.Namespace, done: dict[str, Any]) -> None:
+    if args.json:
+        print_json(done)
+    elif done["state"] == "accepted":
+        print(f"{done['command']} {done['target']}: in the log; the leader has not answered yet")
+    else:
+        print(f"{done['command']} {done['target']}: decided at revision {done['revision']}")
+
+
+def config(args: argparse.Namespace) -> int:
+    """Show settings, or change one."""
+    client = AdminClient.find(args)
+    if args.action == "set":
+        done = client.post("config", {"key": args.key, "value": args.value}, "PUT")
+        _print_command(args, done)
+        return 0
+    found = client.get("config")
+    if args.json:
+        print_json(found)
+        return 0
+    wanted = [s for s in found["settings"] if args.key in ("", s["key"])]
+    print_table(
+        ("setting", "value", "default", "meaning"),
+        [(s["key"], s["value"], s["default"], s["description"]) for s in wanted],
+        f"no setting {args.key}; `relume config get` lists them",
+    )
+    return 0 if wanted else EXIT_NO

@@ -1,0 +1,1 @@
+"""HTTP on bare protocols: client connections, connections to engines, replies."""

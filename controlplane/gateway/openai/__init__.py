@@ -1,0 +1,1 @@
+"""What a request body says: classification, prompt rendering, token counts."""

@@ -1,0 +1,245 @@
+"""Reads from a request body what the gateway must know, and no more.
+
+The body is split into its top-level members without decoding them; only members whose
+value decides something are decoded. What is certainly a client's mistake raises
+`ClientError`; what only the model can check (an over-long prompt, an unknown stop token)
+is left to the worker, whose 4xx is relayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from relume.controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.openai.classify import classify
+from relume.events.vocabulary.enums import Guarantee
+
+# A client could read another tenant's KV blocks with these: never passed on.
+FORBIDDEN = ("kv_transfer_params", "ec_transfer_params")
+
+BYTES_PER_TOKEN = 4  # the estimate used for text; token-id prompts are counted
+
+# Members that carry the client's text or further large values: looked at, not decoded.
+_OPAQUE = frozenset(
+    "messages prompt prompt_embeds documents chat_template chat_template_kwargs metadata".split()
+)
+_MEDIA = (
+    b'"image_url"',
+    b'"input_audio"',
+    b'"audio_url"',
+    b'"video_url"',
+    b'"image_embeds"',
+    b'"file"',
+)
+_INT64 = (-(1 << 63), (1 << 63) - 1)
+
+_split = msgspec.json.Decoder(dict[str, Raw]).decode
+_items = msgspec.json.Decoder(list[Raw]).decode
+_value = msgspec.json.Decoder().decode
+
+
+class Parsed(Struct, frozen=True, kw_only=True):
+    """What the gateway read. `body` is the client's bytes unless something was stripped.
+    `prompt_tokens` is an estimate where `estimated`; `max_tokens` 0: not given. `verdict`
+    and what follows it: see `classify.Classification`. `priority` as vLLM has it: lower is more
+    urgent. `countable`: its prompt is text or token ids."""
+
+    model: str
+    stream: bool
+    prompt_tokens: int
+    estimated: bool
+    max_tokens: int
+    verdict: Guarantee
+    reason: str
+    needs: tuple[str, ...]
+    fallback: Guarantee
+    body: bytes
+    priority: int = 0
+    countable: bool = False
+
+
+def _number(low: float, high: float, low_open: bool = False) -> Callable[[str, Any], None]:
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise _bad(name, "a number", value)
+        if not low <= value <= high or (low_open and value == low):
+            bound = f"a number {'above' if low_open else 'from'} {low:g} to {high:g}"
+            raise _bad(name, bound, value)
+
+    return check
+
+
+def _integer(low: int, high: int) -> Callable[[str, Any], None]:
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _bad(name, "an integer", value)
+        if not low <= value <= high:
+            raise _bad(name, f"an integer of at least {low}", value)
+
+    return check
+
+
+def _boolean(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise _bad(name, "a boolean", value)
+
+
+def _text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= 512:
+        raise _bad(name, "a non-empty string", value)
+
+
+def _bad(name: str, expected: str, value: Any) -> ClientError:
+    shown = f"{value!r:.60}"
+    return ClientError(400, f"'{name}' must be {expected}, got {shown}", name, "invalid_value")
+
+
+CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "model": _text,
+    "stream": _boolean,
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1, low_open=True),
+    "min_p": _number(0, 1),
+    "top_k": _integer(-1, 1 << 31),
+    "n": _integer(1, 1 << 14),
+    "best_of": _integer(1, 1 << 14),
+    "max_tokens": _integer(0, 1 << 31),
+    "max_completion_tokens": _integer(0, 1 << 31),
+    "min_tokens": _integer(0, 1 << 31),
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "repetition_penalty": _number(0, 1e6, low_open=True),
+    "seed": _integer(*_INT64),
+    "priority": _integer(*_INT64),
+    "ignore_eos": _boolean,
+    "use_beam_search": _boolean,
+    "echo": _boolean,
+}
+
+
+def without_forbidden(body: bytes) -> bytes:
+    """A JSON body of any route without what a client must not set; raises `ClientError`."""
+    return _without_forbidden(_members(body), body)
+
+
+def parse(body: bytes, *, chat: bool) -> Parsed:
+    """Read a completion or chat body; raises `ClientError` for what no worker could serve."""
+    members = _members(body)
+    body = _without_forbidden(members, body)
+    fields: dict[str, Any] = {}
+    for name, raw in members.items():
+        if name in _OPAQUE:
+            continue
+        value = _decode(name, raw)
+        check = CHECKS.get(name)
+        if check is not None and value is not None:
+            check(name, value)
+        fields[name] = value
+    prompt_tokens, estimated = _read_prompt(members, fields, chat)
+    judged = classify(fields)
+    return Parsed(
+        model=fields.get("model") or "",
+        stream=fields.get("stream") or False,
+        prompt_tokens=prompt_tokens,
+        estimated=estimated,
+        max_tokens=_max_tokens(fields, chat),
+        verdict=judged.verdict,
+        reason=judged.reason,
+        needs=judged.needs,
+        fallback=judged.fallback,
+        body=body,
+        priority=fields.get("priority") or 0,
+        countable=not fields.get("multimodal") and "prompt_embeds" not in fields,
+    )
+
+
+def _members(body: bytes) -> dict[str, Raw]:
+    try:
+        if not body.isascii():
+            body.decode()  # what is not decoded below must be text too
+        return _split(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClientError(
+            400, f"the body is not a JSON object: {error}", code="invalid_json"
+        ) from None
+    except RecursionError:
+        raise ClientError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _decode(name: str, raw: Raw) -> Any:
+    try:
+        return _value(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClientError(
+            400, f"'{name}' is not valid JSON: {error}", name, "invalid_json"
+        ) from None
+    except RecursionError:
+        raise ClientError(400, f"'{name}' is nested too deeply", name, "invalid_json") from None
+
+
+def _without_forbidden(members: dict[str, Raw], body: bytes) -> bytes:
+    """The body without members a client must not set; encoded again only if it has some."""
+    found = [name for name in FORBIDDEN if members.pop(name, None) is not None]
+    xargs = members.get("vllm_xargs")
+    if xargs is not None:
+        value = _decode("vllm_xargs", xargs)
+        if isinstance(value, dict) and any(n in FORBIDDEN or n.startswith("relume") for n in value):
+            raise ClientError(
+                400, "'vllm_xargs' holds a reserved name", "vllm_xargs", "invalid_value"
+            )
+    return msgspec.json.encode(members) if found else body
+
+
+def _max_tokens(fields: dict[str, Any], chat: bool) -> int:
+    if chat:
+        return fields.get("max_completion_tokens") or fields.get("max_tokens") or 0
+    given = fields.get("max_tokens", 16)  # vLLM's default for completions
+    if given == 0 and not fields.get("echo"):
+        raise _bad("max_tokens", "an integer of at least 1", given)
+    return given or 0
+
+
+def _read_prompt(members: dict[str, Raw], fields: dict[str, Any], chat: bool) -> tuple[int, bool]:
+    """(prompt tokens, estimated); puts "multimodal" and "prompts" into `fields`."""
+    if chat:
+        raw = members.get("messages")
+        if raw is None:
+            raise ClientError(
+                400, "'messages' is required", "messages", "missing_required_parameter"
+            )
+        text = bytes(raw)
+        if text[:1] != b"[":
+            raise _bad("messages", "an array", _decode("messages", raw))
+        if any(mark in text for mark in _MEDIA):
+            fields["multimodal"] = True
+        return len(text) // BYTES_PER_TOKEN + 1, True
+    if members.get("prompt_embeds") is not None and bytes(members["prompt_embeds"]) != b"null":
+        fields["prompt_embeds"] = True  # not in the table, so it counts as state
+        return 1, True
+    raw = members.get("prompt")
+    text = bytes(raw) if raw is not None else b"null"
+    if raw is None or text == b"null":
+        raise ClientError(400, "'prompt' is required", "prompt", "missing_required_parameter")
+    if text[:1] == b'"':
+        return len(text) // BYTES_PER_TOKEN + 1, True
+    if text[:1] != b"[":
+        raise _bad("prompt", "a string or an array", _decode("prompt", raw))
+    return _read_prompt_list(text, fields)
+
+
+def _read_prompt_list(text: bytes, fields: dict[str, Any]) -> tuple[int, bool]:
+    first = text[1:].lstrip()[:1]
+    if first.isdigit():  # one prompt of token ids
+        return text.count(b",") + 1, False
+    prompts = _items(text)
+    if not prompts:
+        raise ClientError(400, "'prompt' must not be empty", "prompt", "invalid_value")
+    fields["prompts"] = len(prompts)
+    if first == b"[":
+        return text.count(b",") + 1, False
+    return len(text) // BYTES_PER_TOKEN + 1, True

@@ -1,0 +1,488 @@
+"""A request's session: the stream machine (`relume.controlplane.stream`), and the shell around it.
+
+The shell feeds in what sockets, timers, scheduler and client say, and carries out the effects. It
+decides nothing. Everything happens in callbacks of the loop; only counting, connecting and waiting
+are tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import structlog
+
+from relume.controlplane.gateway.client_effects import NO_CLIENT, TO_CLIENT
+from relume.controlplane.gateway.context import ClientPort, Context
+from relume.controlplane.gateway.deliveries import Deliveries
+from relume.controlplane.gateway.errors import UpstreamError
+from relume.controlplane.gateway.http import routes
+from relume.controlplane.gateway.http.upstream import Upstream
+from relume.controlplane.gateway.log_effects import TO_LOG, about, record_end
+from relume.controlplane.gateway.releases import Releases, release
+from relume.controlplane.stream import stream_effects as do
+from relume.controlplane.stream import stream_events as e
+from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.controlplane.stream.machine import StreamMachine
+from relume.controlplane.stream.stream_data import Stream
+from relume.controlplane.stream.stream_states import Queued
+from relume.controlplane.stream.worker_requests import resume_claim
+from relume.events.log.errors import LogError
+from relume.events.vocabulary.enums import TransportKind
+
+log = structlog.get_logger("relume.gateway")
+
+OWNED_S = 10.0
+"""Maximum time that a client's resumption at another replica waits for the log to record it."""
+NO_DECISIONS = Rejected(
+    503, "the control plane cannot take decisions now: its event log is not writable"
+)
+
+
+class ResumableStreams(Protocol):
+    """Offered by `streams.Streams`."""
+
+    open: dict[str, RequestSession]
+    deliveries: Deliveries
+    releases: Releases
+
+
+class RequestSession:
+    """One request from arrival to its terminal event.
+
+    `delivering`: the connection on which its last bytes are. `streams`: the gateway's resumable
+    streams, for one of them.
+    """
+
+    __slots__ = (
+        "_open_to",
+        "_task",
+        "_timer",
+        "client",
+        "ctx",
+        "delivering",
+        "machine",
+        "paused",
+        "stream",
+        "streams",
+        "upstream",
+    )
+
+    def __init__(
+        self,
+        ctx: Context,
+        client: ClientPort,
+        stream: Stream,
+        streams: ResumableStreams | None = None,
+    ) -> None:
+        self.ctx = ctx
+        self.client = client
+        self.stream = stream
+        self.machine = StreamMachine(stream)
+        self.streams = streams
+        self.upstream: Upstream | None = None
+        self.delivering: ClientPort | None = None
+        self.paused = False
+        self._open_to: Assignment | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def arrival(self) -> Arrival:
+        """The request as it arrived."""
+        return self.stream.arrival
+
+    @property
+    def delivered(self) -> int:
+        """Tokens that the client has, or that are held of an answer in one piece."""
+        return self.stream.delivered
+
+    def about(self) -> dict[str, str]:
+        """What log lines of this request carry."""
+        return about(self.arrival)
+
+    # --- life
+
+    def start(self) -> None:
+        """Accept the request, at once or when its prompt was counted. Raises LogError."""
+        ctx, counts = self.ctx, self.ctx.tokens is not None and self.arrival.countable
+        accepted = None if counts else ctx.scheduler.arrived(self.arrival)
+        if self.streams is not None:
+            self.streams.open[self.arrival.request] = self
+        ctx.counters.requests += 1
+        ctx.counters.in_flight += 1
+        if accepted is None:
+            self._spawn(self._count)
+        else:
+            self.feed_safely(e.Accepted(accepted))
+
+    def take_over(self, have: e.Position) -> None:
+        """The client of another replica's stream came here, with everything up to `have`. Raises
+        LogError."""
+        left = self.ctx.scheduler.returns.adopt(self.arrival, *have)
+        assert self.streams is not None
+        self.streams.open[self.arrival.request] = self
+        self.ctx.counters.in_flight += 1
+        self.feed_safely(e.Adopted(have, left))
+
+    def came_back(self, client: ClientPort, have: e.Position) -> None:
+        """The client is here again, with everything up to `have`. Raises LogError."""
+        self.ctx.scheduler.returns.came_back(self.arrival.request, *have)
+        old, self.client = self.client, client
+        self.delivering = None
+        old.break_off()
+        self.feed_safely(e.ClientReturned(have))
+
+    def holds(self, resume_token: str, tenant: str) -> bool:
+        """Whether a client that shows `resume_token` may have this stream."""
+        stream = self.stream
+        same = hmac.compare_digest(resume_token.encode(), stream.resume_token.encode())
+        may = same and tenant == self.arrival.tenant and stream.is_resumable
+        return may and self.machine.accepts(e.ClientReturned)
+
+    def feed(self, event: object, now: float | None = None) -> None:
+        """Feed the machine, and carry out its effects."""
+        self._carry_out(self.machine.handle(event, self.ctx.clock() if now is None else now))
+
+    def _carry_out(self, effects: list[do.Effect]) -> None:
+        for effect in effects:
+            kind = type(effect)
+            if (carry_out := _CARRY_OUT.get(kind)) is not None:
+                carry_out(self, effect)
+            elif (tell_client := TO_CLIENT.get(kind)) is not None:
+                tell_client(self.client, effect)
+            else:
+                TO_LOG[kind](self.ctx, self.stream, effect)
+
+    def feed_safely(self, event: object) -> None:
+        """The same at the edge of one request: others must not suffer from its bug."""
+        try:
+            self.feed(event)
+        except Exception as error:  # the edge of one request
+            self.on_fault(error)
+
+    def on_fault(self, error: Exception) -> None:
+        """Our own code failed on this request: it ends, and the worker is not blamed."""
+        log.error("request_broke", exc_info=error, **self.about())
+        try:
+            if not self.machine.is_over:
+                self.feed(e.Fault())
+                return
+        except Exception:
+            log.exception("request_could_not_be_ended", **self.about())
+            if not self.machine.is_over:
+                self._carry_out(self.machine.give_up())
+        self.client.break_off()
+
+    # --- http.upstream.Consumer
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self.feed(e.Head(status, headers))
+
+    def take_chunk(self, data: bytes, now: float) -> bool:
+        client = self.client
+        if not client.chunked:
+            return False
+        chunk = self.machine.state.take(data, now)
+        if chunk is None:
+            return False
+        client.write_chunk(chunk)
+        return True
+
+    def on_data(self, data: bytes) -> None:
+        upstream = self.upstream
+        self.feed(e.Data(data), upstream.heard if upstream is not None else None)
+
+    def on_complete(self) -> None:
+        self.feed(e.ResponseEnded())
+
+    def on_lost(self, kind: str, detail: str) -> None:
+        upstream, self.upstream = self.upstream, None
+        idle = upstream is not None and upstream.reused and upstream.untouched
+        self.feed(e.ConnectionLost(TransportKind(kind), detail, idle))
+
+    # --- http.server.ActiveExchange
+
+    def client_gone(self) -> None:
+        """The client closed its connection."""
+        self.feed_safely(e.ClientGone())
+
+    def pause(self) -> None:
+        """The client reads too slowly."""
+        self.paused = True
+        if self.upstream is not None:
+            self.upstream.pause()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        self.paused = False
+        if self.upstream is not None:
+            self.upstream.resume()
+
+    # --- ports.Caller
+
+    def called(self) -> bool:
+        """See ports.Caller."""
+        self.feed_safely(e.Called())
+        return type(self.machine.state) is not Queued
+
+    def refused(self, why: Rejected) -> None:
+        """See ports.Caller."""
+        self.feed_safely(why)
+
+    # --- calls of the gateway
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether the attempt may be handed over now: it runs, and can resume elsewhere."""
+        return self.upstream is not None and self.machine.is_movable
+
+    def worker_lost(self, cause: str, detail: str = "") -> None:
+        """Another part gave the engine up, or knows that it is dead."""
+        if self.machine.accepts(e.WorkerLost):
+            self.feed_safely(e.WorkerLost(TransportKind(cause), detail))
+
+    def runs_unattended_on(self, worker: str, incarnation: int) -> bool:
+        """Whether the attempt there runs for an absent client, and can resume after what that
+        client has."""
+        left = self.machine.placeable
+        return left is not None and (left.worker, left.incarnation) == (worker, incarnation)
+
+    def handover_noticed(self, attempt: int) -> None:
+        """The engine handed that attempt over, whose client may be absent."""
+        left = self.machine.placeable
+        if left is not None and left.attempt == attempt:
+            self.feed_safely(e.HandoverNoticed())
+
+    def expire(self) -> None:
+        """The client did not come back."""
+        self.feed_safely(e.GraceOver())
+
+    def let_go(self) -> None:
+        """Another replica owns the request, or none does."""
+        self.feed_safely(e.TakenOver())
+
+    def shut_down(self) -> None:
+        """The gateway stops."""
+        self.feed_safely(e.ShutDown())
+
+    def arrived_whole(self) -> None:
+        """The client has all of it."""
+        if self.delivering is not None:
+            self.delivering = None
+            self.feed_safely(e.Delivered())
+
+    # --- tasks
+
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        self._task = self.ctx.spawn(self._guarded(work, *args))
+
+    async def _guarded(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Run a task of this request."""
+        try:
+            await work(*args)
+        except Exception as error:  # the edge of one request: all others share the task group
+            self.on_fault(error)
+
+    async def _count(self) -> None:
+        """Count the prompt within the bound."""
+        tokens, stream = self.ctx.tokens, self.stream
+        assert tokens is not None
+        model = self.arrival.model
+        block_tokens = self.ctx.scheduler.block_tokens(model)
+        is_chat = routes.PROTECTED[stream.path]
+        found = await tokens.count(model, is_chat, block_tokens, stream.body)
+        self.feed(e.Counted() if found is None else e.Counted(found.tokens, found.prefix))
+
+    async def _connect(self, to: Assignment) -> None:
+        try:
+            upstream = await self.ctx.pool.open(to)
+        except UpstreamError as error:
+            if self._open_to is to and self.upstream is None:
+                self.feed(e.ConnectFailed(TransportKind(error.kind), error.detail))
+            return
+        if self._open_to is to and self.upstream is None:
+            self._connected(to, upstream)
+        else:
+            self.ctx.pool.give_back(upstream)
+
+    async def _await_capacity(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s + 1):
+                found = await self.ctx.scheduler.capacity(self.arrival.request, timeout_s)
+        except TimeoutError:
+            found = False
+        self.feed(e.CapacityKnown(found))
+
+    async def _until_owned(self) -> None:
+        """The request is ours once the log says so."""
+        ours, left = await self.ctx.scheduler.returns.owned(self.arrival.request, OWNED_S)
+        self.feed(e.Owned(ours, left))
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self.feed_safely(e.TimerFired())
+
+    # --- effects: the control plane
+
+    def _accept(self, effect: do.Accept) -> None:
+        try:
+            accepted = self.ctx.scheduler.arrived(effect.arrival)
+        except LogError as error:
+            log.error("arrival_not_written", reason=str(error), **self.about())
+            self.feed(e.NotAccepted())
+        else:
+            self.feed(e.Accepted(accepted))
+
+    def _admit(self, effect: do.Admit) -> None:
+        ctx = self.ctx
+        try:
+            held = ctx.scheduler.waiting.admit(
+                self.arrival,
+                self,
+                len(self.stream.body),
+                ctx.config.wait_timeout_s,
+                effect.no_worker,
+            )
+        except LogError as error:
+            log.error("decision_not_written", reason=str(error), **self.about())
+            held = NO_DECISIONS
+        if held is True:
+            ctx.counters.waits += 1
+            self.feed(e.Enqueued())
+        else:
+            self.feed(held or e.Admitted())
+
+    def _assign(self, effect: do.Assign) -> None:
+        try:
+            found = self.ctx.scheduler.assign(self.arrival.request, effect.cause, effect.delivered)
+        except LogError as error:
+            log.error("decision_not_written", reason=str(error), **self.about())
+            found = NO_DECISIONS
+        if isinstance(found, Assignment):
+            self.feed(e.Assigned(found))
+        else:
+            self.feed(found or e.NoWorker())
+
+    def _start_waiting(self, effect: do.AwaitCapacity) -> None:
+        if not effect.again:
+            self.ctx.counters.waits += 1
+        self._spawn(self._await_capacity, effect.timeout_s)
+
+    def _locate(self, effect: do.LocateEnvelope) -> None:
+        found = self.ctx.scheduler.returns.holders(self.arrival.request)
+        self.feed(e.EnvelopeKnown(bool(found)))
+
+    def _await_ownership(self, effect: do.AwaitOwnership) -> None:
+        self.ctx.spawn(self._guarded(self._until_owned))
+
+    def _set_timer(self, effect: do.SetTimer) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(effect.delay_s, self._timer_fired)
+
+    def _stop_waiting(self, effect: do.StopWaiting) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    def _record_end(self, effect: do.RecordEnd) -> None:
+        self._forget()
+        record_end(self.ctx, self.stream, effect)
+
+    def _let_go(self, effect: do.LetGo) -> None:
+        self.delivering = None
+        self.ctx.counters.in_flight -= 1
+        self._forget()
+        self.ctx.scheduler.let_go(self.arrival.request)
+
+    def _forget(self) -> None:
+        request = self.arrival.request
+        if self.streams is not None and self.streams.open.get(request) is self:
+            del self.streams.open[request]
+
+    # --- effects: the worker
+
+    def _open(self, effect: do.Open) -> None:
+        to = self._open_to = effect.to
+        self.ctx.attempts.setdefault((to.worker, to.incarnation), {})[self] = None
+        upstream = None if effect.fresh else self.ctx.pool.take(to)
+        if upstream is None:
+            self._spawn(self._connect, to)
+        else:
+            self._connected(to, upstream)
+
+    def _connected(self, to: Assignment, upstream: Upstream) -> None:
+        self.upstream = upstream
+        envelope_at: tuple[str, ...] = ()
+        if self.stream.again:
+            envelope_at = self.ctx.scheduler.returns.holders(self.arrival.request, to.worker)
+        self.feed(e.Connected(envelope_at))
+
+    def _send(self, effect: do.Send) -> None:
+        upstream = self.upstream
+        assert upstream is not None
+        upstream.send(self, effect.head, effect.body, effect.tail, effect.generates)
+        if self.paused:
+            upstream.pause()
+
+    def _close(self, effect: do.Close) -> None:
+        """Take the attempt out of its engine's books and let its connection go."""
+        to, self._open_to = self._open_to, None
+        if to is not None:
+            key = (to.worker, to.incarnation)
+            attempts = self.ctx.attempts.get(key)
+            if attempts is not None:
+                attempts.pop(self, None)
+                if not attempts:
+                    del self.ctx.attempts[key]
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            if effect.reuse:
+                upstream.release()
+            else:
+                upstream.abandon()
+
+    def _release(self, effect: do.Release) -> None:
+        token = self.stream.resume_token
+        if not effect.soon:
+            claim = resume_claim(effect.to, token, effect.tokens)
+            self.ctx.spawn(release(self.ctx, effect.to, claim))
+        elif self.streams is not None:
+            self.streams.releases.add(effect.to, token)
+
+    # --- effects: the client
+
+    def _detach(self, effect: do.Detach) -> None:
+        self.client, self.delivering = NO_CLIENT, None
+        self.paused = False
+
+    def _await_delivery(self, effect: do.AwaitDelivery) -> None:
+        client, self.client = self.client, NO_CLIENT
+        self.delivering = client
+        assert self.streams is not None
+        self.streams.deliveries.add(self, client)
+
+
+_CARRY_OUT: dict[type, Callable[[RequestSession, Any], None]] = {
+    do.Accept: RequestSession._accept,
+    do.Admit: RequestSession._admit,
+    do.Assign: RequestSession._assign,
+    do.AwaitCapacity: RequestSession._start_waiting,
+    do.LocateEnvelope: RequestSession._locate,
+    do.AwaitOwnership: RequestSession._await_ownership,
+    do.SetTimer: RequestSession._set_timer,
+    do.StopWaiting: RequestSession._stop_waiting,
+    do.RecordEnd: RequestSession._record_end,
+    do.LetGo: RequestSession._let_go,
+    do.Open: RequestSession._open,
+    do.Send: RequestSession._send,
+    do.Close: RequestSession._close,
+    do.Release: RequestSession._release,
+    do.Detach: RequestSession._detach,
+    do.AwaitDelivery: RequestSession._await_delivery,
+}

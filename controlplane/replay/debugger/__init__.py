@@ -1,0 +1,1 @@
+"""The debugger of a log: `relume replay --debug`."""

@@ -1,0 +1,345 @@
+"""The debugger's answers for a terminal: tables and a little colour."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from relume.controlplane.cli.output import milliseconds
+from relume.controlplane.replay.debugger.debug_commands import COMMANDS, GROUPS
+
+Data = dict[str, Any]
+_EVENTS = 40
+_COLOURS = {
+    "engine_died": "bold red",
+    "worker_lost": "bold red",
+    "replica_lost": "bold red",
+    "state_daemon_lost": "bold red",
+    "transport_observed": "red",
+    "worker_suspected": "red",
+    "stall_judged": "red",
+    "route_decided": "cyan",
+    "holder_chosen": "cyan",
+    "recovery_planned": "bold cyan",
+    "request_arrived": "green",
+    "request_ended": "green",
+    "engine_step": "dim",
+    "tick": "dim",
+    "state_hashed": "dim",
+}
+
+
+def show(console: Console, name: str, told: Data) -> None:
+    """Print the answer `told` of command `name`."""
+    _SHOWN[name](console, told)
+
+
+def show_help(console: Console, name: str = "") -> None:
+    """All commands, or one in full."""
+    if name:
+        command = COMMANDS[name]
+        console.print(Text(command.usage, style="bold"))
+        console.print(Text(f"{command.help[0].upper()}{command.help[1:]}."))
+        if command.more:
+            console.print(Text(command.more.strip("\n")))
+        return
+    for group, title in GROUPS.items():
+        console.print(Text(f"\n{title}", style="bold"))
+        _table(
+            console,
+            (),
+            [(f"  {c.usage}", c.help) for c in COMMANDS.values() if c.group == group],
+        )
+    console.print(
+        Text(
+            "\nTry: failures, then failure 1; continue type recovery_planned; what-if "
+            "checkpoints.recovery=eq6.\n"
+            "A name may be shortened (n, b, c, rc). `help COMMAND` explains one; an empty line "
+            "repeats next, back, continue, reverse; `quit` or Ctrl-D ends."
+        )
+    )
+
+
+def _table(console: Console, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    table = Table(
+        box=None,
+        show_header=bool(headings),
+        header_style="bold",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for heading in headings or ("", ""):
+        table.add_column(heading.upper(), overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    console.print(table)
+
+
+def _place(console: Console, told: Data) -> None:
+    clock = _clock(told["at_ms"])
+    line = f"revision {told['revision']}, transaction {told['place']} of {told['of']}{clock}"
+    console.print(Text(line, style="bold"))
+
+
+def _moved(console: Console, told: Data) -> None:
+    if "reason" in told:
+        style = "yellow" if told["found"] else "bold yellow"
+        verb = "stopped at" if told["found"] else "reached the"
+        console.print(Text(f"{verb} {told['reason']}", style=style))
+    _place(console, told)
+    _events(console, told.get("events", []))
+
+
+def _events(console: Console, events: list[Data], begun_ms: int = 0) -> None:
+    rows = []
+    for entry in events[:_EVENTS]:
+        kind = entry["event"]["type"]
+        colour = _COLOURS.get(kind, "")
+        place = f"{entry['stream']}:{entry['position']}"
+        about = entry["about"][0] if len(entry["about"]) == 1 else ""
+        row = [place, Text(kind, style=colour), about, entry["text"]]
+        if begun_ms:
+            row = [entry["revision"], f"{entry['at_ms'] - begun_ms:+} ms", *row]
+        rows.append(row)
+    if rows:
+        _table(console, ("rev", "when", "where", "event", "request", "what")[-len(rows[0]) :], rows)
+    if len(events) > _EVENTS:
+        console.print(Text(f"and {len(events) - _EVENTS} more (--json has all)", style="dim"))
+
+
+def _state(console: Console, told: Data) -> None:
+    if "hash" not in told:
+        console.print(Text(json.dumps(told, indent=2)))
+        return
+    console.print(
+        Text(f"revision {told['revision']}, tick {told['tick']}, hash {told['hash']}", style="bold")
+    )
+    console.print(
+        Text(
+            f"{told['arrived']} requests arrived, {told['ended']} ended, {told['live']} live; "
+            f"{told['decisions']} decisions; leader {told['leader'] or 'none'}"
+        )
+    )
+    _table(
+        console,
+        ("worker", "engine", "life", "requests", "prompt tokens left", "kv blocks", "deaths", ""),
+        [
+            (
+                w["name"],
+                Text(_engine(w), style="red" if w["engine"] == "dead" or not w["present"] else ""),
+                w["incarnation"],
+                w["requests"],
+                w["prefill_left"],
+                f"{w['kv_used']}/{w['kv_blocks']}",
+                w["deaths"],
+                _marks(w),
+            )
+            for w in told["workers"]
+        ],
+    )
+    if told["holders"]:
+        _table(
+            console,
+            ("holder", "state", "requests", "bytes held", "budget"),
+            [
+                (h["name"], "up" if h["alive"] else "lost", h["requests"], h["held_bytes"],
+                 h["budget_bytes"])
+                for h in told["holders"]
+            ],
+        )  # fmt: skip
+
+
+def _engine(worker: Data) -> str:
+    if worker["engine"] == "none":
+        return "left"
+    return worker["engine"] if worker["present"] else f"{worker['engine']}, lost"
+
+
+def _marks(worker: Data) -> str:
+    marks = [name for name in ("draining", "held") if worker[name]]
+    if worker["suspected_by"]:
+        marks.append(f"suspected by {', '.join(worker['suspected_by'])}")
+    if worker["died_of"]:
+        marks.append(f"last: {worker['died_of']}")
+    return ", ".join(marks)
+
+
+def _requests(console: Console, told: Data) -> None:
+    if not told["requests"]:
+        console.print("no live requests")
+        return
+    _table(
+        console,
+        ("request", "gateway", "attempt", "workers", "holders", "survives a cut"),
+        [
+            (r["request"], r["gateway"], r["attempt"], ", ".join(r["workers"]),
+             ", ".join(r["holders"]), r["verdict"])
+            for r in told["requests"]
+        ],
+    )  # fmt: skip
+
+
+def _breaks(console: Console, told: Data) -> None:
+    if not told["breaks"]:
+        console.print("no breakpoints")
+        return
+    _table(console, ("", "stop at"), [(b["number"], b["stop"]) for b in told["breaks"]])
+
+
+def _diff(console: Console, told: Data) -> None:
+    console.print(Text(f"revision {told['from']} -> {told['to']}", style="bold"))
+    rows = []
+    for change in told["changes"]:
+        before, after = change["before"], change["after"]
+        rows.append(
+            (
+                change["path"],
+                Text(_value(before), style="red"),
+                Text(_value(after), style="green"),
+            )
+        )
+    if rows:
+        _table(console, ("what", "before", "after"), rows)
+    else:
+        console.print("the same state")
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _lines(console: Console, told: Data) -> None:
+    for line in told["text"]:
+        console.print(Text(line))
+
+
+def _failures(console: Console, told: Data) -> None:
+    if not told["failures"]:
+        console.print("nothing failed in this log")
+        return
+    _table(
+        console,
+        ("", "name", "what", "reason", "revision"),
+        [
+            (f["number"], Text(f["name"], style="red"), f["kind"], f["reason"], f["revision"])
+            for f in told["failures"]
+        ],
+    )
+
+
+def _failure(console: Console, told: Data) -> None:
+    console.print(Text(f"{told['kind']} {told['failure']}: {told['reason']}", style="bold red"))
+    events, requests = told["events"], told["requests"]
+    touched = {r["request"] for r in requests}
+    of_fleet = [e for e in events if not (len(e["about"]) == 1 and e["about"][0] in touched)]
+    _events(console, of_fleet, events[0]["at_ms"] if events else 0)
+    if not requests:
+        console.print("no request was touched")
+        return
+    completed = sum(r["outcome"] == "completed" for r in requests)
+    console.print(Text(f"\n{len(requests)} requests touched, {completed} completed", style="bold"))
+    _table(
+        console,
+        ("request", "delivered", "went to", "restored", "outcome", "longest gap"),
+        [
+            (
+                r["request"],
+                r["delivered"],
+                ", ".join(r["to"]) or "-",
+                r["restored"] or "-",
+                Text(r["outcome"] or "open", style="" if r["outcome"] == "completed" else "red"),
+                milliseconds(r["longest_gap_us"]),
+            )
+            for r in requests
+        ],
+    )
+
+
+def show_outcome(console: Console, told: Data) -> None:
+    """A what-if's answer."""
+    changed = ", ".join(f"{key}={value}" for key, value in told["settings"].items())
+    console.print(
+        Text(
+            f"{told['decisions']} decisions repeated with {changed}: {told['different']} come "
+            f"out differently, {told['estimates']} weigh otherwise and choose the same"
+        )
+    )
+    for what, count in told["untaken"].items():
+        console.print(Text(f"left out: {count} decisions this build cannot retake: {what}"))
+    if told["broken"]:
+        broken = told["broken"]
+        console.print(
+            Text(
+                f"the log itself does not replay ({broken['what']} at revision "
+                f"{broken['revision']}): see `relume replay --verify`",
+                style="bold red",
+            )
+        )
+    first = told["first"]
+    if first is None:
+        console.print("no decision in this log would have gone otherwise")
+        return
+    kinds = ", ".join(f"{count} {kind}" for kind, count in told["by_kind"].items())
+    console.print(Text(f"by kind: {kinds}; each repeated on the recorded history", style="dim"))
+    asked = "" if first["asked"] else " (not in the log; reconstructed)"
+    console.print(
+        Text(
+            f"\nfirst: {first['kind']} of {first['about']}, {first['stream']}:{first['position']}, "
+            f"basis ({first['revision']}, {first['after']}){asked}",
+            style="bold",
+        )
+    )
+    _side(console, "recorded", first["recorded"], first["recorded_estimates"], "red")
+    _side(console, "instead", first["other"], first["other_estimates"], "green")
+
+
+def _side(console: Console, name: str, choice: str, estimates: Sequence[str], colour: str) -> None:
+    console.print(Text(f"  {name}: {choice}", style=colour))
+    for line in estimates:
+        chosen = line.startswith((f"{choice} ", f"{choice}:"))
+        console.print(Text(f"    {'->' if chosen else '  '} {line}"))
+
+
+def _exported(console: Console, told: Data) -> None:
+    console.print(
+        Text(f"{told['records']} records of revisions {told['first']} to {told['last']} in "
+             f"{told['file']}")
+    )  # fmt: skip
+    if told["divergences"]:
+        console.print(Text("it does not verify: neither does the log", style="bold red"))
+    elif not told["verified"]:
+        console.print(
+            Text("no decision between several workers in it: as a test it proves nothing; "
+                 "take more", style="yellow")
+        )  # fmt: skip
+    else:
+        console.print(Text(f"it verifies: {told['decisions']} decisions", style="green"))
+
+
+def _clock(at_ms: int) -> str:
+    if not at_ms:
+        return ""
+    return f", {time.strftime('%H:%M:%S', time.localtime(at_ms / 1000))}.{at_ms % 1000:03d}"
+
+
+_SHOWN: dict[str, Callable[[Console, Data], None]] = {
+    **dict.fromkeys(("at", "next", "back", "continue", "reverse", "events"), _moved),
+    **dict.fromkeys(("break", "delete"), _breaks),
+    "state": _state,
+    "requests": _requests,
+    "diff": _diff,
+    "why": _lines,
+    "failures": _failures,
+    "failure": _failure,
+    "what-if": show_outcome,
+    "export": _exported,
+}

@@ -1,0 +1,345 @@
+"""Runs the admission queue of a replica: arrivals, calls after a change of load, refusals.
+`relume.policies.admission.admission_queue` and `relume.policies.routing.saturation` decide; this
+module calls them on the view, records the decision, and informs the request sessions. A request
+that passes straight through is not recorded, and nothing polls: a waiting request is called if the
+fold advances or an own event makes room, and at the time at which a bound on the prompts ahead is
+met. Attempts after a failure do not wait here; they are called before those that do
+(`Scheduler.wake`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+
+from relume.controlplane.gateway.ports import Caller
+from relume.controlplane.replica.decision_writer import DecisionWriter
+from relume.controlplane.stream.arrival import Arrival, Rejected
+from relume.events import vocabulary as v
+from relume.events.log.errors import LogError
+from relume.events.vocabulary.enums import QueueCause, ShedReason, Tier
+from relume.events.wire.headers import TIER
+from relume.policies.admission import admission_queue as waiting
+from relume.policies.admission.admission_queue import QueueDecision, Room
+from relume.policies.admission.admission_settings import WaitingConfig, config_of
+from relume.policies.admission.fair_queue import Entry
+from relume.policies.routing import routing_settings
+from relume.policies.routing.saturation import (
+    FREE,
+    NO_WORKER,
+    SATURATED,
+    UNKNOWN,
+    held_back,
+    open_workers,
+    saturation,
+)
+
+AT_ONCE = 32
+"""Maximum number of requests called or refused per turn of the loop."""
+RETRY_S = 5
+"""Retry-after of a refusal without an estimate."""
+CODES = {
+    waiting.DEADLINE: "deadline_unreachable",
+    waiting.EXPIRED: "deadline_exceeded",
+    waiting.SHARE: "tenant_limit",
+    waiting.STOPPING: "stopping",
+    waiting.NO_WORKER: "no_worker",
+    **dict.fromkeys((waiting.TOO_LONG, waiting.FULL, waiting.DISPLACED), "overloaded"),
+}
+"""Of a refusal: `error.code`."""
+
+log = structlog.get_logger("relume.waiting")
+
+
+class _QueuedRequest(NamedTuple):
+    entry: Entry
+    judged: QueueDecision
+    caller: Caller
+
+
+class ReplicaAdmission:
+    """Implements relume.controlplane.gateway.ports.AdmissionPort. `never_served` says whether no
+    worker serves or served a model."""
+
+    def __init__(self, decisions: DecisionWriter, never_served: Callable[[str], bool]) -> None:
+        self.room = Room()
+        self._decisions = decisions
+        self._never_served = never_served
+        self._held: dict[str, _QueuedRequest] = {}
+        self._config = WaitingConfig()
+        self._told: object = None
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._later_us = -1
+        self._again_us = UNKNOWN
+        self._closed = False
+
+    @property
+    def config(self) -> WaitingConfig:
+        """The settings in force."""
+        told = self._decisions.view.settings_mark
+        if told != self._told:
+            self._told, self._config = told, config_of(self._decisions.view)
+        return self._config
+
+    # --- WaitingPort
+
+    def admit(
+        self, arrival: Arrival, caller: Caller, size: int, patience_s: float, nobody: bool
+    ) -> Rejected | bool:
+        """See WaitingPort.admit."""
+        decisions, config, model = self._decisions, self.config, arrival.model
+        if not config.requests or self._never_served(model):
+            return False
+        decisions.basis()  # all that was received counts
+        now_us = decisions.now_us()
+        cause = self._cause(model, now_us)
+        if cause == FREE or (cause == NO_WORKER and not nobody):
+            return False  # a request without a worker has that on record first
+        most_us = int(patience_s * 1e6) if cause == NO_WORKER else config.most_ms * 1000
+        entry = Entry(
+            request=arrival.request, model=model, rank=waiting.rank_of(arrival.tier), tenant=arrival.share,
+            tokens=waiting.cost(arrival.prompt_tokens, arrival.max_tokens), size=size, entered_us=now_us,
+            until_us=now_us + most_us, deadline_us=self._deadline_us(arrival, now_us),
+        )  # fmt: skip
+        if self._closed:
+            return self._shed(
+                entry,
+                waiting.STOPPING,
+                now_us,
+                QueueDecision(
+                    refused="", evicted=(), ahead_requests=0, ahead_tokens=0, predicted_us=-1
+                ),
+            )
+        judged = self.room.enter(entry, now_us, config)
+        if judged.refused:
+            return self._shed(entry, judged.refused, now_us, judged)
+        self._held[entry.request] = _QueuedRequest(entry, judged, caller)
+        try:
+            decisions.emit(
+                v.RequestHeld(
+                    decision=decisions.decision_id(),
+                    basis=decisions.basis(),
+                    request=entry.request,
+                    at_us=now_us,
+                    cause=QueueCause(cause),
+                    model=model,
+                    tier=Tier(routing_settings.TIERS[entry.rank]),
+                    tenant=entry.tenant,
+                    tokens=entry.tokens,
+                    size=size,
+                    until_us=entry.until_us,
+                    deadline_us=entry.deadline_us,
+                    ahead_requests=judged.ahead_requests,
+                    ahead_tokens=judged.ahead_tokens,
+                    predicted_us=judged.predicted_us,
+                    depth=len(self.room.entries),
+                    evicted=judged.evicted,
+                )
+            )
+        finally:
+            for name in judged.evicted:
+                self._refuse(name, waiting.DISPLACED, now_us, entry.request)
+        self._arm()
+        return True
+
+    def close(self) -> None:
+        """See WaitingPort.close."""
+        self._closed = True
+        now_us = self._decisions.now_us()
+        for name in list(self.room.entries):
+            self._refuse(name, waiting.STOPPING, now_us)
+
+    # --- what the scheduler says
+
+    def wake(self) -> None:
+        """A worker may have room: check, after earlier requests were called."""
+        if self.room.entries and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._look)
+
+    def dispatched(self, request: str, at_us: int, first_us: int) -> None:
+        """A worker has it."""
+        if request in self.room.entries:
+            self.room.take(request, at_us, first_us, self.config)
+            del self._held[request]
+
+    def over(self, request: str) -> None:
+        """Its session no longer waits."""
+        if self.room.leave(request) is not None:
+            del self._held[request]
+
+    # --- inside
+
+    def _cause(self, model: str, now_us: int) -> str:
+        view = self._decisions.view
+        if self.room.waiting(model):
+            return held_back(FREE if open_workers(view, model) else NO_WORKER, True)
+        cause, again_us = saturation(view, model, self.config, now_us)
+        self._look_again(again_us)
+        return FREE if cause == SATURATED and self._blind else cause
+
+    @property
+    def _blind(self) -> bool:
+        """While the log is unavailable no report of finished requests arrives: a worker that was
+        busy then would stay busy."""
+        return not self._decisions.healthy
+
+    def _deadline_us(self, arrival: Arrival, now_us: int) -> int:
+        """When its first token is due: as its client says, else, where late requests are to be
+        shed, as its tier has it."""
+        if arrival.ttft_ms:
+            return now_us + arrival.ttft_ms * 1000
+        config = routing_settings.config_of(self._decisions.view)
+        slo_us = config.slo_us(arrival.tier) if config.shed == "on" else 0
+        return now_us + slo_us if slo_us else 0
+
+    def _look(self) -> None:
+        """Call the requests that are next, refuse those whose time is over."""
+        self._soon = None
+        self._again_us = UNKNOWN
+        left = self._refuse_late()
+        for model in self.room.models():
+            while left and self._call_next(model):
+                left -= 1
+        if not left:
+            self.wake()  # others want a turn of the loop too
+        self._arm()
+
+    def _call_next(self, model: str) -> bool:
+        """Whether a request went."""
+        decisions = self._decisions
+        now_us = decisions.now_us()
+        cause, again_us = saturation(decisions.view, model, self.config, now_us, glance=False)
+        if cause == NO_WORKER:
+            return False
+        if cause == SATURATED and not self._blind:
+            self._look_again(again_us)
+            return False
+        decisions.basis()  # as the decision will have it
+        entry = self.room.next(model, now_us, self.config)
+        return entry is not None and self._call(entry, now_us)
+
+    def _look_again(self, at_us: int) -> None:
+        if at_us != UNKNOWN and not 0 <= self._again_us <= at_us:
+            self._again_us = at_us
+
+    def _call(self, entry: Entry, now_us: int) -> bool:
+        with self._decisions.deciding_at(now_us):
+            went = self._held[entry.request].caller.called()
+        if went:
+            self.over(entry.request)  # also if it failed: a called request does not wait
+        return went
+
+    def _refuse_late(self) -> int:
+        """Refuse requests whose time is over; returns how many more may be called in this turn."""
+        now_us = self._decisions.now_us()
+        late = self.room.over(now_us, AT_ONCE)
+        for entry in late:
+            if entry.deadline_us and entry.deadline_us <= now_us:
+                reason = waiting.EXPIRED
+            elif not open_workers(self._decisions.view, entry.model):
+                reason = waiting.NO_WORKER
+            else:
+                reason = waiting.TOO_LONG
+            self._refuse(entry.request, reason, now_us)
+        return AT_ONCE - len(late)
+
+    def _refuse(self, request: str, reason: str, now_us: int, behalf: str = "") -> None:
+        """Inform a request that waits or was displaced."""
+        entry, judged, caller = self._held.pop(request)
+        self.room.leave(request)
+        caller.refused(self._shed(entry, reason, now_us, judged, behalf, waited=True))
+
+    def _shed(
+        self,
+        entry: Entry,
+        why: str,
+        now_us: int,
+        judged: QueueDecision,
+        behalf: str = "",
+        waited: bool = False,
+    ) -> Rejected:
+        """Record the refusal; returns the answer for its client."""
+        decisions, room, reason = self._decisions, self.room, ShedReason(why)
+        retry_s = RETRY_S
+        if reason == waiting.STOPPING:
+            retry_s = waiting.LEAST_RETRY_S
+        elif reason != waiting.NO_WORKER:
+            retry_s = room.retry_s(entry.model, now_us, RETRY_S)
+        try:
+            basis = decisions.basis()
+            decisions.emit(
+                v.RequestShed(
+                    decision=decisions.decision_id(),
+                    basis=basis,
+                    request=entry.request,
+                    at_us=now_us,
+                    reason=reason,
+                    model=entry.model,
+                    tier=Tier(routing_settings.TIERS[entry.rank]),
+                    tenant=entry.tenant,
+                    tokens=entry.tokens,
+                    size=entry.size,
+                    deadline_us=entry.deadline_us,
+                    waited_us=now_us - entry.entered_us if waited else -1,
+                    ahead_requests=judged.ahead_requests,
+                    ahead_tokens=judged.ahead_tokens,
+                    predicted_us=judged.predicted_us,
+                    depth=len(room.entries),
+                    retry_after_s=retry_s,
+                    behalf=behalf,
+                )
+            )
+        except LogError as error:
+            log.error("refusal_not_written", reason=str(error), request=entry.request)
+        status = 503 if reason in (waiting.NO_WORKER, waiting.STOPPING) else 429
+        return Rejected(status, _told(reason, entry, judged, now_us), retry_s, CODES[reason])
+
+    def _arm(self) -> None:
+        """Check again when the next one's time is over, or when the clock alone satisfies a
+        bound."""
+        times = [at_us for at_us in (self.room.next_end_us(), self._again_us) if at_us >= 0]
+        at_us = min(times, default=-1)
+        if at_us == self._later_us:
+            return
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._later_us = at_us
+        if at_us >= 0:
+            in_s = max(at_us - self._decisions.now_us(), 0) / 1e6
+            self._later = asyncio.get_running_loop().call_later(in_s, self._due)
+
+    def _due(self) -> None:
+        self._later, self._later_us = None, -1
+        if self._soon is None:
+            self._look()
+
+
+def _told(reason: ShedReason, entry: Entry, judged: QueueDecision, now_us: int) -> str:
+    """A refusal in words for the client, with what it can do."""
+    if reason == waiting.NO_WORKER:
+        return "no worker can take the request now; try again"
+    if reason == waiting.STOPPING:
+        return "this gateway is stopping and the request had not begun; try again"
+    ahead = f"{judged.ahead_requests} requests go first"
+    if judged.predicted_us >= 0:
+        ahead += f", about {judged.predicted_us / 1e6:.1f} s"
+    waited = f"after {(now_us - entry.entered_us) / 1e6:.1f} s"
+    higher = "" if entry.rank == 0 else f" or a higher {TIER}"
+    return {
+        waiting.DEADLINE: f"all workers are busy and its first token would be late ({ahead}); "
+        f"try again later, or with a later x-slo-ttft-ms{higher}",
+        waiting.EXPIRED: f"all workers were busy until its first token was late, {waited}; "
+        f"try again later, or with a later x-slo-ttft-ms{higher}",
+        waiting.TOO_LONG: f"all workers were busy, {waited}; try again later",
+        waiting.FULL: f"all workers are busy and too many requests wait ({ahead}); "
+        f"try again later{higher}",
+        waiting.DISPLACED: f"all workers are busy, too many requests wait, and its place was "
+        f"needed for one that goes first, {waited}; try again later{higher}",
+        waiting.SHARE: "all workers are busy and as many requests of this tenant wait as may; "
+        "send fewer at a time, or try again later",
+    }[reason]

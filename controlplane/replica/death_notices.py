@@ -1,0 +1,175 @@
+"""Deaths of engines as their agents announce them directly, before the log.
+
+One connection to the agent of every registered worker. A notice about the incarnation
+the fold knows as ready is an observation of this replica, like a reset: it is written
+(`WorkerSuspected`, then what happens to each stream) and acted on immediately. `EngineDied`
+follows through the log, and makes good what no connection brought.
+
+What the dead engine had sent before lies in our sockets by then. The streams are moved
+one full pass of the event loop after the notice, so that those bytes are read and go to
+their clients first; whatever comes later belongs to an abandoned attempt and goes nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import cast
+
+import structlog
+
+from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.events import vocabulary as v
+from relume.events.log.errors import LogError
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import EnginePhase, TransportKind
+from relume.events.wire.errors import NoticeError
+from relume.events.wire.notices import Died, NoticeReader
+
+TOLD = "its agent saw it die"
+CONNECT_TIMEOUT_S = 5.0
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0  # before connecting again; doubled
+RECHECK_S = 1.0  # how often the connections are compared with the fold, unasked
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+log = structlog.get_logger("relume.notices")
+
+
+class NoticeWatch:
+    """One for a replica. `connected`: workers whose agent has greeted us."""
+
+    def __init__(self, scheduler: Scheduler, gateway: GatewayPort) -> None:
+        self._scheduler = scheduler
+        self._gateway = gateway
+        self._due = False
+        self._changed = asyncio.Event()
+        self._links: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._told: dict[str, int] = {}
+        self.connected: set[str] = set()
+
+    def seen(self, stream: str, position: int, event: object) -> None:
+        """Called with each event folded."""
+        if type(event) in (v.WorkerRegistered, v.WorkerDeregistered, v.WorkerLost):
+            self._due = True
+
+    def folded(self, group: RevisionGroup) -> None:
+        """Called when a whole group was folded."""
+        if self._due:
+            self._due = False
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Listen for ever; the caller owns the task."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._changed.clear()
+                self._match(tasks)
+                try:
+                    async with asyncio.timeout(RECHECK_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+
+    def _match(self, tasks: asyncio.TaskGroup) -> None:
+        """One link to each worker that is there and says where; no others."""
+        workers = self._scheduler.view.fleet.workers
+        wanted = {w.name: w.notices for w in workers.values() if w.present and w.notices}
+        self._told = {name: told for name, told in self._told.items() if name in workers}
+        for name, (address, task) in list(self._links.items()):
+            if wanted.get(name) != address:
+                task.cancel()
+                del self._links[name]
+        for name, address in wanted.items():
+            if name not in self._links:
+                task = tasks.create_task(self._listen(name, address), name=f"notices-{name}")
+                self._links[name] = (address, task)
+
+    async def _listen(self, worker: str, address: str) -> None:
+        """Keep a connection to one agent. That it is lost says nothing of the engine."""
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        pause_s = PAUSE_S
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    transport, link = await loop.create_connection(
+                        lambda: _Link(self, worker), host, int(port)
+                    )
+            except (OSError, TimeoutError, ValueError, OverflowError) as error:
+                log.debug("no_notices", worker=worker, address=address, reason=str(error))
+            else:
+                try:
+                    await link.ended
+                finally:
+                    transport.abort()
+                    self.connected.discard(worker)
+                if link.reader.greeted:
+                    pause_s = PAUSE_S
+                log.info("notices_lost", worker=worker, address=address, reason=link.why)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def died(self, name: str, notice: Died) -> None:
+        """An agent says that an engine is dead. What is not about the present one is old."""
+        worker = self._scheduler.view.fleet.workers.get(name)
+        incarnation = notice.incarnation
+        if (
+            worker is None
+            or worker.engine != EnginePhase.READY
+            or self._told.get(name) == incarnation
+        ):
+            return
+        if worker.incarnation != incarnation or notice.epoch < worker.epoch:
+            return
+        self._told[name] = incarnation
+        log.warning("engine_told_dead", worker=name, incarnation=incarnation, at=time.monotonic())
+        try:
+            self._scheduler.emit(v.WorkerSuspected(name, incarnation, TOLD))
+        except LogError as error:
+            log.warning("notice_not_written", reason=str(error))
+        loop = asyncio.get_running_loop()
+        # The first turn is before the next read of the sockets, the second after it.
+        loop.call_soon(loop.call_soon, self._move, name, incarnation)
+
+    def _move(self, worker: str, incarnation: int) -> None:
+        self._gateway.break_streams(worker, incarnation, TransportKind.ENGINE_DEAD, TOLD)
+
+
+class _Link(asyncio.Protocol):
+    """One connection. `ended` is done when it is lost; `why` says how."""
+
+    def __init__(self, watch: NoticeWatch, worker: str) -> None:
+        self._watch = watch
+        self._worker = worker
+        self._transport: asyncio.Transport | None = None
+        self.reader = NoticeReader(worker)
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.why = "closed by the agent"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            notices = self.reader.feed(data)
+        except NoticeError as error:
+            self.why = str(error)
+            assert self._transport is not None
+            self._transport.abort()
+            return
+        if self.reader.greeted:
+            self._watch.connected.add(self._worker)
+        for notice in notices:
+            self._watch.died(self._worker, notice)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self.why = str(exc)
+        if not self.ended.done():
+            self.ended.set_result(None)

@@ -1,0 +1,109 @@
+"""The replica's own log stream as decisions use it: basis, time, and the append.
+
+A decision is taken on a view (R, p) and recorded with that basis. Nothing may be emitted between
+`basis` and the decision it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from relume.events import vocabulary as v
+from relume.events.log.interface import StreamWriter
+from relume.policies.routing import estimate_index
+from relume.policies.state.overlay.receive_clock import UnrecordedReceipts
+from relume.policies.state.overlay.view import View
+
+GATHERED = (
+    v.RequestArrived,
+    v.RouteDecided,
+    v.HolderChosen,
+    v.RequestEnded,
+    v.RequestHeld,
+    v.RequestShed,
+)
+"""Events that may wait in the writer for more of their kind: no other process acts on them at
+once, and a decision travels with its request as well. All others are sent without delay."""
+
+
+class DecisionWriter:
+    """Appends the replica's own events and keeps the view up to date with them.
+
+    `microseconds` is the replica's monotonic clock, used only to record receive times.
+    `observers` are called with (position, event) for each own event.
+    """
+
+    def __init__(
+        self, view: View, writer: StreamWriter, boot: str, microseconds: Callable[[], int]
+    ) -> None:
+        self.view = view
+        self.boot = boot
+        self.observers: list[Callable[[int, Any], None]] = []
+        self._writer = writer
+        self._decisions = 0
+        self._clock = microseconds
+        self._began_us = microseconds()
+        self._unsaid = UnrecordedReceipts()
+        self._fixed_us = -1
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the log accepts events now."""
+        return self._writer.healthy
+
+    def hurry(self, within_s: float) -> None:
+        """Send what was emitted within this time."""
+        self._writer.hurry(within_s)
+
+    def emit(self, event: Any) -> int:
+        """Append one of our own events and show it to the view at once. Raises LogError."""
+        self._emit_receipts()
+        position = self._writer.append(event)
+        if type(event) not in GATHERED:
+            self._writer.hurry()
+        self.view.own(position, event)
+        for observer in self.observers:
+            observer(position, event)
+        return position
+
+    def basis(self) -> v.Basis:
+        """The basis of a decision made now; the decision must be the next event emitted."""
+        self._emit_receipts()
+        self.view.reach(self._writer.position)
+        return self.view.basis
+
+    def decision_id(self) -> str:
+        """A name for the next decision of this replica, unique over its lives."""
+        self._decisions += 1
+        return f"{self.view.replica}.{self.boot}.{self._decisions}"
+
+    def now_us(self) -> int:
+        """Microseconds on the clock that receive times are recorded by."""
+        return self._clock() - self._began_us
+
+    def decision_us(self) -> int:
+        """The time of a decision made now: that of `deciding_at`, if there is one."""
+        return self._fixed_us if self._fixed_us >= 0 else self.now_us()
+
+    @contextmanager
+    def deciding_at(self, at_us: int) -> Iterator[None]:
+        """Decisions made inside have this time. The admission queue uses it: the decision must
+        see the same fleet as the check that called the request."""
+        self._fixed_us = at_us
+        try:
+            yield
+        finally:
+            self._fixed_us = -1
+
+    def received(self, revision: int) -> None:
+        """A watched revision group arrived now, and is folded next."""
+        if not self._unsaid.received(self.view.receipts, revision, self.now_us()):
+            estimate_index.forget(self.view)
+
+    def _emit_receipts(self) -> None:
+        event = self._unsaid.told()
+        if event is not None:
+            self.view.reach(self._writer.append(event))
+            self._unsaid.said(self.view.receipts)

@@ -1,0 +1,42 @@
+"""What the replica must remember of its open requests beyond the log."""
+
+from __future__ import annotations
+
+from relume.controlplane.stream.arrival import Arrival
+
+
+class LiveRequest:
+    """One open request. `running`: its attempt is under way; `failure`: how the last attempt
+    ended; `delivered`: the tokens delivered then. `envelopes`: holders that may have its
+    envelope. `claimed_at`: position of our event that its client returned, 0 for none, and
+    `claimed` the tokens which that client had."""
+
+    __slots__ = (
+        "arrival",
+        "attempt",
+        "avoid",
+        "claimed",
+        "claimed_at",
+        "delivered",
+        "envelopes",
+        "failure",
+        "incarnation",
+        "running",
+        "worker",
+    )
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.attempt = 0
+        self.avoid: tuple[str, ...] = ()
+        self.worker = ""
+        self.incarnation = 0
+        self.running = False
+        self.failure = ""
+        self.delivered = 0
+        self.claimed = self.claimed_at = 0
+        self.envelopes: tuple[str, ...] = ()
+
+
+LiveRequests = dict[str, LiveRequest]
+"""Open requests of this replica by name."""

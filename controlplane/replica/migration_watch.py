@@ -1,0 +1,269 @@
+"""Running requests leave a worker that drains, or that is overloaded.
+
+`MigrationWatch` follows the fold. When a drain is decided, and at every tick, it asks
+`relume.policies.migration.moves` which of this replica's requests leave, writes the plan with its
+basis, and has the engines hand the planned requests over (`POST /relume/handover`). An engine that
+does so ends the stream with `:x moved`, and the gateway dispatches the next attempt where the plan
+has it, with the tokens delivered and the holders of its blocks.
+
+Everything that fails leaves the request where it is or makes it an ordinary failover: an
+unreachable engine continues (or the stall watch finds it hung), a lost target is replaced by
+another, missing blocks are computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import structlog
+from msgspec import Struct
+
+from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.replica import engine_calls
+from relume.controlplane.stream.arrival import Arrival
+from relume.events import vocabulary as v
+from relume.events.log.errors import LogError
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import AttemptMode, EffectKind, MigrationCause
+from relume.events.wire.worker_calls import HANDOVER_PATH, Handover
+from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints.checkpoint_settings import config_of
+from relume.policies.migration import moves as migration
+from relume.policies.recovery import resume_mode as recovery
+from relume.policies.routing import choose_worker as routing
+from relume.policies.state.account import key_of
+
+if TYPE_CHECKING:
+    from relume.controlplane.replica.scheduler import LiveRequest, Scheduler
+
+MOVERS = 8
+"""Number of engines called concurrently: also the maximum that a target gets at a time."""
+WAITING = 10_000
+"""Maximum number of queued moves; others stay for a later plan."""
+TRIES = 3
+"""An attempt that could not be moved so often stays."""
+LEAVING_S = 15.0
+"""Maximum time for a handed-over attempt to end its stream before it is planned again: its client
+may read slowly."""
+
+log = structlog.get_logger("relume.migration")
+
+
+class Move(Struct, frozen=True, kw_only=True):
+    """One planned handover."""
+
+    request: str
+    attempt: int
+    worker: str
+    incarnation: int
+    target: str
+
+
+class MigrationWatch:
+    """One for a replica, for the requests it serves."""
+
+    def __init__(self, scheduler: Scheduler, gateway: GatewayPort) -> None:
+        self._scheduler = scheduler
+        self._gateway = gateway
+        self._due = False
+        self._moves: asyncio.Queue[Move] = asyncio.Queue(WAITING)
+        self._leaving: dict[str, tuple[int, float]] = {}
+        """Attempts that were planned to leave, and until when nothing else is."""
+        self._failed: dict[tuple[str, int], int] = {}
+        self._told: dict[str, frozenset[tuple[str, int, str]]] = {}
+
+    def seen(self, stream: str, position: int, event: Any) -> None:
+        """Called with each event folded."""
+        kind = type(event)
+        if kind is v.Tick:
+            self._due = True
+        elif kind is v.EffectsDecided:
+            self._due = self._due or any(e.kind == EffectKind.DRAIN for e in event.effects)
+
+    def folded(self, group: RevisionGroup) -> None:
+        """Called when a whole group was folded: a decision's basis is no less."""
+        if not self._due:
+            return
+        self._due = False
+        sources = list(migration.sources(self._scheduler.view))
+        self._forget()
+        self._told = {w: said for w, said in self._told.items() if (w, "drain") in sources}
+        for worker, cause in sources:
+            try:
+                self._plan(worker, cause)
+            except LogError as error:
+                log.warning("moves_not_written", worker=worker, reason=str(error))
+
+    def _forget(self) -> None:
+        now, live = _now(), self._scheduler.live
+        for request, (attempt, until) in list(self._leaving.items()):
+            if request not in live or live[request].attempt != attempt or now > until:
+                del self._leaving[request]
+        for request, attempt in list(self._failed):
+            if request not in live or live[request].attempt != attempt:
+                del self._failed[request, attempt]
+
+    def _plan(self, worker: str, cause: MigrationCause) -> None:
+        """Decide for one worker, write it down and set the moves going. Raises LogError."""
+        view = self._scheduler.view
+        incarnation = view.fleet.workers[worker].incarnation
+        if cause == MigrationCause.IMBALANCE and self._leaving:
+            return  # what is under way may even it out
+        running = self._running(worker, incarnation, cause)
+        if not running:
+            self._told.pop(worker, None)
+            return
+        basis = self._scheduler.decisions.basis()
+        choices = migration.plan(view, cause, worker, incarnation, running)
+        if all(c.chosen < 0 for c in choices):
+            said = frozenset((c.request, c.attempt, c.reason) for c in choices)
+            if cause == MigrationCause.IMBALANCE or said <= self._told.get(worker, frozenset()):
+                return  # nothing moves, and why is known
+            self._told[worker] = said
+        name = self._scheduler.decisions.decision_id()
+        self._scheduler.emit(
+            v.MigrationPlanned(
+                decision=name,
+                basis=basis,
+                worker=worker,
+                incarnation=incarnation,
+                cause=cause,
+                tick=view.fleet.tick,
+                choices=choices,
+            )
+        )
+        for choice in choices:
+            if choice.chosen >= 0:
+                target = choice.options[choice.chosen].worker
+                self._begin(
+                    Move(
+                        request=choice.request,
+                        attempt=choice.attempt,
+                        worker=worker,
+                        incarnation=incarnation,
+                        target=target,
+                    )
+                )
+
+    def _begin(self, move: Move) -> None:
+        self._leaving[move.request] = move.attempt, _now() + LEAVING_S
+        try:
+            self._moves.put_nowait(move)
+        except asyncio.QueueFull:
+            self._abandon(move, "too many wait")
+
+    def _running(
+        self, worker: str, incarnation: int, cause: MigrationCause
+    ) -> list[migration.Running]:
+        """This replica's requests that run there, can resume elsewhere and are not leaving."""
+        found = []
+        movable = dict(self._gateway.movable_on(worker, incarnation))
+        if cause == MigrationCause.DRAIN:
+            movable |= self._away(worker, incarnation)
+        for request, delivered in movable.items():
+            live = self._scheduler.live.get(request)
+            if live is None or not live.running or not goes_on(live.arrival, delivered):
+                continue
+            if request in self._leaving or self._failed.get((request, live.attempt), 0) >= TRIES:
+                continue
+            found.append(self._asked(live, delivered))
+        return found
+
+    def _away(self, worker: str, incarnation: int) -> dict[str, int]:
+        """Requests that run there for absent clients. A finished one waits in its buffer, and
+        delays no drain."""
+        attempts, live = self._scheduler.view.fleet.workers[worker].attempts, self._scheduler.live
+        away = self._gateway.away_on(worker, incarnation)
+        return {
+            request: delivered
+            for request, delivered in away.items()
+            if request in live and key_of(request, live[request].attempt) in attempts
+        }
+
+    def _asked(self, live: LiveRequest, delivered: int) -> migration.Running:
+        arrival, view = live.arrival, self._scheduler.view
+        tokens = checkpoints.tokens_lost(view, arrival.request, arrival.prompt_tokens, delivered)
+        left = config_of(view).output_tokens
+        if arrival.max_tokens:
+            left = max(min(arrival.max_tokens - delivered, left), 1)
+        return migration.Running(
+            request=arrival.request,
+            attempt=live.attempt,
+            tokens=tokens,
+            left=left,
+            avoid=live.avoid,
+        )
+
+    # --- the moves --------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Have requests handed over, for ever; the caller owns the task."""
+        async with engine_calls.session() as session, asyncio.TaskGroup() as tasks:
+            for _ in range(MOVERS):
+                tasks.create_task(self._move_all(session))
+
+    async def _move_all(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            move = await self._moves.get()
+            if not self._stands(move):
+                continue  # it ended, or was lost, before its turn
+            try:
+                failure = self._obstacle(move)
+                if not failure:
+                    fleet = self._scheduler.view.fleet
+                    call = Handover(move.request, move.attempt, move.incarnation)
+                    failure = await engine_calls.ask(
+                        session, fleet, move.worker, HANDOVER_PATH, call
+                    )
+            except engine_calls.LOST as error:
+                failure = str(error) or type(error).__name__
+            if failure and self._stands(move):
+                self._abandon(move, failure)
+            elif not failure:
+                self._gateway.given_up(move.request, move.attempt)
+
+    def _stands(self, move: Move) -> bool:
+        live = self._scheduler.live.get(move.request)
+        return live is not None and live.running and live.attempt == move.attempt
+
+    def _obstacle(self, move: Move) -> str:
+        """Why it is not to be made now, though it was planned."""
+        view = self._scheduler.view
+        target = view.fleet.workers[move.target]
+        excluded = routing.exclusion(
+            view,
+            target,
+            routing.Query(request="", model=target.model, prompt_tokens=0, delivered=0),
+        )
+        return f"{move.target}: {excluded}" if excluded else ""
+
+    def _abandon(self, move: Move, reason: str) -> None:
+        """It stays, and may be planned for again at a later tick."""
+        key = move.request, move.attempt
+        self._leaving.pop(move.request, None)
+        self._failed[key] = self._failed.get(key, 0) + 1
+        log.info("move_abandoned", request=move.request, worker=move.worker, reason=reason)
+        try:
+            self._scheduler.emit(
+                v.MigrationAbandoned(
+                    request=move.request,
+                    attempt=move.attempt,
+                    worker=move.worker,
+                    incarnation=move.incarnation,
+                    reason=reason[:200],
+                )
+            )
+        except LogError as error:
+            log.warning("moves_not_written", worker=move.worker, reason=str(error))
+
+
+def goes_on(arrival: Arrival, delivered: int) -> bool:
+    """Whether nothing that was delivered would have to be generated again."""
+    mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered)
+    return arrival.protected and (mode == AttemptMode.CONTINUE or not delivered)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,208 @@
+"""Clients of resumable streams that come back: which replica serves them from then on.
+
+A resumption is the replica's own event. At the replica that owns the request it is a fact and
+nothing waits for it. At another one it claims the request, and the position of the event in the log
+decides which replica owns it. A replica that sees another one claim a request releases it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import structlog
+
+from relume.controlplane.replica.decision_writer import DecisionWriter
+from relume.controlplane.replica.live_requests import LiveRequest, LiveRequests
+from relume.controlplane.stream.arrival import Arrival, Assignment
+from relume.events import vocabulary as v
+from relume.events.log.errors import LogError
+from relume.events.vocabulary.enums import AttemptMode, EnginePhase, RequestOutcome, TransportKind
+from relume.policies.state import coverage
+
+log = structlog.get_logger("relume.returns")
+
+
+class RecordFailure(Protocol):
+    """Records that an attempt failed (`SchedulerPort.observed`)."""
+
+    def __call__(
+        self, request: str, attempt: int, kind: TransportKind, delivered: int, detail: str = ""
+    ) -> None: ...
+
+
+class StreamResumptions:
+    """Resumes streams of this replica and adopts those of others. `observed` records a failed
+    attempt, `changed` waits until the fold advances. `let_go` is called with a request that
+    another replica took."""
+
+    def __init__(
+        self,
+        decisions: DecisionWriter,
+        live: LiveRequests,
+        observed: RecordFailure,
+        changed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._decisions = decisions
+        self._live = live
+        self._observed = observed
+        self._changed = changed
+        self._unserved: dict[str, int] = {}
+        self.let_go: Callable[[str], None] = lambda request: None
+
+    def known(self, request: str) -> tuple[Arrival, str] | None:
+        """A live stream that may be resumed: as it arrived, and the digest of its claim."""
+        found = self._decisions.view.fleet.requests.get(request)
+        if found is None or not found.resumable or found.expired:
+            return None
+        arrival = Arrival(
+            request=found.request,
+            model=found.model,
+            route=found.route,
+            stream=found.stream,
+            prompt_tokens=found.prompt_tokens,
+            max_tokens=found.max_tokens,
+            verdict=found.verdict,
+            tenant=found.tenant,
+            client_id=found.client_id,
+            resumable=found.resumable,
+            grace_ticks=found.grace_ticks,
+        )
+        return arrival, found.resumable
+
+    def came_back(self, request: str, tokens: int, events: int) -> None:
+        """The client of one of our own streams is here again. Raises LogError."""
+        live = self._live[request]
+        claim = self._decisions.decision_id()
+        event = v.ClientReturned(
+            request=request, claim=claim, attempt=live.attempt, tokens=tokens, events=events
+        )
+        live.claimed_at, live.claimed = self._decisions.emit(event), tokens
+
+    def adopt(self, arrival: Arrival, tokens: int, events: int) -> Assignment | None:
+        """Claim another replica's stream through the log. Returns where it runs; None if no attempt
+        of it is known to run. `owned` tells it again: the other replica continues until our claim
+        has its place in the log. Raises LogError."""
+        live = self._live[arrival.request] = LiveRequest(arrival)
+        self._look_up(live)
+        self.came_back(arrival.request, tokens, events)
+        log.info(
+            "stream_adopted", request=arrival.request, worker=live.worker,
+            attempt=live.attempt, holders=live.envelopes, tokens=tokens,
+        )  # fmt: skip
+        live.running = True
+        return self._where(live)
+
+    def _look_up(self, live: LiveRequest) -> None:
+        """What the log says of it so far."""
+        fleet, name = self._decisions.view.fleet, live.arrival.request
+        found = fleet.requests.get(name)
+        if found is not None:
+            live.attempt, live.worker = found.attempt, found.worker
+            live.incarnation = found.incarnation
+            placed = fleet.placed.get(name)
+            live.envelopes = placed.holders if placed is not None else ()
+
+    def _where(self, live: LiveRequest) -> Assignment | None:
+        """The attempt, if its engine is there."""
+        worker = self._decisions.view.fleet.workers.get(live.worker)
+        if (
+            worker is None
+            or worker.incarnation != live.incarnation
+            or worker.engine != EnginePhase.READY
+        ):
+            return None
+        return Assignment(
+            request=live.arrival.request,
+            attempt=live.attempt,
+            worker=worker.name,
+            incarnation=worker.incarnation,
+            host=worker.host,
+            port=worker.port,
+            mode=AttemptMode.ATTACH,
+            dispatch=b"",
+        )
+
+    def holders(self, request: str, worker: str = "") -> tuple[str, ...]:
+        """State daemons that may have the envelope of an adopted request; with `worker`,
+        where its engine reaches them."""
+        live, fleet = self._live.get(request), self._decisions.view.fleet
+        names = live.envelopes if live is not None else ()
+        alive = [n for n in names if n in fleet.holders and fleet.holders[n].alive]
+        if not worker:
+            return tuple(alive)
+        return tuple(e for n in alive if (e := coverage.endpoint(fleet, n, worker)))
+
+    async def owned(self, request: str, timeout_s: float) -> tuple[bool, Assignment | None]:
+        """Wait until the log holds our return; whether it made the request ours, and then where
+        it runs."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (live := self._live.get(request)) is not None:
+                    if self._folded() >= live.claimed_at:
+                        return (True, self._taken(live)) if self._ours(request) else (False, None)
+                    await self._changed()
+        except TimeoutError:
+            pass
+        return False, None
+
+    def _taken(self, live: LiveRequest) -> Assignment | None:
+        self._look_up(live)
+        left = self._where(live)
+        if left is None and live.attempt:
+            gone = "its engine was gone when its client came back"
+            self._observed(
+                live.arrival.request, live.attempt, TransportKind.ENGINE_DEAD, live.claimed, gone
+            )
+        return left
+
+    def left_unserved(self, live: LiveRequest) -> None:
+        """We let go of a request, perhaps before our event that its client returned has landed."""
+        if live.claimed_at > self._folded():
+            self._unserved[live.arrival.request] = live.claimed_at
+
+    def seen(self, stream: str, position: int, event: Any) -> None:
+        """Called with every event after it was folded."""
+        if type(event) is not v.ClientReturned:
+            return
+        live = self._live.get(event.request)
+        if stream != self._decisions.view.stream:
+            # A return of ours that is still on its way will be the later one.
+            pending = live is not None and live.claimed_at > self._folded()
+            if live is not None and not pending and not self._ours(event.request):
+                self.let_go(event.request)
+        elif position >= self._unserved.get(event.request, position + 1):
+            del self._unserved[event.request]
+            if live is None and self._ours(event.request):
+                self._end_unserved(event)
+
+    def _end_unserved(self, event: v.ClientReturned) -> None:
+        """Our claim landed after we had given the client up: no other replica will end it."""
+        verdict = self._decisions.view.fleet.requests[event.request].verdict
+        ended = v.RequestEnded(
+            request=event.request,
+            outcome=RequestOutcome.FAILED,
+            status=0,
+            tokens=-1,
+            finish="error",
+            attempts=event.attempt,
+            verdict=verdict,
+            detail="its client came back, and the log was too late",
+        )
+        try:
+            self._decisions.emit(ended)
+        except LogError as error:
+            log.error("end_not_written", reason=str(error), request=event.request)
+
+    def _folded(self) -> int:
+        head = self._decisions.view.fleet.streams.get(self._decisions.view.stream)
+        return head.position if head is not None else 0
+
+    def _ours(self, request: str) -> bool:
+        found = self._decisions.view.fleet.requests.get(request)
+        return (
+            found is not None
+            and found.owner == self._decisions.view.stream
+            and found.boot == self._decisions.boot
+        )

@@ -1,0 +1,347 @@
+"""Per-request choices of one replica: read the view, decide, write the decision.
+
+Every decision is made on a view (R, p), recorded with that basis, appended to the replica's stream
+without waiting, and acted on immediately. Nothing here awaits between reading the view and storing
+its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.replica.admission import ReplicaAdmission
+from relume.controlplane.replica.checkpoint_scheduling import Checkpoints
+from relume.controlplane.replica.decision_writer import DecisionWriter
+from relume.controlplane.replica.live_requests import LiveRequest, LiveRequests
+from relume.controlplane.replica.resumptions import StreamResumptions
+from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.events import vocabulary as v
+from relume.events.log import codec
+from relume.events.log.interface import StreamWriter
+from relume.events.vocabulary.enums import (
+    AttemptMode,
+    EnginePhase,
+    Guarantee,
+    RequestOutcome,
+    RouteCause,
+    TimerKind,
+    TransportKind,
+)
+from relume.events.wire.headers import encode_dispatch
+from relume.policies.recovery import resume_mode as recovery
+from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import estimate_index
+from relume.policies.routing.routing_settings import POLICY
+from relume.policies.state import prefix_index as prefixes
+from relume.policies.state.fleet import Worker
+from relume.policies.state.overlay.view import View
+from relume.policies.state.prompt_tokens import prompt_tokens
+
+FINDABLE_S = 0.02
+"""Maximum delay of the decision about a request whose client may resume at another replica: without
+a delay, each such request would cost one transaction."""
+
+
+class Scheduler:
+    """Implements relume.controlplane.gateway.ports.SchedulerPort on a view and a writer.
+
+    `microseconds` is the replica's monotonic clock, used only to record receive times. The parts
+    (`checkpoints`, `returns`, `waiting`) share the live requests and the decision writer.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        writer: StreamWriter,
+        boot: str,
+        policy: str,
+        microseconds: Callable[[], int],
+    ) -> None:
+        self.view = view
+        self.writer = writer
+        self.policy = policy
+        self.pinned = ""
+        """A policy for the next decisions whatever the settings say; empty: none."""
+        self.live: LiveRequests = {}
+        self.decisions = DecisionWriter(view, writer, boot, microseconds)
+        self.checkpoints = Checkpoints(self.decisions, self.live, microseconds)
+        self.returns = StreamResumptions(self.decisions, self.live, self.observed, self.changed)
+        self.waiting = ReplicaAdmission(self.decisions, self.never_served)
+        self._changed = asyncio.Event()
+        self._models: dict[str, bool] = {}
+
+    def serve_clients_of(self, gateway: GatewayPort) -> None:
+        """The gateway reports what clients have, and releases streams that another replica owns."""
+        self.checkpoints.delivered_on = gateway.delivered_on
+        self.returns.let_go = gateway.let_go
+
+    # --- the log -----------------------------------------------------------------
+
+    def emit(self, event: Any) -> int:
+        """Append one of our own events and show it to the view at once. Raises LogError."""
+        return self.decisions.emit(event)
+
+    def advanced(self, engines: bool = True) -> None:
+        """The canonical fold advanced: settle the overlay, wake waiting requests. `engines`: one of
+        them may have reported its model for the first time."""
+        self.view.landed()
+        estimate_index.keep_up(self.view)
+        for worker in self.view.fleet.workers.values() if engines else ():
+            if worker.model and worker.model not in self._models:
+                self._models[worker.model] = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Something that may have given capacity happened."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self.waiting.wake()  # after those that continue after a failure
+
+    # --- SchedulerPort -----------------------------------------------------------
+
+    def models(self) -> list[str]:
+        """Names of models that some worker serves or has served, sorted."""
+        return sorted(self._models)
+
+    def ready(self) -> bool:
+        """Whether any worker could take a request of some model now."""
+        return any(self._open_for(model) for model in self._models)
+
+    def block_tokens(self, model: str) -> int:
+        """See SchedulerPort.block_tokens."""
+        return prefixes.block_tokens(self.view, model)
+
+    def arrived(self, arrival: Arrival) -> Arrival:
+        """See SchedulerPort.arrived."""
+        verdict, reason = recovery.grounded(
+            self.view, arrival.model, arrival.verdict, arrival.needs, arrival.fallback
+        )
+        if verdict != arrival.verdict:
+            arrival = msgspec.structs.replace(arrival, verdict=verdict, reason=reason)
+        if verdict == Guarantee.RESTART and arrival.resumable:
+            arrival = msgspec.structs.replace(arrival, resumable="", grace_ticks=0)
+        self.live[arrival.request] = LiveRequest(arrival)
+        self.emit(
+            v.RequestArrived(
+                request=arrival.request,
+                model=arrival.model,
+                route=arrival.route,
+                stream=arrival.stream,
+                prompt_tokens=arrival.prompt_tokens,
+                max_tokens=arrival.max_tokens,
+                verdict=arrival.verdict,
+                reason=arrival.reason,
+                estimated=arrival.estimated,
+                tenant=arrival.tenant,
+                client_id=arrival.client_id,
+                trace=arrival.trace,
+                resumable=arrival.resumable,
+                grace_ticks=arrival.grace_ticks,
+            )
+        )
+        return arrival
+
+    def let_go(self, request: str) -> None:
+        """The request belongs to another replica now, or to none: record nothing more about it."""
+        live = self.live.pop(request, None)
+        if live is not None:
+            self.returns.left_unserved(live)
+        self.waiting.over(request)
+        self.view.let_go(request)
+
+    async def changed(self) -> None:
+        """Wait until the fold advances."""
+        await self._changed.wait()
+
+    def assign(
+        self, request: str, cause: RouteCause, delivered: int
+    ) -> Assignment | Rejected | None:
+        """See SchedulerPort.assign. The decision is in the log whatever it says."""
+        live = self.live[request]
+        arrival = live.arrival
+        if self.never_served(arrival.model):
+            unknown = f"no model {arrival.model[:200]!r}; /v1/models lists what there is"
+            return Rejected(404, unknown)
+        mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered)
+        if mode == AttemptMode.HOPELESS:
+            return Rejected(
+                502, f"the worker was lost and this request cannot continue: {arrival.reason}"
+            )
+        live.delivered = 0 if mode == AttemptMode.NEW else delivered
+        event = self._decided(live, cause, mode)
+        self.decisions.emit(event)
+        if event.worker:
+            self.waiting.dispatched(request, event.at_us, event.ttft_us)
+        if arrival.resumable:
+            self.decisions.hurry(FINDABLE_S)  # another replica must find it if its client moves
+        if event.refused:
+            return Rejected(429, f"no worker would begin it in time: {event.refused}")
+        return self._dispatched(live, event) if event.worker else None
+
+    def _decided(self, live: LiveRequest, cause: RouteCause, mode: AttemptMode) -> v.RouteDecided:
+        """The decision where the next attempt of `live` runs, on the view as it is now."""
+        arrival, view = live.arrival, self.view
+        query = routing.Query(
+            request=arrival.request,
+            model=arrival.model,
+            prompt_tokens=prompt_tokens(view.fleet, arrival.request, arrival.prompt_tokens),
+            delivered=live.delivered,
+            avoid=live.avoid,
+            lost=live.attempt,
+            prefix=arrival.prefix,
+            session=arrival.session,
+            tier=arrival.tier,
+        )
+        planned = cause != RouteCause.WAIT_OVER and self.checkpoints.planned(live)
+        policy = "planned" if planned else self.pinned or self._policy()
+        basis = self.decisions.basis()
+        at_us = view.now_us = self.decisions.decision_us()
+        choice = routing.decide(view, query, policy)
+        return v.RouteDecided(
+            decision=self.decisions.decision_id(),
+            basis=basis,
+            request=query.request,
+            attempt=live.attempt + 1 if choice.worker else live.attempt,
+            cause=cause,
+            mode=mode,
+            delivered=query.delivered,
+            prompt_tokens=query.prompt_tokens,
+            worker=choice.worker,
+            incarnation=choice.incarnation,
+            policy=policy,
+            model=query.model,
+            avoid=live.avoid,
+            candidates=choice.candidates,
+            others=choice.others,
+            prefix=arrival.prefix,
+            at_us=at_us,
+            ttft_us=routing.first_token_us(view, query, policy, choice),
+            session=query.session,
+            tier=query.tier,
+            cached_tokens=choice.cached_tokens,
+            refused=choice.refused,
+        )
+
+    def _dispatched(self, live: LiveRequest, event: v.RouteDecided) -> Assignment:
+        """The attempt that was decided begins; its holders are chosen with it."""
+        lost = live.attempt
+        live.attempt, live.worker = event.attempt, event.worker
+        live.incarnation, live.running = event.incarnation, True
+        worker = self.view.fleet.workers[event.worker]
+        checkpoint, restore = self.checkpoints.of_dispatch(live, lost)
+        return Assignment(
+            request=event.request,
+            attempt=event.attempt,
+            worker=worker.name,
+            incarnation=worker.incarnation,
+            host=worker.host,
+            port=worker.port,
+            mode=event.mode,
+            dispatch=encode_dispatch(codec.encode(_to_travel(event))),
+            checkpoint=checkpoint,
+            restore=restore,
+            priority=live.arrival.priority,
+        )
+
+    def _policy(self) -> str:
+        """The routing policy in force; a policy that this version lacks is ignored."""
+        told = self.view.setting(POLICY, self.policy)
+        return told if told in routing.POLICIES else self.policy
+
+    def timer_fired(self, timer: TimerKind, key: str) -> None:
+        """See SchedulerPort.timer_fired."""
+        self.emit(v.TimerFired(timer, key))
+
+    async def capacity(self, request: str, timeout_s: float) -> bool:
+        """See SchedulerPort.capacity."""
+        model = self.live[request].arrival.model
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._open_for(model):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def observed(
+        self, request: str, attempt: int, kind: TransportKind, delivered: int, detail: str = ""
+    ) -> None:
+        """See SchedulerPort.observed."""
+        live = self.live[request]
+        live.running, live.failure = False, kind
+        failed = f"{live.worker}:{live.incarnation}"
+        if kind != TransportKind.MOVED and failed not in live.avoid:
+            live.avoid = (*live.avoid, failed)
+        self.emit(
+            v.TransportObserved(
+                request=request,
+                attempt=attempt,
+                worker=live.worker,
+                incarnation=live.incarnation,
+                kind=kind,
+                delivered=delivered,
+                detail=detail[:200],
+            )
+        )
+
+    def ended(
+        self,
+        request: str,
+        outcome: RequestOutcome,
+        status: int,
+        tokens: int,
+        finish: str,
+        ttft_us: int = -1,
+        longest_gap_us: int = -1,
+        detail: str = "",
+    ) -> None:
+        """See SchedulerPort.ended."""
+        live = self.live.pop(request)
+        self.waiting.over(request)
+        self.emit(
+            v.RequestEnded(
+                request=request,
+                outcome=outcome,
+                status=status,
+                tokens=tokens,
+                finish=finish,
+                attempts=live.attempt,
+                verdict=live.arrival.verdict,
+                ttft_us=ttft_us,
+                longest_gap_us=longest_gap_us,
+                detail=detail[:200],
+            )
+        )
+        self.waiting.wake()
+
+    def never_served(self, model: str) -> bool:
+        """Whether no worker serves or served `model`, although some model is known, and no starting
+        engine has yet to report its model for the first time."""
+        if not self._models or model in self._models:
+            return False
+        return not any(map(_on_its_way, self.view.fleet.workers.values()))
+
+    def _open_for(self, model: str) -> bool:
+        query = routing.Query(request="", model=model, prompt_tokens=0, delivered=0)
+        view = self.view
+        return any(
+            not routing.exclusion(view, worker, query) for worker in view.fleet.workers.values()
+        )
+
+
+def _to_travel(decision: v.RouteDecided) -> v.RouteDecided:
+    """The decision as its worker gets it: without the parts that only later decisions use."""
+    return msgspec.structs.replace(decision, prefix=b"") if decision.prefix else decision
+
+
+def _on_its_way(worker: Worker) -> bool:
+    """Whether its first engine is starting. An engine with restarts disabled, or one that died, may
+    never be ready: no request waits for its model."""
+    if not worker.present or worker.model or worker.held or worker.deaths:
+        return False
+    return worker.engine in (EnginePhase.NONE, EnginePhase.STARTING)

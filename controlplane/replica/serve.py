@@ -1,0 +1,180 @@
+"""`relume serve`: one control plane replica as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack, suppress
+
+import msgspec
+import structlog
+
+from relume.controlplane.gateway.config import GatewayConfig, ResumeConfig
+from relume.controlplane.gateway.endpoint import Gateway
+from relume.controlplane.history.history_keeper import Keeper
+from relume.controlplane.history.wiring import keeper_of, prepared_history
+from relume.controlplane.replica.loop import Replica, ReplicaConfig
+from relume.controlplane.serve_settings import ServeConfig, etcd_config
+from relume.controlplane.telemetry.request_spans import tracing
+from relume.events import vocabulary as v
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.log.errors import Fenced, LogError, LogUnavailable, StreamOwned, first_cause
+from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
+from relume.policies.liveness.stall import StallConfig
+from relume.policies.migration.migration_settings import MigrationConfig
+from relume.policies.routing.routing_settings import RoutingConfig
+
+DRAIN_S = 10.0
+"""A stopping replica lets open streams finish this long."""
+
+EXIT_FENCED = 3
+log = structlog.get_logger("relume.serve")
+
+
+def main(config: ServeConfig) -> int:
+    """Run until SIGTERM or SIGINT (exit 0), or until fenced (exit 3)."""
+    import uvloop
+
+    try:
+        uvloop.run(_serve(config))
+    except asyncio.CancelledError:
+        log.info("stopped_while_starting")
+    except (LogError, BaseExceptionGroup) as raised:
+        return _explain(first_cause(raised))
+    return 0
+
+
+def _explain(error: BaseException) -> int:
+    """Log why the replica ends, and return its exit code; other errors than LogError propagate."""
+    if isinstance(error, Fenced):
+        log.error("fenced", reason=str(error), remedy="another process has my name")
+        return EXIT_FENCED
+    if isinstance(error, StreamOwned):
+        remedy = "stop the other replica, give this one another --name, or wait for its lease"
+        log.error("name_taken", reason=str(error), remedy=remedy)
+        return 1
+    if isinstance(error, LogUnavailable):
+        log.error("no_log", reason=str(error), remedy="is etcd up? see relume doctor")
+        return 1
+    if isinstance(error, LogError):
+        log.error("log_failed", reason=str(error))
+        return 1
+    raise error
+
+
+async def _serve(config: ServeConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    starting = asyncio.current_task()
+
+    def on_signal() -> None:
+        stop.set()
+        if starting is not None:
+            starting.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with AsyncExitStack() as stack:
+        etcd = await stack.enter_async_context(EtcdLog(etcd_config(config)))
+        history = await prepared_history(config, etcd)
+        # After a kill -9 our own old lease still holds the name, for a TTL at most.
+        opening = etcd.writer(
+            f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s, gather_s=config.gather_ms / 1000
+        )
+        writer = await stack.enter_async_context(opening)
+        reader = etcd.reader()
+        replica = Replica(_replica_config(config), reader, writer, etcd.writer, history)
+        keeper = keeper_of(config, replica, reader, etcd)
+        stack.enter_context(tracing(replica.scheduler, config.name, config.trace_file, os.environ))
+        await replica.catch_up()
+        gateway = Gateway(replica.scheduler, _gateway_config(config))
+        await stack.enter_async_context(gateway)
+        if config.admin_port:
+            from relume.controlplane.admin.admin_server import AdminServer
+            from relume.controlplane.telemetry.state_families import TokenCollector
+
+            log_id = Maintenance(etcd.client).identity
+            admin = await stack.enter_async_context(AdminServer(replica, config, reader, log_id))
+            gateway.metrics = admin.metrics_page
+            if gateway.tokens is not None:
+                admin.metrics.registry.register(TokenCollector(gateway.tokens))
+        starting = None
+        log.info("serving", url=f"http://{config.host}:{config.port}", name=config.name)
+        running = asyncio.create_task(_run(replica, gateway, keeper))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            await gateway.drain(DRAIN_S)
+            await gateway.stop()
+            replica.scheduler.emit(v.ReplicaStopped(config.name, "stopped"))
+            running.cancel()
+            with suppress(TimeoutError, LogError):
+                await writer.flush(2.0)
+        stopping.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def _run(replica: Replica, gateway: Gateway, keeper: Keeper | None) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(replica.run(gateway), name="replica")
+        tasks.create_task(gateway.join(), name="gateway")
+        if keeper is not None:
+            tasks.create_task(keeper.run(), name="history")
+
+
+def _replica_config(config: ServeConfig) -> ReplicaConfig:
+    return ReplicaConfig(
+        name=config.name,
+        host=config.host,
+        port=config.port,
+        policy=config.policy,
+        tick_s=config.tick_ms / 1000,
+        stall=StallConfig(
+            floor_us=config.stall_floor_ms * 1000,
+            cap_us=config.stall_cap_ms * 1000,
+            factor=config.stall_factor,
+        ),
+        checkpoints=_checkpoint_config(config),
+        migration=MigrationConfig(moves=config.migration_moves, **config.migration_limits),
+        routing=msgspec.structs.replace(
+            RoutingConfig(policy=config.policy, shed=config.routing_shed), **config.routing_limits
+        ),
+        waiting=WaitingConfig(**config.waiting_limits),
+    )
+
+
+def _checkpoint_config(config: ServeConfig) -> CheckpointConfig:
+    links = {f"link_{tier}": mb_s * 1000 for tier, mb_s in config.checkpoint_links.items()}
+    return CheckpointConfig(
+        placement=config.checkpoint_placement,
+        recovery=config.checkpoint_recovery,
+        holders=config.checkpoint_holders,
+        **links,
+    )
+
+
+def _gateway_config(config: ServeConfig) -> GatewayConfig:
+    return msgspec.structs.replace(_gateway_base(config), **config.gateway_limits)
+
+
+def _gateway_base(config: ServeConfig) -> GatewayConfig:
+    return GatewayConfig(
+        host=config.host,
+        port=config.port,
+        api_keys=frozenset(config.api_keys),
+        max_body_bytes=config.max_body_bytes,
+        wait_timeout_s=config.wait_for_worker_s,
+        tokenizer=config.tokenizer,
+        tokenize_wait_s=config.tokenize_wait_ms / 1000,
+        resume=ResumeConfig(
+            grace_s=config.resume_grace_s,
+            grace_ticks=-(-config.resume_grace_s * 1000 // config.tick_ms),
+            stream_bytes=config.resume_stream_kb << 10,
+            total_bytes=config.resume_total_mb << 20,
+            streams=config.resume_streams,
+        ),
+    )

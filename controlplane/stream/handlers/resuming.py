@@ -1,0 +1,168 @@
+"""Clients that lose their connection to a stream and return to it.
+
+If the client disconnects the machine detaches from its engine, which continues into a bounded
+buffer. A client that sends the last id is attached to that buffer, here or at any other replica.
+While the client is absent the stream may still be handed over to another worker: it resumes there
+after what the client has, and is detached again.
+
+A stream that has come to its end ends when its client has it; one that is lost on its last way
+waits for its client like any other.
+"""
+
+from __future__ import annotations
+
+from relume.controlplane.stream.arrival import Assignment
+from relume.controlplane.stream.errors import IllegalEvent
+from relume.controlplane.stream.handlers.attempts import hand_over
+from relume.controlplane.stream.handlers.endings import (
+    NO_CLIENT,
+    drop_plan,
+    end,
+    leave,
+    on_taken_over,
+    release,
+)
+from relume.controlplane.stream.handlers.placing import dispatch, proceed
+from relume.controlplane.stream.stream_data import NEVER, Stream
+from relume.controlplane.stream.stream_effects import (
+    AwaitOwnership,
+    Detach,
+    Fail,
+    RecordTimer,
+    Release,
+)
+from relume.controlplane.stream.stream_events import (
+    Adopted,
+    ClientGone,
+    ClientReturned,
+    Delivered,
+    GraceOver,
+    HandoverNoticed,
+    Owned,
+    Position,
+    TakenOver,
+)
+from relume.controlplane.stream.stream_states import (
+    Adopting,
+    Counting,
+    Delivering,
+    Detached,
+    State,
+)
+from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind
+
+NOT_OURS = "the stream is over, or the log does not answer"
+
+
+def detach(stream: Stream, state: State, now: float) -> State:
+    """The client is absent: let go of the engine and wait."""
+    drop_plan(stream, state)
+    left = leave(stream, state)
+    stream.out.clear()
+    stream.absent_until = now + stream.limits.resume.grace_s
+    stream.effects.append(Detach())
+    return Adopting(left) if isinstance(state, Adopting) else Detached(left)
+
+
+def can_be_placed(stream: Stream, state: State) -> bool:
+    """Whether the attempt runs on for an absent client, and another worker can take the stream up
+    after what that client has."""
+    if not isinstance(state, Detached) or state.left is None or stream.answer.is_complete:
+        return False
+    if stream.again or not stream.body or len(stream.answer.ids) < stream.have[0]:
+        return False
+    return not stream.obstacle()
+
+
+def _go_on(stream: Stream, state: State, left: Assignment | None, now: float) -> State:
+    """Take the stream up where it runs, else have it generated from here."""
+    if left is None:
+        return proceed(stream, state, RouteCause.RETURNED)
+    stream.budget.tries -= 1
+    return dispatch(stream, left, now, attach=True)
+
+
+def _rewind(stream: Stream, have: Position) -> None:
+    stream.rewind(have)
+    stream.begun = stream.answer.done = False
+    stream.answer.finish = ""
+    stream.absent_until = NEVER
+
+
+def _gone() -> Fail:
+    return Fail(
+        status=410, message=NOT_OURS, code="stream_gone", retry_after_s=0, headers=(), begun=False
+    )
+
+
+# --- handlers
+
+
+def on_client_gone(stream: Stream, state: State, event: ClientGone, now: float) -> State:
+    """The engine stops computing, and the log says so; or it continues for a client that may
+    return."""
+    if stream.is_absent:
+        raise IllegalEvent(state, event)
+    may_return = stream.stamp is not None and stream.is_resumable
+    if may_return and (stream.begun or stream.have > (0, 0)):
+        return detach(stream, state, now)
+    return end(stream, state, RequestOutcome.CANCELLED, 499, NO_CLIENT)
+
+
+def on_client_returned(stream: Stream, state: State, event: ClientReturned, now: float) -> State:
+    """The newest connection wins."""
+    if stream.stamp is None:
+        raise IllegalEvent(state, event)
+    drop_plan(stream, state)
+    left = leave(stream, state)
+    stream.known = max(stream.known, stream.answer.ids, key=len)
+    _rewind(stream, event.have)
+    if isinstance(state, Adopting):
+        return Adopting(left)
+    return _go_on(stream, Detached(None), left, now)
+
+
+def on_adopted(stream: Stream, state: Counting, event: Adopted, now: float) -> State:
+    stream.accepted = True
+    _rewind(stream, event.have)
+    stream.effects.append(AwaitOwnership())
+    return Adopting(event.left)
+
+
+def on_owned(stream: Stream, state: Adopting, event: Owned, now: float) -> State:
+    if not event.ours:
+        is_there = not stream.is_absent
+        ended = on_taken_over(stream, state, TakenOver(), now)
+        if is_there:
+            stream.effects.append(_gone())
+        return ended
+    if stream.is_absent:
+        return Detached(event.left)
+    return _go_on(stream, Detached(None), event.left, now)
+
+
+def on_handover_noticed(
+    stream: Stream, state: Detached, event: HandoverNoticed, now: float
+) -> State:
+    """Release it to another replica, where it continues."""
+    to = state.left
+    if to is None or not can_be_placed(stream, state):
+        return state
+    release(stream, to)
+    return hand_over(stream, Detached(None), to, now)
+
+
+def on_grace_over(stream: Stream, state: State, event: GraceOver, now: float) -> State:
+    if not stream.is_absent:
+        raise IllegalEvent(state, event)
+    seconds = stream.limits.resume.grace_s
+    stream.effects.append(RecordTimer(TimerKind.GRACE))
+    told = f"the client did not come back within {seconds} s"
+    return end(stream, state, RequestOutcome.CANCELLED, 499, told)
+
+
+def on_delivered(stream: Stream, state: Delivering, event: Delivered, now: float) -> State:
+    """The client has all of it."""
+    ended = end(stream, state, RequestOutcome.COMPLETED, 200, finish=stream.answer.finish)
+    stream.effects.append(Release(state.left, stream.have[0], soon=True))
+    return ended

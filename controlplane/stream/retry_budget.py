@@ -1,0 +1,92 @@
+"""How often one request was tried, what became of it, and when that is enough."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct, field
+
+from relume.events.vocabulary.enums import TransportKind
+
+DEATHS = frozenset((TransportKind.RESET, TransportKind.EOF, TransportKind.ENGINE_DEAD))
+OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue
+
+YOUNG_S = 1.0
+"""An engine that is given up or dies this soon after an attempt came to it had failed before: a
+gateway that is cut from many engines, or whose rack dies, tries one after the other within
+milliseconds."""
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before asking again where asking failed; doubled
+
+
+class BudgetLimits(Protocol):
+    """See `gateway.config.GatewayConfig`."""
+
+    @property
+    def max_engine_errors(self) -> int: ...
+    @property
+    def max_deaths(self) -> int: ...
+
+
+class RetryBudget(Struct, kw_only=True):
+    """Of one request. `moves`: of the tries, those that are no failures, because they ended by a
+    handover or on an engine that was hung before; `answers`: statuses of the engine errors, 0 for
+    one without; `deaths`: in a row, with nothing delivered between them; `failed_on`: (worker,
+    incarnation)."""
+
+    tries: int = 0
+    moves: int = 0
+    engine_errors: int = 0
+    answers: set[int] = field(default_factory=set)
+    deaths: int = 0
+    delivered_at_death: int = 0
+    failed_on: set[tuple[str, int]] = field(default_factory=set)
+    pause_s: float = PAUSE_S
+
+    def failures(self) -> int:
+        """Attempts that failed, or are under way."""
+        return self.tries - self.moves
+
+    def found_hung(self, young_s: float) -> None:
+        """The engine was found hung `young_s` after the attempt came to it."""
+        if young_s < YOUNG_S:
+            self.moves += 1
+
+    def is_hurried(self, young_s: float) -> bool:
+        """Whether to pause before the next try. Engines that die one after another as soon as the
+        request comes to them were dead before: many died at once, and not all of it is known
+        yet. The first one is left at once."""
+        return self.deaths > 1 and young_s < YOUNG_S
+
+    def next_pause(self) -> float:
+        """Seconds to pause before asking again."""
+        pause, self.pause_s = self.pause_s, min(self.pause_s * 2, LONGEST_PAUSE_S)
+        return pause
+
+    def failed(
+        self, kind: TransportKind, status: int, delivered: int, limits: BudgetLimits
+    ) -> tuple[int, str]:
+        """Another attempt failed in this way, with `delivered` tokens in all: the status and the
+        message that the request ends with, (0, "") while it may be tried again."""
+        if kind == TransportKind.ENGINE_ERROR:
+            self.engine_errors += 1
+            self.answers.add(status)
+            if self.engine_errors >= limits.max_engine_errors:
+                return self._errors()
+        if kind in DEATHS and self._died(delivered) >= limits.max_deaths:
+            return 502, f"{self.deaths} workers died on this request, one after another"
+        return 0, ""
+
+    def _errors(self) -> tuple[int, str]:
+        """Workers that were all merely full are a reason to come again, not an error."""
+        if self.answers <= OVERLOADED:
+            status = 503 if 503 in self.answers else 429
+            return status, "the workers are overloaded now; try again"
+        return 502, f"{self.engine_errors} workers failed on this request"
+
+    def _died(self, delivered: int) -> int:
+        """Deaths in a row without progress: this request may be what kills engines."""
+        if delivered > self.delivered_at_death:
+            self.deaths = 0
+        self.delivered_at_death = delivered
+        self.deaths += 1
+        return self.deaths

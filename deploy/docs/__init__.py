@@ -1,0 +1,1 @@
+"""What builds, generates and checks the documentation."""

@@ -1,0 +1,168 @@
+"""docs/testing/promises.md: promise, sentence, validator, mutation, scenarios, from the validators and the library.
+
+The sentences and the scenarios that press a promise hardest stand here; what exists is read from the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from deploy.docs.site import CHECKOUT
+from relume.chaos.scenario.catalogue import PROMISE_NEEDS
+from relume.chaos.validators import CHECKS
+
+VALIDATORS = "chaos/validators/promises"
+MUTATIONS = "tests/validators/test_mutations.py"
+LIBRARY = CHECKOUT / "chaos" / "scenario" / "library"
+
+
+class Promise(NamedTuple):
+    """`sentence`: what holds. `scenarios`: of the library, those that press it most. `other`: a
+    check that is no validator of a run's log."""
+
+    sentence: str
+    scenarios: tuple[str, ...] = ()
+    other: str = ""
+
+
+PROMISES = {
+    "I1": Promise(
+        "Every accepted request has one terminal event, and it matches what its client saw.",
+        ("calm", "gateway-killed", "clients-gone", "workers-refuse", "storm"),
+    ),
+    "I2": Promise(
+        "Its token stream equals the fault-free one, where the engine passed its self-test; "
+        "elsewhere the guarantee says less.",
+        (
+            "engine-killed-in-decode",
+            "engine-killed-in-prefill",
+            "cascade",
+            "worker-cut-one-way",
+            "requests-unusual",
+            "frames-cut",
+        ),
+    ),
+    "I3": Promise(
+        "Delivered token indices are 0, 1, 2 and so on.",
+        ("engine-killed-in-decode", "cascade", "frames-lost-or-repeated", "clients-return"),
+    ),
+    "I4": Promise(
+        "At any time, one epoch of a request is live.",
+        ("engine-stopped", "worker-cut-from-gateway"),
+    ),
+    "I5": Promise(
+        "A fenced epoch appends nothing, and a stream has no gap.",
+        ("agent-stopped", "two-leaders", "worker-cut-from-etcd"),
+    ),
+    "I6": Promise("The hash chain holds across archive and etcd.", ("etcd-full", "disk-full")),
+    "I7": Promise(
+        "Replay gives identical decisions and an identical state hash.",
+        ("storm", "links-slow", "worker-slow"),
+    ),
+    "I8": Promise(
+        "Checkpoint bytes never exceed the budget; "
+        "a holder is never in the primary's failure domain while another is up.",
+        ("budget-shrinks", "domain-lost", "holder-killed"),
+    ),
+    "I9": Promise("Nothing is sent to an open breaker, and at most k requests to a half-open one."),
+    "I10": Promise(
+        "Recovery ends within its bound.",
+        (
+            "engine-stopped",
+            "reload-fails",
+            "cpu-limited",
+            "holder-stopped",
+            "worker-cut-from-holder",
+        ),
+    ),
+    "I11": Promise("Degradation is monotone in capacity, with hysteresis."),
+    "I12": Promise(
+        "After a drain no blocks, leases or streams are left.",
+        ("clients-gone", "holder-killed", "disk-full"),
+    ),
+    "I13": Promise(
+        "Every acknowledged append can be read, with the same hash.",
+        ("etcd-leader-killed", "etcd-away", "disk-slow", "clock-jumps"),
+    ),
+    "I14": Promise(
+        "No bad block is used, and no token of a corrupt worker follows the verdict on it.",
+        (
+            "blocks-corrupt",
+            "streams-of-blocks-disturbed",
+            "engine-killed-in-restore",
+            "primary-and-holder-killed",
+        ),
+    ),
+    "I15": Promise(
+        "Every effect is applied at most once.", ("leader-killed-at-effect", "agent-killed")
+    ),
+    "I16": Promise(
+        "Every admin change is in the log with its principal; a resent one changes nothing more.",
+        ("two-leaders",),
+    ),
+    "I17": Promise("No living owner is declared lost."),
+    "I18": Promise(
+        "Nothing is dispatched to a worker that the decision's basis knows as drained, suspected or lost."
+    ),
+    "I19": Promise("An engine stops computing within a bound of its client's end."),
+    "I20": Promise(
+        "No record, request or client ends a process it does not own, or keeps others' streams waiting beyond a bound."
+    ),
+}
+
+
+def validator_of(promise: str) -> str:
+    """The module that checks it, by its name; empty: there is none."""
+    found = sorted((CHECKOUT / VALIDATORS).glob(f"{promise.lower()}_*.py"))
+    return str(found[0].relative_to(CHECKOUT)) if found else ""
+
+
+def mutations() -> dict[str, list[str]]:
+    """Functions of the mutation test, by promise: `i2` and `i2_cut` are of I2."""
+    tree = ast.parse((CHECKOUT / MUTATIONS).read_text(encoding="utf-8"))
+    found: dict[str, list[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and (name := re.match(r"i(\d+)(_|$)", node.name)):
+            found.setdefault(f"I{name[1]}", []).append(node.name)
+    return found
+
+
+def library() -> set[str]:
+    return {Path(path).stem for path in LIBRARY.glob("*.yaml")}
+
+
+def rows() -> Iterator[str]:
+    mutated = mutations()
+    for name, promise in PROMISES.items():
+        module = validator_of(name)
+        if module:
+            checked = f"`{module}`"
+        elif name in PROMISE_NEEDS:
+            checked = "none yet: the feature does not exist"
+        else:
+            checked = "**no checker yet**"
+        changed = ", ".join(f"`{function}`" for function in mutated.get(name, ())) or "-"
+        scenarios = ", ".join(f"`{scenario}`" for scenario in promise.scenarios) or "-"
+        yield f"| {name} | {promise.sentence} | {checked} | {changed} | {scenarios} |"
+
+
+def page() -> str:
+    lines = [
+        "# Promises",
+        "",
+        "<!-- Generated by `make docs` from chaos/validators/ and the scenario library; do not edit. -->",
+        "",
+        f"What must hold, who checks it, and how we know that the check can fail. {len(CHECKS)} promises have a",
+        "validator, which judges every run, simulated or live, of every scenario. The last column names the scenarios",
+        "that press a promise most.",
+        f"A mutation (`{MUTATIONS}`) alters a good run so that this promise is broken and no other.",
+        "",
+        "| Promise | Sentence | Validator | Mutation | Scenarios |",
+        "|---|---|---|---|---|",
+        *rows(),
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,214 @@
+"""The leader's effects for this worker, from stream `fleet`, carried out at most once (I15).
+
+An effect is known by (decision, index). It is first written into the state file together
+with the target state it leads to, then into the worker's stream as `EffectApplied`, and
+only then does it act. After a crash in between, the effect is in the state file: it goes into the
+log again and is not carried out again. The next start acts on the target state. On another host,
+without the file, the worker's own stream shows what was applied. The leader repeats unanswered
+effects, so trimming the log loses none.
+
+It also says, in the same stream, how much of the engine's steps is to be written; that is
+a state and needs no answer.
+
+- hold: an engine that ends is not restarted; a running one is left alone. release undoes it.
+- restart: the engine is killed and restarted, without a backoff.
+- drain, undrain: noted and shown; routing around the worker is the control plane's part.
+
+An effect that the state file has no room for is neither carried out nor answered; the
+leader states it again.
+
+`CheckpointsReleased` of the same stream is passed on: dropping twice what is gone harms
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from relume.engine_shim.agent.agent_logging import Logger
+from relume.engine_shim.agent.engine_process.supervisor import Supervisor
+from relume.engine_shim.agent.journal import Journal
+from relume.engine_shim.agent.run_directory import RunDirectory
+from relume.events.log.codec import decode
+from relume.events.log.errors import Compacted, LogError, LogUnavailable
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary import CheckpointsReleased, Effect, EffectApplied, EffectsDecided
+from relume.events.vocabulary.enums import EffectKind, StepDetail
+
+FLEET = "fleet"
+APPLIED = "applied"
+RETRY_S = 1.0
+MAX_RETRY_S = 30.0
+_DECIDED_TAG = b"\xb1effects_decided/1"
+_DETAIL_TAG = b"\xb0detail_decided/1"
+_APPLIED_TAG = b"\xb0effect_applied/1"
+_RELEASED_TAG = b"\xb6checkpoints_released/1"
+
+Key = tuple[str, int]
+
+
+class EffectReader(Protocol):
+    """The part of a LogReader that is needed here; it may show two streams only."""
+
+    async def read(self) -> list[RevisionGroup]:
+        """What the log holds of stream `fleet` and the worker's own."""
+        ...
+
+    def follow(self, after: int) -> AsyncIterator[RevisionGroup]:
+        """The groups of stream `fleet` with revision > `after`, for ever."""
+        ...
+
+
+# kind -> the (held, draining) it leads to; None leaves that as it is.
+_TARGETS: dict[str, tuple[bool | None, bool | None]] = {
+    "hold": (True, None),
+    "release": (False, None),
+    "drain": (None, True),
+    "undrain": (None, False),
+    "restart": (None, None),
+}
+
+
+def judge(effect: Effect, incarnation: int, held: bool) -> str:
+    """`applied`, or why the effect is refused."""
+    if effect.kind not in _TARGETS:
+        return f"refused: unknown kind {effect.kind}"
+    if effect.incarnation and effect.incarnation != incarnation:
+        age = "stale" if effect.incarnation < incarnation else "unknown"
+        return f"refused: {age} incarnation {effect.incarnation}, now {incarnation}"
+    if effect.kind == EffectKind.RESTART and held:
+        return "refused: the worker is held"
+    return APPLIED
+
+
+class EffectRunner:
+    """Follows the log for one worker. First `catch_up`, before an engine runs; then `run`."""
+
+    def __init__(
+        self,
+        worker: str,
+        reader: EffectReader,
+        directory: RunDirectory,
+        journal: Journal,
+        supervisor: Supervisor,
+        logger: Logger,
+        on_released: Callable[[tuple[str, ...]], None] = lambda _requests: None,
+    ) -> None:
+        self._worker = worker
+        self._on_released = on_released
+        self._reader = reader
+        self._directory = directory
+        self._journal = journal
+        self._supervisor = supervisor
+        self._logger = logger
+        self._told: dict[Key, str] = {}
+        self._after = 0
+
+    async def catch_up(self) -> None:
+        """Read what the log holds: what was applied, then what was not yet. Waits for etcd."""
+        groups = await self._history()
+        for group in groups:
+            for record in self._records(group, self._journal.stream, _APPLIED_TAG):
+                event: EffectApplied = decode(record)
+                self._told[event.decision, event.index] = event.outcome
+        for group in groups:
+            self._take(group)
+
+    async def _history(self) -> list[RevisionGroup]:
+        while True:
+            try:
+                return await self._reader.read()
+            except (LogUnavailable, Compacted) as away:
+                self._logger.warning("waiting for the log's history", why=str(away))
+                await asyncio.sleep(RETRY_S)
+
+    async def run(self) -> None:
+        """Carry out effects as they are decided, without end. An unreadable log is no reason to
+        stop a serving engine: it is logged and read again, from the beginning of the log; what was
+        carried out already is known.
+        """
+        pause_s = RETRY_S
+        while True:
+            try:
+                async for group in self._reader.follow(self._after):
+                    self._take(group)
+                    pause_s = RETRY_S
+            except LogError as error:
+                if isinstance(error, Compacted):
+                    self._journal.shed(False)  # what it missed may have said so
+                if not isinstance(error, Compacted | LogUnavailable):
+                    self._logger.error("cannot follow the fleet's effects", why=str(error))
+                self._after = 0
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+    def _take(self, group: RevisionGroup) -> None:
+        for record in self._records(group, FLEET, _DECIDED_TAG):
+            decided: EffectsDecided = decode(record)
+            for index, effect in enumerate(decided.effects, max(decided.again, 0)):
+                if effect.worker == self._worker:
+                    self._carry_out((decided.decision, index), effect)
+        for record in self._records(group, FLEET, _RELEASED_TAG):
+            released: CheckpointsReleased = decode(record)
+            self._on_released(released.requests)
+        for record in self._records(group, FLEET, _DETAIL_TAG):
+            self._journal.shed(decode(record).detail != StepDetail.FULL)
+        self._after = group.revision
+
+    @staticmethod
+    def _records(group: RevisionGroup, stream: str, tag: bytes) -> list[bytes]:
+        return [
+            record
+            for segment in group.segments
+            if segment.stream == stream
+            for record in segment.records
+            if record.startswith(tag, 1)
+        ]
+
+    def _carry_out(self, key: Key, effect: Effect) -> None:
+        state = self._directory.state
+        if key in self._told:
+            if key not in state.applied and self._told[key] == APPLIED:
+                self._remember(key, effect)  # the file is younger than the log
+            return
+        if key in state.applied:
+            self._tell(key, APPLIED)  # we died between the file and the log
+            return
+        outcome = judge(effect, self._supervisor.incarnation, state.held)
+        if outcome == APPLIED and not self._remember(key, effect):
+            return
+        self._tell(key, outcome)
+        self._logger.info("effect", decision=key[0], kind=effect.kind, outcome=outcome)
+        if outcome != APPLIED:
+            return
+        if effect.kind == EffectKind.RESTART:
+            self._supervisor.replace(f"restart requested by {key[0]}")
+        elif effect.kind == EffectKind.RELEASE:
+            self._supervisor.poke()
+
+    def _remember(self, key: Key, effect: Effect) -> bool:
+        """Whether the state file has it."""
+        state = self._directory.state
+        held, draining = _TARGETS[effect.kind]
+        try:
+            self._directory.remember_applied(
+                key,
+                held=state.held if held is None else held,
+                draining=state.draining if draining is None else draining,
+            )
+        except OSError as error:
+            self._logger.error(
+                "effect cannot be remembered; it waits to be stated again",
+                decision=key[0],
+                kind=effect.kind,
+                why=str(error),
+                remedy=f"make room on the disk of {self._directory.path}",
+            )
+            return False
+        return True
+
+    def _tell(self, key: Key, outcome: str) -> None:
+        self._told[key] = outcome
+        self._journal.record(EffectApplied(decision=key[0], index=key[1], outcome=outcome))

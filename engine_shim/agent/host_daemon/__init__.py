@@ -1,0 +1,1 @@
+"""The host's state daemon as the agent sees it."""

@@ -1,0 +1,282 @@
+"""The agent's life: what comes up in which order, and how it leaves.
+
+    kill an orphan engine -> take the stream (WorkerRegistered) -> catch up on effects
+    -> supervise, take reports, follow effects, keep the state daemon, answer GET /state
+    -> leave: stop the engine (EngineDied: stopped) and the daemon, WorkerDeregistered, flush
+
+Reports, supervision and effects continue while etcd is unavailable; only taking ownership of the
+stream at the start waits for it. Fenced, the agent kills its engine and stops: another one answers
+for the worker now. A killed agent leaves its state daemon running for its successor; one that
+leaves or is fenced ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, TypeVar
+
+from relume.engine_shim.agent.agent_config import AgentConfig
+from relume.engine_shim.agent.agent_errors import WorkerFenced, WorkerOwned
+from relume.engine_shim.agent.agent_logging import Logger
+from relume.engine_shim.agent.effects import EffectReader, EffectRunner
+from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
+from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost
+from relume.engine_shim.agent.engine_process.orphan_engine import kill_orphan
+from relume.engine_shim.agent.engine_process.supervisor import Supervisor
+from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of
+from relume.engine_shim.agent.host_daemon.coverage_events import StateDaemonKeeper
+from relume.engine_shim.agent.host_daemon.daemon_process import DaemonProcess, end_unwanted
+from relume.engine_shim.agent.journal import Journal
+from relume.engine_shim.agent.notice_server import NoticeBoard
+from relume.engine_shim.agent.report_server import ReportServer
+from relume.engine_shim.agent.run_directory import RunDirectory
+from relume.engine_shim.agent.status_page import StatusServer
+from relume.engine_shim.agent.takeover import FreeStream
+from relume.events.log.errors import LogUnavailable, StreamOwned
+from relume.events.log.interface import StreamWriter
+from relume.events.vocabulary import (
+    EngineDied,
+    StateDaemonLost,
+    WorkerDeregistered,
+    WorkerRegistered,
+)
+
+OWNED_POLL_S = 0.25
+UNAVAILABLE_POLL_S = 0.5
+TELL_EVERY_S = 5.0
+SAVE_AGAIN_S = 1.0
+
+MakeWriter = Callable[[str], AbstractAsyncContextManager[StreamWriter]]
+T = TypeVar("T")
+
+
+class Agent:
+    """One worker's agent on one log. `run` returns once it has left; `stop` requests that.
+
+    `make_writer(stream)` gives a writer to enter; `free_stream(stream, epoch)` removes
+    the ownership a dead predecessor left.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        directory: RunDirectory,
+        make_writer: MakeWriter,
+        free_stream: FreeStream,
+        reader: EffectReader,
+        host: EngineHost,
+        logger: Logger,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._make_writer = make_writer
+        self._free_stream = free_stream
+        self._reader = reader
+        self._host = host
+        self._logger = logger
+        self._stopping = asyncio.Event()
+        self._journal: Journal | None = None
+        self._reports: ReportServer | None = None
+        self._board: NoticeBoard | None = None
+        self._supervisor: Supervisor | None = None
+        self._daemon: StateDaemonKeeper | None = None
+
+    def stop(self, reason: str) -> None:
+        """Leave. On a second request, do not wait for the engine to end."""
+        again = self._stopping.is_set()
+        self._logger.info("stop requested", reason=reason, again=again)
+        self._stopping.set()
+        if again and self._supervisor is not None:
+            self._supervisor.kill_now()
+
+    async def run(self) -> None:
+        """Raises WorkerFenced, WorkerOwned, and what a broken log raises."""
+        died = await kill_orphan(self._directory, self._config.worker, self._logger)
+        agent_ipc.remove(self._directory.path)
+        async with AsyncExitStack() as stack:
+            status = StatusServer(self._config.status_port, self.describe)
+            await stack.enter_async_context(status)
+            writer = await self._unless_stopped(self._take_stream(stack))
+            if writer is None:
+                await self._end_recorded_daemon()
+                return
+            journal = self._journal = Journal(writer, self._logger)
+            board = await stack.enter_async_context(self._make_board(journal))
+            self._register(journal, status.url, board.address, died)
+            interrupted = died is not None
+            reports = ReportServer(self._directory.socket_path, journal, self._logger)
+            self._reports = await stack.enter_async_context(reports)
+            await self._serve(journal, reports, board, interrupted)
+
+    async def _take_stream(self, stack: AsyncExitStack) -> StreamWriter:
+        """Own the worker's stream; waits for etcd, and for a dead owner's lease to lapse."""
+        stream = f"w.{self._config.worker}"
+        began = told = time.monotonic()
+        bound_s = 2 * self._config.lease_ttl_s + 10
+        while True:
+            try:
+                epoch = self._directory.state.epoch
+                if epoch and await self._free_stream(stream, epoch):
+                    self._logger.info("freed the stream of the dead agent", epoch=epoch)
+                return await stack.enter_async_context(self._make_writer(stream))
+            except StreamOwned as owned:
+                waited_s, pause_s, why = time.monotonic() - began, OWNED_POLL_S, str(owned)
+                if waited_s > bound_s:
+                    raise WorkerOwned(stream, owned.owner, waited_s) from None
+            except LogUnavailable as away:
+                began, pause_s, why = time.monotonic(), UNAVAILABLE_POLL_S, str(away)
+            if time.monotonic() - told > TELL_EVERY_S or told == began:
+                told = time.monotonic()
+                self._logger.warning("waiting for the worker's stream", stream=stream, why=why)
+            await asyncio.sleep(pause_s)
+
+    def _make_board(self, journal: Journal) -> NoticeBoard:
+        config = self._config
+        board = self._board = NoticeBoard(
+            config.worker,
+            config.engine_host,
+            config.notice_port,
+            config.advertise_host,
+            lambda: journal.epoch,
+            self._logger,
+        )
+        return board
+
+    def _register(self, journal: Journal, url: str, notices: str, died: EngineDied | None) -> None:
+        config = self._config
+        self._logger.info("owns the stream", stream=journal.stream, epoch=journal.epoch, url=url)
+        self._directory.remember_epoch(journal.epoch)
+        journal.on_epoch(self._directory.remember_epoch)
+        journal.record(
+            WorkerRegistered(
+                worker=config.worker,
+                domain=config.domain,
+                agent_pid=os.getpid(),
+                agent_url=url,
+                notices=notices,
+            )
+        )
+        if died is not None:
+            journal.record(died)
+        self._directory.remember_engine(None)
+
+    async def _serve(
+        self, journal: Journal, reports: ReportServer, board: NoticeBoard, interrupted: bool
+    ) -> None:
+        config = self._config
+        supervisor = self._supervisor = Supervisor(
+            config,
+            self._directory,
+            self._host,
+            journal,
+            reports,
+            board,
+            self._logger,
+            interrupted=interrupted,
+        )
+        effects = EffectRunner(
+            config.worker,
+            self._reader,
+            self._directory,
+            journal,
+            supervisor,
+            self._logger,
+            self._released,
+        )
+        self._daemon = self._make_daemon(journal)
+        if self._daemon is None and (boot := end_unwanted(self._directory, self._logger)):
+            journal.record(StateDaemonLost(config.worker, boot, "not wanted any more"))
+        try:
+            await self._unless_stopped(self._work(supervisor, effects, journal))
+            await supervisor.leave(config.stop_timeout_s)
+            if self._daemon is not None:
+                await self._daemon.leave("stopped")
+        finally:
+            await supervisor.abandon()
+            if self._daemon is not None and journal.is_fenced:
+                await self._daemon.leave("fenced")
+        journal.record(WorkerDeregistered(config.worker, "agent stopped"))
+        if not await journal.flush(config.flush_timeout_s):
+            self._logger.warning("left before etcd took everything", **journal.describe())
+
+    def _make_daemon(self, journal: Journal) -> StateDaemonKeeper | None:
+        checkpoints = checkpoints_of(self._config)
+        if checkpoints is None:
+            return None
+        process = DaemonProcess(checkpoints, self._directory, self._logger)
+        return StateDaemonKeeper(self._config, checkpoints, process, journal, self._logger)
+
+    async def _end_recorded_daemon(self) -> None:
+        """Stop before it owned the stream: a predecessor's daemon stops too."""
+        if (checkpoints := checkpoints_of(self._config)) is not None:
+            process = DaemonProcess(checkpoints, self._directory, self._logger)
+            if (found := process.recorded()) is not None:
+                await process.end(found)
+
+    def _released(self, requests: tuple[str, ...]) -> None:
+        if self._daemon is not None:
+            self._daemon.release(requests)
+
+    async def _work(self, supervisor: Supervisor, effects: EffectRunner, journal: Journal) -> None:
+        """All there is to do until the agent leaves; ends only by cancellation or error."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._until_fenced(journal))
+            tasks.create_task(self._keep_saved())
+            if self._daemon is not None:
+                tasks.create_task(self._daemon.run())
+            await effects.catch_up()
+            tasks.create_task(effects.run())
+            tasks.create_task(supervisor.run())
+
+    async def _until_fenced(self, journal: Journal) -> None:
+        await journal.fenced()
+        raise WorkerFenced(journal.stream, journal.epoch)
+
+    async def _keep_saved(self) -> None:
+        """Write the state file when there is room again, for ever."""
+        directory, told = self._directory, False
+        while True:
+            await asyncio.sleep(SAVE_AGAIN_S)
+            if directory.save():
+                if told:
+                    self._logger.info("the state file is up to date again")
+                told = False
+            elif not told:
+                remedy = f"make room on the disk of {directory.path}"
+                self._logger.error("no room for state", why=directory.unsaved, remedy=remedy)
+                told = True
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`; None if a stop was requested before it ended."""
+        task = asyncio.create_task(work)
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        return None if task.cancelled() else task.result()
+
+    def describe(self) -> dict[str, Any]:
+        """The answer of GET /state."""
+        return {
+            "worker": self._config.worker,
+            "domain": self._config.domain,
+            "model": self._config.served_model_name or self._config.model,
+            "host_kind": self._config.host_kind,
+            "pid": os.getpid(),
+            "stopping": self._stopping.is_set(),
+            "run_dir": str(self._directory.path),
+            "unsaved": self._directory.unsaved,
+            "engine": self._supervisor.describe() if self._supervisor is not None else None,
+            "log": self._journal.describe() if self._journal is not None else None,
+            "gateways_listening": self._board.listeners if self._board is not None else 0,
+            "reports": self._reports.describe() if self._reports is not None else None,
+            "state_daemon": self._daemon.describe() if self._daemon is not None else None,
+        }

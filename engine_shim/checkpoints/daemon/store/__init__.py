@@ -1,0 +1,1 @@
+"""The blocks a state daemon holds, in shared memory and files."""

@@ -1,0 +1,1 @@
+"""Copies between a KV cache in device memory and host memory."""

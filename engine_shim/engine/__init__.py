@@ -1,0 +1,1 @@
+"""What runs inside vLLM's processes: plugin, scheduler, HTTP middleware, self-test."""

@@ -1,0 +1,1 @@
+"""Processes that run an engine: stock `vllm serve`, and forks of a zygote."""

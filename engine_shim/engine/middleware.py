@@ -1,0 +1,363 @@
+"""The worker protocol on top of vLLM's own HTTP handlers, as pure ASGI middleware.
+
+Loaded with `vllm serve --middleware relume.engine_shim.engine.middleware.RelumeMiddleware`.
+Requests without our headers pass through untouched. The others run through the stock
+handler, and what it answers is cut into frames (`relume.events.wire.frames`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from relume.engine_shim import identity
+from relume.engine_shim.checkpoints.envelope_links import EnvelopeLinks
+from relume.engine_shim.engine import plugin
+from relume.engine_shim.engine.streams import handover
+from relume.engine_shim.engine.streams.buffer_report import BufferReport
+from relume.engine_shim.engine.streams.buffered_streams import RELEASED, StreamBuffers, StreamGone
+from relume.engine_shim.engine.streams.framing import FramedResponse
+from relume.engine_shim.generation import CURRENT, Generation
+from relume.events.wire import frames
+from relume.events.wire import headers as h
+from relume.events.wire import worker_calls as calls
+from relume.events.wire.envelope import Envelope, unpack
+from relume.events.wire.errors import CallError, HeaderError
+from relume.events.wire.reports import Ready
+from relume.events.wire.resumption import parse_resume
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+FRAMED = ("/v1/completions", "/v1/chat/completions")
+
+ENGINE_DEAD_EXIT = 71
+ENGINE_POLL_S = 0.05
+LAST_WORDS_S = 0.5
+"""Between the engine's death and the process's: broken streams get their `:x` frame."""
+
+
+class RelumeMiddleware:
+    """Outermost middleware of the engine's HTTP server."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+        self._identity = identity.from_environment()
+        self._companion: asyncio.Task[None] | None = None
+        self._buffers = StreamBuffers()
+        self._envelopes: EnvelopeLinks | None = None
+        plugin.register()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, self._watching_startup(scope, send))
+        elif scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"] == calls.STATE_PATH:
+            await _send_json(send, 200, self._state())
+        elif scope["path"] == calls.CHECKPOINT_PATH and scope["method"] == "POST":
+            await self._retarget(receive, send)
+        elif scope["path"] in (calls.ATTACH_PATH, calls.RELEASE_PATH) and scope["method"] == "POST":
+            await self._kept(scope["path"], receive, send)
+        elif scope["path"] == calls.HANDOVER_PATH and scope["method"] == "POST":
+            await self._hand_over(receive, send)
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ours = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name.startswith(h.PREFIX_BYTES)
+        }
+        if not ours:
+            await self._app(scope, receive, send)
+            return
+        wanted = ours.get(h.INCARNATION, "")
+        if wanted and wanted != str(self._identity.incarnation):
+            await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
+            return
+        headers = [(k, v) for k, v in scope["headers"] if not k.startswith(h.PREFIX_BYTES)]
+        if h.REQUEST not in ours or scope["path"] not in FRAMED:
+            await self._app({**scope, "headers": headers}, receive, send)
+            return
+        try:
+            generation, receive, headers = await _open(ours, headers, receive, scope)
+        except HeaderError as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        scope = {**scope, "headers": headers}
+        if h.GRACE in ours:
+            await self._run_kept(scope, receive, send, generation, ours)
+        else:
+            await self._run(scope, receive, send, generation, ours)
+
+    async def _run_kept(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        generation: Generation,
+        ours: dict[str, str],
+    ) -> None:
+        """Run a request whose stream outlives its connection."""
+        try:
+            bounds = h.Grace.parse(ours[h.GRACE])
+            sources = h.parse_endpoints(h.ENVELOPE, ours.get(h.ENVELOPE, ""))
+            body = await _read(receive)
+        except HeaderError as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        if sources:
+            envelope = await self._recalled(generation.request, sources)
+            if envelope is None:
+                await _send_error(send, 424, "no holder has the request any more")
+                return
+            scope = {**scope, "headers": envelope.headers(scope["headers"])}
+            ours = {**ours, h.CREATED: envelope.created}
+        else:
+            response_id = dict(scope["headers"])[b"x-request-id"].decode("latin-1")
+            created = ours.get(h.CREATED, "")
+            envelope = Envelope(scope["path"], response_id, created, body)
+        packed = envelope.pack()
+        kept = self._buffers.keep(generation, bounds, ours.get(h.CLAIM, ""), packed)
+        if sources:
+            kept.preface = frames.encode_envelope(packed)
+        if self._envelopes is not None and generation.checkpoint:
+            keeping = self._envelopes.keep(*kept.key, generation.checkpoint, packed)
+            kept.held_back = asyncio.create_task(keeping)
+        kept.begin(send)
+        receive = kept.receiving(_replayed(envelope.body, receive))
+        try:
+            await self._run(scope, receive, kept.send, generation, ours)
+        finally:
+            await kept.settled()
+
+    async def _recalled(self, request: str, sources: tuple[str, ...]) -> Envelope | None:
+        """The request as its client sent it, from one of its holders."""
+        packed = await self._envelopes.recall(request, sources) if self._envelopes else b""
+        return unpack(packed) if packed else None
+
+    def _figures(self) -> dict[str, int]:
+        """Statistics of buffered streams and envelopes, for the log."""
+        links = self._envelopes.figures() if self._envelopes is not None else {}
+        return {**self._buffers.figures(), **links}
+
+    async def _kept(self, path: str, receive: Receive, send: Send) -> None:
+        """Send a buffered stream to the client that resumes it, or erase it."""
+        try:
+            asked = calls.decode(await _read(receive), calls.Attach)
+            if asked.incarnation != self._identity.incarnation:
+                await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
+                return
+            self._buffers.release(asked.also)
+            kept = self._buffers.find(asked.request, asked.attempt, asked.claim)
+        except (HeaderError, CallError) as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        except StreamGone as gone:
+            await _send_error(send, gone.status, str(gone))
+            return
+        if path == calls.RELEASE_PATH:
+            self._buffers.forget(kept, RELEASED)
+            await _send_json(send, 200, {"released": True})
+            return
+        carrying, sink = kept.attach(send, asked.tokens)
+        watching = asyncio.create_task(_until_gone(receive))
+        await asyncio.wait({carrying, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not carrying.done():
+            kept.lost(sink)
+        watching.cancel()
+
+    async def _run(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        generation: Generation,
+        ours: dict[str, str],
+    ) -> None:
+        response = FramedResponse(generation, send, ours.get(h.CREATED, ""))
+        generation.flush = response.flush
+        token = CURRENT.set(generation)
+        try:
+            await self._app(scope, receive, response.send)
+        except Exception as error:  # process edge: the gateway must hear why, then uvicorn
+            await response.fail(error)
+            if not generation.moving:
+                raise
+        finally:
+            CURRENT.reset(token)
+
+    async def _retarget(self, receive: Receive, send: Send) -> None:
+        """Other holders for a running attempt."""
+        try:
+            asked = calls.decode(await _read(receive), calls.Retarget)
+        except (HeaderError, CallError) as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        if asked.incarnation != self._identity.incarnation:
+            await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
+        elif await plugin.retarget(asked.request, asked.attempt, asked.holders):
+            envelope = self._buffers.envelope(asked.request, asked.attempt)
+            if envelope and self._envelopes is not None:
+                keeping = self._envelopes.keep(
+                    asked.request, asked.attempt, asked.holders, envelope
+                )
+                self._buffers.spawn(keeping)
+            await _send_json(send, 200, {"holders": asked.holders})
+        else:
+            await _send_error(send, 404, "not here, or without checkpoints")
+
+    async def _hand_over(self, receive: Receive, send: Send) -> None:
+        try:
+            body = await _read(receive)
+        except HeaderError:
+            return  # there is no client to answer
+        incarnation = self._identity.incarnation
+        await _send_json(send, *await handover.answer(body, incarnation, plugin.hand_over))
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "worker": self._identity.worker,
+            "incarnation": self._identity.incarnation,
+            **plugin.state(),
+            "kept": self._buffers.figures(),
+        }
+
+    def _watching_startup(self, scope: Scope, send: Send) -> Send:
+        async def watch(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                state = scope["app"].state
+                self._envelopes = EnvelopeLinks.of(state.vllm_config)
+                report = BufferReport(self._identity.incarnation, self._figures)
+                self._companion = asyncio.create_task(_accompany(state, self._buffers, report))
+            await send(message)
+
+        return watch
+
+
+async def _accompany(state: Any, buffers: StreamBuffers, report: BufferReport) -> None:
+    """Reports to the agent when the server listens, and the buffered streams; ends the process when
+    the engine dies: vLLM's own watchdog needs up to five seconds, in which it would refuse
+    requests."""
+    try:
+        await _announce(state)
+    except Exception:  # process edge: an engine that cannot report must not linger
+        logger.exception("the engine did not become ready")
+        os._exit(ENGINE_DEAD_EXIT)
+    while state.engine_client.is_running:
+        await asyncio.sleep(ENGINE_POLL_S)
+        report.look(time.monotonic())
+        if state.server.should_exit:
+            buffers.close()
+    await asyncio.sleep(LAST_WORDS_S)
+    os._exit(0 if state.server.should_exit else ENGINE_DEAD_EXIT)
+
+
+async def _announce(state: Any) -> None:
+    """uvicorn says that it listens by a flag only."""
+    while not getattr(getattr(state, "server", None), "started", False):
+        await asyncio.sleep(0.005)
+    await plugin.test_exactness(state.engine_client)
+    config, args = state.vllm_config, state.args
+    names = args.served_model_name or [args.model]
+    plugin.announce(
+        Ready(
+            port=args.port,
+            max_model_len=config.model_config.max_model_len,
+            block_size=config.cache_config.block_size,
+            kv_blocks=config.cache_config.num_gpu_blocks or 0,
+            model=names[0],
+            vllm=plugin.vllm_version(),
+            exact=plugin.exact(),
+            hardware=plugin.hardware(config.parallel_config.world_size),
+            step_tokens=config.scheduler_config.max_num_batched_tokens,
+        )
+    )
+
+
+async def _open(
+    ours: dict[str, str], headers: list[tuple[bytes, bytes]], receive: Receive, scope: Scope
+) -> tuple[Generation, Receive, list[tuple[bytes, bytes]]]:
+    """The generation the headers describe, and receive and headers for the stock handler.
+
+    Raises HeaderError.
+    """
+    request = h.parse_request(ours[h.REQUEST])
+    attempt = h.parse_number(h.ATTEMPT, ours.get(h.ATTEMPT, "1"))
+    cached_tokens = h.parse_number(h.CACHED, ours.get(h.CACHED, "0"))
+    dispatch = h.decode_dispatch(ours.get(h.DISPATCH, ""))
+    resume, parsed = None, False
+    if h.RESUME in ours:
+        resume, body = parse_resume(ours[h.RESUME], await _read(receive))
+        parsed = plugin.parses_output(scope, body)
+        receive = _replayed(body, receive)
+        headers = [(k, v) for k, v in headers if k != b"content-length"]
+        headers.append((b"content-length", str(len(body)).encode()))
+    if not any(key == b"x-request-id" for key, _ in headers):
+        headers.append((b"x-request-id", request.encode()))
+    generation = Generation(
+        request=request,
+        attempt=attempt,
+        dispatch=dispatch,
+        resume=resume,
+        cached_tokens=cached_tokens,
+        checkpoint=h.parse_endpoints(h.CHECKPOINT, ours.get(h.CHECKPOINT, "")),
+        restore=h.parse_endpoints(h.RESTORE, ours.get(h.RESTORE, "")),
+        priority=h.parse_number(h.PRIORITY, ours.get(h.PRIORITY, "1")),
+    )
+    generation.stepwise = parsed
+    generation.keeps_blocks = plugin.keeps_blocks()
+    return generation, receive, headers
+
+
+async def _read(receive: Receive) -> bytes:
+    """The whole request body. Raises HeaderError when the client leaves before its end."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise HeaderError("body", "the connection closed inside the body")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Wait until the connection is lost or its answer is complete."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` that gives `body` first: later calls still see the client disconnect."""
+    unread = [body]
+
+    async def replay() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return replay
+
+
+async def _send_json(send: Send, status: int, content: dict[str, Any]) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_error(send: Send, status: int, message: str, incarnation: int = 0) -> None:
+    error = {"message": message, "type": "relume", "code": status, "param": None}
+    await _send_json(send, status, {"error": error, "incarnation": incarnation})

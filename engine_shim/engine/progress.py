@@ -1,0 +1,115 @@
+"""Step counts of an engine, where its HTTP server can read them at any moment.
+
+A shared page: the scheduler writes, `/relume/state` reads, in one process or two. Each
+field is one aligned 8-byte store; a reader may see fields of neighbouring steps, which
+is good enough to distinguish a slow engine from a hung one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+
+SIZE = 128
+_FIELDS = struct.Struct("<qqqqqqqqqqq")
+
+_LOAD = ("uncomputed", "decoding", "context", "arrived")
+
+
+class Progress:
+    """`steps` finished, when the running one began (0 when idle), queue lengths, and the load:
+    prompt tokens not computed yet, requests that decode and their tokens, and the prompt tokens
+    that ever came."""
+
+    def __init__(self, path: str = "") -> None:
+        """Maps `path` (created when missing); an anonymous page without a path.
+
+        Raises OSError.
+        """
+        if not path:
+            self._page = mmap.mmap(-1, SIZE)
+            return
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, SIZE)  # a page the disk has no room for would be fatal
+            self._page = mmap.mmap(fd, SIZE)
+        finally:
+            os.close(fd)
+
+    def write(
+        self,
+        steps: int,
+        began_ns: int,
+        running: int,
+        waiting: int,
+        kv_used: int,
+        uncomputed: int = 0,
+        decoding: int = 0,
+        context: int = 0,
+        arrived: int = 0,
+    ) -> None:
+        """`began_ns` is CLOCK_MONOTONIC at the start of the step in progress, 0 for none."""
+        me = threading.get_native_id()
+        _FIELDS.pack_into(
+            self._page, 0, steps, began_ns, running, waiting, kv_used, os.getpid(), me,
+            uncomputed, decoding, context, arrived,
+        )  # fmt: skip
+
+    def read(self) -> dict[str, int]:
+        """Fields by name; `step_age_us` is 0 when no step is in progress."""
+        fields = _FIELDS.unpack_from(self._page, 0)
+        steps, began_ns, running, waiting, kv_used, pid, thread, *load = fields
+        age_us = max(0, time.monotonic_ns() - began_ns) // 1000 if began_ns else 0
+        return {
+            "steps": steps,
+            "step_age_us": age_us,
+            "running": running,
+            "waiting": waiting,
+            "kv_used": kv_used,
+            "cpu_us": cpu_us(pid, thread) if pid else -1,
+            **dict(zip(_LOAD, load, strict=True)),
+        }
+
+    def load(self) -> tuple[int, int, int, int]:
+        """Prompt tokens not computed yet, requests that decode, their tokens in all; prompt tokens
+        that came since the engine started."""
+        return _FIELDS.unpack_from(self._page, 0)[7:11]
+
+
+def cpu_us(pid: int, thread: int) -> int:
+    """CPU time of the thread that steps the engine, of the processes its process started
+    (workers that compute for it, compilers it waits for) and of theirs, in microseconds; -1
+    when it cannot be read.
+
+    It distinguishes a long step from a stopped one: computation uses the CPU, and a thread that
+    waits for a GPU polls it. A child that ends moves its time to its parent, so the sum never
+    falls.
+    """
+    for _ in range(READINGS):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/schedstat") as stat:
+                used = int(stat.read().split()[0]) // 1000
+            return used + _ticks(pid, own=False) * 1_000_000 // _TICKS_PER_S
+        except (OSError, ValueError, IndexError):
+            continue  # a child that was listed is gone: look again
+    return -1
+
+
+READINGS = 3
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int | str, own: bool = True) -> int:
+    """Clock ticks used by the children of `pid`, dead and alive, and (`own`) by itself."""
+    with open(f"/proc/{pid}/stat") as stat:
+        user, system, dead_user, dead_system = stat.read().rsplit(")", 1)[1].split()[11:15]
+    used = int(dead_user) + int(dead_system)
+    if own:
+        used += int(user) + int(system)
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/children") as children:
+            used += sum(map(_ticks, children.read().split()))
+    return used

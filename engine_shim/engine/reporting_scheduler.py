@@ -1,0 +1,360 @@
+"""vLLM's scheduler, reporting what changes the load, as it changes.
+
+One `EngineStep` an engine step carries that step's changes. Arrivals, admissions and
+preemptions do not wait for the end of the step, which a long prefill can delay by
+seconds: they leave at once in a record of `duration_us` 0. Given to vLLM by
+`--scheduler-cls relume.engine_shim.engine.reporting_scheduler.relume_scheduler`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from functools import cache
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from relume.engine_shim import identity
+from relume.engine_shim.engine import plugin
+from relume.engine_shim.engine.vllm_private import prefix_marks as vllm_private_prefixes
+from relume.engine_shim.engine.vllm_private import resume_state as vllm_private_resume
+from relume.engine_shim.generation import IDENTITY_KEY, reported
+from relume.events.log import codec
+from relume.events.vocabulary import (
+    AnyChange,
+    EngineFinished,
+    EngineStep,
+    FirstToken,
+    KvBlocksFilled,
+    PrefillChunkDone,
+    RequestAdmitted,
+    RequestPreempted,
+    RequestQueued,
+)
+from relume.events.wire.reports import frame, with_lost
+
+
+def relume_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:
+    """Makes the reporting form of the scheduler that vLLM would use."""
+    plugin.register("core")
+    vllm_private_resume.patch_runner()
+    base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
+    return _reporting(base)(vllm_config=vllm_config, **options)
+
+
+class _Track:
+    """What has been reported of one request the scheduler holds; `left` prompt tokens of it are
+    in no step yet."""
+
+    __slots__ = ("attempt", "blocks", "delivered", "first_token", "left", "name", "target")
+
+    def __init__(self, name: str, attempt: int, delivered: int, left: int) -> None:
+        self.name = name
+        self.attempt = attempt
+        self.delivered = delivered
+        self.left = left
+        self.target = 0
+        self.blocks = 0
+        self.first_token = False
+
+
+class _StepInFlight:
+    """Statistics of a scheduled step until its outputs are there; `joining` requests with `context`
+    tokens decode after it."""
+
+    __slots__ = (
+        "batch",
+        "began_ns",
+        "changes",
+        "joining",
+        "joining_context",
+        "number",
+        "prefill_tokens",
+        "reported",
+        "sum_context",
+    )
+
+    def __init__(self, number: int, began_ns: int) -> None:
+        self.number = number
+        self.began_ns = began_ns
+        self.batch = 0
+        self.sum_context = 0
+        self.prefill_tokens = 0
+        self.joining = 0
+        self.joining_context = 0
+        self.reported = False
+        self.changes: list[AnyChange] = []
+
+
+class _Reports:
+    """The scheduler's side of the report socket. One thread: the engine core's."""
+
+    def __init__(self) -> None:
+        self._incarnation = identity.from_environment().incarnation
+        self._reporter = plugin.reporter()
+        self._progress = plugin.progress()
+        self._tracks: dict[str, _Track] = {}
+        self._names: dict[tuple[str, int], int] = {}
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._ended_ns = 0
+        self._uncomputed = self._decoding = self._context = self._arrived = 0
+        self._prefixes: vllm_private_prefixes.PrefixReport | None = None
+        self.changes: list[AnyChange] = []
+        self.steps = 0
+
+    def watch_prefixes(self, scheduler: Scheduler) -> None:
+        """From here on it also reports what its prefix cache gains and loses."""
+        if self._reporter is not None:
+            self._prefixes = vllm_private_prefixes.of_scheduler(
+                scheduler, self._incarnation, self._reporter.send
+            )
+
+    def queued(self, request: Request) -> None:
+        params = request.sampling_params
+        mark = (params.extra_args or {}).get(IDENTITY_KEY) if params is not None else None
+        # Stock traffic loads the engine as well; it is known by vLLM's own id.
+        name, attempt, dispatch = request.request_id[:64], 0, b""
+        if mark:
+            name, attempt, dispatch = mark["r"], mark["a"], mark["d"]
+            if not reported(name):
+                return
+            # Children of n>1 and prompts of one body share an identity.
+            count = self._names.get((name, attempt), 0)
+            self._names[name, attempt] = count + 1
+            if count:
+                name = f"{name}#{count}"
+        tokens = request.num_tokens
+        self._tracks[request.request_id] = _Track(name, attempt, request.num_output_tokens, tokens)
+        self._uncomputed += tokens
+        self._arrived += tokens
+        self.changes.append(RequestQueued(name, attempt, tokens, dispatch))
+
+    def admitted(self, request: Request, cached_tokens: int, blocks: int) -> None:
+        track = self._tracks.get(request.request_id)
+        if track is None:
+            return
+        track.target = request.num_tokens
+        track.blocks = 0
+        left = track.target - cached_tokens
+        if left <= 1 and track.first_token:  # nothing of what it lost is computed again
+            left = 0
+            self._decoding += 1
+            self._context += track.target - 1
+        self._owe(track, left)
+        self.changes.append(RequestAdmitted(track.name, track.attempt, cached_tokens, blocks))
+
+    def preempted(self, request: Request) -> None:
+        if track := self._tracks.get(request.request_id):
+            if track.first_token and not track.left:
+                self._leaves_batch(request.num_tokens - 1)
+            self._owe(track, request.num_tokens)
+            self.changes.append(RequestPreempted(track.name, track.attempt, request.num_tokens))
+
+    def finished(self, request: Request) -> None:
+        track = self._tracks.pop(request.request_id, None)
+        if track is None:
+            return
+        root = (track.name.partition("#")[0], track.attempt)
+        if (left := self._names.get(root, 1) - 1) > 0:
+            self._names[root] = left
+        else:
+            self._names.pop(root, None)
+        if track.first_token and not track.left:
+            self._leaves_batch(request.num_computed_tokens)
+        self._owe(track, 0)
+        reason = request.get_finished_reason()
+        tokens = request.num_output_tokens - track.delivered
+        self.changes.append(EngineFinished(track.name, track.attempt, str(reason), tokens))
+
+    def _owe(self, track: _Track, left: int) -> None:
+        self._uncomputed += left - track.left
+        track.left = left
+
+    def _leaves_batch(self, context: int) -> None:
+        self._decoding -= 1
+        self._context -= context
+
+    def begin(self, began_ns: int) -> _StepInFlight:
+        self.steps += 1
+        step = _StepInFlight(self.steps, began_ns)
+        self._in_flight.append(step)
+        return step
+
+    def computed(self, step: _StepInFlight, request: Request, tokens: int, block: int) -> None:
+        """`tokens` of `request` are computed in `step` (num_computed_tokens counts them)."""
+        track = self._tracks.get(request.request_id)
+        if track is None:
+            return
+        step.reported = True
+        after = request.num_computed_tokens
+        if after - tokens < track.target - 1 or not track.first_token:
+            step.prefill_tokens += tokens
+            step.changes.append(PrefillChunkDone(track.name, track.attempt, tokens, after))
+            track.left = max(track.target - after, 0)
+            if not track.left:
+                step.joining += 1
+                step.joining_context += after
+                if not track.first_token:
+                    track.first_token = True
+                    step.changes.append(FirstToken(track.name, track.attempt))
+        else:
+            step.batch += 1
+            step.sum_context += after
+        if (full := after // block) > track.blocks:
+            track.blocks = full
+            step.changes.append(KvBlocksFilled(track.name, track.attempt, full))
+
+    def end(self, running: int, waiting: int, kv_used: int) -> None:
+        """The oldest step in flight is done: its record goes out."""
+        step = self._in_flight.popleft()
+        step.changes += self.changes
+        self.changes = []
+        if self._prefixes is not None:
+            self._prefixes.step(step.prefill_tokens > 0, running + waiting)
+        # With async scheduling a step is scheduled while the one before it runs.
+        began_ns = max(step.began_ns, self._ended_ns)
+        self._ended_ns = time.monotonic_ns()
+        self._uncomputed -= step.prefill_tokens
+        self._decoding += step.joining
+        self._context += step.joining_context + step.batch
+        if step.reported or step.changes:
+            self._send(
+                EngineStep(
+                    incarnation=self._incarnation,
+                    step=step.number,
+                    duration_us=max(1, (self._ended_ns - began_ns) // 1000),
+                    batch=step.batch,
+                    sum_context=step.sum_context,
+                    prefill_tokens=step.prefill_tokens,
+                    waiting=waiting,
+                    kv_used=kv_used,
+                    changes=tuple(step.changes),
+                )
+            )
+        self.show(running, waiting, kv_used)
+
+    def flush(self, waiting: int, kv_used: int) -> None:
+        """Changes so far go out at once, between steps."""
+        if not self.changes:
+            return
+        changes, self.changes = tuple(self.changes), []
+        self._send(
+            EngineStep(
+                incarnation=self._incarnation,
+                step=self.steps,
+                duration_us=0,
+                batch=0,
+                sum_context=0,
+                prefill_tokens=0,
+                waiting=waiting,
+                kv_used=kv_used,
+                changes=changes,
+            )
+        )
+
+    def show(self, running: int, waiting: int, kv_used: int) -> None:
+        """Updates the page `/relume/state` reads."""
+        began_ns = self._in_flight[0].began_ns if self._in_flight else 0
+        done = self.steps - len(self._in_flight)
+        self._progress.write(
+            steps=done, began_ns=began_ns, running=running, waiting=waiting, kv_used=kv_used,
+            uncomputed=self._uncomputed, decoding=self._decoding, context=self._context, arrived=self._arrived,
+        )  # fmt: skip
+
+    @property
+    def stepping(self) -> bool:
+        return bool(self._in_flight)
+
+    def _send(self, step: EngineStep) -> None:
+        if self._reporter is None:
+            return
+        lost = self._reporter.take_lost()
+        self._reporter.send(frame(codec.encode(with_lost(step, lost))), lost)
+
+
+@cache
+def _reporting(base: type[Scheduler]) -> type[Scheduler]:
+    class RelumeScheduler(base):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._reports = _Reports()
+            self._reports.watch_prefixes(self)
+
+        def add_request(self, request: Request) -> None:
+            known = request.request_id in self.requests
+            if not known:
+                vllm_private_resume.take_up(request)
+            super().add_request(request)
+            if not known:
+                self._reports.queued(request)
+                self._reports.flush(*self._pressure())
+                self._show()
+
+        def schedule(self, *args: Any, **options: Any) -> Any:
+            began_ns = time.monotonic_ns()
+            output = super().schedule(*args, **options)
+            reports = self._reports
+            for new in output.scheduled_new_reqs:
+                self._report_admission(new.req_id, output.num_scheduled_tokens[new.req_id])
+            for req_id in output.scheduled_cached_reqs.resumed_req_ids:
+                self._report_admission(req_id, output.num_scheduled_tokens[req_id])
+            reports.flush(*self._pressure())
+            if output.total_num_scheduled_tokens:
+                step = reports.begin(began_ns)
+                for req_id, tokens in output.num_scheduled_tokens.items():
+                    reports.computed(step, self.requests[req_id], tokens, self.block_size)
+                self._show()
+            return output
+
+        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
+            if scheduler_output.total_num_scheduled_tokens:
+                running, waiting = self.get_request_counts()
+                self._reports.end(running, waiting, self._kv_used())
+            return outputs
+
+        def finish_requests(self, *args: Any, **options: Any) -> Any:
+            finished = super().finish_requests(*args, **options)
+            if not self._reports.stepping:
+                self._reports.flush(*self._pressure())
+                self._show()
+            return finished
+
+        def _handle_blocked_waiting_request(self, request: Request) -> bool:
+            waited = vllm_private_resume.waits_for_grammar(request)
+            if not super()._handle_blocked_waiting_request(request):
+                return False
+            return not waited or vllm_private_resume.advance_grammar(self, request)
+
+        def _preempt_request(self, request: Request, *args: Any, **options: Any) -> None:
+            super()._preempt_request(request, *args, **options)
+            self._reports.preempted(request)
+
+        def _free_request(self, request: Request, *args: Any, **options: Any) -> Any:
+            result = super()._free_request(request, *args, **options)
+            self._reports.finished(request)
+            return result
+
+        def _report_admission(self, req_id: str, scheduled: int) -> None:
+            request = self.requests[req_id]
+            cached = request.num_computed_tokens - scheduled
+            blocks = len(self.kv_cache_manager.get_block_ids(req_id)[0])
+            self._reports.admitted(request, cached, blocks)
+
+        def _kv_used(self) -> int:
+            pool = self.kv_cache_manager.block_pool
+            # One block is vLLM's placeholder and never free.
+            return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+
+        def _pressure(self) -> tuple[int, int]:
+            return self.get_request_counts()[1], self._kv_used()
+
+        def _show(self) -> None:
+            running, waiting = self.get_request_counts()
+            self._reports.show(running, waiting, self._kv_used())
+
+    RelumeScheduler.__name__ = RelumeScheduler.__qualname__ = f"Relume{base.__name__}"
+    return RelumeScheduler

@@ -1,0 +1,1 @@
+"""Responses as frames, and streams buffered for clients that may return."""

@@ -1,0 +1,1 @@
+"""A stand-in before an OpenAI-compatible server without the plugin."""

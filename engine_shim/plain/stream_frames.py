@@ -1,0 +1,68 @@
+"""The answer of a plain server as frames of the worker protocol.
+
+Its token ids are not known, so a stream leaves as bytes without ids (`:r -1`), which cannot resume
+elsewhere; events that show something count as a token each.
+"""
+
+from __future__ import annotations
+
+import re
+
+from relume.events.wire import frames
+
+_FINISH = re.compile(rb'"finish_reason":\s*"([a-z_]+)"')
+_SHOWN = (b'"content":', b'"text":', b'"reasoning_content":', b'"arguments":')
+DONE = b"data: [DONE]"
+MAX_EVENT_BYTES = 1 << 20
+
+
+class EventTooLong(ValueError):
+    """A server-sent event longer than MAX_EVENT_BYTES."""
+
+
+class PlainStream:
+    """Cuts one event stream at the ends of its events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.finish = ""
+        self.done = False
+
+    def feed(self, data: bytes) -> tuple[bytes, int]:
+        """Whole events so far as one frame (empty: none yet), and how many tokens they show.
+
+        Raises EventTooLong.
+        """
+        data = self._rest + data
+        end = max(data.rfind(b"\n\n"), data.rfind(b"\n\r\n"))
+        at = 0 if end < 0 else end + (2 if data[end + 1 : end + 2] == b"\n" else 3)
+        whole, self._rest = data[:at], data[at:]
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
+        if not whole:
+            return b"", 0
+        tokens = 0
+        for line in whole.splitlines():
+            if not line.startswith(b"data:"):
+                continue
+            if line.startswith(DONE):
+                self.done = True
+                continue
+            if found := _FINISH.search(line):
+                self.finish = found.group(1).decode()
+            tokens += _shows(line)
+        return frames.encode_tokens(frames.UNKNOWN_START, (), whole), tokens
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stream may end here: it said so, and nothing of an event is left over."""
+        return (self.done or bool(self.finish)) and not self._rest.strip()
+
+
+def _shows(event: bytes) -> bool:
+    """Whether the event shows text to the client."""
+    for field in _SHOWN:
+        at = event.find(field)
+        if at >= 0 and not event[at + len(field) :].lstrip().startswith((b'""', b"null")):
+            return True
+    return False

@@ -1,0 +1,212 @@
+"""Reading the log: everything up to a revision, then every transaction as it comes.
+
+`follow(0)` reads all segments pinned at the present revision R and then watches from
+R+1; `follow(after)` watches from `after` + 1, so it sees every change since. What is
+yielded has passed its crc and continues its stream's hash chain.
+
+Owner changes before R are found as `owners` describes, so that reading late shows the same
+groups as having watched. (One exception: a life in which nothing was written.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import aclosing
+from itertools import groupby
+from typing import Any
+
+from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.client.watch import Watch
+from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.etcd.owners import Life, OwnerHistory
+from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed
+from relume.events.log.errors import BrokenChain, LogUnavailable
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import Chain, Segment
+
+_DELETE = 1
+_BREATH = 2_048  # groups verified between two turns of the event loop
+
+Heads = Mapping[str, tuple[int, bytes, int]]
+
+
+class LogChain(Chain):
+    """The chain check for a log whose beginning may be trimmed, plus order of epochs.
+
+    With `adopt`, the first segment seen of an unknown stream is taken as its head.
+    """
+
+    def __init__(self, heads: Heads, adopt: bool) -> None:
+        super().__init__()
+        self.heads.update(heads)
+        self._adopt = adopt
+        self._epochs: dict[str, int] = {}
+
+    def check(self, segment: Segment) -> None:
+        """Accept the next segment of its stream, or raise BrokenChain."""
+        if segment.epoch < self._epochs.get(segment.stream, 0):
+            raise BrokenChain(segment.stream, segment.seq, f"epoch {segment.epoch} is fenced")
+        if self._adopt and segment.stream not in self.heads:
+            before = segment.seq - 1, segment.previous, segment.first
+            self.heads[segment.stream] = before
+        super().check(segment)
+        self._epochs[segment.stream] = segment.epoch
+
+
+class EtcdReader:
+    """A LogReader on etcd.
+
+    `heads`: (seq, hash, next position) of every stream where this reader begins, from a
+    snapshot; without it the chain is checked from the first segment it sees, which
+    must be a stream's first unless the log has been trimmed.
+    """
+
+    def __init__(self, client: EtcdClient, heads: Heads | None = None) -> None:
+        self._client = client
+        self._keys = Keys(client.config.prefix)
+        self._heads = dict(heads or {})
+        self._watch: Watch | None = None
+        self.revision = 0
+        """The last revision `follow` has looked at."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether `follow` is in touch with a cluster that answers (False before it is)."""
+        return self._watch is not None and self._watch.healthy
+
+    async def owners(self) -> dict[str, int]:
+        """Streams that have a living owner now, with its epoch. Raises LogUnavailable."""
+        answer = await self._client.range(self._keys.own, after_prefix(self._keys.own))
+        return {self._keys.owned_stream(kv.key): kv.create_revision for kv in answer.kvs}
+
+    async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
+        """The groups in (after, until]; `until=0` means up to the present revision.
+
+        Raises Compacted, BrokenChain, CorruptSegment, LogUnavailable.
+        """
+        chain = await self._chain(after)
+        _, groups = await self._read(after, until, chain)
+        return groups
+
+    async def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
+        """Every group with revision > `after`, in order, for ever.
+
+        Reconnects by itself. Raises Compacted, BrokenChain, CorruptSegment, LogWentBack,
+        AccessRefused.
+        """
+        chain, reached, groups = await self._begin(after)
+        for group in groups:
+            self.revision = group.revision
+            yield group
+        del groups
+        self.revision = reached
+        root = self._keys.root
+        self._watch = Watch(self._client, root, after_prefix(root), reached)
+        async with aclosing(self._watch.revisions()) as revisions:
+            async for revision, events in revisions:
+                self.revision = revision
+                seen = self._group(revision, events, chain)
+                if seen is not None:
+                    yield seen
+
+    # --- inside ------------------------------------------------------------------------
+
+    async def _begin(self, after: int) -> tuple[LogChain, int, list[RevisionGroup]]:
+        """The chain, the revision to watch from, and what comes before it."""
+        config = self._client.config
+        pause = config.backoff_min_ms / 1000
+        while True:
+            try:
+                chain = await self._chain(after)
+                if after:
+                    return chain, after, []
+                return chain, *await self._read(0, 0, chain)
+            except LogUnavailable:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, config.backoff_max_ms / 1000)
+
+    async def _chain(self, after: int) -> LogChain:
+        """First segments are trusted only where a beginning may be missing."""
+        adopt = bool(after)
+        if not after and not self._heads:
+            snap = self._keys.snap
+            answer = await self._client.range(snap, after_prefix(snap), limit=1, keys_only=True)
+            adopt = bool(answer.kvs)
+        return LogChain(self._heads, adopt)
+
+    async def _read(
+        self, after: int, until: int, chain: LogChain
+    ) -> tuple[int, list[RevisionGroup]]:
+        own_end = after_prefix(self._keys.own)
+        answer = await self._client.range(self._keys.own, own_end)
+        revision = answer.header.revision
+        if until and until < revision:
+            revision = until
+            answer = await self._client.range(self._keys.own, own_end, revision=revision)
+        if after >= revision:
+            return revision, []
+        # Also refuses when `after` is compacted: then deletions since are unknown.
+        floor = await self._floor(after)
+        owned = {self._keys.owned_stream(kv.key): kv.create_revision for kv in answer.kvs}
+        scan = Scan(self._client, self._keys, revision)
+        whole = await scan.extents(owned)
+        extents = [await scan.since(extent, after) for extent in whole] if after else whole
+        segments = await scan.segments(extents)
+        lives = [Life(p.segment.stream, p.segment.epoch, p.revision) for p in segments]
+        lives += [Life(extent.stream, 0, 0) for extent in whole]
+        lives += [Life(stream, epoch, epoch) for stream, epoch in owned.items()]
+        changes = await OwnerHistory(self._client, self._keys, floor, revision).changes(lives)
+        return revision, await self._grouped(segments, changes, chain)
+
+    async def _floor(self, after: int) -> int:
+        """The revision from which on history can be read; `after` unless that is 0."""
+        if after:
+            await self._client.range(self._keys.own, count_only=True, revision=after)
+            return after
+        return await self._client.compacted_revision(self._keys.own)
+
+    async def _grouped(
+        self, segments: list[PlacedSegment], changes: list[tuple[int, str, int]], chain: LogChain
+    ) -> list[RevisionGroup]:
+        owners = {
+            revision: tuple((stream, epoch) for _, stream, epoch in group)
+            for revision, group in groupby(changes, key=lambda c: c[0])
+        }
+        written = {
+            revision: tuple(p.segment for p in group)
+            for revision, group in groupby(segments, key=lambda p: p.revision)
+        }
+        groups = []
+        for number, revision in enumerate(sorted(written.keys() | owners.keys())):
+            found = written.get(revision, ())
+            for segment in found:
+                chain.check(segment)
+            groups.append(RevisionGroup(revision, found, owners.get(revision, ())))
+            if number % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
+        return groups
+
+    def _group(self, revision: int, events: Iterable[Any], chain: LogChain) -> RevisionGroup | None:
+        """What one transaction did to segments and owners; None when nothing.
+
+        Deleted segments are trimming, not facts.
+        """
+        segments: list[Segment] = []
+        owners: list[tuple[str, int]] = []
+        for event in events:
+            kv = event.kv
+            if kv.key.startswith(self._keys.own):
+                stream = self._keys.owned_stream(kv.key)
+                if event.type == _DELETE:
+                    owners.append((stream, 0))
+                elif kv.create_revision == revision:  # else only its lease was renewed
+                    owners.append((stream, revision))
+            elif kv.key.startswith(self._keys.log) and event.type != _DELETE:
+                segments.append(placed(self._keys, kv).segment)
+        if not segments and not owners:
+            return None
+        segments.sort(key=lambda s: (s.stream, s.seq))
+        for segment in segments:
+            chain.check(segment)
+        return RevisionGroup(revision, tuple(segments), tuple(sorted(owners)))

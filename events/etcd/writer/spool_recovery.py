@@ -1,0 +1,118 @@
+"""What an earlier writer of a stream spooled and did not land before it died.
+
+Its file continues a segment it names by hash. It is adopted if that segment is in the log and every
+later segment holds exactly the file's records at these positions: then the file's rest is the
+stream's true continuation, and this writer lands it. Anything else means that another writer has
+written to the stream since; the file is set aside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from msgspec import Struct
+
+from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.reader.scan import Extent, Scan
+from relume.events.etcd.writer.ownership import Tail
+from relume.events.etcd.writer.spool import SPOOL_VERSION, CorruptSpool, Spool, leftovers
+
+_BATCH = 32  # segments compared at once
+_READ_BYTES = 1024 * 1024
+_ALL = 1 << 60
+
+
+class OrphanedRecords(Struct, frozen=True):
+    """`spool` has `count` records of `size` bytes from `offset` on."""
+
+    spool: Spool
+    offset: int
+    count: int
+    size: int
+
+
+async def recover(
+    client: EtcdClient, directory: str, cluster: int, stream: str, tail: Tail
+) -> OrphanedRecords | None:
+    """The unlanded rest of an earlier writer's spool, if there is one.
+
+    Call it as the stream's owner. Removes files that have landed whole, sets aside
+    those that are refused. Raises LogUnavailable, OSError.
+    """
+    adopted: OrphanedRecords | None = None
+    for path in await asyncio.to_thread(leftovers, directory, stream):
+        spool = await asyncio.to_thread(_open, path)
+        if spool is None:
+            continue
+        offset = await _continues(client, cluster, stream, spool, tail)
+        if offset < 0:
+            await asyncio.to_thread(spool.refuse)
+            continue
+        count, size, end = await asyncio.to_thread(_measure, spool, offset)
+        if not count:
+            await asyncio.to_thread(spool.discard)
+        elif adopted is not None:
+            await asyncio.to_thread(spool.refuse)
+        else:
+            await asyncio.to_thread(spool.cut_off, end)
+            adopted = OrphanedRecords(spool, offset, count, size)
+    return adopted
+
+
+async def _continues(
+    client: EtcdClient, cluster: int, stream: str, spool: Spool, tail: Tail
+) -> int:
+    """Where in the file the unlanded records begin; -1 when it is not `tail`'s."""
+    head = spool.head
+    origin = head.version, head.cluster, head.prefix, head.stream
+    if origin != (SPOOL_VERSION, cluster, client.config.prefix, stream) or head.seq > tail.seq:
+        return -1
+    scan = Scan(client, Keys(client.config.prefix), 0)
+    if head.seq:
+        if (await scan.extent(stream)).first > head.seq:
+            return -1  # trimmed: it can no longer be checked
+        if (await scan.segment(stream, head.seq)).segment.hash != head.hash:
+            return -1
+    offset = spool.begin
+    for low in range(head.seq + 1, tail.seq + 1, _BATCH):
+        batch = Extent(stream, low, min(low + _BATCH - 1, tail.seq))
+        for placed in await scan.segments([batch]):
+            wanted = list(placed.segment.records)
+            found, offset = await asyncio.to_thread(_read_exactly, spool, offset, len(wanted))
+            if found != wanted[: len(found)]:
+                return -1
+            if len(found) < len(wanted):
+                return offset  # all of the file has landed, and more since
+    return offset
+
+
+def _open(path: Path) -> Spool | None:
+    try:
+        return Spool.adopt(path)
+    except CorruptSpool:
+        # Its writer died while making it; nothing was promised by it yet.
+        path.unlink(missing_ok=True)
+        return None
+
+
+def _read_exactly(spool: Spool, offset: int, count: int) -> tuple[list[bytes], int]:
+    records: list[bytes] = []
+    while len(records) < count:
+        more, offset = spool.read(offset, count - len(records), _READ_BYTES)
+        if not more:
+            break
+        records.extend(more)
+    return records, offset
+
+
+def _measure(spool: Spool, offset: int) -> tuple[int, int, int]:
+    """(records, their bytes, end) of the sound part of the file from `offset` on."""
+    count = size = 0
+    while True:
+        records, offset = spool.read(offset, _ALL, _READ_BYTES)
+        if not records:
+            return count, size, offset
+        count += len(records)
+        size += sum(map(len, records))

@@ -1,0 +1,103 @@
+"""Events to bytes and back.
+
+Records are msgpack arrays headed by their tag. Decoding validates types. A tag of an
+older version is upcast through `UPCASTS`; an unknown tag is refused by name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from relume.events.log.errors import MalformedRecord, UnknownEvent
+from relume.events.vocabulary import AnyEvent, Event
+
+TAGS: dict[str, type[Event]] = {str(t.__struct_config__.tag): t for t in get_args(AnyEvent)}
+
+# Old tag -> function from the old record's fields to an event of today. An entry is
+# added when a tag's version is raised, and is never removed.
+UPCASTS: dict[str, Callable[[list[Any]], Any]] = {}
+
+_ARRAY32 = struct.Struct(">BI")  # msgpack's header of a long array
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyEvent)
+_many = msgspec.msgpack.Decoder(list[AnyEvent])
+_plain = msgspec.msgpack.Decoder()
+
+encode: Callable[[Any], bytes] = _encoder.encode
+
+
+class CachedRecords(tuple[bytes, ...]):
+    """Records of a segment that caches its decoded events, for logs that are read several times."""
+
+    events: list[Any] | None = None
+
+
+def decode(record: bytes) -> Any:
+    """The event in `record`.
+
+    Raises UnknownEvent for a tag of no version we know, MalformedRecord for the rest.
+    """
+    try:
+        return _decoder.decode(record)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _decode_slowly(record, error)
+
+
+def decode_all(records: Sequence[bytes]) -> list[Any]:
+    """The events in `records`, in one call of the decoder; not to be altered.
+
+    Raises as `decode` does."""
+    if type(records) is CachedRecords:
+        if records.events is None:
+            records.events = decode_all(tuple(records))
+        return records.events
+    if len(records) < 2:
+        return [decode(record) for record in records]
+    try:
+        events = _many.decode(b"".join((_ARRAY32.pack(0xDD, len(records)), *records)))
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return [decode(record) for record in records]
+    return events
+
+
+def _decode_slowly(record: bytes, error: Exception) -> Any:
+    try:
+        fields = _plain.decode(record)
+    except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+        raise MalformedRecord(str(broken)) from None
+    if not isinstance(fields, list) or not fields or not isinstance(fields[0], str):
+        raise MalformedRecord("not an array headed by a tag")
+    tag = fields[0]
+    if tag in UPCASTS:
+        return UPCASTS[tag](fields[1:])
+    if tag not in TAGS:
+        raise UnknownEvent(tag)
+    raise MalformedRecord(f"{tag}: {error}")
+
+
+def tag_of(event: Event) -> str:
+    """The tag under which `event` is written, e.g. `engine_step/1`."""
+    return str(event.__struct_config__.tag)
+
+
+def to_json(event: Any) -> dict[str, Any]:
+    """The event as a mapping for people and HTTP: `type` and the fields by name.
+
+    Bytes become hex; nothing here is read back.
+    """
+    return {"type": tag_of(event).split("/")[0], **_named(event)}
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        named = {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+        tag = value.__struct_config__.tag
+        a_part = tag is not None and "/" not in str(tag)  # of an event
+        return {"type": type(value).__name__, **named} if a_part else named
+    if isinstance(value, tuple | list):
+        return [_named(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value

@@ -1,0 +1,52 @@
+"""A full disk: which errors mean it, and output that survives it. No caller waits for a log line,
+so a failed write of one must not stop the process. This module opens nothing; the caller passes the
+stream.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TextIO
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""No room on the device, in the quota, or up to the limit of a file."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether `error` says that a disk has no room."""
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+class SteadyOutput:
+    """Lines to `stream`; one that cannot be written is counted instead of raised.
+
+    The first line that can be written again is preceded by what `told(count)` makes of the
+    number of those that could not (which the stream's own buffer may hold all the same).
+    """
+
+    def __init__(self, stream: TextIO, told: Callable[[int], str] = lambda count: "") -> None:
+        self._stream = stream
+        self._told = told
+        self.refused = 0
+
+    def write(self, text: str) -> int:
+        """Write and flush. Raises nothing that a disk or a closed pipe could cause."""
+        try:
+            if self.refused and (note := self._told(self.refused)):
+                self._stream.write(note)
+                self._stream.flush()
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self.refused += 1
+        else:
+            self.refused = 0
+        return len(text)
+
+    def flush(self) -> None:
+        """Everything was flushed when it was written."""
+
+    def isatty(self) -> bool:
+        """Whether people read it as it comes."""
+        return self._stream.isatty()

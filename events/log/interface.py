@@ -1,0 +1,108 @@
+"""The interface of the log: writers own streams, readers follow all of them.
+
+`relume.events.etcd` implements it on etcd, `relume.events.log.memory.MemoryLog` in memory with the
+same rules, for tests and simulation. The total order of events is (revision, stream, index
+in segment).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from relume.events.log.segment import Segment
+
+
+class RevisionGroup(Struct, frozen=True, gc=False):
+    """All that one etcd transaction did inside the log prefix, whole.
+
+    `segments` in stream order. `owners` lists (stream, epoch) for owner keys created and
+    (stream, 0) for owner keys deleted (lease lapsed or closed) in this transaction.
+    """
+
+    revision: int
+    segments: tuple[Segment, ...] = ()
+    owners: tuple[tuple[str, int], ...] = ()
+
+
+class Landed(Struct, frozen=True, gc=False, kw_only=True):
+    """A segment of this writer became durable: positions `first..last` at `revision`."""
+
+    stream: str
+    revision: int
+    seq: int
+    first: int
+    last: int
+
+
+class StreamWriter(Protocol):
+    """The one owner of a stream.
+
+    An async context manager: entering opens (or takes over) the stream, leaving flushes
+    what it can within its close timeout, then gives the ownership back.
+    """
+
+    stream: str
+
+    @property
+    def epoch(self) -> int:
+        """create_revision of the owner key; changes when the stream is resumed."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Position of the last event accepted by `append` (durable or not)."""
+        ...
+
+    @property
+    def durable(self) -> int:
+        """Position of the last event known to be in etcd."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """Whether appends land now (False: spooling through an outage)."""
+        ...
+
+    def append(self, *events: Any) -> int:
+        """Take events (structs, or records already encoded as bytes); returns the position
+        of the last. Never waits. Raises Fenced, LogFull."""
+        ...
+
+    def hurry(self, within_s: float = 0.0) -> None:
+        """Send what was accepted within that time, if the writer gathers events before it sends."""
+        ...
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until all accepted events are durable. Raises TimeoutError, Fenced."""
+        ...
+
+    def on_landed(self, callback: Callable[[Landed], None]) -> None:
+        """Call `callback` on the event loop for every segment that became durable."""
+        ...
+
+    async def fenced(self) -> None:
+        """Return when (if ever) another owner took the stream; the process must stop."""
+        ...
+
+
+class LogReader(Protocol):
+    """Reads the whole log, then follows it."""
+
+    def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
+        """Every revision group with revision > `after`, in order, for ever, whole groups.
+
+        `after=0` starts at the beginning of what the log holds. Reconnects by itself.
+        Raises Compacted when `after` has been trimmed.
+        """
+        ...
+
+    async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
+        """The groups in (after, until]; `until=0` means up to the present revision."""
+        ...
+
+    async def owners(self) -> dict[str, int]:
+        """Streams that have a living owner now, with its epoch."""
+        ...

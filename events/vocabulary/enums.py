@@ -1,0 +1,330 @@
+"""The closed vocabularies: every word that a field, a metric label or the admin API may carry.
+
+A member is a string and is written as that string. A log of a newer build may hold a word that
+this build does not know. Such a word decodes to a member named UNKNOWN that keeps the word: it is
+equal to no other member, no rule applies to it, and it is written back unchanged.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+
+class Word(StrEnum):
+    """Base of the vocabularies."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        word = str.__new__(cls, value)
+        word._name_, word._value_ = "UNKNOWN", value
+        return word
+
+    @property
+    def known(self) -> bool:
+        """Whether this build has a meaning for the word."""
+        return self._value_ in type(self)._value2member_map_
+
+
+class Guarantee(Word):
+    """How a stream survives the loss of its worker, best first."""
+
+    EXACT = "exact"
+    """Another worker continues from the delivered tokens, identically."""
+    BEST_EFFORT = "best_effort"
+    """The same, on an engine that failed its self-test."""
+    SAMPLED = "sampled"
+    """Unseeded sampling: another worker continues validly, not identically."""
+    REPLAY = "replay"
+    """Another worker generates everything again; the tokens delivered before are compared."""
+    RESTART = "restart"
+    """A new start while the client has nothing; else the request fails."""
+    NONE = ""
+    """Not known, or not applicable."""
+
+
+class RouteCause(Word):
+    """Why a request is dispatched (`RouteDecided.cause`)."""
+
+    ARRIVAL = "arrival"
+    RESET = "reset"
+    STALL = "stall"
+    ENGINE_DEAD = "engine_dead"
+    ENGINE_ERROR = "engine_error"
+    STALE = "stale"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    DECLINED = "declined"
+    MOVED = "moved"
+    WAIT_OVER = "wait_over"
+    RETURNED = "returned"
+    """The client came back, and its worker has the stream no longer."""
+    DETACHED = "detached"
+    """The worker's stream buffer holds too little of the stream."""
+
+
+class AttemptMode(Word):
+    """How an attempt begins."""
+
+    NEW = "new"
+    CONTINUE = "continue"
+    """From the delivered tokens."""
+    REPLAY = "replay"
+    """From the start; the delivered tokens are compared, not sent again."""
+    ATTACH = "attach"
+    """Join the attempt that runs there already. Never in a `RouteDecided`."""
+    HOPELESS = "hopeless"
+    """No attempt can continue what the client has. Never in a `RouteDecided`."""
+
+
+class TransportKind(Word):
+    """How an attempt's connection ended or failed (`TransportObserved.kind`)."""
+
+    RESET = "reset"
+    EOF = "eof"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    """No connection in time."""
+    STALE = "stale"
+    """Another incarnation answered."""
+    ENGINE_DEAD = "engine_dead"
+    """The agent or the engine itself reported the death."""
+    ENGINE_ERROR = "engine_error"
+    """The engine answered, but wrongly."""
+    DECLINED = "declined"
+    """The new worker of a migrated request answered with a 4xx."""
+    STALL = "stall"
+    TIMEOUT = "timeout"
+    MOVED = "moved"
+    """Handed over on request: no failure."""
+    DETACHED = "detached"
+    """The worker's stream buffer holds too little of the stream."""
+
+
+class RequestOutcome(Word):
+    """How a request ended (`RequestEnded.outcome`)."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+class TimerKind(Word):
+    """Which timer of a replica fired (`TimerFired.timer`)."""
+
+    WAIT = "wait"
+    """The request found no worker within the bound."""
+    RETRY = "retry"
+    """The request goes again to where it failed."""
+    STALL = "stall"
+    """The silence of `worker:incarnation` reached the bound."""
+    GRACE = "grace"
+    """The client of a detached request did not come back."""
+
+
+class ProbeResult(Word):
+    """What a silent engine did when a replica probed it (`StallJudged.probe`)."""
+
+    ANSWERED = "answered"
+    SILENT = "silent"
+    REFUSED = "refused"
+    NONE = "none"
+
+
+class AdminCommand(Word):
+    """What an operator may command (`AdminCommanded.command`)."""
+
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+    RESTART = "restart"
+    HOLD = "hold"
+    RELEASE = "release"
+    CONFIG = "config"
+    RESIGN = "resign"
+
+
+class EffectKind(Word):
+    """What the leader commands an agent to do (`Effect.kind`)."""
+
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+    RESTART = "restart"
+    HOLD = "hold"
+    """Do not restart the engine."""
+    RELEASE = "release"
+    """Restart the engine again."""
+
+
+class StepDetail(Word):
+    """How much of their engines' steps agents write (`DetailDecided`)."""
+
+    FULL = "full"
+    SHED = "shed"
+    """Load statistics are merged; no change of a request's state is left out."""
+
+
+class DeathReason(Word):
+    """Why an engine process is gone (`EngineDied.reason`)."""
+
+    EXIT = "exit"
+    KILLED = "killed"
+    HUNG = "hung"
+    REPLACED = "replaced"
+    STOPPED = "stopped"
+    """The agent leaves, and ends its engine."""
+    UNKNOWN_REASON = "unknown"
+
+
+class EnginePhase(Word):
+    """The life of a worker's engine, as the fold has it."""
+
+    NONE = "none"
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+
+
+class EngineKind(Word):
+    """What serves at an engine's address (`EngineReady.kind`)."""
+
+    VLLM = ""
+    """vLLM with Relume's plugin."""
+    PLAIN = "plain"
+    """An OpenAI-compatible server without the plugin: no token ids, no load reports."""
+
+
+class HostKind(Word):
+    """How an agent runs its engine (`--host-kind`)."""
+
+    SERVE = "serve"
+    ZYGOTE = "zygote"
+    PLAIN = "plain"
+
+
+class QueueCause(Word):
+    """Why a request waits in the admission queue (`RequestHeld.cause`)."""
+
+    SATURATED = "saturated"
+    """All workers are at their queue limit."""
+    NO_WORKER = "no worker"
+    """No worker accepts requests."""
+    BEHIND = "behind"
+    """Others wait already."""
+
+
+class ShedReason(Word):
+    """Why a request is refused unsent (`RequestShed.reason`)."""
+
+    DEADLINE = "deadline"
+    """Its first token is predicted after its deadline."""
+    EXPIRED = "expired"
+    """Its deadline has passed."""
+    TOO_LONG = "too long"
+    """It waited for the maximum time."""
+    ROOM_FULL = "room full"
+    DISPLACED = "displaced"
+    """The queue was full, and another request has its place."""
+    TENANT_SHARE = "tenant share"
+    NO_WORKER = "no worker"
+    STOPPING = "stopping"
+    """The gateway stops."""
+
+
+class MigrationCause(Word):
+    """Why requests leave a living worker (`MigrationPlanned.cause`)."""
+
+    DRAIN = "drain"
+    IMBALANCE = "imbalance"
+
+
+class PlacementCause(Word):
+    """Why holders of a checkpoint are chosen (`HolderChosen.cause`)."""
+
+    ARRIVAL = "arrival"
+    RECOVERED = "recovered"
+    MOVED = "moved"
+    HOLDER_LOST = "holder_lost"
+    DRAINING = "draining"
+    HOLDER_JOINED = "holder_joined"
+
+
+class DropReason(Word):
+    """Why a holder has nothing of a request any more (`CheckpointDropped.reason`)."""
+
+    FINISHED = "finished"
+    EXPIRED = "expired"
+    EVICTED = "evicted"
+
+
+class RestoreFailure(Word):
+    """Why a restore stopped (`RestoreFailed.reason`)."""
+
+    CORRUPT = "corrupt"
+    """Digest, size or token ids are not what they must be."""
+    GONE = "gone"
+    UNREACHABLE = "unreachable"
+    """No connection, or no answer in time."""
+    MALFORMED = "malformed"
+    DEVICE = "device"
+    """Copies to the engine's memory fail."""
+    INTERNAL = "internal"
+    FINGERPRINT = "fingerprint"
+    FENCED = "fenced"
+    BUSY = "busy"
+    AUTHENTICATION = "authentication"
+    VERSION = "version"
+    SESSION = "session"
+    MEMORY = "memory"
+
+
+class RecoveryKind(Word):
+    """How an attempt gets its KV blocks (`RecoveryOption.kind`)."""
+
+    RESTORE = "restore"
+    RECOMPUTE = "recompute"
+
+
+class Tier(Word):
+    """Service tier of a request."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+    NONE = ""
+    """Not recorded: written before there were tiers."""
+
+
+class WorkerState(Word):
+    """One word for a worker in the admin API and in `relume status`; the first that holds."""
+
+    NONE = "none"
+    LOST = "lost"
+    HELD = "held"
+    STARTING = "starting"
+    DEAD = "dead"
+    SUSPECTED = "suspected"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    SERVING = "serving"
+
+
+class RequestState(Word):
+    """One word for a request in the admin API."""
+
+    LIVE = "live"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+class CommandState(Word):
+    """How far an operator's command is."""
+
+    ACCEPTED = "accepted"
+    """In the log; the leader has not answered."""
+    DECIDED = "decided"
+    REFUSED = "refused"

@@ -1,0 +1,1 @@
+"""The KV protocol: engines, agents and state daemons about checkpoints of KV blocks."""

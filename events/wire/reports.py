@@ -1,0 +1,137 @@
+"""What an engine process reports to its agent over the report socket.
+
+A frame is a uint32 little-endian length and that many bytes of msgpack. A msgpack
+array is an encoded event of `relume.events.vocabulary` and goes into a segment as it is; a
+map is about the process itself: `{"hello": ...}` first, `{"layout": ...}` when it takes
+part in checkpoints, `{"ready": ...}` once the HTTP server listens. Nothing travels the
+other way; EOF there ends the engine.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from relume.events.vocabulary import EngineStep
+from relume.events.wire.errors import ReportError
+
+HEADER = struct.Struct("<I")
+MAX_FRAME_BYTES = 16 << 20
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """First frame of every connection. `role`: core, api or worker (a rank)."""
+
+    pid: int
+    role: str
+    incarnation: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP server listens on `port`. `exact` maps a way to continue to its result: true, or the
+    reason it is not exact. `hardware` it computes on; `step_tokens`: the most tokens of one step.
+    `kind`: empty for an engine with our plugin, `plain` for a server without it."""
+
+    port: int
+    max_model_len: int
+    block_size: int
+    kv_blocks: int
+    model: str
+    vllm: str
+    exact: dict[str, bool | str]
+    hardware: str = ""
+    step_tokens: int = 0
+    kind: str = ""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """What KV blocks the engine writes and can use: their fingerprint's family in hex, and
+    a block's bytes in a checkpoint, all ranks together."""
+
+    family: str
+    block_bytes: int
+
+
+class Control(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A map frame; exactly one member is set."""
+
+    hello: Hello | None = None
+    ready: Ready | None = None
+    layout: Layout | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_control = msgspec.msgpack.Decoder(Control)
+
+
+def frame(payload: bytes) -> bytes:
+    """`payload` (one msgpack value) with its length in front."""
+    return HEADER.pack(len(payload)) + payload
+
+
+def with_lost(step: EngineStep, lost: int) -> EngineStep:
+    """`step`, which also counts `lost` records that the agent never got."""
+    return msgspec.structs.replace(step, lost=lost) if lost else step
+
+
+def hello_frame(hello: Hello) -> bytes:
+    return frame(_encoder.encode(Control(hello=hello)))
+
+
+def ready_frame(ready: Ready) -> bytes:
+    return frame(_encoder.encode(Control(ready=ready)))
+
+
+def layout_frame(layout: Layout) -> bytes:
+    return frame(_encoder.encode(Control(layout=layout)))
+
+
+def parse(payload: bytes) -> Hello | Ready | Layout | bytes:
+    """What one frame holds: a control message, or the bytes of an encoded event.
+
+    Raises ReportError for a map that is none of these.
+    """
+    if not _is_map(payload):
+        return payload
+    try:
+        control = _control.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ReportError(f"control frame does not decode: {error}") from None
+    message = control.hello or control.ready or control.layout
+    if message is None:
+        raise ReportError("control frame without hello, ready or layout")
+    return message
+
+
+def _is_map(payload: bytes) -> bool:
+    """fixmap, map16 and map32 of msgpack."""
+    return bool(payload) and (payload[0] & 0xF0 == 0x80 or payload[0] in (0xDE, 0xDF))
+
+
+class ReportReader:
+    """Cuts a byte stream into payloads. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Payloads completed by `data`. Raises ReportError for an absurd length, once what
+        came before it has been returned."""
+        buffer = self._buffer
+        buffer += data
+        payloads: list[bytes] = []
+        at = 0
+        while len(buffer) - at >= HEADER.size:
+            (length,) = HEADER.unpack_from(buffer, at)
+            if length > MAX_FRAME_BYTES:
+                if payloads:
+                    break
+                raise ReportError(f"report frame of {length} bytes")
+            end = at + HEADER.size + length
+            if len(buffer) < end:
+                break
+            payloads.append(bytes(buffer[at + HEADER.size : end]))
+            at = end
+        del buffer[:at]
+        return payloads

@@ -1,0 +1,68 @@
+"""Calls about one running attempt that a gateway or a leader makes to its worker.
+
+Each is a POST of JSON. The worker answers 200, or an error in OpenAI's shape: 404 if the attempt
+is not there, 403 for another claim, 409 for another incarnation, 400 for a body that does not
+parse.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from relume.events.wire.errors import CallError, HeaderError
+from relume.events.wire.headers import CHECKPOINT, parse_endpoints, parse_request
+
+STATE_PATH = "/relume/state"
+"""GET: what the engine does now, as JSON."""
+CHECKPOINT_PATH = "/relume/checkpoint"
+ATTACH_PATH = "/relume/attach"
+RELEASE_PATH = "/relume/release"
+HANDOVER_PATH = "/relume/handover"
+
+
+class Retarget(msgspec.Struct, frozen=True):
+    """Body of `CHECKPOINT_PATH`: from now on these endpoints hold the attempt's KV blocks."""
+
+    request: str
+    attempt: int
+    incarnation: int
+    holders: tuple[str, ...] = ()
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `ATTACH_PATH` and `RELEASE_PATH`: a buffered stream, and the first token that is
+    wanted of it. `also`: request, attempt and claim of others to be released."""
+
+    request: str
+    attempt: int
+    incarnation: int
+    claim: str
+    tokens: int = 0
+    also: tuple[tuple[str, int, str], ...] = ()
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """Body of `HANDOVER_PATH`: the worker gives the attempt up because it continues elsewhere."""
+
+    request: str
+    attempt: int
+    incarnation: int
+
+
+Call = TypeVar("Call", Retarget, Attach, Handover)
+
+encode = msgspec.json.encode
+
+
+def decode(body: bytes, kind: type[Call]) -> Call:
+    """The call in `body`, with its request id and endpoints checked. Raises CallError."""
+    try:
+        call = msgspec.json.decode(body, type=kind)
+        parse_request(call.request)
+        if isinstance(call, Retarget):
+            parse_endpoints(CHECKPOINT, ",".join(call.holders))
+    except (msgspec.MsgspecError, HeaderError, UnicodeDecodeError, RecursionError) as error:
+        raise CallError(str(error)) from None
+    return call

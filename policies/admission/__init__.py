@@ -1,0 +1,1 @@
+"""Which arrivals wait, in which order they are served, and which are refused."""

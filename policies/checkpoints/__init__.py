@@ -1,0 +1,1 @@
+"""Which hosts hold a request's checkpoint."""

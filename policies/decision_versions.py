@@ -1,0 +1,104 @@
+"""Versions of what a log was written with: each kind of decision, and the state that is hashed.
+
+Each replica writes the versions of its decisions into the log when it starts, with its settings;
+they hold for what it writes from there on. A log that names none has version 1 of everything.
+Verification takes a decision again if this build has the version of its writer. It counts and
+names the others, and they are no divergence.
+
+Raise a version with any change after which an equal question may get another answer, or the fold
+another state. Add a log of the new version to `tests/replay/logs`; the old logs stay. Prefer a
+recorded setting where the old way can stay: then old decisions can still be repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relume.events import vocabulary as v
+from relume.policies.routing.routing_settings import POLICIES
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.overlay.view import View
+
+DECISION_VERSIONS: dict[str, int] = {
+    **{f"route.{policy}": 1 for policy in (*POLICIES, "planned")},
+    "first_token": 2,
+    "admission": 1,
+    "placement": 1,
+    "recovery": 1,
+    "migration": 1,
+    "stall": 1,
+    "leader": 1,
+    "detail": 1,
+}
+"""`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
+`admission`: which requests wait, which is next, which are refused. `leader`: the leader's
+duties."""
+
+RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,)}
+"""Older versions of which this build still has the rule: 1 of `first_token` is another estimate
+than the one the worker was chosen by (`relume.policies.routing.first_token_v1`)."""
+
+STATE_SHAPE = 1
+"""The state that `state_hash` is of: its fields, and what the fold makes of an event."""
+
+PREFIX = "version."
+"""Of the settings that record versions."""
+
+_KINDS: dict[type, str] = {
+    v.RequestHeld: "admission",
+    v.RequestShed: "admission",
+    v.HolderChosen: "placement",
+    v.RecoveryPlanned: "recovery",
+    v.MigrationPlanned: "migration",
+    v.StallJudged: "stall",
+}
+_OLD_SHAPES = {"": 1, "35fc4648": 1}
+"""How shapes were named before they had numbers."""
+
+
+def settings() -> tuple[tuple[str, str], ...]:
+    """The versions of this build's decisions, as a replica records them when it starts."""
+    return tuple((PREFIX + kind, str(version)) for kind, version in DECISION_VERSIONS.items())
+
+
+def kind_of(event: Any) -> str:
+    """The kind of a recorded decision. Raises KeyError for an event that is none."""
+    return f"route.{event.policy}" if type(event) is v.RouteDecided else _KINDS[type(event)]
+
+
+def missing(view: View, kind: str) -> str:
+    """What this build lacks to take a decision of the view's replica again, such as
+    `stall version 2`; empty when it has the version."""
+    return _compared(kind, view.setting(PREFIX + kind, ""))
+
+
+def missing_of_leader(fleet: Fleet, kind: str) -> str:
+    """The same for what the leader decides."""
+    leader = fleet.replicas.get(fleet.leader)
+    return _compared(kind, leader.settings.get(PREFIX + kind, "") if leader is not None else "")
+
+
+def version_of(view: View, kind: str) -> int:
+    """The version of a decision of the view's replica. Raises ValueError where `missing` names
+    something."""
+    return int(view.setting(PREFIX + kind, "") or 1)
+
+
+def _compared(kind: str, recorded: str) -> str:
+    if kind in DECISION_VERSIONS:
+        known = (DECISION_VERSIONS[kind], *RETAKEN.get(kind, ()))
+        lacking = (recorded or "1") not in map(str, known)
+    else:  # a kind that its writer gives no version is as old as versions are, or made up
+        lacking = bool(recorded)
+    return f"{kind} version {recorded or 1}" if lacking else ""
+
+
+def shape_name() -> str:
+    """The shape of the state as `StateHashed` and files name it."""
+    return str(STATE_SHAPE)
+
+
+def missing_shape(recorded: str) -> str:
+    """The shape of a recorded state if it is not this build's; else empty."""
+    name = str(_OLD_SHAPES.get(recorded, recorded))
+    return "" if name == shape_name() else name

@@ -1,0 +1,1 @@
+"""How many machines compute prompts and how many generate tokens."""

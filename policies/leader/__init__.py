@@ -1,0 +1,1 @@
+"""What the leader owes the fleet: ends, losses, commands, the detail of the log."""

@@ -1,0 +1,198 @@
+"""What the leader owes the fleet: `step(fleet, event)` returns events to write.
+
+Called with each event of the canonical fold, after folding it. Synchronous and pure;
+what it returns goes into stream `fleet` by the leader alone, so a follower that becomes
+leader starts from the same fold and owes nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import AdminCommand, EffectKind, Guarantee, RequestOutcome
+from relume.policies.recorded_settings import CHOICES, INTEGERS
+from relume.policies.state import coverage
+from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard
+from relume.policies.state.lifecycles import departed_workers as forgetting
+from relume.policies.state.lifecycles import stream_resumption as returns
+from relume.policies.state.lifecycles import unacknowledged as unheard
+
+GONE_TICKS = 2
+"""An owner key must be missing this many ticks before its worker counts as lost."""
+
+HEALTHY_TICKS = 8
+"""And the log must have been healthy this long: one lease TTL or more, so that every living writer
+has had time to own its stream again. `relume.controlplane.serve_settings.check` refuses shorter
+ticks."""
+
+
+RESTATE_TICKS = 60
+"""An effect that its living agent has not answered is stated again so often."""
+
+AGENT_COMMANDS = ("drain", "undrain", "hold", "release", "restart")
+"""Commands that become effects for the worker's agent."""
+
+RESIGN = "resign"
+"""Command on the leader itself: it writes `LeaderResigned` and lets another replica lead."""
+
+
+def step(fleet: Fleet, event: Any) -> list[Any]:
+    """Events the leader has to write because of `event`; none for most."""
+    handler = _HANDLERS.get(type(event))
+    return handler(fleet, event) if handler is not None else []
+
+
+def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
+    """Declare lost what has been without owner long enough, remove what has been for very long, end
+    orphans, release blocks of ended requests, and send again the effects that agents have not
+    answered."""
+    out = _unanswered(fleet, event.number)
+    if released := coverage.to_release(fleet, event.number):
+        out.append(v.CheckpointsReleased(released))
+    out += [_ended(r) for r in returns.expired(fleet, event.number)]
+    out += [_ended_unheard(*found) for found in unheard.expired(fleet, event.number)]
+    if event.number - fleet.healthy_since_tick < HEALTHY_TICKS:
+        return out
+    for worker in fleet.workers.values():
+        if worker.present and _gone(fleet, f"w.{worker.name}", event.number):
+            out.append(v.WorkerLost(worker.name, worker.epoch, "lease lapsed"))
+    for replica in fleet.replicas.values():
+        if replica.alive and _gone(fleet, f"r.{replica.name}", event.number):
+            out.append(v.ReplicaLost(replica.name, replica.epoch))
+    out += forgetting.due(fleet, event.number)
+    return out
+
+
+def _unanswered(fleet: Fleet, tick: int) -> list[Any]:
+    """Pending effects to send again: to agents that restarted, and periodically to all."""
+    present = [name for name, worker in fleet.workers.items() if worker.present]
+    return [
+        v.EffectsDecided(
+            decision=p.decision,
+            basis=v.Basis(fleet.revision, 0),
+            cause=p.cause,
+            effects=(p.effect,),
+            again=p.index,
+        )
+        for p in fleet.pending_effects.values()
+        if p.effect.worker in present and (p.due or tick % RESTATE_TICKS == 0)
+    ]
+
+
+def _gone(fleet: Fleet, stream: str, tick: int) -> bool:
+    since = fleet.gone.get(stream, -1)
+    return since >= 0 and tick - since >= GONE_TICKS
+
+
+def on_orphans(
+    fleet: Fleet, event: v.ReplicaLost | v.ReplicaStarted | v.ReplicaStopped
+) -> list[Any]:
+    """Client connections are broken: each open request gets its terminal event, unless its
+    client may still come back (`relume.policies.state.lifecycles.stream_resumption`).
+
+    The fold counts what orphaned a request; only the first time is answered, so two events about
+    one death do not end a request twice (I1).
+    """
+    owner = f"r.{event.replica}"
+    requests = fleet.requests.values()
+    left = [r for r in requests if r.owner == owner and r.orphaned == 1]
+    return [_ended(r) for r in left if returns.ended_at_once(r)]
+
+
+def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
+    """What an earlier leader may have left undone: orphans of gone replicas, open commands.
+
+    What it did write comes before this event: its stream was fenced.
+    """
+    orphans = [r for r in fleet.requests.values() if r.orphaned]
+    out: list[Any] = [_ended(r) for r in orphans if r.expired or returns.ended_at_once(r)]
+    out += [_ended_unheard(*found) for found in unheard.expired(fleet)]
+    for command_id, command in fleet.open_commands.items():
+        if command.command == RESIGN:  # addressed to an earlier leader, which is gone
+            out.append(_decided(fleet, command_id, command, ()))
+        else:
+            out += _carried_out(fleet, command_id, command)
+    return out
+
+
+def on_admin_commanded(fleet: Fleet, event: v.AdminCommanded) -> list[Any]:
+    """An operator's command becomes effects on agents, or a new setting; a resend nothing."""
+    command = fleet.open_commands.get(event.command_id)
+    if command is None or command.asked > 1:
+        return []
+    return _carried_out(fleet, event.command_id, command)
+
+
+def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[Any]:
+    """The answer to a command, and what follows from it."""
+    if command.command == AdminCommand.CONFIG:
+        if command.target in INTEGERS and not command.value.isdecimal():
+            return _refused(command_id, f"{command.target} takes an integer")
+        choices = CHOICES.get(command.target)
+        if choices and command.value not in choices:
+            return _refused(command_id, f"{command.target} takes {', '.join(choices)}")
+        return [v.ConfigChanged(command.target, command.value, command_id)]
+    if command.command == RESIGN:
+        if not any(r.alive and r.name != fleet.leader for r in fleet.replicas.values()):
+            return _refused(command_id, "no other replica is there to lead")
+        resigned = v.LeaderResigned(fleet.leader, f"asked by {command.principal}")
+        return [_decided(fleet, command_id, command, ()), resigned]
+    worker = fleet.workers.get(command.target)
+    if worker is None or command.command not in AGENT_COMMANDS:
+        return _refused(command_id, f"nothing to {command.command}: {command.target}")
+    incarnation = worker.incarnation if command.command == AdminCommand.RESTART else 0
+    effect = v.Effect(EffectKind(command.command), worker.name, incarnation, command.value)
+    return [_decided(fleet, command_id, command, (effect,))]
+
+
+def _decided(
+    fleet: Fleet, command_id: str, command: OpenCommand, effects: tuple[v.Effect, ...]
+) -> v.EffectsDecided:
+    cause = f"{command.principal}: {command.command} {command.target}"
+    return v.EffectsDecided(
+        decision=command_id, basis=v.Basis(fleet.revision, 0), cause=cause, effects=effects
+    )
+
+
+def _refused(command_id: str, why: str) -> list[Any]:
+    return [v.ConfigChanged("", why, command_id)]
+
+
+def _ended(request: Request) -> v.RequestEnded:
+    return v.RequestEnded(
+        request=request.request,
+        outcome=RequestOutcome.FAILED,
+        status=0,
+        tokens=-1,
+        finish="error",
+        attempts=request.attempt,
+        verdict=request.verdict,
+        detail="its gateway is gone"
+        + (" and its client did not come back" if request.expired else ""),
+    )
+
+
+def _ended_unheard(request: str, told: Unheard) -> v.RequestEnded:
+    detail = "its gateway was gone before it wrote of it; its engine did"
+    return v.RequestEnded(
+        request=request,
+        outcome=RequestOutcome.FAILED,
+        status=0,
+        tokens=-1,
+        finish="error",
+        attempts=told.attempt,
+        verdict=Guarantee.NONE,
+        detail=detail,
+    )
+
+
+_HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
+    v.Tick: on_tick,
+    v.ReplicaLost: on_orphans,
+    v.ReplicaStarted: on_orphans,
+    v.ReplicaStopped: on_orphans,
+    v.LeaderElected: on_leader_elected,
+    v.AdminCommanded: on_admin_commanded,
+}

@@ -1,0 +1,1 @@
+"""Whether a silent engine hangs."""

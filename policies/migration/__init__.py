@@ -1,0 +1,1 @@
+"""Which running requests leave their worker, and where they continue."""

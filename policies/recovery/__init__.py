@@ -1,0 +1,1 @@
+"""How an interrupted request continues, and where."""

@@ -1,0 +1,414 @@
+"""Where the interrupted requests of one failure go: restore or recompute, and on which
+worker (LUMEN Algorithm 2, Eq. 6; and our default by the delay of all together).
+
+All requests of a failure are decided together: each choice loads its worker (and the holder's link)
+for the later ones, so a holder is not flooded. Every option that was compared is returned with its
+estimate.
+
+- `eq6`: as published. To the holder when its load is at most theta, or the checkpointed
+  prefix is longer than tau; else to the least loaded worker, from scratch. Theta is
+  `theta_percent` of the mean load unless given. With the published thresholds this
+  redirected nothing in our simulations; it stays for comparison.
+- `completion`: the earliest end of moving blocks and computing the rest, per worker and per
+  holder. Long recomputations choose first (longest processing time first), since they have
+  the most to lose from what is left.
+- `least_delay`: the same with what a choice costs others. Computing holds up every request
+  on the worker; what comes from another host takes the links of both (restored requests leave
+  hardly anything to compute, so without that the first idle worker gets all of them), what
+  comes from the worker's own host neither.
+- `least_total`: the same, but an engine restores one request after the other, from any source; and
+a request that waits for a first token waits for all that is computed in the same steps. All begin
+where
+  their checkpoints are; then each, those first of which least is held, goes where that costs
+  all of them together least, the others staying.
+
+Integers: microseconds, tokens, bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from relume.events.vocabulary import RecoveryChoice, RecoveryOption
+from relume.events.vocabulary.enums import RecoveryKind
+
+POLICIES = ("completion", "eq6", "least_delay", "least_total")
+
+HELD_UP = 8
+"""`least_delay` and `least_total`: number of running requests with a late next token that count as
+much as one that waits for its first."""
+
+AWAY = 2
+"""`least_total`: a request leaves the worker that holds its checkpoint for half the delay only:
+links are slower than measured while others are restored and checkpoints stream."""
+
+OPTIONS_KEPT = 4096
+"""Options of one plan that are recorded; of each request the chosen one and the next best."""
+
+
+class Stored(Struct, frozen=True):
+    """One holder's checkpoint of a request: `tokens` covered, `bytes` to move for them."""
+
+    holder: str
+    tokens: int
+    bytes: int
+
+
+class Interrupted(Struct, frozen=True, kw_only=True):
+    """A request that lost its worker. `tokens`: prompt and delivered ones, all of which
+    must be in a cache before the next one comes. `model`, `family`: what it needs. `avoid`:
+    `worker:incarnation` that failed it before."""
+
+    request: str
+    attempt: int
+    tokens: int
+    stored: tuple[Stored, ...] = ()
+    model: str = ""
+    family: str = ""
+    avoid: tuple[str, ...] = ()
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """A worker that may take requests. `load`: Eq. 4, `blocks` of it checkpoints (times
+    alpha); `wait_us`: until what is queued there is computed; `prefill_ns_per_token`:
+    measured; `excluded` says why it takes none; `requests` it has, of which `waiting` have no
+    token yet."""
+
+    worker: str
+    load: int
+    wait_us: int
+    prefill_ns_per_token: int
+    model: str = ""
+    family: str = ""
+    excluded: str = ""
+    incarnation: int = 0
+    requests: int = 0
+    waiting: int = 0
+
+
+class Links(Struct, frozen=True):
+    """Bandwidth in bytes a millisecond: measured ones by (holder, worker); of one host; and of
+    any other pair. 0: no way between them. `latency_us` once a restore."""
+
+    local: int
+    remote: int
+    measured: dict[tuple[str, str], int] = {}
+    latency_us: int = 500
+
+    def rate(self, holder: str, worker: str) -> int:
+        """Bytes a millisecond from `holder` to `worker`."""
+        usual = self.local if holder == worker else self.remote
+        return self.measured.get((holder, worker), usual)
+
+    def move_us(self, holder: str, worker: str, size: int) -> int:
+        """Microseconds to move `size` bytes."""
+        return self.latency_us + size * 1000 // max(self.rate(holder, worker), 1)
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """Eq. 6's thresholds: `theta` in units of Eq. 4 (-1: `theta_percent` of the mean load),
+    `tau` in tokens; `request_load`: what one more request adds to Eq. 4 (beta); `per_block`
+    tokens and `alpha` turn a checkpoint's tokens into its share of Eq. 4."""
+
+    theta: int = -1
+    theta_percent: int = 200
+    tau: int = 512
+    request_load: int = 4
+    per_block: int = 16
+    alpha: int = 1
+
+
+def plan(
+    interrupted: Sequence[Interrupted],
+    targets: Sequence[Target],
+    links: Links,
+    rules: Rules | None = None,
+    policy: str = "completion",
+) -> tuple[RecoveryChoice, ...]:
+    """One choice a request, in the order given.
+
+    Raises KeyError for a policy that is not in `POLICIES`.
+    """
+    serial = policy == "least_total"
+    considerate = serial or policy == "least_delay"
+    state = Estimates(targets, links, rules or Rules(), len(interrupted), considerate, serial)
+    homes = _at_home(interrupted, state) if serial else {}
+    chosen = {}
+    for request in _ORDERS[policy](interrupted):
+        if home := homes.get(request.request):
+            state.give_back(request, home)
+        chosen[request.request] = _CHOOSERS[policy](request, state)
+    return tuple(chosen[r.request] for r in interrupted)
+
+
+class Estimates:
+    """Every option to resume a request, given what the earlier choices have done to the workers and
+    the holders' links. `kept`: options of one request that are recorded."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        links: Links,
+        rules: Rules,
+        requests: int = 1,
+        considerate: bool = False,
+        serial: bool = False,
+    ) -> None:
+        """`requests`: for this number of requests. `considerate`: as `least_delay` counts links;
+        `serial`: and a worker restores one request after the other, from any source."""
+        self.targets = targets
+        self.links = links
+        self.rules = rules
+        self.kept = max(2, OPTIONS_KEPT // max(requests, 1))
+        self.free_us = {t.worker: t.wait_us for t in targets}
+        self.link_us = {t.worker: 0 for t in targets}
+        self.considerate = considerate
+        self.serial = serial
+        self.received_us = {t.worker: 0 for t in targets}
+        self.local_us = {t.worker: 0 for t in targets}
+        self.requests = {t.worker: t.requests for t in targets}
+        self.waiting = {t.worker: t.waiting for t in targets}
+        self.load = {t.worker: t.load for t in targets}
+
+    def options(self, request: Interrupted) -> list[RecoveryOption]:
+        """Every way to take the request up, in a fixed order."""
+        found = []
+        for target in self.targets:
+            excluded = _exclusion(request, target)
+            found.append(self._recompute(request, target, excluded))
+            for stored in request.stored:
+                if stored.tokens <= 0:
+                    continue
+                unfit = excluded or self._unfit(request, target, stored)
+                found.append(self._restore(request, target, stored, unfit))
+        return found
+
+    def recorded(
+        self, options: list[RecoveryOption], at: int
+    ) -> tuple[tuple[RecoveryOption, ...], int]:
+        """The options that the record has, and the index there of option `at`."""
+        if len(options) <= self.kept:
+            return tuple(options), at
+        ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
+        return tuple(options[n] for n in ranked[: self.kept]), min(at, 0)
+
+    def _unfit(self, request: Interrupted, target: Target, stored: Stored) -> str:
+        if target.family != request.family:
+            return "fingerprint"
+        return "" if self.links.rate(stored.holder, target.worker) else "unreachable"
+
+    def _recompute(self, request: Interrupted, target: Target, excluded: str) -> RecoveryOption:
+        wait = self.free_us[target.worker]
+        compute = request.tokens * target.prefill_ns_per_token // 1000
+        return RecoveryOption(
+            worker=target.worker,
+            kind=RecoveryKind.RECOMPUTE,
+            holder="",
+            restored=0,
+            wait_us=wait,
+            move_us=0,
+            compute_us=compute,
+            done_us=wait + compute,
+            excluded=excluded,
+        )
+
+    def _restore(
+        self, request: Interrupted, target: Target, stored: Stored, excluded: str
+    ) -> RecoveryOption:
+        """Blocks move while the worker is busy with others; at least one token is left to
+        compute, which gives the next."""
+        move = self.links.move_us(stored.holder, target.worker, stored.bytes)
+        arrived = self._free_us(stored.holder, target.worker) + move
+        wait = max(self.free_us[target.worker] - arrived, 0)
+        left = max(request.tokens - stored.tokens, 1)
+        compute = left * target.prefill_ns_per_token // 1000
+        return RecoveryOption(
+            worker=target.worker,
+            kind=RecoveryKind.RESTORE,
+            holder=stored.holder,
+            restored=min(stored.tokens, request.tokens),
+            wait_us=wait,
+            move_us=arrived,
+            compute_us=compute,
+            done_us=arrived + wait + compute,
+            excluded=excluded,
+        )
+
+    def _free_us(self, holder: str, worker: str) -> int:
+        """When all that is on the way from `holder` to `worker` is free."""
+        if not self.considerate:
+            return self.link_us.get(holder, 0)
+        if holder == worker:
+            return self.local_us[worker]
+        if self.serial:
+            return max(self.link_us.get(holder, 0), self.local_us[worker])
+        return max(self.link_us.get(holder, 0), self.received_us[worker])
+
+    def _carry(self, stored: Stored, worker: str) -> None:
+        """What `stored` is of goes to `worker`."""
+        free = self._free_us(stored.holder, worker)
+        arrived = free + self.links.move_us(stored.holder, worker, stored.bytes)
+        if self.serial:
+            self.local_us[worker] = arrived
+        if self.considerate and stored.holder == worker:
+            self.local_us[worker] = arrived
+            return
+        self.link_us[stored.holder] = arrived
+        if self.considerate:
+            self.received_us[worker] = arrived
+
+    def take(self, request: Interrupted, option: RecoveryOption) -> None:
+        """The choice is made: the worker computes for it, the holder's link carries it, and
+        whatever else was stored of it is no part of anyone's load (Eq. 4, from state)."""
+        worker = option.worker
+        self.free_us[worker] += option.compute_us
+        self.load[worker] += self.rules.request_load
+        self.requests[worker] += 1
+        self.waiting[worker] += 1
+        for stored in request.stored:
+            if stored.holder in self.load:
+                share = self.rules.alpha * (stored.tokens // self.rules.per_block)
+                self.load[stored.holder] = max(0, self.load[stored.holder] - share)
+            if option.kind == RecoveryKind.RESTORE and stored.holder == option.holder:
+                self._carry(stored, worker)
+
+    def give_back(self, request: Interrupted, home: RecoveryOption) -> None:
+        """Undo the choice of a worker that holds the checkpoint itself."""
+        worker = home.worker
+        self.free_us[worker] -= home.compute_us
+        self.requests[worker] -= 1
+        self.waiting[worker] -= 1
+        for stored in request.stored:
+            if stored.holder == worker:
+                self.local_us[worker] -= self.links.move_us(worker, worker, stored.bytes)
+
+
+def _exclusion(request: Interrupted, target: Target) -> str:
+    if target.excluded:
+        return target.excluded
+    if f"{target.worker}:{target.incarnation}" in request.avoid:
+        return "failed it before"
+    return "other model" if target.model != request.model else ""
+
+
+def _completion(request: Interrupted, state: Estimates) -> RecoveryChoice:
+    options = state.options(request)
+    open_ = [
+        (o.done_us, o.kind != RecoveryKind.RESTORE, at)
+        for at, o in enumerate(options)
+        if not o.excluded
+    ]
+    return _decide(request, state, options, min(open_)[2] if open_ else -1)
+
+
+def _least_delay(request: Interrupted, state: Estimates) -> RecoveryChoice:
+    options = state.options(request)
+    open_ = []
+    for at, o in enumerate(options):
+        if not o.excluded:
+            delay = o.done_us + o.compute_us * state.requests[o.worker] // HELD_UP
+            open_.append((delay, o.kind != RecoveryKind.RESTORE, at))
+    return _decide(request, state, options, min(open_)[2] if open_ else -1)
+
+
+def _least_total(request: Interrupted, state: Estimates) -> RecoveryChoice:
+    options = state.options(request)
+    open_ = []
+    for at, o in enumerate(options):
+        if not o.excluded:
+            waiting = state.waiting[o.worker]
+            running = max(state.requests[o.worker] - waiting, 0)
+            delay = o.done_us + o.compute_us * (HELD_UP * waiting + running) // HELD_UP
+            if o.holder != o.worker:
+                delay *= AWAY
+            open_.append((delay, o.kind != RecoveryKind.RESTORE, at))
+    return _decide(request, state, options, min(open_)[2] if open_ else -1)
+
+
+def _at_home(interrupted: Sequence[Interrupted], state: Estimates) -> dict[str, RecoveryOption]:
+    """Where requests are restored by the worker beside the checkpoint, to begin with."""
+    found = {}
+    for request in interrupted:
+        near = [o for o in state.options(request) if o.holder == o.worker and not o.excluded]
+        if near:
+            found[request.request] = home = min(near, key=lambda o: (o.done_us, o.worker))
+            state.take(request, home)
+    return found
+
+
+def _eq6(request: Interrupted, state: Estimates) -> RecoveryChoice:
+    """LUMEN Eq. 6. With several holders the least loaded one is h_r."""
+    options = state.options(request)
+    open_ = [(at, o) for at, o in enumerate(options) if not o.excluded]
+    # "To the holder" is Algorithm 2's: the worker beside the checkpoint restores it.
+    at_home = [
+        (state.load[o.worker], at, o)
+        for at, o in open_
+        if o.kind == RecoveryKind.RESTORE and o.holder == o.worker
+    ]
+    if at_home:
+        held, at, option = min(at_home, key=lambda entry: entry[:2])
+        if held <= _theta(state) or option.restored > state.rules.tau:
+            return _decide(request, state, options, at)
+    scratch = [(state.load[o.worker], at) for at, o in open_ if o.kind == RecoveryKind.RECOMPUTE]
+    return _decide(request, state, options, min(scratch)[1] if scratch else -1)
+
+
+def _theta(state: Estimates) -> int:
+    if state.rules.theta >= 0:
+        return state.rules.theta
+    loads = list(state.load.values())
+    return state.rules.theta_percent * sum(loads) // (100 * max(len(loads), 1))
+
+
+def _decide(
+    request: Interrupted, state: Estimates, options: list[RecoveryOption], at: int
+) -> RecoveryChoice:
+    if at >= 0:
+        state.take(request, options[at])
+    kept, at = state.recorded(options, at)
+    return RecoveryChoice(
+        request=request.request,
+        attempt=request.attempt,
+        tokens=request.tokens,
+        chosen=at,
+        options=kept,
+        avoid=request.avoid,
+    )
+
+
+def _rank(option: RecoveryOption) -> tuple[bool, int]:
+    return bool(option.excluded), option.done_us
+
+
+def _longest_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
+    return sorted(interrupted, key=lambda r: (-r.tokens, r.request))
+
+
+def _as_given(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
+    return list(interrupted)
+
+
+def _least_held_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
+    return sorted(interrupted, key=lambda r: (-_left(r), r.request))
+
+
+def _left(request: Interrupted) -> int:
+    """Tokens that no worker holds."""
+    return request.tokens - max((stored.tokens for stored in request.stored), default=0)
+
+
+_ORDERS: dict[str, Callable[[Sequence[Interrupted]], list[Interrupted]]] = {
+    "completion": _longest_first,
+    "least_delay": _longest_first,
+    "least_total": _least_held_first,
+    "eq6": _as_given,
+}
+_CHOOSERS: dict[str, Callable[[Interrupted, Estimates], RecoveryChoice]] = {
+    "completion": _completion,
+    "least_delay": _least_delay,
+    "least_total": _least_total,
+    "eq6": _eq6,
+}

@@ -1,0 +1,1 @@
+"""Which worker takes a request: policies, worker indexes, estimates and limits."""

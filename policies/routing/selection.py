@@ -1,0 +1,437 @@
+"""Which of the workers that may take a request gets it: an order, objections, and a choice.
+
+Theory of operation. A policy puts the open workers of an index in an order (`_ORDERS`). As few as
+possible are examined, from the best on, and the first without an objection is chosen.
+
+Health is never traded: a worker that is lost, drains or is suspected is in no index. Objections are
+limits: no room for the prompt's KV, silence while it has work, a first token later than the tier's
+objective, a failure of this very request there, a queue at the limit of the admission queue
+(`relume.policies.routing.queue_limits`). If every examined worker has an objection, the first is
+chosen all the same, unless late requests are to be shed. What a worker cannot do at all stays an
+objection: a server without the plugin cannot continue a request.
+
+Several replicas decide at once, and none sees for a moment what the others just did. So a replica
+that is not alone draws among the workers that would be no worse than the best if each other replica
+had just sent it a request like this one (`_spread`). The draw depends on seed, replica, revision
+and number of the decision, so replay draws the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from operator import attrgetter
+
+from msgspec import Struct
+
+from relume.events.vocabulary import Candidate
+from relume.policies.routing import estimate_index
+from relume.policies.routing.estimate_index import EstimateIndex
+from relume.policies.routing.prefix_hits import NONE, Hits
+from relume.policies.routing.worker_index import Why
+from relume.policies.state.overlay.view import View
+
+LOOKED = 16
+"""Shortlist size: number of top-ranked workers that are checked for eligibility. Logs depend on
+it."""
+HITS = 32
+"""Number of workers with most of the prompt cached that are evaluated one by one; the prefixes of
+the others only bound how far the order of all must be followed."""
+SURE, SURE_US = 4, 10_000
+"""TTFTs that differ by less than this fraction, and by less than this time, count as equal: the
+worker with the fewest requests is chosen."""
+_requests = attrgetter("requests")
+BLIND = 4
+"""Replicas are blind to one another for some milliseconds only: what another may have sent counts
+as so much less."""
+UNABLE = "tells no token ids"
+FAILED, FULL, TOO_LATE, SILENT = "failed it before", "no KV room", "too late", "silent"
+BUSY = "saturated"
+
+
+class RoutingRequest(Struct, frozen=True, gc=False, kw_only=True):
+    """What a selector needs about a request: `tokens` it would compute on a worker that holds
+    nothing of it, `hits` what workers hold, `at_us` on the replica's clock, `slo_us`
+    (0: none) and whether it is refused when that cannot be kept; `begun`: it continues after tokens
+    that its client has."""
+
+    tokens: int
+    at_us: int = 0
+    session: str = ""
+    avoid: tuple[str, ...] = ()
+    hits: Hits = NONE
+    slo_us: int = 0
+    shed: bool = False
+    begun: bool = False
+
+
+Entry = tuple[int, int, int, int]
+"""(cost, two numbers that break ties, at) of a worker."""
+Found = Iterator[Entry]
+"""Open workers, best first."""
+
+
+def predicted_ttft(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+    """Where the first token is expected first: what waits there, and what of this prompt is
+    not held there, each at that worker's price."""
+    turn = _turn(view, index)
+    plain = index.quickest(request.at_us, request.tokens, turn)
+    return _merged(index, plain, request, turn) if request.hits else plain
+
+
+def jsq(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+    """Join the shortest queue: fewest requests."""
+    return index.shortest(_turn(view, index))
+
+
+def power_of_two(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+    """The better of two drawn at random."""
+    there = index.there
+    if request.avoid:
+        places = ((at, index.workers[at]) for at in there)
+        fresh = [at for at, w in places if f"{w.name}:{w.incarnation}" not in request.avoid]
+        there = fresh or there
+    if len(there) < 2:
+        return iter([(_ttft(index, at, request), 0, 0, at) for at in there])
+    number = draw(view, "two")
+    first = number % len(there)
+    second = (first + 1 + number // len(there) % (len(there) - 1)) % len(there)
+    drawn = [(_ttft(index, there[at], request), 0, 0, there[at]) for at in (first, second)]
+    return iter(sorted(drawn, key=lambda found: found[0]))
+
+
+def prefix_first(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+    """Where most of the prompt is held, however long the queue there; for comparison."""
+    held = []
+    for name, hit in request.hits.longest():
+        at = index.number_of.get(name)
+        if at is not None and not index.excluded(at):
+            held.append((-hit, _ttft(index, at, request), at))
+    held.sort()
+    for hit, cost, at in held:
+        yield cost, hit, 0, at
+    holding = {at for _, _, at in held}
+    for entry in index.quickest(request.at_us, request.tokens, _turn(view, index)):
+        if entry[3] not in holding:
+            yield entry
+
+
+def session_affinity(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+    """Where the session belongs, unless that worker has more than its share; requests without
+    a session as `predicted_ttft`."""
+    if not request.session:
+        yield from predicted_ttft(view, index, request)
+        return
+    count = max(len(index.there), 1)
+    most = (index.config.affinity_percent * (index.requests + 1) + 100 * count - 1) // (100 * count)
+    crowded = []
+    for at in index.ring.from_(request.session):
+        if index.excluded(at):
+            continue
+        has = index.estimates[at].requests
+        if has < most:
+            yield has, 0, 0, at
+        else:
+            crowded.append((has, 0, 0, at))
+    yield from crowded
+
+
+Order = Callable[[View, EstimateIndex, RoutingRequest], Found]
+_ORDERS: dict[str, tuple[Order, estimate_index.Order, bool]] = {
+    "predicted_ttft": (predicted_ttft, estimate_index.by_time, True),
+    "prefix_first": (prefix_first, estimate_index.by_time, False),
+    "session_affinity": (session_affinity, estimate_index.by_time, False),
+    "jsq": (jsq, estimate_index.by_requests, True),
+    "power_of_two": (power_of_two, estimate_index.by_time, False),
+}
+"""Of each policy: its order, the index it reads, whether the choice among equals is drawn."""
+POLICIES = tuple(_ORDERS)
+
+
+def index_of(view: View, model: str, policy: str, why: Why) -> EstimateIndex:
+    """What `policy` reads."""
+    return estimate_index.of(view, model, why, _ORDERS[policy][1])
+
+
+def select(
+    view: View,
+    index: EstimateIndex,
+    policy: str,
+    request: RoutingRequest,
+    named: int,
+    queues: Callable[[], EstimateIndex],
+) -> tuple[Candidate | None, list[Candidate], bool]:
+    """The worker that `policy` chooses, the candidates (the `named` best, and those that the choice
+    turned on), and whether no worker was chosen because each would be too late. `excluded` of a
+    candidate is its objection; the chosen one may have one. `queues` gives the index of the
+    admission queue."""
+    order, _, spread = _ORDERS[policy]
+    replicas = index.replicas if spread else 1
+    looked, chosen = _examine(index, order(view, index, request), request, named, replicas)
+    busy = [x for x in looked if x.excluded == BUSY] if chosen is None else []
+    if busy:
+        chosen = _open(index, queues(), request, looked)
+    if chosen is None and busy:  # all are: it goes where it would go anyhow
+        chosen, fit = busy[0], busy
+    else:
+        fit = [x for x in looked if not x.excluded]
+    if chosen is not None:
+        chosen = _among_equals(view, index, request, policy, chosen, fit, replicas)
+    else:
+        chosen, late = _despite_objections(request, looked)
+        if late:
+            return None, looked[:named], True
+    if len(looked) > named:
+        beyond = [x for x in looked[named:] if x is chosen or x.excluded == FAILED]
+        looked = looked[:named] + beyond
+    return chosen, looked, False
+
+
+def _among_equals(
+    view: View,
+    index: EstimateIndex,
+    request: RoutingRequest,
+    policy: str,
+    best: Candidate,
+    fit: list[Candidate],
+    replicas: int,
+) -> Candidate:
+    """The choice among workers that are no worse than the best: drawn if several replicas decide,
+    else the one with the fewest requests. Other orders than by time take the best."""
+    if replicas > 1:
+        return _spread(view, index, request, policy, fit, replicas)
+    if policy != "predicted_ttft":
+        return best
+    most = best.cost + _unsure(best)
+    return min((x for x in fit if x.cost <= most), key=_requests)
+
+
+def _despite_objections(
+    request: RoutingRequest, looked: list[Candidate]
+) -> tuple[Candidate | None, bool]:
+    """The first worker that is able to take the request, though each has an objection; one that
+    failed the request before only if there is no other. True: the request is refused, because it
+    would be too late on each."""
+    able = [x for x in looked if x.excluded != UNABLE]
+    limited = [x for x in able if x.excluded != FAILED]
+    if request.shed and limited and all(x.excluded == TOO_LATE for x in limited):
+        return None, True
+    return ((limited or able)[0] if able else None), False
+
+
+def _examine(
+    index: EstimateIndex, found: Found, request: RoutingRequest, named: int, replicas: int
+) -> tuple[list[Candidate], Candidate | None]:
+    """The best of an order, each with its objection, and the first without one: as many as the
+    record names, and up to `LOOKED` while none of them may be chosen, or the choice is drawn."""
+    looked: list[Candidate] = []
+    best = None
+    most = max(named, LOOKED) + len(request.avoid)
+    enough = max(named, LOOKED) if replicas > 1 else named
+    limits = _limits(index, request)
+    for cost, _, _, at in found:
+        here = _candidate(index, at, cost, request, limits)
+        looked.append(here)
+        if here.excluded == UNABLE:
+            enough += 1
+            most += 1
+        elif best is None and not here.excluded:
+            best = here
+        seen = len(looked)
+        if seen >= enough and (best is not None or seen >= most):
+            break
+    return looked, best
+
+
+class _Limits(Struct, frozen=True, gc=False):
+    """When a worker is saturated, for one decision: its prompts end later than `latest_us`, or it
+    has `requests` or more and its queue is full."""
+
+    latest_us: int
+    requests: int
+
+
+def _limits(index: EstimateIndex, request: RoutingRequest) -> _Limits:
+    limit = index.limit
+    return _Limits(
+        request.at_us + limit.ahead_us if limit.ahead_us else estimate_index.LATE,
+        limit.queued // (limit.others + 1) if limit.queued else estimate_index.LATE,
+    )
+
+
+def _candidate(
+    index: EstimateIndex, at: int, cost: int, request: RoutingRequest, limits: _Limits
+) -> Candidate:
+    """Worker number `at` as the record names it, with its objection."""
+    row = index.rows[at]
+    estimate = row.estimate
+    hit = min(request.hits.of(row.worker), request.tokens) if request.hits else 0
+    tokens = request.tokens - hit
+    ttft_us = estimate.ttft_us(request.at_us, tokens)
+    objection = ""
+    if request.begun or request.avoid:
+        objection = _own_objection(index, at, request)
+    return Candidate(
+        worker=row.worker,
+        incarnation=row.incarnation,
+        cost=cost,
+        prefill_tokens=estimate.prefill_tokens,
+        requests=estimate.requests,
+        excluded=objection or _objection(index, at, request, tokens, ttft_us, limits),
+        hit_tokens=hit,
+        batch=estimate.batch,
+        context_tokens=estimate.context_tokens,
+        kv_free=estimate.kv_free,
+        ttft_us=ttft_us,
+        tpot_us=estimate.tpot_us,
+    )
+
+
+def _objection(
+    index: EstimateIndex,
+    at: int,
+    request: RoutingRequest,
+    tokens: int,
+    ttft_us: int,
+    limits: _Limits,
+) -> str:
+    """The first limit that the worker would not meet with this request; empty: it meets all."""
+    row = index.rows[at]
+    estimate = row.estimate
+    if tokens // row.block_tokens >= row.room_blocks:
+        return FULL
+    if request.at_us > row.silent_at_us:
+        return SILENT
+    if request.slo_us and ttft_us > request.slo_us:
+        return TOO_LATE
+    if estimate.free_at_us > limits.latest_us:
+        return BUSY
+    requests = estimate.requests
+    if requests >= limits.requests:
+        unheard = requests - len(index.workers[at].attempts)
+        if index.limit.full(requests - estimate.batch, unheard):
+            return BUSY
+    return ""
+
+
+def _open(
+    index: EstimateIndex, queues: EstimateIndex, request: RoutingRequest, looked: list[Candidate]
+) -> Candidate | None:
+    """The worker that is open when those in the shortlist are full, if it has no other
+    objection."""
+    _, at = queues.soonest(index.limit)
+    if at < 0 or any(x.worker == index.workers[at].name for x in looked):
+        return None
+    found, best = _examine(index, iter([(_ttft(index, at, request), 0, 0, at)]), request, 1, 1)
+    looked += found
+    return best
+
+
+def _own_objection(index: EstimateIndex, at: int, request: RoutingRequest) -> str:
+    """The objection to a worker for this request alone."""
+    worker = index.workers[at]
+    if request.begun and worker.plain:
+        return UNABLE
+    return FAILED if f"{worker.name}:{worker.incarnation}" in request.avoid else ""
+
+
+def _merged(index: EstimateIndex, plain: Found, request: RoutingRequest, turn: int) -> Found:
+    """The order with hits, from the order without: a worker gains at most what it holds at the
+    highest price, so whatever is cheaper than the next without its hits is final."""
+    hits, count = request.hits, len(index.workers)
+
+    def entry(at: int) -> Entry:
+        return (
+            _ttft(index, at, request),
+            estimate_index.turn_of(index.estimates[at]),
+            (at - turn) % count,
+            at,
+        )
+
+    known, most = {}, 0
+    for number, (name, tokens) in enumerate(hits.longest()):
+        if number == HITS:
+            most = min(tokens, request.tokens)
+            break
+        at = index.number_of.get(name)
+        if at is not None and not index.excluded(at):
+            known[at] = entry(at)
+    gain = most * index.dearest // 1000 + 1 if most else 0
+    waiting = sorted(known.values(), reverse=True)
+    for here in plain:
+        cost, at = here[0], here[3]
+        while waiting and waiting[-1] < (cost - gain,):
+            yield waiting.pop()
+        if at in known:
+            continue
+        if gain:
+            waiting.append(entry(at))
+            waiting.sort(reverse=True)
+        else:
+            while waiting and waiting[-1] < here:
+                yield waiting.pop()
+            yield here
+    yield from reversed(waiting)
+
+
+def _turn(view: View, index: EstimateIndex) -> int:
+    return view.turn % max(len(index.workers), 1)
+
+
+def _hit(request: RoutingRequest, name: str) -> int:
+    hits = request.hits
+    return min(hits.of(name), request.tokens) if hits else 0
+
+
+def _ttft(index: EstimateIndex, at: int, request: RoutingRequest) -> int:
+    tokens = request.tokens - _hit(request, index.workers[at].name)
+    return index.estimates[at].ttft_us(request.at_us, tokens)
+
+
+def _unsure(best: Candidate) -> int:
+    """What another's cost may be above the best one's for the two to be alike."""
+    return min(best.cost // SURE, SURE_US)
+
+
+def _spread(
+    view: View,
+    index: EstimateIndex,
+    request: RoutingRequest,
+    policy: str,
+    fit: list[Candidate],
+    replicas: int,
+) -> Candidate:
+    """One of those that would not be worse than the best, had each other replica sent it a
+    request like this one just now."""
+    best = fit[0]
+    slack = 0
+    if policy == "predicted_ttft":
+        price = index.estimates[index.number_of[best.worker]].token_ns
+        own = (request.tokens - best.hit_tokens) * price // 1000
+        slack = max(own * (replicas - 1) // replicas // BLIND, _unsure(best))
+    alike = [x for x in fit if x.cost <= best.cost + slack]
+    return alike[draw(view, "spread") % len(alike)] if len(alike) > 1 else best
+
+
+def draw(view: View, what: str) -> int:
+    """A number that cannot be predicted but can be repeated: a digest of the decision, the replica
+    and the state of the log."""
+    replica = view.fleet.replicas.get(view.replica)
+    seed = replica.seed if replica is not None else 0
+    text = f"{seed}:{view.replica}:{view.fleet.revision}:{view.turn}:{what}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def unasked(index: EstimateIndex, looked: set[str]) -> Iterator[Candidate]:
+    """The workers that were not looked at, for small fleets, which name everybody."""
+    for at, worker in enumerate(index.workers):
+        if worker.name not in looked:
+            of = index.estimates[at]
+            yield Candidate(
+                worker=worker.name,
+                incarnation=worker.incarnation,
+                cost=0,
+                prefill_tokens=of.prefill_tokens,
+                requests=of.requests,
+                excluded=index.excluded(at),
+            )

@@ -1,0 +1,151 @@
+"""The one estimate of what a worker would be to a request that came now: the time to its first
+token, the time of each token after it, and the KV that would be left.
+
+Theory of operation. A worker is chosen by this estimate, the decision records it, `why` shows it,
+the metrics compare it with the actual TTFT, the fold learns from the difference
+(`step_times.first_token`), and replay takes it again. A request with t prompt tokens to compute
+gets its first token after
+
+    max(free_at - now, 0) + t * token + fixed
+
+`free_at`: when the prompts that the engine already has are computed. `token`: the price of one
+prompt token there, with its share of the steps. `fixed`: the rest of the step under way, one more
+step, what was dispatched there but is not confirmed, and what earlier first tokens took beyond
+their steps.
+
+No part depends on the time of the decision: `free_at` is a point on the replica's clock that stays
+the same while the worker's speed does. So `estimate_index` keeps workers in order from one decision
+to the next. Step times are those of `relume.policies.state.step_times` as last published, and
+factors of time are rounded down to a few binary digits: workers that differ by less than what can
+be measured are equal. The record has the rounded figure too, because the choice was made by it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.overlay.receive_clock import received_us
+from relume.policies.state.overlay.view import View
+from relume.policies.state.step_times import DEFAULTS, SCALES
+
+STEP_TOKENS = 2048
+"""Prompt tokens of a step, if the engine does not report its budget."""
+SILENT_US = 1_500_000
+"""How long an engine with work may be silent, if three of its steps take less."""
+REPORT_US = 2500
+"""How long the report of a step takes by way of the log."""
+TOKEN_DIGITS = 4
+FIXED_DIGITS = 3
+SLOWNESS_PARTS = 8
+"""A worker's slowness is rounded to eighths."""
+FASTEST = 1 / 16
+_, PROMPT, WORK, REQUEST, TOKEN, MIXED = SCALES
+UNHEARD_US = 1 << 50
+"""Of a worker whose last report is older than all stored receive times: the end of its prompts is
+unknown."""
+
+
+class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
+    """`free_at_us`: when the prompts that its engine has are computed (0: it has none).
+    `token_ns`: of one prompt token, `fixed_us`: in addition, for any prompt; among this what was
+    sent there and is not confirmed. `silent_at_us`: a report is overdue from then on (0: none is
+    expected). `tpot_us`: from token to token with one request more. `kv_free`: blocks left when all
+    it holds have theirs (below 0: some will wait)."""
+
+    free_at_us: int
+    token_ns: int
+    fixed_us: int
+    silent_at_us: int
+    tpot_us: int
+    prefill_tokens: int
+    requests: int
+    batch: int
+    context_tokens: int
+    kv_free: int
+
+    def ttft_us(self, now_us: int, tokens: int) -> int:
+        """Time to the first token of one more request with `tokens` prompt tokens to compute."""
+        wait = self.free_at_us - now_us
+        return (wait if wait > 0 else 0) + tokens * self.token_ns // 1000 + self.fixed_us
+
+
+def estimate_of(view: View, worker: Worker) -> WorkerEstimate:
+    """Of `worker`, own events of the replica included."""
+    base, prompt, work, request, token, mixed = _prices(view.fleet, worker)
+    prefill, requests = view.load(worker)
+    left = worker.prefill_left - worker.flight_left
+    batch, context = worker.decoding, worker.context
+    one = base + batch * request + context * token
+    room = (worker.step_tokens or STEP_TOKENS) - batch
+    if room < 1:
+        room = 1
+    each_step = one + mixed
+    price = prompt + each_step / room
+    fixed = each_step + worker.overhead_us
+    flying = (prefill - left) * price
+    free_at = silent_at = 0
+    if left > 0 or batch:
+        fixed += one / 2  # of the step under way
+        heard = silent_at = _heard_us(view, worker.step_revision)
+        patience = 3 * int(one + min(left, room) * prompt)
+        if left > 0:
+            coming = worker.prefilling
+            each = worker.prefilling_tokens // coming if coming else 0
+            took = -(-left // room) * each_step + left * (prompt + work * (each >> 1))
+            begun = heard
+            if worker.prompts_revision > worker.step_revision:
+                begun = _heard_us(view, worker.prompts_revision)
+            free_at = silent_at = begun + int(took)
+        if flying > 0 and worker.report_us > REPORT_US and (sent := view.sent_us(worker)) >= 0:
+            # reports are gathered: what was sent may have come and be computed, though untold
+            free_at = silent_at = max(free_at, sent + REPORT_US) + int(flying)
+            flying = 0.0
+        silent_at += patience if patience > SILENT_US else SILENT_US
+        if heard == UNHEARD_US:
+            silent_at = 1
+    return WorkerEstimate(
+        free_at_us=free_at,
+        token_ns=coarse(int(price * 1000), TOKEN_DIGITS),
+        fixed_us=coarse(int(fixed + flying), FIXED_DIGITS),
+        silent_at_us=silent_at,
+        tpot_us=int(one + request),
+        prefill_tokens=prefill,
+        requests=requests,
+        batch=batch,
+        context_tokens=context,
+        kv_free=worker.kv_blocks - worker.kv_used - -(-prefill // (worker.block_size or 1)),
+    )
+
+
+def _prices(fleet: Fleet, worker: Worker) -> tuple[float, float, float, float, float, float]:
+    """Microseconds of a step of nothing, of a prompt token, of that times context, of a decoding
+    request, of a token of context, and of any prompt."""
+    model = fleet.steptimes.get(worker.steps_like)
+    w0, w1, w2, w3, w4, w5 = model.told if model is not None else DEFAULTS
+    slowness = int(worker.slowness * SLOWNESS_PARTS + 0.5) / SLOWNESS_PARTS or FASTEST
+    base = w0 * slowness
+    return (
+        base if base > 1.0 else 1.0,
+        w1 * PROMPT * slowness,
+        w2 * WORK * slowness,
+        w3 * REQUEST * slowness,
+        w4 * TOKEN * slowness,
+        w5 * MIXED * slowness,
+    )
+
+
+def _heard_us(view: View, revision: int) -> int:
+    """When the replica received what the worker reported at `revision`."""
+    receipts = view.receipts
+    if not receipts.revisions:
+        return 0
+    if revision < receipts.revisions[0]:
+        return UNHEARD_US
+    return received_us(receipts, revision)
+
+
+def coarse(number: int, digits: int) -> int:
+    """`number` with all but its first binary `digits` cleared."""
+    shift = number.bit_length() - digits
+    return number >> shift << shift if shift > 0 else number

@@ -1,0 +1,61 @@
+"""Streams whose clients may resume: the owner of a request, and when an orphan expires.
+
+A gateway's death leaves requests without an owner. One that may be resumed waits its grace,
+counted in ticks; a client that returns meanwhile gives it a new owner: the replica whose log record
+of it comes first. At the tick that finds it due it has expired, once and for all, and the leader
+ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from relume.events import vocabulary as v
+from relume.policies.state.fleet import Fleet, Request
+from relume.policies.state.lifecycles.request_life import Input, follows
+
+
+def orphan(fleet: Fleet, request: Request) -> None:
+    """The request's gateway is gone."""
+    request.orphaned += 1
+    if request.grace_ticks and not request.due:
+        request.due = max(fleet.tick, 0) + request.grace_ticks
+
+
+def ended_at_once(request: Request) -> bool:
+    """Whether the orphan cannot be resumed, so that it ends with its gateway."""
+    return not request.grace_ticks
+
+
+def expire(fleet: Fleet, tick: int) -> None:
+    """Mark the orphans whose grace is over at `tick`."""
+    for request in fleet.requests.values():
+        if request.due and not request.expired and tick >= request.due:
+            request.expired = tick
+
+
+def expired(fleet: Fleet, tick: int) -> list[Request]:
+    """The orphans that `tick` found due."""
+    return [r for r in fleet.requests.values() if r.expired and r.expired == tick]
+
+
+def foreign(request: Request | None, stream: str) -> bool:
+    """Whether `stream` writes of a request that another replica owns by now."""
+    return request is not None and stream not in (request.owner, "fleet")
+
+
+def _on_client_returned(fleet: Fleet, stream: str, epoch: int, event: v.ClientReturned) -> None:
+    if follows(fleet, event.request, Input.RETURNED) is None:
+        return
+    request = fleet.requests[event.request]
+    replica = fleet.replicas.get(stream[2:])
+    request.owner = stream
+    request.boot = replica.boot if replica is not None else ""
+    request.claim = event.claim
+    request.orphaned = request.due = 0
+
+
+HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
+    v.ClientReturned: _on_client_returned,
+}

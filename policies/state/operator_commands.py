@@ -1,0 +1,93 @@
+"""Operators' commands in the fold: the command, the leader's decision, the agents' effects.
+
+An effect is pending until its agent says that it was applied or refused. The newest word
+on a target counts: a later effect on the same target (held, draining, restart) of a worker
+takes an earlier one's place, so what the leader states again can never undo what came after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import EffectKind
+from relume.policies.state.fleet import Fleet, OpenCommand, PendingEffect
+
+COMMANDS = 10_000
+"""Number of admin command ids stored, to make a resend a no-op (I16)."""
+
+_TARGETS = {"hold": "held", "release": "held", "drain": "draining", "undrain": "draining"}
+
+
+def _on_effects_decided(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) -> None:
+    if event.again >= 0:
+        if pending := fleet.pending_effects.get(f"{event.decision}#{event.again}"):
+            pending.due = False
+        return
+    fleet.open_commands.pop(event.decision, None)
+    for index, effect in enumerate(event.effects):
+        _supersede(fleet, effect)
+        key = f"{event.decision}#{index}"
+        fleet.pending_effects[key] = PendingEffect(
+            decision=event.decision, index=index, cause=event.cause, effect=effect
+        )
+        worker = fleet.workers.get(effect.worker)
+        if worker is None:
+            continue
+        if effect.kind in (EffectKind.DRAIN, EffectKind.UNDRAIN):
+            worker.draining = effect.kind == EffectKind.DRAIN
+            worker.drained_tick = fleet.tick if worker.draining else -1
+        elif effect.kind in (EffectKind.HOLD, EffectKind.RELEASE):
+            worker.held = effect.kind == EffectKind.HOLD
+
+
+def _supersede(fleet: Fleet, effect: v.Effect) -> None:
+    target = _TARGETS.get(effect.kind, effect.kind)
+    for key, pending in list(fleet.pending_effects.items()):
+        other = pending.effect
+        if other.worker == effect.worker and _TARGETS.get(other.kind, other.kind) == target:
+            del fleet.pending_effects[key]
+
+
+def agent_started(fleet: Fleet, worker: str) -> None:
+    """The agent has what it carried out; what it never saw may be trimmed."""
+    for pending in fleet.pending_effects.values():
+        if pending.effect.worker == worker:
+            pending.due = True
+
+
+def _on_effect_applied(fleet: Fleet, stream: str, epoch: int, event: v.EffectApplied) -> None:
+    fleet.pending_effects.pop(f"{event.decision}#{event.index}", None)
+
+
+def _on_admin_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCommanded) -> None:
+    if event.command_id in fleet.commands:
+        if event.command_id in fleet.open_commands:
+            fleet.open_commands[event.command_id].asked += 1
+        return
+    fleet.commands[event.command_id] = True
+    fleet.open_commands[event.command_id] = OpenCommand(
+        principal=event.principal, command=event.command, target=event.target, value=event.value
+    )
+    while len(fleet.commands) > COMMANDS:
+        del fleet.commands[next(iter(fleet.commands))]
+
+
+def _on_config_changed(fleet: Fleet, stream: str, epoch: int, event: v.ConfigChanged) -> None:
+    fleet.open_commands.pop(event.decision, None)
+    if event.key:
+        fleet.config[event.key] = event.value
+
+
+def _on_detail_decided(fleet: Fleet, stream: str, epoch: int, event: v.DetailDecided) -> None:
+    fleet.detail = event.detail
+
+
+HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
+    v.EffectsDecided: _on_effects_decided,
+    v.EffectApplied: _on_effect_applied,
+    v.AdminCommanded: _on_admin_commanded,
+    v.ConfigChanged: _on_config_changed,
+    v.DetailDecided: _on_detail_decided,
+}

@@ -1,0 +1,336 @@
+"""The view a replica decides on: the canonical fold plus its own events the fold lacks.
+
+Theory of operation. A decision acts before it is in etcd, so the next decision must see
+it already. The view shows what the fold would show if the replica's own events above
+the durable position of its stream were folded on top of it. Folding them for real would
+need a copy of the fleet for each decision; instead the overlay remembers, for each
+worker, which attempts its own events open and close, and applies that on a query.
+
+What it shows is a function of the basis (R, p) alone: nothing is read from the fold when
+an own event comes in, only when a question is asked. So replay may bring groups and own
+events in another order than life did, and gets the same answer at the same basis.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+from msgspec import Struct
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import EnginePhase
+from relume.policies.state.account import key_of
+from relume.policies.state.dirty_set import DirtySet
+from relume.policies.state.dirty_set import of as dirty_set_of
+from relume.policies.state.fleet import Fleet, Receipts, Worker
+from relume.policies.state.fold import SUSPICIOUS, places_of
+from relume.policies.state.overlay import receive_clock as receipts
+from relume.policies.state.overlay.own_checkpoints import OwnCheckpoints
+from relume.policies.state.overlay.own_prefixes import OwnPrefixes
+
+
+class _Own(Struct, gc=False, kw_only=True):
+    """What pending own events say of one attempt: `placed` and `closed` are their
+    positions (0: none pending); it was sent `at_us`."""
+
+    incarnation: int = 0
+    tokens: int = 0
+    placed: int = 0
+    closed: int = 0
+    at_us: int = -1
+
+
+class _Pending(Struct, gc=False):
+    """An own event above the durable position, and the attempts it closes."""
+
+    position: int
+    event: Any
+    closes: list[tuple[str, str]]
+
+
+class View:
+    """`fleet` is the canonical fold; the rest is the overlay of stream `stream`; `checkpoints`
+    is its part about holders and planned moves, `expected` about blocks of prefixes."""
+
+    def __init__(self, stream: str, fleet: Fleet) -> None:
+        self.stream = stream
+        self.replica = stream[2:]
+        self.fleet = fleet
+        self.checkpoints = OwnCheckpoints(fleet)
+        self.expected = OwnPrefixes()
+        self.position = 0
+        self._pending: deque[_Pending] = deque()
+        self._own: dict[str, dict[str, _Own]] = {}
+        self._places: dict[str, list[tuple[str, str]]] = {}
+        self._suspicion: dict[str, list[tuple[int, bool, int]]] = {}
+        self._started: tuple[int, dict[str, str]] | None = None
+        self._decided = 0
+        self._salt = sum(self.replica.encode())
+        self.now_us = -1
+        """Time of the current query, on the replica's clock; -1: unknown."""
+        self.receipts = Receipts()
+        """When this replica received what, up to `position`."""
+        if (known := fleet.replicas.get(self.replica)) is not None:
+            told = known.receipts
+            self.receipts = Receipts(list(told.revisions), list(told.times), told.clock_us)
+        self.moved = DirtySet()
+        """Workers whose load in the overlay may have changed."""
+        self.indexes: dict[str, Any] = {}
+        """A cache of `relume.policies.routing.cost_index`, by model; no part of the view's
+        answers."""
+        self.grounds: tuple[Any, dict[Any, Any]] = (None, {})
+        """What `recovery.grounded` keeps here."""
+
+    @property
+    def basis(self) -> v.Basis:
+        """The basis of a decision made now."""
+        return v.Basis(self.fleet.revision, self.position)
+
+    # --- what comes in ---------------------------------------------------------------
+
+    def own(self, position: int, event: Any) -> None:
+        """The replica itself wrote `event` at `position`; the fold may not hold it yet."""
+        self.position = position
+        if type(event) is v.GroupsReceived:
+            receipts.take(self.receipts, event)
+            return
+        handler = _OWN.get(type(event))
+        if handler is not None:
+            self._pending.append(_Pending(position, event, handler(self, position, event)))
+
+    def reach(self, position: int) -> None:
+        """The stream is at `position`; events in between (`StreamResumed`, written by the log
+        itself) do not concern the view."""
+        self.position = max(self.position, position)
+
+    def let_go(self, request: str) -> None:
+        """The replica will say nothing more of it: its end is another's."""
+        self._places.pop(request, None)
+
+    def landed(self) -> None:
+        """The fold has advanced: drop what it now holds of this stream."""
+        head = self.fleet.streams.get(self.stream)
+        if head is None:
+            return
+        self.reach(head.position)
+        pending = self._pending
+        while pending and pending[0].position <= head.position:
+            self._forget(pending.popleft())
+
+    def _forget(self, pending: _Pending) -> None:
+        position, event = pending.position, pending.event
+        kind = type(event)
+        if kind is v.RouteDecided:
+            self._decided -= 1
+            if event.worker and event.prefix:
+                self.expected.forget(event)
+            key = key_of(event.request, event.attempt)
+            own = self._own.get(event.worker, {}).get(key)
+            if own is not None and own.placed == position:
+                own.placed = 0
+                self._tidy(event.worker, key, own)
+        elif kind is v.ReplicaStarted:
+            if self._started is not None and self._started[0] == position:
+                self._started = None
+        elif kind is v.HolderChosen or kind is v.RequestEnded:
+            self.checkpoints.forget(position, event)
+        elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
+            self.checkpoints.forget_plan(position, event)
+        else:
+            told = self._suspicion.get(event.worker)
+            if told and told[0][0] == position:
+                del told[0]
+                if not told:
+                    del self._suspicion[event.worker]
+        for worker, key in pending.closes:
+            own = self._own.get(worker, {}).get(key)
+            if own is not None and own.closed == position:
+                own.closed = 0
+                self._tidy(worker, key, own)
+
+    def _tidy(self, worker: str, key: str, own: _Own) -> None:
+        self.moved.note(worker)
+        if not own.placed and not own.closed:
+            del self._own[worker][key]
+            if not self._own[worker]:
+                del self._own[worker]
+
+    def _on_started(self, position: int, event: v.ReplicaStarted) -> list[tuple[str, str]]:
+        self._started = (position, dict(event.settings))
+        self.receipts = Receipts()
+        self._suspicion.clear()
+        self.moved.everything()
+        return []
+
+    def _on_decided(self, position: int, event: v.RouteDecided) -> list[tuple[str, str]]:
+        self._decided += 1
+        if event.worker:
+            key = key_of(event.request, event.attempt)
+            tokens = event.prompt_tokens + event.delivered - event.cached_tokens
+            own = _Own(
+                incarnation=event.incarnation, tokens=tokens, placed=position, at_us=event.at_us
+            )
+            self._own.setdefault(event.worker, {})[key] = own
+            self.moved.note(event.worker)
+            self._places.setdefault(event.request, []).append((event.worker, key))
+            if event.prefix:
+                self.expected.decided(event)
+        return []
+
+    def _on_observed(self, position: int, event: v.TransportObserved) -> list[tuple[str, str]]:
+        if event.kind in SUSPICIOUS:
+            self._on_suspected(position, event)
+        return self._close(position, [(event.worker, key_of(event.request, event.attempt))])
+
+    def _on_chosen(self, position: int, event: v.HolderChosen) -> list[tuple[str, str]]:
+        self.checkpoints.chosen(position, event)
+        return []
+
+    def _on_planned(
+        self, position: int, event: v.RecoveryPlanned | v.MigrationPlanned
+    ) -> list[tuple[str, str]]:
+        self.checkpoints.planned(position, event)
+        return []
+
+    def _on_ended(self, position: int, event: v.RequestEnded) -> list[tuple[str, str]]:
+        self.checkpoints.ended(position, event.request)
+        places = self._places.pop(event.request, [])
+        # A view that began with a snapshot has not seen earlier dispatches; more places
+        # than there are attempts change nothing.
+        places += [place for place in places_of(self.fleet, event) if place not in places]
+        return self._close(position, places)
+
+    def _on_suspected(
+        self, position: int, event: v.WorkerSuspected | v.TransportObserved
+    ) -> list[tuple[str, str]]:
+        told = self._suspicion.setdefault(event.worker, [])
+        told.append((position, True, event.incarnation))
+        return []
+
+    def _on_cleared(self, position: int, event: v.WorkerCleared) -> list[tuple[str, str]]:
+        told = self._suspicion.setdefault(event.worker, [])
+        told.append((position, False, event.incarnation))
+        return []
+
+    def _close(self, position: int, places: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        for worker, key in places:
+            here = self._own.setdefault(worker, {})
+            own = here.get(key)
+            if own is None:
+                own = here[key] = _Own()
+            own.closed = position
+            self.moved.note(worker)
+        return places
+
+    # --- what it shows ---------------------------------------------------------------
+
+    @property
+    def turn(self) -> int:
+        """Counts this replica's route decisions, from a start of its own: for ties."""
+        replica = self.fleet.replicas.get(self.replica)
+        return self._salt + self._decided + (replica.decisions if replica is not None else 0)
+
+    def setting(self, name: str, default: str) -> str:
+        """A setting decisions depend on: the operator's, else what the replica started
+        with, else `default`."""
+        changed = self.fleet.config.get(name)
+        if changed is not None:
+            return changed
+        if self._started is not None:
+            return self._started[1].get(name, default)
+        replica = self.fleet.replicas.get(self.replica)
+        return replica.settings.get(name, default) if replica is not None else default
+
+    @property
+    def settings_mark(self) -> tuple[int, int]:
+        """While it stays as it is, so do all settings."""
+        started = self._started[0] if self._started is not None else 0
+        return dirty_set_of(self.fleet).whole, started
+
+    def suspect(self, worker: str) -> int:
+        """The incarnation of `worker` this replica distrusts; 0 for none."""
+        replica = self.fleet.replicas.get(self.replica)
+        distrusted = 0
+        if replica is not None and self._started is None:
+            distrusted = replica.suspects.get(worker, 0)
+        if not self._suspicion:
+            return distrusted
+        for _, suspected, incarnation in self._suspicion.get(worker, ()):
+            if suspected:
+                distrusted = max(distrusted, incarnation)
+            elif distrusted == incarnation:
+                distrusted = 0
+        return distrusted
+
+    def suspects(self) -> list[tuple[str, int]]:
+        """(worker, incarnation) this replica distrusts, in the fleet's order."""
+        distrusted = self.distrusted()
+        if not distrusted:
+            return []
+        return [(name, distrusted[name]) for name in self.fleet.workers if name in distrusted]
+
+    def distrusted(self) -> dict[str, int]:
+        """The same, in no order, of workers the fleet may not know too."""
+        replica = self.fleet.replicas.get(self.replica)
+        told = replica.suspects if replica is not None and self._started is None else {}
+        if not told and not self._suspicion:
+            return {}
+        return {name: seen for name in (*told, *self._suspicion) if (seen := self.suspect(name))}
+
+    def overlaid(self) -> Collection[str]:
+        """Workers whose load own events concern that the fold does not hold."""
+        return self._own.keys()
+
+    def load(self, worker: Worker) -> tuple[int, int]:
+        """(uncomputed prompt tokens, requests) of `worker`, own events included."""
+        prefill, requests = worker.prefill_left, len(worker.attempts)
+        here = self._own.get(worker.name)
+        if here:
+            for key, own in here.items():
+                attempt = worker.attempts.get(key)
+                if own.closed:
+                    if attempt is not None and not attempt.queued:
+                        prefill -= attempt.left
+                        requests -= 1
+                elif attempt is None and _opens(worker, key, own.incarnation):
+                    prefill += own.tokens
+                    requests += 1
+        return prefill, requests
+
+    def sent_us(self, worker: Worker) -> int:
+        """When the latest dispatch to `worker` that the view knows of was made, on the replica's
+        clock, or, of another replica's, when its record arrived; -1 for none, or if that was
+        dropped."""
+        last = worker.sent_us if worker.sent_by == self.replica else -1
+        if worker.sent_revision and worker.sent_by != self.replica:
+            known, last = self.receipts.revisions, -1
+            if known and worker.sent_revision >= known[0]:
+                last = receipts.received_us(self.receipts, worker.sent_revision)
+        for own in self._own.get(worker.name, {}).values():
+            if own.placed and own.at_us > last:
+                last = own.at_us
+        return last
+
+
+def _opens(worker: Worker, key: str, incarnation: int) -> bool:
+    """Whether folding the dispatch would open an account entry (relume.policies.state.account)."""
+    return (
+        worker.incarnation == incarnation
+        and worker.engine == EnginePhase.READY
+        and key not in worker.finished_early
+    )
+
+
+_OWN: dict[type, Callable[[View, int, Any], list[tuple[str, str]]]] = {
+    v.ReplicaStarted: View._on_started,
+    v.RouteDecided: View._on_decided,
+    v.TransportObserved: View._on_observed,
+    v.WorkerSuspected: View._on_suspected,
+    v.WorkerCleared: View._on_cleared,
+    v.RequestEnded: View._on_ended,
+    v.HolderChosen: View._on_chosen,
+    v.RecoveryPlanned: View._on_planned,
+    v.MigrationPlanned: View._on_planned,
+}

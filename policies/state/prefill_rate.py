@@ -1,0 +1,62 @@
+"""The cost of computing a prompt token on a worker, from its recorded steps.
+
+A step that computes prompt tokens also decodes; what it took beyond a usual step without
+any is put down to them. Sums, of which old parts fade, so that a long chunk counts as long
+as it was. Integers.
+
+Recovery plans and moves are compared with this, and those in logs are repeated with it. Routing
+predicts by `relume.policies.state.step_times`, which uses batch and context and is fitted for a
+class of workers; the two stay separate, since a plan with another estimate would not verify.
+"""
+
+from __future__ import annotations
+
+from relume.events import vocabulary as v
+from relume.policies.state.fleet import Fleet, Worker
+
+FADE_TOKENS = 1 << 16
+"""After this number of tokens, older ones count half."""
+
+UNKNOWN_US = 500
+"""Of a step, for each request in it, while no worker has shown any."""
+
+ENOUGH_TOKENS = 64
+"""Minimum number of tokens for an estimate."""
+
+
+def learn(worker: Worker, event: v.EngineStep) -> None:
+    """Take one step of `duration_us` above 0 into account that follows the worker's last one.
+    Records merged from several (engine_shim/agent/step_detail.py) have no duration."""
+    took, tokens = event.duration_us, event.prefill_tokens
+    if tokens:
+        worker.prefill_us += max(took - worker.decode_us, 0)
+        worker.prefill_tokens += tokens
+        if worker.prefill_tokens > FADE_TOKENS:
+            worker.prefill_us >>= 1
+            worker.prefill_tokens >>= 1
+    elif worker.decode_us:
+        worker.decode_us += (took - worker.decode_us) >> 3
+    else:
+        worker.decode_us = took
+
+
+def prefill_ns(fleet: Fleet, worker: Worker, unknown_ns: int) -> int:
+    """Nanoseconds a prompt token takes on `worker`; of one that has not shown it, what the
+    others of its model take; else `unknown_ns`."""
+    if worker.prefill_tokens >= ENOUGH_TOKENS:
+        return max(worker.prefill_us * 1000 // worker.prefill_tokens, 1)
+    alike = [w for w in fleet.workers.values() if w.model == worker.model]
+    tokens = sum(w.prefill_tokens for w in alike)
+    if tokens < ENOUGH_TOKENS:
+        return unknown_ns
+    return max(sum(w.prefill_us for w in alike) * 1000 // tokens, 1)
+
+
+def token_us(fleet: Fleet, worker: Worker, requests: int) -> int:
+    """Microseconds between two tokens on `worker` with this number of requests: what it took last,
+    and in proportion more with more of them than it had, which overstates them. A worker that has
+    shown nothing takes as long as the slowest of its model."""
+    if worker.decode_us:
+        return worker.decode_us * max(requests, worker.batch, 1) // max(worker.batch, 1)
+    alike = (w.decode_us for w in fleet.workers.values() if w.model == worker.model)
+    return max(alike, default=0) or UNKNOWN_US * requests

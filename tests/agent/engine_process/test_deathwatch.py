@@ -1,0 +1,71 @@
+"""A killed process is told dead by its robust mutex, before its sockets close."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from relume.engine_shim.engine.hosts import deathwatch
+
+HOLDER = """
+import sys, threading, time
+from relume.engine_shim.engine.hosts import deathwatch
+held = threading.Event()
+def hold():
+    global page
+    page = deathwatch.hold(sys.argv[1])
+    held.set()
+    time.sleep(60)
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+print("held" if page else "none", flush=True)
+time.sleep(60)
+"""
+
+
+def start_holder(path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_kill_of_the_holder_is_detected(tmp_path: Path) -> None:
+    process = start_holder(tmp_path / "alive")
+    try:
+        told = threading.Event()
+        watch = deathwatch.DeathWatch(str(tmp_path / "alive"), told.set)
+        assert watch.armed
+        assert not (tmp_path / "alive").exists(), "the file goes when it is mapped"
+        assert not told.wait(0.7), "a living holder is not told dead"
+        os.kill(process.pid, signal.SIGSTOP)
+        assert not told.wait(0.7), "nor a stopped one"
+        process.kill()
+        assert told.wait(5)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_given_up_watch_says_nothing(tmp_path: Path) -> None:
+    process = start_holder(tmp_path / "alive")
+    try:
+        told = threading.Event()
+        watch = deathwatch.DeathWatch(str(tmp_path / "alive"), told.set)
+        watch.stop()
+        process.kill()
+        assert not told.wait(1.2)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_process_without_a_mutex_is_not_watched(tmp_path: Path) -> None:
+    assert not deathwatch.DeathWatch(str(tmp_path / "none"), lambda: None).armed
+    (tmp_path / "empty").write_bytes(b"")
+    assert not deathwatch.DeathWatch(str(tmp_path / "empty"), lambda: None).armed

@@ -1,0 +1,287 @@
+"""What the gateway reads from bodies: verdicts as a table, refusals, stripping."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relume.controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.openai.body import parse
+
+GREEDY = {"model": "m", "prompt": "hello", "temperature": 0}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+TOOL = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def verdict(**extra):
+    return parse(json.dumps({**GREEDY, **extra}).encode(), chat=False)
+
+
+def chat(**extra):
+    return parse(json.dumps({**CHAT, **extra}).encode(), chat=True)
+
+
+EXACT = [
+    {},
+    {"temperature": 0.0},
+    {"stream": True, "stream_options": {"include_usage": True}},
+    {"max_tokens": 5, "min_tokens": 2},
+    {"stop": ["x", "y"], "stop_token_ids": [1, 2], "include_stop_str_in_output": True},
+    {"ignore_eos": True, "user": "u", "n": 1, "best_of": 1},
+    {"seed": 7},
+    {"top_p": 0.5, "top_k": 3, "min_p": 0.1},
+    {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+    {"logprobs": None, "logit_bias": {}, "echo": False, "suffix": None, "bad_words": []},
+    {"response_format": {"type": "text"}},
+    {"response_format": None, "unknown_thing": None},
+    {"return_token_ids": True, "skip_special_tokens": False},
+    {"prompt": [1, 2, 3]},
+    {"prompt": ["one"]},
+    {"prompt": [[1, 2, 3]]},
+]
+
+
+@pytest.mark.parametrize("extra", EXACT, ids=str)
+def test_greedy_text_is_exact(extra):
+    got = verdict(**extra)
+    assert (got.verdict, got.reason) == ("exact", "")
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected", "reason"),
+    [
+        ({"prompt_logprobs": 1}, "replay", "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1}, "replay", "log probabilities of the prompt"),
+        ({"guided_json": {}}, "replay", "guided_json"),
+        ({"thinking_token_budget": 5}, "replay", "thinking_token_budget"),
+        ({"vllm_xargs": {"a": 1}}, "replay", "vllm_xargs"),
+        ({"brand_new_field": 3}, "replay", "unknown field 'brand_new_field'"),
+        ({"prompt_embeds": "abc"}, "replay", "unknown field 'prompt_embeds'"),
+        ({"temperature": 0.7, "seed": 1, "prompt_logprobs": 1}, "replay", "prompt_logprobs"),
+        ({"temperature": 0.7}, "sampled", "unseeded sampling"),
+        ({"temperature": None}, "sampled", "temperature not set"),
+        ({"temperature": 0.7, "logprobs": 2}, "sampled", "unseeded sampling"),
+        ({"temperature": 0.7, "n": 2}, "sampled", "unseeded sampling"),
+        ({"temperature": 0.7, "suffix": "x"}, "restart", "unseeded sampling with suffix"),
+        ({"n": 2, "prompt_logprobs": 1}, "restart", "n with prompt_logprobs"),
+        ({"best_of": 2}, "restart", "best_of=2"),
+        ({"use_beam_search": True}, "restart", "use_beam_search=True"),
+        ({"prompt": ["a", "b"], "suffix": "x"}, "restart", "several prompts with suffix"),
+    ],
+    ids=str,
+)
+def test_verdict_says_how_and_why_not_better(extra, expected, reason):
+    got = verdict(**extra)
+    assert (got.verdict, got.reason) == (expected, reason)
+
+
+@pytest.mark.parametrize(
+    ("extra", "needs", "fallback"),
+    [
+        ({}, (), ""),
+        ({"seed": 7}, (), ""),
+        ({"logit_bias": {"5": 1}, "echo": True}, (), ""),
+        ({"temperature": 0.7, "seed": 1}, ("seeded",), "replay"),
+        ({"presence_penalty": 0.5}, ("penalties",), "replay"),
+        ({"repetition_penalty": 1.1}, ("penalties",), "replay"),
+        ({"bad_words": ["no"]}, ("penalties",), "replay"),
+        ({"logprobs": 0}, ("logprobs",), "replay"),
+        ({"response_format": {"type": "json_object"}}, ("structured",), "replay"),
+        (
+            {"structured_outputs": {"regex": "a"}, "logprobs": 1, "temperature": 1, "seed": 2},
+            ("structured", "logprobs", "seeded"),
+            "replay",
+        ),
+        ({"n": 2}, ("choices",), "restart"),
+        ({"prompt": ["a", "b"]}, ("choices",), "restart"),
+        ({"prompt": [[1], [2]]}, ("choices",), "restart"),
+        ({"tools": TOOL}, ("parsers",), "restart"),
+        ({"tools": TOOL, "tool_choice": "required"}, ("parsers", "structured"), "restart"),
+    ],
+    ids=str,
+)
+def test_an_exact_guarantee_names_what_it_depends_on(extra, needs, fallback):
+    got = verdict(**extra)
+    assert (got.verdict, got.reason, got.needs, got.fallback) == ("exact", "", needs, fallback)
+
+
+def test_unseeded_sampling_with_state_rests_on_it_too():
+    got = verdict(temperature=0.7, presence_penalty=1)
+    assert (got.verdict, got.needs, got.fallback) == ("sampled", ("penalties",), "restart")
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected", "reason"),
+    [
+        ({}, "exact", ""),
+        ({"logprobs": False, "top_logprobs": 0}, "exact", ""),
+        ({"tools": TOOL, "tool_choice": "none"}, "exact", ""),
+        ({"tools": []}, "exact", ""),
+        ({"chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}, "exact", ""),
+        ({"logprobs": True}, "exact", ""),
+        ({"tools": TOOL}, "exact", ""),
+        (
+            {"tools": TOOL, "thinking_token_budget": 9},
+            "restart",
+            "tools with thinking_token_budget",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "replay",
+            "multimodal input",
+        ),
+        (
+            {"messages": [{"role": "user", "content": 'say "image_url" please'}]},
+            "exact",
+            "",
+        ),
+    ],
+    ids=str,
+)
+def test_chat_verdicts(extra, expected, reason):
+    got = chat(**extra)
+    assert (got.verdict, got.reason) == (expected, reason)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b'{"prompt":"a",}',
+        b'{"prompt":"a","temperature":}',
+        b"\xff\xfe",
+        b'{"prompt":"a","x":' + b"[" * 100_000,
+        b'{"prompt":"a","temperature":1e999}',
+        b'{"prompt":"a","seed":NaN}',
+    ],
+)
+def test_malformed_json_is_the_clients_error(body):
+    with pytest.raises(ClientError) as caught:
+        parse(body, chat=False)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", "0"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", -1),
+        ("n", 0),
+        ("n", -1),
+        ("n", 1.5),
+        ("n", True),
+        ("max_tokens", -1),
+        ("max_tokens", 0),
+        ("max_tokens", "5"),
+        ("max_tokens", 1 << 40),
+        ("min_tokens", -3),
+        ("presence_penalty", 3),
+        ("repetition_penalty", 0),
+        ("seed", 1 << 70),
+        ("stream", "yes"),
+        ("stream", 1),
+        ("model", ""),
+        ("model", 5),
+        ("prompt", 5),
+        ("prompt", None),
+        ("prompt", []),
+        ("prompt", {}),
+        ("vllm_xargs", {"kv_transfer_params": "x"}),
+        ("vllm_xargs", {"relume_resume": "x"}),
+    ],
+    ids=str,
+)
+def test_absurd_values_name_their_field(field, value):
+    with pytest.raises(ClientError) as caught:
+        verdict(**{field: value})
+    assert caught.value.status == 400
+    assert caught.value.param == field
+    assert field in caught.value.message
+
+
+def test_missing_prompt_or_messages():
+    for body, is_chat in ((b'{"model":"m"}', False), (b'{"model":"m"}', True)):
+        with pytest.raises(ClientError, match="is required"):
+            parse(body, chat=is_chat)
+    with pytest.raises(ClientError, match="must be an array"):
+        parse(b'{"messages":"hi"}', chat=True)
+
+
+def test_body_is_passed_on_unchanged_unless_something_is_stripped():
+    body = b' {"prompt" : "h\\u00e9", "temperature":0 , "x": [1, {"a":"\\n"}]} '
+    assert parse(body, chat=False).body is body
+    hostile = (
+        b'{"prompt":"h\\u00e9","kv_transfer_params":{"a":1},"ec_transfer_params":2,"temperature":0}'
+    )
+    stripped = parse(hostile, chat=False)
+    assert json.loads(stripped.body) == {"prompt": "hé", "temperature": 0}
+    assert stripped.verdict == "exact"
+
+
+def test_escaped_and_repeated_names_do_not_smuggle_kv_transfer_params():
+    hostile = b'{"prompt":"a","kv_transfer_p\\u0061rams":{"x":1},"kv_transfer_params":1}'
+    assert json.loads(parse(hostile, chat=False).body) == {"prompt": "a"}
+
+
+def test_prompt_tokens_are_counted_for_ids_and_estimated_for_text():
+    assert (verdict(prompt=[5, 6, 7]).prompt_tokens, verdict(prompt=[5]).estimated) == (3, False)
+    text = verdict(prompt="x" * 400)
+    assert text.estimated and 90 <= text.prompt_tokens <= 110
+
+
+def test_max_tokens_default_and_precedence():
+    assert verdict().max_tokens == 16
+    assert verdict(max_tokens=None).max_tokens == 0
+    assert chat().max_tokens == 0
+    assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+    assert verdict(max_tokens=0, echo=True).max_tokens == 0
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+names = st.sampled_from(
+    "model prompt messages stream temperature n seed tools tool_choice response_format logprobs "
+    "stop max_tokens logit_bias vllm_xargs kv_transfer_params echo x".split()
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(names, values), st.booleans())
+def test_any_object_is_parsed_or_refused_as_the_clients_error(body, is_chat):
+    try:
+        got = parse(json.dumps(body).encode(), chat=is_chat)
+    except ClientError as error:
+        assert 400 <= error.status < 500
+    else:
+        assert got.verdict in ("exact", "replay", "sampled", "restart")
+        assert (got.reason == "") == (got.verdict == "exact")
+        assert b"kv_transfer_params" not in got.body or "kv_transfer_params" not in json.loads(
+            got.body
+        )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=100), st.booleans())
+def test_any_bytes_are_parsed_or_refused(body, is_chat):
+    try:
+        parse(body, chat=is_chat)
+    except ClientError as error:
+        assert 400 <= error.status < 500

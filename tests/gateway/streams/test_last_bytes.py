@@ -1,0 +1,116 @@
+"""The end of a resumable stream: when it is over, and what its engine is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from types import SimpleNamespace
+
+from tests.gateway.peers import Behaviour, expected_stream, frames
+from tests.gateway.streams.test_away import until
+from tests.gateway.test_failover import CHAT, chat_body
+
+TOKENS = 300
+BYTES = 1000
+ACCEPT = "accept: text/event-stream\r\n"
+
+
+def post(body: bytes) -> bytes:
+    lines = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{ACCEPT}"
+    return f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def released(engine) -> set[str]:
+    """Requests whose streams the engine was told to forget."""
+    told = [json.loads(s.body) for s in engine.seen if s.path == "/relume/release"]
+    return {t["request"] for t in told} | {also[0] for t in told for also in t.get("also", ())}
+
+
+def ids_and_data(answer: bytes) -> tuple[list[str], list[bytes]]:
+    ids = [line.decode() for line in re.findall(rb"^id: (\S+)$", answer, re.M)]
+    return ids, re.findall(rb"^data: .*$", answer, re.M)
+
+
+async def test_streams_that_were_delivered_are_over_and_released(rig):
+    async with rig(engines=1) as r:
+        body = chat_body()
+        async with asyncio.TaskGroup() as asking:
+            for _ in range(4):
+                asking.create_task(r.ask(CHAT, body, headers=ACCEPT))
+        asked = {s.headers["x-relume-request"] for s in r.engines[0].seen if s.path == CHAT}
+        assert len(asked) == 4
+        await until(lambda: len(r.scheduler.endings()) == 4)
+        assert {e[:3] for e in r.scheduler.endings()} == {("completed", 200, 12)}
+        await until(lambda: released(r.engines[0]) == asked)
+
+
+async def test_a_client_with_a_new_request_has_the_last_answer(rig):
+    """Its end is written of ahead of what comes next, whatever TCP has said by then."""
+    async with rig(engines=1) as r:
+        async with r.client() as client:
+            for _ in range(3):
+                await client.ask(CHAT, chat_body(), headers=ACCEPT)
+        await until(lambda: len(r.scheduler.endings()) == 3)
+        assert [entry[0] for entry in r.scheduler.log] == ["assign", "ended"] * 3
+        assert not r.gateway._streams.open
+
+
+async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(rig):
+    """The client has stopped reading; all is written, and its connection breaks."""
+    async with rig(engines=1) as r:
+        engine, body = r.engines[0], chat_body()
+        r.scheduler.returns = SimpleNamespace(came_back=lambda *at: None)
+        engine.script.append(Behaviour(tokens=TOKENS, text_bytes=BYTES))
+        lazy = socket.socket()
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", r.gateway.port))
+        lazy.sendall(post(body))
+        lazy.setblocking(False)
+        loop = asyncio.get_running_loop()
+        early = b""
+        async with asyncio.timeout(20):
+            while early.count(b"\n\n") < 3:
+                early += await loop.sock_recv(lazy, 1024)
+        early = early[: early.rindex(b"\n\n") + 2]
+        await until(lambda: engine.seen[0].finished)
+        request = engine.seen[0].headers["x-relume-request"]
+        session = r.gateway._streams.open[request]
+        await until(lambda: session.delivering)
+        assert not r.scheduler.endings() and not session.stream.is_absent
+        lazy.close()
+        await until(lambda: session.stream.is_absent)
+
+        response_id = "chatcmpl-" + engine.seen[0].headers["x-request-id"]
+        created = engine.seen[0].headers["x-relume-created"]
+        envelope = json.dumps({"path": CHAT, "id": response_id[9:], "created": created}).encode()
+        envelope += b"\n" + body
+        known = frames(
+            body=body,
+            response_id=response_id,
+            created=created,
+            n=TOKENS,
+            start=0,
+            chat=True,
+            stream=True,
+            size=BYTES,
+        )
+        answer = b":v %d\n%b" % (len(envelope), envelope) + b"".join(known)
+        start = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/x-relume-frames\r\n"
+            b"x-relume-from: 0\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        engine.script.append(
+            Behaviour(raw=b"%b%x\r\n%b\r\n0\r\n\r\n" % (start, len(answer), answer))
+        )
+        ids, data = ids_and_data(early)
+        rest = await r.ask(CHAT, b"", headers=f"{ACCEPT}last-event-id: {ids[-1]}\r\n")
+        assert rest.status == 200, rest
+        (attached,) = [json.loads(s.body) for s in engine.seen if s.path == "/relume/attach"]
+        assert attached["tokens"] == int(ids[-1].rsplit(":", 1)[1]) > 0
+        whole = expected_stream(body, response_id, created, TOKENS, True, BYTES)
+        assert data + ids_and_data(rest.body)[1] == ids_and_data(whole)[1]
+        await until(lambda: r.scheduler.endings())
+        assert r.scheduler.endings()[0][:3] == ("completed", 200, TOKENS)
+        await until(lambda: released(engine) == {request})

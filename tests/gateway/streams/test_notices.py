@@ -1,0 +1,348 @@
+"""A death told by the agent itself: a real agent's board, a real replica, scripted engines
+that never close a connection, so that nothing else can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import pytest
+
+from relume.controlplane.gateway.config import GatewayConfig
+from relume.controlplane.gateway.endpoint import Gateway
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replica.death_notices import TOLD
+from relume.controlplane.replica.loop import Replica, ReplicaConfig
+from relume.engine_shim.agent.agent_logging import make_logger
+from relume.engine_shim.agent.notice_server import NoticeBoard
+from relume.events import vocabulary as v
+from relume.events.log import codec
+from relume.events.log.memory import MemoryLog, MemoryWriter
+from relume.events.wire.notices import Died, hello_line
+from relume.policies.liveness import stall
+from tests.gateway.peers import (
+    Behaviour,
+    Engine,
+    RawClient,
+    Seen,
+    _EngineConnection,
+    expected_stream,
+    token_ids,
+)
+
+TEXT = "/v1/completions"
+BODY = json.dumps({"model": "m", "prompt": "hi", "temperature": 0, "stream": True}).encode()
+WANT = expected_stream(BODY, "cmpl-q", "1700000000", 12, False)
+NEVER = stall.StallConfig(floor_us=600_000_000, cap_us=600_000_000, factor=8)
+INCARNATION = 3
+
+
+async def until(found: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not found():
+            await asyncio.sleep(0.005)
+
+
+class Worker:
+    """A worker of the scene: its stream, its agent's board, its engine."""
+
+    def __init__(self, writer: MemoryWriter, board: NoticeBoard, engine: Engine) -> None:
+        self.writer = writer
+        self.board = board
+        self.engine = engine
+
+    def register(self, notices: str, incarnation: int = INCARNATION) -> None:
+        self.writer.append(
+            v.WorkerRegistered(
+                worker=self.engine.name, domain="host", agent_pid=1, agent_url="", notices=notices
+            )
+        )
+        self.start(incarnation)
+
+    def start(self, incarnation: int) -> None:
+        name, port = self.engine.name, self.engine.port
+        self.engine.incarnation = incarnation
+        self.writer.append(
+            v.EngineStarted(name, incarnation, 2, 3),
+            v.EngineReady(
+                worker=name,
+                incarnation=incarnation,
+                host="127.0.0.1",
+                port=port,
+                model="m",
+                max_model_len=4096,
+                block_size=16,
+                kv_blocks=512,
+            ),
+        )
+
+
+class Scene:
+    """Two workers on one log; replicas started by `replica`."""
+
+    def __init__(self, log: MemoryLog, stack: AsyncExitStack, workers: list[Worker]) -> None:
+        self.log = log
+        self.stack = stack
+        self.workers = workers
+        self.gateways: list[Gateway] = []
+        self.replicas: list[Replica] = []
+
+    async def replica(self, name: str = "r0") -> None:
+        """Start a control plane replica; its stall watch never judges."""
+        log, stack = self.log, self.stack
+        writer = await stack.enter_async_context(log.writer(f"r.{name}"))
+        config = ReplicaConfig(name=name, tick_s=0.05, stall=NEVER)
+        replica = Replica(config, log, writer, log.writer)
+        await replica.catch_up()
+        gateway = await stack.enter_async_context(
+            Gateway(replica.scheduler, GatewayConfig(port=0, sweep_interval_s=0.05))
+        )
+        running = asyncio.create_task(replica.run(gateway))
+
+        async def stop() -> None:
+            assert not running.done(), running
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+        stack.push_async_callback(stop)
+        self.gateways.append(gateway)
+        self.replicas.append(replica)
+
+    def script(self, how: Behaviour) -> None:
+        for worker in self.workers:
+            worker.engine.default = how
+
+    async def ask(self) -> bytes:
+        async with RawClient(self.gateways[0].port) as client:
+            answer = await client.ask(TEXT, BODY, headers="x-request-id: q\r\n")
+            assert answer.complete and answer.status == 200
+            return answer.body
+
+    def on(self, worker: Worker) -> list[int]:
+        """Tokens delivered of each stream this worker's engine holds."""
+        held = self.gateways[0]._attempts.get((worker.engine.name, INCARNATION), ())
+        return [attempt.delivered for attempt in held]
+
+    def told(self, stream: str = "r.r0") -> list:
+        """The events of a stream."""
+        return [
+            codec.decode(record)
+            for group in self.log.groups
+            for segment in group.segments
+            if segment.stream == stream
+            for record in segment.records
+        ]
+
+    def suspected(self, stream: str = "r.r0") -> list[v.WorkerSuspected]:
+        return [e for e in self.told(stream) if type(e) is v.WorkerSuspected]
+
+    async def listening(self, *workers: Worker, gateways: int = 1) -> None:
+        await until(lambda: all(w.board.listeners == gateways for w in workers or self.workers))
+
+    async def folded(self) -> None:
+        """Every replica knows all that the log holds by now."""
+        revision = self.log.revision
+        await until(lambda: all(r.fleet.revision >= revision for r in self.replicas))
+
+    async def proven(self) -> None:
+        """The log replays, up to a state hash behind all that happened."""
+        hashes = len([e for e in self.told("fleet") if type(e) is v.StateHashed])
+        await until(
+            lambda: len([e for e in self.told("fleet") if type(e) is v.StateHashed]) > hashes + 1
+        )
+        verdict = verify(self.log.groups)
+        assert verdict.divergences == [] and verdict.contested > 0
+
+
+@asynccontextmanager
+async def scene(w0_registers: bool = True) -> AsyncIterator[Scene]:
+    log = MemoryLog()
+    async with AsyncExitStack() as stack:
+        workers = []
+        for name in ("w0", "w1"):
+            engine = await stack.enter_async_context(Engine(name, INCARNATION))
+            writer = await stack.enter_async_context(log.writer(f"w.{name}"))
+            board = NoticeBoard(
+                name, "127.0.0.1", 0, "", lambda writer=writer: writer.epoch, make_logger()
+            )
+            await stack.enter_async_context(board)
+            workers.append(Worker(writer, board, engine))
+            if w0_registers or name == "w1":
+                workers[-1].register(board.address)
+        yield Scene(log, stack, workers)
+
+
+def raw_bytes(tokens: int) -> int:
+    """Raw bytes of an answer up to and including its first `tokens` tokens."""
+    head = {"x-relume-request": "r", "x-relume-incarnation": "3", "x-request-id": "q"}
+    connection = _EngineConnection(Engine("w0", INCARNATION))
+    pieces = connection.render(Behaviour(), Seen(path=TEXT, headers=head, body=BODY))
+    return len(b"".join(pieces[: tokens + 1]))
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["log there", "log away"])
+async def test_streams_move_at_once_and_the_log_tells_why(away: bool) -> None:
+    async with scene() as s:
+        await s.replica()
+        await s.listening()
+        s.script(Behaviour(hang_at=raw_bytes(5)))
+        asked = [asyncio.create_task(s.ask()) for _ in range(6)]
+        await until(lambda: s.on(s.workers[0]) == s.on(s.workers[1]) == [5, 5, 5])
+        if away:
+            s.log.pause()
+        s.script(Behaviour())
+        dead, other = s.workers
+        dead.board.tell(INCARNATION)
+        await until(lambda: not s.on(dead))
+        moved = other.engine.seen[3:]
+        await until(lambda: len(other.engine.seen) == 6)
+        moved = other.engine.seen[3:]
+        assert [m.resume for m in moved] == ["continue 5"] * 3
+        assert [list(m.ids) for m in moved] == [token_ids(BODY, 12)[:5]] * 3
+        if away:
+            assert s.suspected() == []
+            s.log.resume()
+        other.board.tell(INCARNATION)  # nobody is left: the others wait for capacity
+        await until(lambda: not s.on(other))
+        dead.writer.append(
+            v.EngineDied("w0", INCARNATION, "killed"),
+            v.EngineStarted("w0", INCARNATION + 1, 2, 3),
+        )
+        dead.engine.incarnation = INCARNATION + 1
+        dead.writer.append(
+            v.EngineReady(
+                worker="w0",
+                incarnation=INCARNATION + 1,
+                host="127.0.0.1",
+                port=dead.engine.port,
+                model="m",
+                max_model_len=4096,
+                block_size=16,
+                kv_blocks=512,
+            ),
+        )
+        assert await asyncio.gather(*asked) == [WANT] * 6
+        observed = [e for e in s.told() if type(e) is v.TransportObserved]
+        first = [e for e in observed if e.worker == "w0"]
+        assert [(e.kind, e.detail, e.delivered) for e in first] == [("engine_dead", TOLD, 5)] * 3
+        assert [(e.worker, e.incarnation, e.reason) for e in s.suspected()] == [
+            ("w0", INCARNATION, TOLD),
+            ("w1", INCARNATION, TOLD),
+        ]
+        causes = [e.cause for e in s.told() if type(e) is v.RouteDecided and e.worker]
+        assert causes[:9] == ["arrival"] * 6 + ["engine_dead"] * 3
+        await s.proven()
+
+
+async def test_bytes_that_came_before_the_notice_was_read_are_delivered() -> None:
+    """Both lie in our sockets when we come to look: no token is computed again."""
+    async with scene() as s:
+        await s.replica()
+        await s.listening()
+        five, nine = raw_bytes(5), raw_bytes(9)
+        s.script(Behaviour(hang_at=five))
+        asked = asyncio.create_task(s.ask())
+        await until(lambda: s.on(s.workers[0]) == [5] or s.on(s.workers[1]) == [5])
+        dead, other = sorted(s.workers, key=lambda w: not s.on(w))
+        s.script(Behaviour())
+        (connection,) = dead.engine.connections
+        raw = b"".join(connection.render(Behaviour(), connection.seen))
+        fd = connection.transport.get_extra_info("socket").fileno()
+        dead.board.tell(INCARNATION)
+        assert os.write(fd, raw[five:nine]) == nine - five
+        assert await asked == WANT
+        assert [seen.resume for seen in other.engine.seen] == ["continue 9"]
+
+
+async def test_stale_notices_garbage_and_lost_connections_are_no_evidence() -> None:
+    now = INCARNATION + 1
+    async with scene(w0_registers=False) as s:
+        worker, other = s.workers
+        epoch = worker.writer.epoch
+        hello, good = hello_line("w0"), Died(epoch, now).line()
+        told = [
+            hello_line("w1") + good,  # the agent of another worker
+            good,  # a stranger who does not say who it is
+            hello + b"died x\n" + good,
+            hello + b"x" * 5000,
+            b"\xff\x00" * 50 + b"\n",
+            hello,  # and then it is lost
+            hello
+            + Died(epoch, now - 1).line()
+            + Died(epoch, now + 1).line()
+            + Died(epoch - 1, now).line(),
+        ]
+        connections: list[asyncio.StreamWriter] = []
+
+        async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(writer)
+            writer.write(told[len(connections) - 1])
+            if told[len(connections) - 1] == hello:
+                await writer.drain()
+                writer.close()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        s.stack.callback(server.close)
+        worker.register(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", now)
+        s.script(Behaviour(hang_at=raw_bytes(5)))
+        await s.replica()
+        asked = [asyncio.create_task(s.ask()) for _ in range(2)]
+        held = s.gateways[0]._attempts
+        await until(lambda: set(held) == {("w0", now), ("w1", INCARNATION)})
+        await until(lambda: len(connections) == len(told))
+        s.script(Behaviour())
+        connections[-1].write(good)
+        await until(lambda: ("w0", now) not in held)
+        assert [(e.worker, e.incarnation, e.reason) for e in s.suspected()] == [("w0", now, TOLD)]
+        observed = [e for e in s.told() if type(e) is v.TransportObserved]
+        assert [(e.kind, e.incarnation) for e in observed] == [("engine_dead", now)]
+        connections[-1].transport.abort()
+        await until(lambda: any(task.done() for task in asked))
+        s.gateways[0].break_streams("w1", INCARNATION, "engine_error")
+        assert await asyncio.gather(*asked) == [WANT, WANT]
+        assert len(other.engine.seen) == 3
+
+
+async def test_replica_that_starts_later_and_an_agent_that_starts_again_are_connected() -> None:
+    async with scene() as s:
+        await s.replica()
+        await s.listening()
+        await s.replica("r1")
+        await s.listening(gateways=2)
+        worker = s.workers[0]
+        again = NoticeBoard("w0", "127.0.0.1", 0, "", lambda: worker.writer.epoch, make_logger())
+        await s.stack.enter_async_context(again)
+        old, worker.board = worker.board, again
+        worker.register(again.address)
+        await s.listening(worker, gateways=2)
+        await until(lambda: old.listeners == 0)
+        worker.start(INCARNATION + 1)
+        await s.folded()
+        again.tell(INCARNATION + 1)
+        for stream in ("r.r0", "r.r1"):
+            await until(lambda stream=stream: s.suspected(stream))
+            (told,) = s.suspected(stream)
+            assert (told.worker, told.incarnation, told.reason) == ("w0", INCARNATION + 1, TOLD)
+        worker.writer.append(v.WorkerDeregistered("w0", "gone"))
+        await s.listening(worker, gateways=0)
+
+
+async def test_death_told_before_a_replica_listens_reaches_it_with_the_greeting() -> None:
+    async with scene() as s:
+        s.workers[1].board.tell(INCARNATION)
+        await s.replica()
+        await until(s.suspected)
+        assert [e.worker for e in s.suspected()] == ["w1"]
+        assert await s.ask() == WANT
+        assert s.workers[0].engine.seen and not s.workers[1].engine.seen
+
+
+def test_registration_written_before_there_were_notices_still_reads() -> None:
+    record = msgspec.msgpack.encode(["worker_registered/1", "w0", "host", 7, "http://x"])
+    assert codec.decode(record) == v.WorkerRegistered(
+        worker="w0", domain="host", agent_pid=7, agent_url="http://x", notices=""
+    )

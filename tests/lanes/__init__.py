@@ -1,1 +1,0 @@
-"""All tests in lanes beside each other: `python -m tests.lanes`."""

@@ -1,0 +1,78 @@
+"""Requests whose clients may come back: owners, expiry, and what the leader owes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from relume.events import vocabulary as v
+from relume.policies.leader.duties import step
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import fold
+from tests.policies.story import arrived, ended, replica_started
+
+
+def _fleet(grace_ticks: int = 3) -> Fleet:
+    fleet = Fleet()
+    for name in ("r0", "r1"):
+        fold(fleet, f"r.{name}", 1, msgspec.structs.replace(replica_started(name), boot=name))
+    asked = msgspec.structs.replace(arrived("q"), resumable="d", grace_ticks=grace_ticks)
+    fold(fleet, "r.r0", 1, asked)
+    return fleet
+
+
+def _owed(fleet: Fleet, stream: str, event: object) -> list[object]:
+    fold(fleet, stream, 1, event)
+    return step(fleet, event)
+
+
+def _ticks(fleet: Fleet, first: int, last: int) -> list[tuple[int, str]]:
+    """What the leader ends at which tick."""
+    found = []
+    for number in range(first, last + 1):
+        owed = _owed(fleet, "fleet", v.Tick(number, 1000 * number))
+        found += [(number, e.detail) for e in owed if type(e) is v.RequestEnded]
+    return found
+
+
+def test_an_orphan_waits_its_grace_and_expires_once() -> None:
+    fleet = _fleet()
+    _ticks(fleet, 1, 10)
+    assert _owed(fleet, "fleet", v.ReplicaLost("r0", 1)) == []
+    assert _ticks(fleet, 11, 20) == [(13, "its gateway is gone and its client did not come back")]
+
+
+def test_an_orphan_that_cannot_be_resumed_ends_at_once() -> None:
+    fleet = _fleet(grace_ticks=0)
+    owed = _owed(fleet, "fleet", v.ReplicaLost("r0", 1))
+    assert [type(e) for e in owed] == [v.RequestEnded]
+    assert _ticks(fleet, 11, 20) == []
+
+
+def test_a_client_that_returns_gives_its_request_a_new_owner() -> None:
+    fleet = _fleet()
+    _ticks(fleet, 1, 10)
+    fold(fleet, "fleet", 1, v.ReplicaLost("r0", 1))
+    fold(fleet, "r.r1", 1, v.ClientReturned(request="q", claim="c1", attempt=1, tokens=5, events=0))
+    assert fleet.requests["q"].owner == "r.r1"
+    assert _ticks(fleet, 11, 30) == []
+    fold(fleet, "r.r0", 1, ended("q"))
+    assert "q" in fleet.requests, "an earlier owner's word is void"
+    fold(fleet, "r.r1", 1, ended("q"))
+    assert "q" not in fleet.requests and fleet.ended == 1
+
+
+def test_a_return_after_the_expiry_changes_nothing() -> None:
+    fleet = _fleet()
+    fold(fleet, "fleet", 1, v.ReplicaLost("r0", 1))
+    assert _ticks(fleet, 1, 5)
+    fold(fleet, "r.r1", 1, v.ClientReturned(request="q", claim="c1", attempt=1, tokens=5, events=0))
+    assert fleet.requests["q"].owner == "r.r0"
+
+
+def test_the_next_leader_ends_what_expired_and_nothing_else() -> None:
+    fleet = _fleet()
+    fold(fleet, "fleet", 1, v.ReplicaLost("r0", 1))
+    assert _owed(fleet, "fleet", v.LeaderElected("r1", "r1")) == []
+    assert len(_ticks(fleet, 1, 5)) == 1  # written by a leader that died with it
+    owed = _owed(fleet, "fleet", v.LeaderElected("r1", "r1"))
+    assert [type(e) for e in owed] == [v.RequestEnded]

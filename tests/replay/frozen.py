@@ -1,0 +1,195 @@
+"""The frozen logs: what each is, byte for byte, and what it must hold.
+
+Run as `python -m tests.replay.frozen` it reads them all, takes every decision again, explains
+every request, and prints what came out as JSON: equal in every environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relume.controlplane.replay.divergence import Verdict
+from relume.controlplane.replay.recorded_log import History, from_file
+from relume.controlplane.replay.rendering import lines_of
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
+from relume.events.log import codec
+from relume.events.log.interface import RevisionGroup
+from relume.policies.state.fleet import Fleet, dump, load, state_hash
+from relume.policies.state.fold import apply_group
+
+FOLDER = Path(__file__).parent / "logs"
+
+FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
+    "admission-deadlines": (
+        "2c6ad2d5eecf8920276187fceac30f39188aec3a2451313464bc1d88ca71a765",
+        (v.RequestHeld, v.RequestShed, v.ConfigChanged),
+    ),
+    "admission-steady": (
+        "46931f10fb25a4490d41abe23a2a630c30a6f680333488d211459c889288dd08",
+        (v.RequestHeld, v.RequestShed),
+    ),
+    "admission": (
+        "8748d0ac15fe1e05256fa87fb80db701491e6384979555ce56201bb00604eb10",
+        (v.RequestHeld, v.RequestShed, v.ConfigChanged),
+    ),
+    "churn": (
+        "b33ab8f25aac88954073d2c9b184360e0d0ef5dc75906e2d476b949a569de33e",
+        (v.WorkerRegistered, v.WorkerDeregistered, v.WorkerLost),
+    ),
+    "detached-moves": (
+        "e4e0e417a6849edadbe63b32c02b20d3ceb70116aff63dfa629b5586c4fbfcee",
+        (v.MigrationPlanned, v.MigrationAbandoned, v.ClientReturned, v.RestoreDone),
+    ),
+    "engine-killed": (
+        "d289e02673db0f71a0c05eb0d9a2bdaa7a69d7179bdf2da2dc49a7faae1ba632",
+        (v.RecoveryPlanned, v.RestoreDone, v.EngineDied, v.HolderChosen),
+    ),
+    "forgetting": (
+        "7c24269d8edd0a8c56cf9f104d3647e69cdfc0cc4d9d52d79090fbf7bb96b8b5",
+        (v.WorkerForgotten, v.WorkerDeregistered),
+    ),
+    "leader": (
+        "1145d3a7fc5112ce7a6c22ac1e2eb19f09aa176962f1b7b6d33d9f4fc0ff10dc",
+        (
+            v.EffectsDecided,
+            v.EffectApplied,
+            v.LeaderResigned,
+            v.ReplicaLost,
+            v.AdminCommanded,
+            v.EngineDied,
+        ),
+    ),
+    "migration": (
+        "4c83e5fd69a16d9e7832569287d484d3b1da85b3ff29c29a7de205256d1a5b0d",
+        (v.MigrationPlanned, v.TransportObserved, v.RestoreDone, v.ConfigChanged),
+    ),
+    "one-estimate": (
+        "6f04993204902230866c106bb7ee9bc7ecbdf852f5dba6ba26075893699c9c24",
+        (v.RouteDecided, v.EngineDied, v.TransportObserved),
+    ),
+    "outage": (
+        "aa814455256ef4b65628bcbd10d5a52480098639a100ea9caf84c085e3ab776f",
+        (v.StreamResumed, v.EngineDied),
+    ),
+    "plain": (
+        "4f707fe4a0c7e50b4544369c08340d9a8e4ba4983f424dba70013eff777abd58",
+        (v.EngineReady, v.EngineDied, v.WorkerDeregistered),
+    ),
+    "pressure": (
+        "74795b4a3fbc7c3d50fa54696214780f18e1077c827f855d2cfd35645480ec5d",
+        (v.SnapshotTaken, v.DetailDecided, v.RestoreDone),
+    ),
+    "recoveries": (
+        "47c9b73af0294efcb3a8a737d194ff1e43c9e06930064ac48a7550b781708e95",
+        (v.RecoveryPlanned, v.RestoreDone, v.ConfigChanged),
+    ),
+    "regenerated": (
+        "ddef4e19bdb3463f7a5c158ea90c407babd47c6c229f23fae636ec39c9574e49",
+        (v.ClientReturned, v.ReplicaLost, v.ReplicaStopped, v.RecoveryPlanned),
+    ),
+    "restores": (
+        "a4819189346b5df88b395b9fe2dde4efae1df4c481a3fe86fa0eed96be7ff3ea",
+        (v.RestoreDone, v.RestoreFailed, v.StateDaemonLost, v.RecoveryPlanned),
+    ),
+    "resumable": (
+        "c8adcc6ef4523a1843564db5ed04effb7d79170fa00bc070a1761fd6f6713207",
+        (v.ClientReturned, v.ReplicaLost, v.TimerFired, v.EngineDied),
+    ),
+    "routing": (
+        "4416ded8db4c24ce74e1999268cf0baf7baf8ed602695650b130f2a86d6d0014",
+        (v.RouteDecided, v.GroupsReceived, v.PrefixBlocksChanged),
+    ),
+    "settings": (
+        "8f8f2f7d2e2ac5b9fbc8e41b968cf2fc3d98a063e67edee786690a0a368417b5",
+        (v.ConfigChanged, v.AdminCommanded, v.RecoveryPlanned),
+    ),
+    "stall-spared": (
+        "325863376a3f052a93f3595f696f91e1b535392cc8d03030fa402b7dfbf01812",
+        (v.StallJudged, v.WorkerSuspected, v.WorkerCleared),
+    ),
+    "stall": (
+        "f3d0b61a419539afb1883bb7cf371e35aa827516d430d8374449c55fed8cb898",
+        (v.StallJudged, v.WorkerSuspected, v.WorkerCleared, v.TimerFired),
+    ),
+}
+"""By name: SHA-256 of the file, and kinds of events without which it would miss its point. An
+entry is added with a new log; none is ever changed or removed."""
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / f"{name}.rlog"
+
+
+def digest_of(name: str) -> str:
+    return sha256(path_of(name).read_bytes()).hexdigest()
+
+
+def read(name: str) -> History:
+    """The log, whose records are decoded once however often they are read."""
+    history = from_file(path_of(name))
+    groups = []
+    for group in history.groups:
+        segments = [
+            msgspec.structs.replace(s, records=codec.CachedRecords(s.records))
+            for s in group.segments
+        ]
+        groups.append(RevisionGroup(group.revision, tuple(segments), group.owners))
+    history.groups = groups
+    return history
+
+
+def events_of(history: History) -> Iterator[Any]:
+    for group in history.groups:
+        for segment in group.segments:
+            yield from codec.decode_all(segment.records)
+
+
+def verdict_of(history: History, limit: int = 20) -> Verdict:
+    """Every decision taken again, and the end of the log held to its footer."""
+    assert history.footer is not None
+    return verify(history.groups, history.base, limit, history.footer.end)
+
+
+def folded(history: History) -> Fleet:
+    fleet = load(dump(history.base)) if history.base is not None else Fleet()
+    for group in history.groups:
+        apply_group(fleet, group)
+    return fleet
+
+
+def explained(history: History) -> dict[str, str]:
+    """What `relume why` says of each request that arrived."""
+    found = {}
+    for event in events_of(history):
+        if type(event) is v.RequestArrived:
+            course = why(history.groups, event.request)
+            assert course is not None, f"{event.request} is not known"
+            found[event.request] = "\n".join(lines_of(course))
+    return found
+
+
+def retold(name: str) -> dict[str, Any]:
+    """All that this build makes of the log."""
+    history = read(name)
+    texts = explained(history)
+    return {
+        "verdict": msgspec.to_builtins(verdict_of(history)),
+        "state": state_hash(folded(history)).hex(),
+        "kinds": Counter(type(event).__name__ for event in events_of(history)),
+        "explained": len(texts),
+        "why": sha256("\0".join(texts.values()).encode()).hexdigest(),
+    }
+
+
+if __name__ == "__main__":
+    json.dump({name: retold(name) for name in sys.argv[1:] or FROZEN}, sys.stdout, indent=1)

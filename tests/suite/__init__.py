@@ -1,0 +1,1 @@
+"""How the suite runs: who shares the machine, which outcomes a test can have, and seeds."""
