@@ -121,11 +121,11 @@ class RequestSession:
     def take_over(self, have: e.Position) -> None:
         """The client of another replica's stream came here, with everything up to `have`. Raises
         LogError."""
-        left = self.ctx.scheduler.returns.adopt(self.arrival, *have)
+        self.ctx.scheduler.returns.adopt(self.arrival, *have)
         assert self.streams is not None
         self.streams.open[self.arrival.request] = self
         self.ctx.counters.in_flight += 1
-        self.feed_safely(e.Adopted(have, left))
+        self.feed_safely(e.Adopted(have))
 
     def came_back(self, client: ClientPort, have: e.Position) -> None:
         """The client is here again, with everything up to `have`. Raises LogError."""

@@ -80,10 +80,9 @@ class StreamResumptions:
         )
         live.claimed_at, live.claimed = self._decisions.emit(event), tokens
 
-    def adopt(self, arrival: Arrival, tokens: int, events: int) -> Assignment | None:
-        """Claim another replica's stream through the log. Returns where it runs; None if no attempt
-        of it is known to run. `owned` tells it again: the other replica continues until our claim
-        has its place in the log. Raises LogError."""
+    def adopt(self, arrival: Arrival, tokens: int, events: int) -> None:
+        """Claim another replica's stream through the log. `owned` tells where it runs: the other
+        replica continues until our claim has its place in the log. Raises LogError."""
         live = self._live[arrival.request] = LiveRequest(arrival)
         self._look_up(live)
         self.came_back(arrival.request, tokens, events)
@@ -92,7 +91,6 @@ class StreamResumptions:
             attempt=live.attempt, holders=live.envelopes, tokens=tokens,
         )  # fmt: skip
         live.running = True
-        return self._where(live)
 
     def _look_up(self, live: LiveRequest) -> None:
         """What the log says of it so far."""

@@ -205,11 +205,9 @@ class ClientReturned(Event, frozen=True):
 
 
 class Adopted(Event, frozen=True):
-    """A client came here with a stream of another replica, which runs at `left`, as far as we
-    know."""
+    """A client came here with a stream of another replica, and has everything up to `have`."""
 
     have: Position
-    left: Assignment | None
 
 
 class Delivered(Event, frozen=True):

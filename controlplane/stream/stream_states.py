@@ -153,9 +153,8 @@ class Relaying(Attempt, frozen=True):
 
 
 class Adopting(State, frozen=True):
-    """The stream was another replica's; the log has not said yet that it is ours."""
-
-    left: Assignment | None
+    """The stream was another replica's; the log has not said yet that it is ours, nor where it
+    runs."""
 
 
 class Detached(State, frozen=True):

@@ -58,6 +58,7 @@ POSITIONS: list[Mutant] = [
     (answering, "_take_run", "state.base <= stream.have[0]", "state.base <= stream.have[0] + 1"),
     (answering, "settle", "stamp.is_behind", "False"),
     (resuming, "on_client_returned", "drop_plan(stream, state)", "pass"),
+    (resuming, "on_client_returned", "left = leave(", "drop_plan(stream, state); left = leave("),
     (resuming, "detach", "drop_plan(stream, state)", "pass"),
     (attempts, "_send", "stream.stamp.restart((0, 0), stream.have)", "pass"),
 ]  # fmt: skip
@@ -73,6 +74,8 @@ LIVES: list[Mutant] = [
     (resuming, "on_client_gone", "may_return and", "False and"),
     (resuming, "_rewind", "stream.begun = ", ""),
     (resuming, "on_client_returned", "left = leave(stream, state)", "left = None"),
+    (endings, "on_taken_over", "if is_there:", "if is_there and stream.begun:"),
+    (resuming, "on_owned", "if is_there:", "if False:"),
 ]
 
 

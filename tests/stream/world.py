@@ -160,6 +160,7 @@ class World:
         # the client
         self.connection = b""  # bytes of this connection
         self.is_connected, self.has_head = True, False
+        self.is_answered = False  # this connection's response is whole, or an error
         self.had: list[bytes] = []  # whole events of connections before it
         self.position = (0, 0)
         self.was_failed = False
@@ -172,6 +173,10 @@ class World:
         effects = self.machine.handle(event, self.now)
         if isinstance(event, e.ClientReturned) and kept and not isinstance(state, s.Adopting):
             assert [x.to for x in effects if isinstance(x, do.Open)] == [kept], "not attached to"
+        if isinstance(event, e.ClientReturned):
+            told = [x.delivered for x in effects if isinstance(x, do.RecordFailure)]
+            has = 0 if self.stream.again else self.position[0]
+            assert set(told) <= {has}, "another count than its client returned with"
         self.seen.add((type(state), type(event), type(self.machine.state)))
         for number, effect in enumerate(effects):
             last = number == len(effects) - 1
@@ -405,9 +410,12 @@ class World:
             assert self.is_connected and self.has_head is not is_first, effect
             self.has_head = True
             self.connection += effect.data
+            self.is_answered = isinstance(effect, do.Finish) or (is_first and effect.last)
             self.check_prefix()
+        elif isinstance(effect, do.Reply):
+            self.is_answered = True
         elif isinstance(effect, do.Fail):
-            self.was_failed = True
+            self.was_failed = self.is_answered = True
         elif isinstance(effect, do.Cut):
             self.hang_up()
 
@@ -466,16 +474,15 @@ class World:
 
     def own(self) -> None:
         """The log decides; the worker may have changed meanwhile."""
-        state = self.machine.state
-        assert isinstance(state, s.Adopting)
         if self.unlucky(0.1):
             self.feed(e.Owned(False))
-            return
-        self.feed(e.Owned(True, self.worker("attach") if self.unlucky(0.3) else state.left))
+        else:
+            self.feed(e.Owned(True, None if self.rng.random() < 0.3 else self.worker("attach")))
 
     def come_back(self) -> None:
         self.hang_up()
         self.is_connected, self.has_head, self.connection = True, False, b""
+        self.is_answered = False
         self.feed(e.ClientReturned(self.position))
 
     def leave(self) -> None:
@@ -522,12 +529,11 @@ class World:
         rng = self.rng
         if self.adopted:
             self.accepted += 1
-            left = self.worker("attach") if rng.random() < 0.7 else None
             tokens = rng.choice((*self.truth.starts[1:], len(self.truth.ids)))
             self.position = (tokens, 0)
             known = self.truth.until(tokens)
             self.had = [part + b"\n\n" for part in known.split(b"\n\n")[:-1]]
-            self.feed(e.Adopted(self.position, left))
+            self.feed(e.Adopted(self.position))
         elif rng.random() < 0.5:
             self.accepted += 1
             self.feed(e.Accepted(self.stream.arrival))
@@ -610,6 +616,7 @@ class World:
         assert len(self.ends) == 1, self.ends
         assert self.accepted == 1 or isinstance(self.ends[0], do.LetGo)
         assert self.open is None, "an attempt is left open"
+        assert self.is_answered or not self.is_connected, "a client waits for ever"
         (end,) = self.ends
         if isinstance(end, do.RecordEnd) and end.outcome == "completed":
             assert not self.was_failed

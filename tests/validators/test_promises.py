@@ -31,6 +31,7 @@ from relume.chaos.validators.records import ClientRecord, Violation, events_of
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode, encode
 from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.vocabulary.enums import AttemptMode
 from tests.policies.story import (
     Story,
     arrived,
@@ -358,6 +359,23 @@ def test_i3_finds_delivery_that_went_back() -> None:
     story = moved(17)
     story.tell("r.r0", observed(attempt=2))
     assert "had delivered 0" in about(i3_indices.check(story.groups, []))
+
+
+@pytest.mark.parametrize(("from_there", "fine"), [(3, True), (2, False), (5, False)])
+def test_i3_reads_what_each_owner_knows(from_there: int, fine: bool) -> None:
+    """r1's client has 5 tokens. r0 has not heard of it, continues after 3, and gets the client
+    back: what it wrote before counts."""
+    story = short()
+    story.worker("w1")
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    lost = msgspec.structs.replace(observed(), delivered=3)
+    on = decided(attempt=2, worker="w1", delivered=from_there)
+    on = msgspec.structs.replace(on, mode=AttemptMode.CONTINUE)
+    story.tell("r.r0", lost, on)
+    story.tell("r.r0", v.ClientReturned(request="q1", claim="c2", attempt=2, tokens=7, events=0))
+    story.tell("r.r0", msgspec.structs.replace(observed(attempt=2), delivered=7))
+    assert (i3_indices.check(story.groups, []) == []) is fine
 
 
 def test_i3_accepts_that_an_answer_in_one_piece_starts_over() -> None:

@@ -41,26 +41,28 @@ def _chunks(client: ClientRecord) -> list[str]:
 
 def _attempts(course: Course) -> list[str]:
     texts = []
-    delivered = 0
+    # Each owner continues from what it knows: one that has not heard yet that the client went
+    # elsewhere writes on.
+    delivered = dict[str, int]()
     returned = again = False
     is_whole = course.arrived is not None and not course.arrived.event.stream
     for at in course.events:
-        event = at.event
+        event, before = at.event, delivered.get(at.stream, 0)
         if type(event) is v.TransportObserved:
-            if event.delivered < delivered and not again:
+            if event.delivered < before and not again:
                 texts.append(
                     f"attempt {event.attempt} had delivered {event.delivered} tokens, "
-                    f"{delivered} were delivered before it"
+                    f"{before} were delivered before it"
                 )
-            delivered, again = event.delivered, False
+            delivered[at.stream], again = event.delivered, False
         elif type(event) is v.ClientReturned:
-            delivered = event.tokens  # the rest had not reached it
+            delivered[at.stream] = event.tokens  # the rest had not reached it
             returned = True
         elif type(event) is v.RouteDecided and event.worker and event.mode == AttemptMode.CONTINUE:
-            if event.delivered != delivered:
+            if event.delivered != before:
                 texts.append(
                     f"attempt {event.attempt} continues from {event.delivered}, "
-                    f"{delivered} tokens were delivered"
+                    f"{before} tokens were delivered"
                 )
         elif type(event) is v.RouteDecided and event.mode == AttemptMode.NEW:
             # From its envelope; what the client has is not counted meanwhile. Of an answer in one
@@ -69,6 +71,8 @@ def _attempts(course: Course) -> list[str]:
             if event.delivered:
                 texts.append(f"attempt {event.attempt} starts over with tokens delivered")
     end = course.end
-    if end is not None and end.outcome == RequestOutcome.COMPLETED and 0 < end.tokens < delivered:
-        texts.append(f"ended with {end.tokens} tokens, {delivered} were delivered before")
+    if end is not None and end.outcome == RequestOutcome.COMPLETED:
+        had = delivered.get(course.owners[-1], 0)
+        if 0 < end.tokens < had:
+            texts.append(f"ended with {end.tokens} tokens, {had} were delivered before")
     return texts

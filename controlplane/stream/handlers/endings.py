@@ -18,7 +18,6 @@ from relume.controlplane.stream.stream_effects import (
 )
 from relume.controlplane.stream.stream_events import Fault, ShutDown, TakenOver
 from relume.controlplane.stream.stream_states import (
-    Adopting,
     Attempt,
     BackingOff,
     Delivering,
@@ -46,7 +45,7 @@ def attempt_of(state: State) -> Assignment | None:
 
 def left_of(state: State) -> Assignment | None:
     """The attempt that runs on without us, if one does."""
-    return state.left if isinstance(state, Detached | Adopting | Delivering) else None
+    return state.left if isinstance(state, Detached | Delivering) else None
 
 
 def drop_plan(stream: Stream, state: State) -> None:
@@ -193,11 +192,17 @@ def on_taken_over(stream: Stream, state: State, event: TakenOver, now: float) ->
     """The request ends here without a word in the log. A client that is there may connect
     again."""
     is_there = not stream.is_absent and not isinstance(state, Delivering)
+    ended = let_go(stream, state)
+    if is_there:
+        stream.effects.append(Cut())
+    return ended
+
+
+def let_go(stream: Stream, state: State) -> Ended:
+    """Leave the stream to another replica."""
     leave(stream, state)
     stream.absent_until = NEVER
     stream.effects.append(LetGo())
-    if is_there and stream.begun:
-        stream.effects.append(Cut())
     return Ended("let_go")
 
 

@@ -19,7 +19,7 @@ from relume.controlplane.stream.handlers.endings import (
     drop_plan,
     end,
     leave,
-    on_taken_over,
+    let_go,
     release,
 )
 from relume.controlplane.stream.handlers.placing import dispatch, proceed
@@ -40,7 +40,6 @@ from relume.controlplane.stream.stream_events import (
     HandoverNoticed,
     Owned,
     Position,
-    TakenOver,
 )
 from relume.controlplane.stream.stream_states import (
     Adopting,
@@ -61,7 +60,7 @@ def detach(stream: Stream, state: State, now: float) -> State:
     stream.out.clear()
     stream.absent_until = now + stream.limits.resume.grace_s
     stream.effects.append(Detach())
-    return Adopting(left) if isinstance(state, Adopting) else Detached(left)
+    return state if isinstance(state, Adopting) else Detached(left)
 
 
 def can_be_placed(stream: Stream, state: State) -> bool:
@@ -113,12 +112,12 @@ def on_client_returned(stream: Stream, state: State, event: ClientReturned, now:
     """The newest connection wins."""
     if stream.stamp is None:
         raise IllegalEvent(state, event)
-    drop_plan(stream, state)
     left = leave(stream, state)
     stream.known = max(stream.known, stream.answer.ids, key=len)
     _rewind(stream, event.have)
+    drop_plan(stream, state)  # after the return, which the log has first: what this client has
     if isinstance(state, Adopting):
-        return Adopting(left)
+        return state
     return _go_on(stream, Detached(None), left, now)
 
 
@@ -126,13 +125,13 @@ def on_adopted(stream: Stream, state: Counting, event: Adopted, now: float) -> S
     stream.accepted = True
     _rewind(stream, event.have)
     stream.effects.append(AwaitOwnership())
-    return Adopting(event.left)
+    return Adopting()
 
 
 def on_owned(stream: Stream, state: Adopting, event: Owned, now: float) -> State:
     if not event.ours:
         is_there = not stream.is_absent
-        ended = on_taken_over(stream, state, TakenOver(), now)
+        ended = let_go(stream, state)
         if is_there:
             stream.effects.append(_gone())
         return ended

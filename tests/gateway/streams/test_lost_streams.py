@@ -46,11 +46,10 @@ class Returns:
 
     def came_back(self, request: str, tokens: int, events: int) -> None: ...
 
-    def adopt(self, arrival: Arrival, tokens: int, events: int) -> Assignment | None:
+    def adopt(self, arrival: Arrival, tokens: int, events: int) -> None:
         self.scheduler.arrivals[arrival.request] = arrival
         self.scheduler.avoid[arrival.request] = set()
         self.scheduler.attempts[arrival.request] = 1
-        return self.runs
 
     def holders(self, request: str, worker: str = "") -> tuple[str, ...]:
         return ()
