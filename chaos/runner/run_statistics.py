@@ -26,7 +26,7 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
     broken = sum(h.record.outcome != RequestOutcome.COMPLETED for h in histories)
     ttft = [(h.first_ns - h.sent_ns) / MS for h in histories if h.first_ns is not None]
     gaps = [max(h.record.gaps_ms) for h in histories if h.record.gaps_ms]
-    back = [float(one.back_ms - one.begun_ms) for one in recoveries(log) if one.resumed]
+    back = [float(one.back_ms - one.begun_ms) for one in recoveries(log) if one.resumed_on]
     sent = [h.sent_ns for h in histories]
     last = [h.last_ns for h in histories if h.last_ns is not None]
     return {

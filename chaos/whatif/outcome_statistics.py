@@ -78,7 +78,7 @@ def of_run(outcome: Outcome, start: Start, known: Read) -> Course:
             completed=record.outcome == RequestOutcome.COMPLETED,
             workers=workers,
         )
-    back = tuple(float(r.back_ms - r.begun_ms) for r in recoveries(log) if r.resumed)
+    back = tuple(float(r.back_ms - r.begun_ms) for r in recoveries(log) if r.resumed_on)
     return Course(found, back, outcome.error)
 
 
@@ -111,7 +111,7 @@ def of_log(log: Log, start: Start, known: Read) -> Course:
     back = tuple(
         float(r.back_ms - r.begun_ms)
         for r in recoveries(log)
-        if r.resumed and r.begun_ms >= start.at_ms
+        if r.resumed_on and r.begun_ms >= start.at_ms
     )
     return Course(found, back)
 

@@ -582,6 +582,23 @@ def test_i10_is_not_misled_by_a_worker_that_tells_late() -> None:
     assert i10_recovery_bound.check(groups, [], bound_ms=300)
 
 
+@pytest.mark.parametrize(("lost", "fine"), [("w1", True), ("w0", False)])
+def test_i10_grants_the_time_in_which_the_next_worker_could_not_write(
+    lost: str, fine: bool
+) -> None:
+    """Its lease lapsed; its first token has the time of its next segment."""
+    story = short()
+    story.worker("w1")
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell("fleet", v.WorkerLost(worker=lost, epoch=1, reason="lease lapsed"))
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    told = story.revision
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 9000, told: 30_000, told + 1: 60_000})
+    assert (i10_recovery_bound.check(groups, []) == []) is fine
+
+
 def test_i10_starts_over_when_the_gateway_is_killed() -> None:
     story = short()
     story.tell("r.r0", observed())

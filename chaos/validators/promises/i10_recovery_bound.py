@@ -17,6 +17,7 @@ from msgspec import Struct
 from relume.chaos.validators.records import (
     ClientRecord,
     Course,
+    Entry,
     Violation,
     courses,
     events_of,
@@ -37,8 +38,8 @@ SILENCE_MS = 3000
 
 class Recovery(Struct, frozen=True, kw_only=True):
     """One attempt that was cut. It was lost at `begun_ms`; `back_ms` is when the request went
-    on (its next first token, else the next cut or its end); -1: it never did. `resumed`: with
-    a token. Wall times as in `Segment.at_ms`."""
+    on (its next first token, else the next cut or its end); -1: it never did. `resumed_on`: the
+    worker that made that token, if one did. Wall times as in `Segment.at_ms`."""
 
     request: str
     attempt: int
@@ -46,7 +47,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
     kind: str
     begun_ms: int
     back_ms: int
-    resumed: bool
+    resumed_on: str
 
 
 def _summed(stopped: Sequence[tuple[str, int]]) -> dict[str, int]:
@@ -72,7 +73,7 @@ def check(
     out = []
     bound_ms += unserved_ms
     patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
-    silences = list(_silences(groups))
+    silences, unheard = list(_silences(groups)), _unheard(groups)
     owners = {course.request: course.owners for course in courses(groups).values()}
     for one in recoveries(groups):
         begun_ms = max(
@@ -82,7 +83,8 @@ def check(
             )]
         )  # fmt: skip
         unknown = sum(
-            max(0, min(one.back_ms, until) - max(begun_ms, since)) for since, until in silences
+            max(0, min(one.back_ms, until) - max(begun_ms, since))
+            for since, until in [*silences, *unheard.get(one.resumed_on, ())]
         )
         bound = bound_ms + patience.get(one.request, 0) + unknown
         if one.back_ms < 0:
@@ -112,6 +114,24 @@ def _silences(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
             last = at.at_ms
 
 
+def _unheard(groups: Sequence[RevisionGroup]) -> dict[str, list[tuple[int, int]]]:
+    """Of each worker, the times in which it could not write, as a lost lease shows: what it did
+    meanwhile has the time of its next segment."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    last: dict[str, int] = {}
+    lost: set[str] = set()
+    for at in events_of(groups):
+        if type(at.event) is v.WorkerLost:
+            lost.add(at.event.worker)
+        elif at.stream.startswith("w."):
+            worker = at.stream.removeprefix("w.")
+            if worker in lost:
+                lost.discard(worker)
+                found.setdefault(worker, []).append((last.get(worker, at.at_ms), at.at_ms))
+            last[worker] = at.at_ms
+    return found
+
+
 def _patience(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], stopped: dict[str, int]
 ) -> dict[str, int]:
@@ -137,7 +157,7 @@ def _is_left(course: Course) -> bool:
 
 def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
     """Every attempt in the log that was cut, and when its request continued."""
-    first_tokens: dict[tuple[str, int], int] = {}
+    first_tokens: dict[tuple[str, int], Entry] = {}
     died: dict[tuple[str, int], int] = {}
     for at in events_of(groups, "w."):
         if type(at.event) is v.EngineDied:
@@ -145,7 +165,7 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
         elif type(at.event) is v.EngineStep:
             for change in at.event.changes:
                 if type(change) is v.FirstToken:
-                    first_tokens[change.request, change.attempt] = at.at_ms
+                    first_tokens[change.request, change.attempt] = at
     for course in courses(groups).values():
         cuts = [at for at in course.events if type(at.event) is v.TransportObserved]
         end_ms = course.ends[0].at_ms if course.ends else -1
@@ -156,7 +176,7 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
             begun = min(cut.at_ms, died.get((event.worker, event.incarnation), cut.at_ms))
             following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
             first = first_tokens.get((course.request, event.attempt + 1))
-            back = following if first is None else first
+            back = following if first is None else first.at_ms
             if 0 <= following < back:
                 back = following  # its worker was cut from the log and told of it late
             if is_left and back == end_ms:
@@ -169,5 +189,5 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 kind=event.kind,
                 begun_ms=begun,
                 back_ms=back,
-                resumed=first is not None,
+                resumed_on="" if first is None else first.stream.removeprefix("w."),
             )
