@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from relume.chaos.outcome import Kind, Outcome
+from relume.chaos.outcome import Fired, Kind, Outcome
 from relume.chaos.runner.run_statistics import figures_of, real
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.schedule import Planned
@@ -195,34 +195,39 @@ def _unserved_ms(run: Outcome) -> int:
 
 
 def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
-    """From when to when (ns) a fault kept which worker from serving: it was cut from the gateways,
-    stopped, or dead while its agent was stopped or while no log told that it was back."""
+    """From when to when (ns) a fault prevented which worker from serving: it was cut from the
+    gateways, stopped, or dead while its agent was stopped or no log could report its return."""
     peers = {planned.name: planned.peer for planned in run.schedule.faults}
-    deaths = [
-        (fired.at_ns, name)
-        for fired in run.fired
-        for name, domain in run.schedule.workers.items()
-        if (fired.what in ("engine-kill", "agent-kill") and name in fired.target.split(","))
-        or (fired.what == "domain-loss" and domain in fired.target.split(","))
-    ]
-    members = len(run.schedule.etcd)
+    deaths = list(_deaths(run))
     for fired in run.fired:
         until_ns = fired.until_ns or run.ended_ns
-        outvoted = fired.what in ("etcd-stop", "etcd-kill", "disk-slow") and (
-            2 * len(fired.target.split(",")) > members
-        )
-        if outvoted or fired.what == "etcd-quota":
-            for died_ns, dead in deaths:
-                if fired.at_ns - RELOAD_NS <= died_ns < until_ns:
-                    yield max(fired.at_ns, died_ns), until_ns, dead
         cut = fired.what in ("cut", "cut-one-way") and peers.get(fired.name) == "gateway"
-        for name in fired.target.split(","):
-            if cut or fired.what == "engine-stop":
+        if cut or fired.what == "engine-stop":
+            for name in fired.target.split(","):
                 yield fired.at_ns, until_ns, name
-            elif fired.what == "agent-stop":
-                for died_ns, dead in deaths:
-                    if dead == name and fired.at_ns - RELOAD_NS <= died_ns < until_ns:
-                        yield max(fired.at_ns, died_ns), until_ns, name
+        unreported = _stops_log(run, fired)
+        for died_ns, dead in deaths:
+            stopped = fired.what == "agent-stop" and dead in fired.target.split(",")
+            if (unreported or stopped) and fired.at_ns - RELOAD_NS <= died_ns < until_ns:
+                yield max(fired.at_ns, died_ns), until_ns, dead
+
+
+def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:
+    """When (ns) a fault killed the engine of which worker."""
+    for fired in run.fired:
+        targets = fired.target.split(",")
+        for name, domain in run.schedule.workers.items():
+            if (fired.what in ("engine-kill", "agent-kill") and name in targets) or (
+                fired.what == "domain-loss" and domain in targets
+            ):
+                yield fired.at_ns, name
+
+
+def _stops_log(run: Outcome, fired: Fired) -> bool:
+    """Whether the fault left etcd without a majority, or without space."""
+    outvoted = 2 * len(fired.target.split(",")) > len(run.schedule.etcd)
+    stops = fired.what in ("etcd-stop", "etcd-kill", "disk-slow")
+    return fired.what == "etcd-quota" or (stops and outvoted)
 
 
 def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Expectation]:

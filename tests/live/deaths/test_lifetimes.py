@@ -92,8 +92,8 @@ async def _gets_streams_again(scene: Scene, name: str, calm: dict) -> None:
 
 
 async def _agent_killed(scene: Scene, calm: dict) -> None:
-    """An agent dies: its engine follows within a second, streams move, a new agent starts
-    another incarnation."""
+    """An agent dies: its engine follows, streams move, a new agent starts another
+    incarnation."""
     victim = await scene.worker("w0")
     child = scene.fleet.children["w0"]
 
@@ -105,8 +105,10 @@ async def _agent_killed(scene: Scene, calm: dict) -> None:
     hit = await scene.streams(6, 500, "agent", kill)
     assert not whole(hit)
     assert same(calm, hit) == []
-    await asyncio.sleep(1.5)
-    assert not Path(f"/proc/{victim['engine_pid']}").exists()
+    deadline = time.monotonic() + HANG_S
+    while Path(f"/proc/{victim['engine_pid']}").exists():
+        assert time.monotonic() < deadline, "the engine outlives its agent"
+        await asyncio.sleep(0.05)
     child.process.wait()
     scene.fleet.restart("w0")
     await scene.until_ready("w0", victim["incarnation"] + 1)
