@@ -16,7 +16,7 @@ UNITS = not live and not engine and not serve and not etcd and not slow
 
 help: ## show this list
 	@echo "Relume keeps a fleet of vLLM workers answering through failures."
-	@echo "On a fresh Linux machine with Python 3.11 or later, start with: make demo"
+	@echo "On a fresh Linux machine with Python 3.11 to 3.13, start with: make demo"
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
 

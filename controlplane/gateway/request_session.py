@@ -241,8 +241,8 @@ class RequestSession:
 
     def worker_lost(self, cause: str, detail: str = "") -> None:
         """Another part gave the engine up, or knows that it is dead."""
-        if self.machine.accepts(e.WorkerLost):
-            self.feed_safely(e.WorkerLost(TransportKind(cause), detail))
+        if self.machine.accepts(e.EngineGivenUp):
+            self.feed_safely(e.EngineGivenUp(TransportKind(cause), detail))
 
     def runs_unattended_on(self, worker: str, incarnation: int) -> bool:
         """Whether the attempt there runs for an absent client, and can resume after what that

@@ -134,7 +134,7 @@ class ConnectionLost(Event, frozen=True):
     idle: bool = False
 
 
-class WorkerLost(Event, frozen=True):
+class EngineGivenUp(Event, frozen=True):
     """A notice, the stall watch or an operator gave the worker's engine up."""
 
     cause: TransportKind

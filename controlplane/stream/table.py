@@ -15,13 +15,12 @@ A request is in one state at a time, and a state is what we wait for:
 Three rules hold everything together.
 
 1. *One end.* After `Accept` there is exactly one `RecordEnd` or `LetGo`, whichever of client,
-worker
-   and control plane goes first. Only `endings` emits them, and both lead to ENDED, from which
-   nothing leads away.
+   worker and control plane goes first. Only `endings` emits them, and both lead to ENDED, from
+   which nothing leads away.
 2. *One attempt.* An `Attempt` state holds the one worker that may have the request. A transition
-from such a state to one without an attempt, or to another attempt, emits `Close` first. An attempt
-   that runs on for an absent client is `left` in a state without an attempt, and is attached to,
-   released, or dropped, never joined by a second one.
+   from such a state to one without an attempt, or to another attempt, emits `Close` first. An
+   attempt that runs on for an absent client is `left` in a state without an attempt, and is
+   attached to, released, or dropped, never joined by a second one.
 3. *A prefix.* Bytes go to the client in whole frames, together with the ids that they show. The
    next attempt begins at the first token whose frame did not come; what it repeats is dropped.
    So what a client has is a prefix of the one true stream, at every moment.
@@ -83,7 +82,7 @@ EITHER: Row = {**PRESENT, **ABSENT}
 # A worker that has the request may be lost, as its connection or another observer says.
 LOSABLE: Row = {
     e.ConnectionLost: attempts.on_connection_lost,
-    e.WorkerLost: attempts.on_worker_lost,
+    e.EngineGivenUp: attempts.on_engine_given_up,
 }
 # Frames come, and at last the response ends, which it should not do before the end frame.
 FRAMES: Row = {
@@ -127,7 +126,7 @@ TABLE: dict[type[s.State], Row] = {
         **EITHER,
         e.Connected: attempts.on_connected,
         e.ConnectFailed: attempts.on_connect_failed,
-        e.WorkerLost: attempts.on_worker_lost,
+        e.EngineGivenUp: attempts.on_engine_given_up,
     },
     s.AwaitingFirst: {**FRAMES, e.Head: attempts.on_head},
     s.Attaching: {**FRAMES, e.Head: attempts.on_attach_head},

@@ -88,6 +88,8 @@ def page() -> str:
         "Goals are the project's own.",
         f"The machine: {MACHINE}.",
         "Its load is in the column *Machine*. Repeat a run on a quiet machine before you rely on a tail.",
+        "Some commits named here are no longer in the repository: their work landed under another hash. b068422 is the redesign,",
+        "before the commit `house: rooms by duty, one stream machine, plain words`.",
         "",
         "Failed attempts stand with the [decision](docs/decisions/index.md) that they led to.",
         "",

@@ -504,9 +504,9 @@ class World:
             found.append(self.lose)
         if self.sent and self.head is None and not self.raw:
             found.append(self.sent.clear)  # the response ends in front of its end frame
-        if accepts(e.WorkerLost):
+        if accepts(e.EngineGivenUp):
             cause = rng.choice(("stall", "engine_dead", "engine_error", "reset"))
-            found.append(lambda: self.feed(e.WorkerLost(cause, "said so")))
+            found.append(lambda: self.feed(e.EngineGivenUp(cause, "said so")))
         between_frames = self.sent is not None and self.head is None and not self.raw
         if isinstance(state, s.Receiving) and between_frames:
             found.append(self.misbehave)

@@ -26,7 +26,7 @@ from relume.controlplane.stream.stream_events import (
     Data,
     Head,
     ResponseEnded,
-    WorkerLost,
+    EngineGivenUp,
 )
 from relume.controlplane.stream.stream_states import (
     Attaching,
@@ -196,7 +196,7 @@ def on_connection_lost(stream: Stream, state: Attempt, event: ConnectionLost, no
     return lose(stream, state, event.kind, event.detail, now)
 
 
-def on_worker_lost(stream: Stream, state: Attempt, event: WorkerLost, now: float) -> State:
+def on_engine_given_up(stream: Stream, state: Attempt, event: EngineGivenUp, now: float) -> State:
     if event.cause == TransportKind.STALL:
         stream.budget.found_hung(now - stream.sent_at)
     return lose(stream, state, event.cause, event.detail, now)
