@@ -39,7 +39,7 @@ from relume.engine_shim.checkpoints.link.block_stream import BlockOut, gather, s
 from relume.events import vocabulary as v
 from relume.events.log.memory import MemoryLog
 from relume.policies.state.fleet import Request as Live
-from tests.kv_stream.test_links import SECRET, ins, outs, served
+from tests.kv_stream.transports import SECRET, ins, outs, served
 from tests.pace import turns
 from tests.state_daemon.daemon import (
     Cache,

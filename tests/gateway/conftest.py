@@ -9,7 +9,8 @@ import uvloop
 
 from relume.controlplane.gateway.config import GatewayConfig
 from relume.controlplane.gateway.endpoint import Gateway
-from tests.gateway.peers import Engine, FakeScheduler, RawClient
+from tests.gateway.peers import Engine, FakeScheduler
+from tests.gateway.raw_client import RawClient
 
 
 def pytest_asyncio_loop_factories(config, item):

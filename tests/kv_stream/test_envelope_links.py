@@ -18,7 +18,7 @@ from relume.engine_shim.checkpoints.link.channel import Channel, LocalChannel, W
 from relume.engine_shim.checkpoints.link.image import digest_of
 from relume.engine_shim.checkpoints.link.peer import Peer
 from relume.events.wire.kv import kv_messages as m
-from tests.kv_stream.test_links import LINKS, Fleet
+from tests.kv_stream.transports import LINKS, Fleet
 from tests.signals import stop
 from tests.state_daemon.daemon import daemon_in
 

@@ -27,7 +27,7 @@ from relume.engine_shim.checkpoints.link.zmq_channel import CurveKeys, ZmqChanne
 from relume.engine_shim.checkpoints.lookup import Lookup, LookupResult
 from relume.events.wire.kv import kv_messages as m
 from relume.events.wire.kv.kv_errors import Unreachable
-from tests.kv_stream.test_links import SECRET, ins, outs, served, wait
+from tests.kv_stream.transports import SECRET, ins, outs, served, wait
 from tests.signals import stop
 from tests.state_daemon.daemon import (
     Cache,

@@ -18,7 +18,7 @@ from relume.engine_shim.checkpoints.rank_blocks import CheckpointRank
 from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 from relume.events.wire.kv import token_chain as prefix
 from tests.engine.fleet import wait_until
-from tests.kv_stream.test_links import LINKS, SECRET, Fleet, outs, served
+from tests.kv_stream.transports import LINKS, SECRET, Fleet, outs, served
 from tests.state_daemon.daemon import (
     Cache,
     Daemon,

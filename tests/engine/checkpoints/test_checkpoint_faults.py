@@ -18,7 +18,7 @@ from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 from relume.events.wire import frames
 from relume.events.wire.kv import kv_messages as m
 from tests.engine import client
-from tests.engine.checkpoints.test_checkpoints import (
+from tests.engine.checkpoints.restored_requests import (
     BLOCK,
     LONG,
     PATH,

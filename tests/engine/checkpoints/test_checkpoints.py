@@ -25,37 +25,31 @@ from relume.events.vocabulary import (
 from relume.events.wire import frames
 from relume.events.wire.kv import kv_messages as m
 from tests.engine import client
+from tests.engine.checkpoints.restored_requests import (
+    BLOCK,
+    LONG,
+    PATH,
+    PROMPT,
+    TOKENS,
+    body_for,
+    connector,
+    endpoint,
+    flip,
+    forget_prefixes,
+    full_blocks,
+    held_blocks,
+    outcome,
+    resumed,
+    run_until_killed,
+    whole,
+)
 from tests.engine.fleet import Engine, StockServe, Zygote, engine_of, wait_until
 from tests.signals import let_run, slowed, stepped, stop
 from tests.state_daemon.daemon import Cache, Daemon, daemon_in, hello, local, peer_of, stats
 from tests.suite.outcomes import inconclusive
 
 pytestmark = pytest.mark.engine
-
-PATH = "/v1/completions"
 HANDOVER = "/relume/handover"
-BLOCK = 32
-PROMPT = " ".join(f"Block {i} of the lease is held by worker {i * 7 % 13}." for i in range(14))
-TOKENS = 600
-LOOKUP_S = 6.0
-"""Within it a holder on a busy machine answers; a stopped one costs it."""
-LONG = {"max_tokens": 1500, "ignore_eos": True}
-"""What no core ends while it is let run a moment at a time."""
-
-
-def connector(
-    named: str = "RelumeConnector",
-    module: str = "relume.engine_shim.checkpoints.connector",
-    **extra: Any,
-) -> list[str]:
-    config = {
-        "kv_connector": named,
-        "kv_connector_module_path": module,
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"lookup_timeout_s": LOOKUP_S, **extra},
-    }
-    return ["--kv-transfer-config", json.dumps(config)]
 
 
 @pytest.fixture(scope="module")
@@ -68,84 +62,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def second(zygote: Zygote) -> Iterator[Engine]:
     with engine_of(zygote.fork(*connector(), VLLM_SERVER_DEV_MODE="1")) as engine:
         yield engine
-
-
-def body_for(**options: Any) -> dict[str, Any]:
-    usual = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "stream": True}
-    return {**usual, "prompt": PROMPT, **options}
-
-
-def held_blocks(daemon: Daemon, request: str) -> int:
-    with peer_of(local(daemon.socket), hello=hello("control")) as control:
-        answer, _ = control.ask(m.Ask(0, (request,)), 5.0)
-        return min((p.blocks for p in answer.positions), default=0)
-
-
-def endpoint(daemon: Daemon) -> str:
-    return f"unix:{daemon.socket}"
-
-
-def full_blocks(engine: Engine, tokens: int) -> int:
-    """Whole blocks of the prompt and `tokens` generated ones; one token is left to compute."""
-    body = {"model": "tiny", "prompt": PROMPT}
-    prompt = json.loads(client.post(engine.port, "/tokenize", body).body)["count"]
-    return (prompt + tokens - 1) // BLOCK
-
-
-def run_until_killed(engine: Engine, daemon: Daemon, name: str, tokens: int) -> list[int]:
-    """Reads `tokens` of a stream, waits until the holder has their full blocks, and kills
-    the engine; the ids that were delivered. The engine runs a moment at a time, so that it does
-    not end the request first."""
-    blocks = full_blocks(engine, tokens)
-    headers = client.headers_for(request=name, checkpoint=endpoint(daemon))
-    with ThreadPoolExecutor(1) as pool, stepped(engine.pid) as until:
-        reading = pool.submit(stream_until, engine.port, headers, tokens)
-        until(reading.done, "the client has its tokens")
-        connection, ids = reading.result()
-        until(lambda: held_blocks(daemon, name) >= blocks, "the blocks are held")
-        os.kill(engine.pid, signal.SIGKILL)
-    connection.close()
-    wait_until(lambda: not engine.alive(), "killed")
-    return ids[:tokens]
-
-
-def stream_until(port: int, headers: dict[str, str], tokens: int) -> tuple[Any, list[int]]:
-    """A connection on which `tokens` or more of a stream are read, and their ids."""
-    connection, response = client.open_stream(port, PATH, body_for(), headers)
-    reader, ids = frames.FrameReader(), []
-    while len(ids) < tokens:
-        data = response.read1(65536)
-        assert data, "the stream ended early"
-        for part in reader.feed(data):
-            assert isinstance(part, frames.Tokens), part
-            ids += part.ids
-    return connection, ids
-
-
-def forget_prefixes(engine: Engine) -> None:
-    """What earlier tests computed here must not help."""
-    assert client.post(engine.port, "/reset_prefix_cache", {}).status == 200
-
-
-def whole(engine: Engine, name: str) -> client.Framed:
-    return client.ask(engine.port, PATH, body_for(), request=name)
-
-
-def resumed(engine: Engine, daemon: Daemon, name: str, ids: list[int], created: bytes) -> Any:
-    return client.ask(
-        engine.port, PATH, body_for(), attempt=2, request=name, resume=("continue", ids),
-        created=created, response_id=name, restore=endpoint(daemon),
-    )  # fmt: skip
-
-
-def outcome(engine: Engine, name: str) -> list[Any]:
-    wait_until(
-        lambda: any(
-            e.request == name and not isinstance(e, RestoreStarted) for e in engine.agent.events
-        ),
-        "the restore is reported",
-    )
-    return [e for e in engine.agent.events if e.request == name]
 
 
 @pytest.mark.parametrize("tokens", (1, 47, 100))
@@ -170,23 +86,6 @@ def test_a_killed_request_continues_from_its_blocks_token_for_token(
     assert done.tokens == started.tokens == possible * BLOCK
     admitted = [c for c in second.agent.changes(name) if type(c).__name__ == "RequestAdmitted"]
     assert admitted[0].cached_tokens == done.tokens, "no more is computed than was missing"
-
-
-def flip(daemon: Daemon, number: int) -> None:
-    """A bit of the `number`-th image of the daemon's memory."""
-    assert daemon.process is not None
-    figures = stats(daemon)
-    size = figures["memory_used"] // figures["contents"]
-    for fd in os.listdir(f"/proc/{daemon.process.pid}/fd"):
-        link = f"/proc/{daemon.process.pid}/fd/{fd}"
-        if "relume-checkpoints" in os.readlink(link):
-            file = os.open(link, os.O_RDWR)
-            at = number * size + size // 3
-            old = os.pread(file, 1, at)
-            os.pwrite(file, bytes([old[0] ^ 64]), at)
-            os.close(file)
-            return
-    raise AssertionError("no arena")
 
 
 def test_a_corrupt_block_is_computed_and_never_used(
@@ -591,33 +490,3 @@ def test_what_the_engine_makes_of_the_model_is_in_the_fingerprint(
         mine, theirs = second.agent.layout, other.agent.layout
         assert mine is not None and theirs is not None and mine.family != theirs.family
         assert mine.block_bytes == theirs.block_bytes
-
-
-HYBRID = {
-    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "dtype": "float32",
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048,
-    "vocab_size": 3072, "sliding_window": 64, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
-    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32,
-    "rope_local_base_freq": 10000.0,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("layers", "why"),
-    (
-        (["sliding_attention", "full_attention"], "several KV cache groups are not checkpointed"),
-        (["sliding_attention"] * 2, "a cache of SlidingWindowSpec is not checkpointed"),
-    ),
-)
-def test_a_model_whose_blocks_do_not_all_stay_is_refused_at_start(
-    zygote: Zygote, tiny_model: Path, tmp_path: Path, layers: list[str], why: str
-) -> None:
-    for file in tiny_model.glob("tokenizer*"):
-        (tmp_path / file.name).symlink_to(file)
-    config = {**HYBRID, "layer_types": layers}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = ("--model", str(tmp_path), "--load-format", "dummy")
-    with pytest.raises(AssertionError, match=why):
-        zygote.fork(*connector(), *model)

@@ -12,7 +12,7 @@ import pytest
 from relume.events.vocabulary import RestoreDone, RestoreFailed
 from relume.events.wire import frames
 from tests.engine import client
-from tests.engine.checkpoints.test_checkpoints import (
+from tests.engine.checkpoints.restored_requests import (
     BLOCK,
     PATH,
     PROMPT,

@@ -9,7 +9,7 @@ import pytest
 
 from relume.engine_shim.generation import SELF_TEST
 from tests.engine import client
-from tests.engine.checkpoints.test_checkpoints import (
+from tests.engine.checkpoints.restored_requests import (
     PATH,
     body_for,
     connector,

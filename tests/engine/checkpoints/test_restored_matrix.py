@@ -21,7 +21,7 @@ from relume.events.vocabulary import RestoreDone, RestoreStarted
 from relume.events.wire import frames
 from relume.events.wire.kv import kv_messages as m
 from tests.engine import client, matrix
-from tests.engine.checkpoints.test_checkpoints import (
+from tests.engine.checkpoints.restored_requests import (
     BLOCK,
     PROMPT,
     connector,

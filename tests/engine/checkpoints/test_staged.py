@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine import client, matrix
-from tests.engine.checkpoints.test_checkpoints import BLOCK, connector
+from tests.engine.checkpoints.restored_requests import BLOCK, connector
 from tests.engine.checkpoints.test_restored_matrix import (
     ROWS,
     body_of,

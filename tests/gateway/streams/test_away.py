@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from tests.gateway.client_requests import CHAT, chat_body
 from tests.gateway.peers import Behaviour, token_ids
-from tests.gateway.test_failover import CHAT, chat_body
 
 
 async def until(found: Callable[[], object]) -> None:

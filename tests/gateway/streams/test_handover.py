@@ -8,8 +8,8 @@ import re
 
 import pytest
 
+from tests.gateway.client_requests import CHAT, TEXT, chat_body, text_body
 from tests.gateway.peers import Behaviour, expected_stream, token_ids
-from tests.gateway.test_failover import CHAT, TEXT, chat_body, text_body
 
 
 @pytest.mark.parametrize("chat", [True, False])

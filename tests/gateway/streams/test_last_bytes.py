@@ -8,9 +8,9 @@ import re
 import socket
 from types import SimpleNamespace
 
+from tests.gateway.client_requests import CHAT, chat_body
 from tests.gateway.peers import Behaviour, expected_stream, frames
 from tests.gateway.streams.test_away import until
-from tests.gateway.test_failover import CHAT, chat_body
 
 TOKENS = 300
 BYTES = 1000

@@ -14,8 +14,8 @@ import pytest
 from relume.controlplane.client import astream
 from relume.controlplane.stream import event_ids
 from relume.controlplane.stream.arrival import Arrival, Assignment
+from tests.gateway.client_requests import TEXT
 from tests.gateway.peers import Behaviour
-from tests.gateway.test_failover import TEXT
 
 CLAIM = event_ids.resume_token(os.urandom(event_ids.TOKEN_ENTROPY_BYTES))
 LAST_ID = f"lost-1:{CLAIM}:5"

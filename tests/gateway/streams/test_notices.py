@@ -27,12 +27,12 @@ from relume.policies.liveness import stall
 from tests.gateway.peers import (
     Behaviour,
     Engine,
-    RawClient,
     Seen,
     _EngineConnection,
     expected_stream,
     token_ids,
 )
+from tests.gateway.raw_client import RawClient
 
 TEXT = "/v1/completions"
 BODY = json.dumps({"model": "m", "prompt": "hi", "temperature": 0, "stream": True}).encode()

@@ -1,14 +1,9 @@
-"""A cache that is read and written by copies: what is saved is what was computed, what is loaded
-is there when it is said to be, and whatever fails costs checkpoints only.
-
-In host memory, where side streams are threads that can be held up; with a GPU the same on it.
-"""
+"""A rank with a staged cache: what it reports, and that whatever fails costs checkpoints only."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,269 +12,21 @@ import torch
 
 from relume.engine_shim.checkpoints.checkpoint_spec import DropJob, Key, LoadJob, SaveJob
 from relume.engine_shim.checkpoints.daemon_links import LinkConfig
-from relume.engine_shim.checkpoints.link.block_stream import BlockIn
 from relume.engine_shim.checkpoints.rank_blocks import CheckpointRank
-from relume.engine_shim.checkpoints.staging.copies import Event, HostCopies, Way
-from relume.engine_shim.checkpoints.staging.cuda_copies import CudaCopies
-from relume.engine_shim.checkpoints.staging.staged_cache import LOADS, SAVES, StagedCache
+from relume.engine_shim.checkpoints.staging.copies import HostCopies, Way
+from relume.engine_shim.checkpoints.staging.staged_cache import SAVES, StagedCache
 from relume.events.vocabulary import RestoreDone, RestoreFailed
 from relume.events.wire.kv.fingerprint import Fingerprint
 from tests.engine.fleet import wait_until
 from tests.kv_stream import layouts
 from tests.kv_stream.layouts import BLOCKS, image
+from tests.kv_stream.staging.delayed_copies import LAYOUT, ROW, WAIT_S, Held, free, show, staged
 from tests.state_daemon.daemon import Cache, Daemon, daemon_in, fingerprint, stats
 
-LAYOUT = "LBNHC"
-ROW = len(image(LAYOUT, 0))
-WAIT_S = 30.0
-SLOW_CYCLES = 50_000_000
 PRINT: Fingerprint = fingerprint(
     dtype="float16", block_size=layouts.TOKENS, layers=layouts.LAYERS,
     piece_bytes=ROW // layouts.LAYERS,
 )  # fmt: skip
-
-
-class Held:
-    """Work on the ways in `shut` waits, on the host until they are opened (`open`), on a
-    device for a while. `overtaken`: nobody waits for side streams, as if `hold` were not."""
-
-    def __init__(self, *shut: Way, overtaken: bool = False) -> None:
-        self.shut = shut
-        self.overtaken = overtaken
-        self.opened = threading.Event()
-        self.started: list[Way] = []
-        self.fails: RuntimeError | None = None
-        self.step: Callable[[], None] | None = None
-        self.under_way: list[UnderWay] = []
-
-    def late(self, way: Way, work: Callable[[], None], device: str) -> Callable[[], None]:
-        """`work`, started: as this has it."""
-        if self.fails is not None:
-            raise self.fails
-        self.started.append(way)
-
-        def held() -> None:
-            self.delay(way, device)
-            work()
-
-        return held
-
-    def computes(self, device: str, work: Callable[[], None]) -> None:
-        """The engine's step does `work`, a while from now."""
-        if device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda._sleep(SLOW_CYCLES)
-            work()
-        else:
-            self.step = lambda: (time.sleep(0.1), work())[1]
-
-    def wait(self, device: str) -> None:
-        """Until the step is over."""
-        if device == "cuda":
-            torch.cuda.synchronize()
-        for step in self.under_way:
-            step.synchronize()
-
-    def open(self) -> None:
-        self.opened.set()
-
-    def delay(self, way: Way, device: str) -> None:
-        if way not in self.shut:
-            return
-        if device == "cuda":
-            torch.cuda._sleep(SLOW_CYCLES)
-        elif not self.opened.wait(WAIT_S):
-            raise AssertionError("nobody opened")
-
-    def copies_for(self, device: torch.device) -> Any:
-        return HeldCuda(self, device) if device.type == "cuda" else HeldHost(self)
-
-
-class UnderWay:
-    """A step that the engine's stream still computes."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=work)
-        self._thread.start()
-
-    def synchronize(self) -> None:
-        self._thread.join(WAIT_S)
-
-
-class HeldHost(HostCopies):
-    def __init__(self, held: Held) -> None:
-        super().__init__()
-        self.held = held
-
-    def start(self, way: Way, work: Callable[[], None], after: Event | None = None) -> Event:
-        return super().start(way, self.held.late(way, work, "cpu"), after)
-
-    def computed(self) -> Event:
-        if self.held.step is None:
-            return super().computed()
-        self.held.under_way.append(UnderWay(self.held.step))
-        return self.held.under_way[-1]
-
-    def hold(self, event: Event) -> None:
-        if not self.held.overtaken:
-            if Way.READ in self.held.shut:
-                self.held.open()
-            super().hold(event)
-
-
-class HeldCuda(CudaCopies):
-    def __init__(self, held: Held, device: torch.device) -> None:
-        super().__init__(device)
-        self.held = held
-
-    def start(self, way: Way, work: Callable[[], None], after: Event | None = None) -> Event:
-        return super().start(way, self.held.late(way, work, "cuda"), after)
-
-    def hold(self, event: Event) -> None:
-        if not self.held.overtaken:
-            super().hold(event)
-
-
-def staged(
-    device: str, held: Held, rows: int = 4, layout: str = LAYOUT
-) -> tuple[StagedCache, dict[str, torch.Tensor]]:
-    """Buffers of so many rows."""
-    tensors = layouts.cache(layout, device)
-    return StagedCache(tensors, BLOCKS, held.copies_for, rows * ROW), tensors
-
-
-def show(tensors: dict[str, torch.Tensor], layout: str = LAYOUT) -> list[bytes]:
-    """All blocks of the cache as they are now."""
-    copy = {name: tensor.cpu() for name, tensor in tensors.items()}
-    cache = StagedCache(copy, BLOCKS, Held().copies_for, BLOCKS * ROW)
-    buffer = cache.take()
-    assert buffer is not None
-    for block in range(BLOCKS):
-        buffer.place(block)
-    cache.begin([buffer])
-    buffer.wait()
-    found = [b"".join(map(bytes, buffer.pieces(row))) for row in range(BLOCKS)]
-    cache.close()
-    return found
-
-
-def free(cache: StagedCache) -> int:
-    return cache._free.qsize()
-
-
-# --- out ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("overtaken", (False, True), ids=("waits", "overtakes"))
-def test_a_block_is_saved_as_it_was_though_the_next_step_overwrites_it(
-    device: str, overtaken: bool
-) -> None:
-    """And where the engine does not wait for the copy, another's bytes are saved: the wait is
-    what keeps them apart."""
-    held = Held(Way.READ, overtaken=overtaken)
-    cache, tensors = staged(device, held)
-    buffer = cache.take()
-    assert buffer is not None and [buffer.place(b) for b in (3, 6)] == [0, 1]
-    cache.begin([buffer])
-    for tensor in tensors.values():
-        tensor.fill_(7)  # the next step
-    held.open()
-    buffer.wait()
-    found = [b"".join(map(bytes, buffer.pieces(row))) for row in (0, 1)]
-    assert (found == [image(LAYOUT, 3), image(LAYOUT, 6)]) is not overtaken
-    cache.close()
-
-
-def test_what_is_still_being_computed_is_waited_for(device: str) -> None:
-    held = Held()
-    cache, tensors = staged(device, held)
-    wanted = image(LAYOUT, 2)
-    values = {name: tensor.clone() for name, tensor in tensors.items()}
-    for tensor in tensors.values():
-        tensor.zero_()
-
-    def step() -> None:
-        for name, tensor in tensors.items():
-            tensor.copy_(values[name])
-
-    held.computes(device, step)
-    buffer = cache.take()
-    assert buffer is not None
-    buffer.place(2)
-    cache.begin([buffer])
-    buffer.wait()
-    assert b"".join(map(bytes, buffer.pieces(0))) == wanted
-    cache.close()
-
-
-def test_the_engine_does_not_wait_for_what_goes_to_the_host() -> None:
-    """Nor for more staging memory: there is none, and that is said."""
-    held = Held(Way.OUT)
-    cache, _ = staged("cpu", held, rows=1)
-    taken = []
-    for block in range(SAVES):
-        buffer = cache.take()
-        assert buffer is not None and buffer.place(block) == 0 and buffer.place(block) == -1
-        cache.begin([buffer])
-        taken.append(buffer)
-    assert cache.take() is None
-    held.open()
-    for block, buffer in enumerate(taken):
-        buffer.wait()
-        assert b"".join(map(bytes, buffer.pieces(0))) == image(LAYOUT, block)
-        cache.give(buffer)
-    assert free(cache) == SAVES
-    cache.close()
-
-
-# --- in ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", (*layouts.HEADS_FIRST, *layouts.TOKENS_FIRST, layouts.SPLIT))
-def test_loaded_blocks_are_where_they_belong_and_nothing_else_changes(
-    device: str, layout: str
-) -> None:
-    cache, tensors = staged(device, Held(), rows=2, layout=layout)
-    before = show(tensors)
-    loading = cache.loading()()
-    given = [bytes([40 + n]) * ROW for n in range(2 * LOADS + 1)]
-    into = (6, 0, 3, 1, 7)
-    for index, (block_id, data) in enumerate(zip(into, given, strict=True)):
-        at = 0
-        for piece in loading.pieces(block_id):
-            piece[:] = data[at : at + len(piece)]
-            at += len(piece)
-        loading.landed(BlockIn(index, block_id, ()))
-    loading.pieces(5)[0][:] = b"\xff" * len(loading.pieces(5)[0])  # one that fails the check
-    loading.finish()
-    after = show(tensors)
-    assert [after[block_id] for block_id in into] == given
-    assert [after[block_id] for block_id in (2, 4, 5)] == [before[n] for n in (2, 4, 5)]
-    cache.close()
-
-
-def test_a_load_overtakes_no_step_that_still_writes_to_its_blocks(device: str) -> None:
-    """Of the request that had them: a step that was under way when they were freed."""
-    held = Held()
-    cache, tensors = staged(device, held)
-
-    def step() -> None:
-        for tensor in tensors.values():
-            tensor[4].fill_(9)
-
-    held.computes(device, step)
-    begin = cache.loading()
-    loading = begin()
-    for piece in loading.pieces(4):
-        piece[:] = b"\x11" * len(piece)
-    loading.landed(BlockIn(0, 4, ()))
-    loading.finish()
-    held.wait(device)
-    assert show(tensors)[4] == b"\x11" * ROW
-    cache.close()
-
-
-# --- a rank ------------------------------------------------------------------------
 
 
 class Rank:

@@ -1,0 +1,238 @@
+"""I1: each request has exactly one terminal event, and its client knows the same end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from relume.chaos.validators.promises import i1_one_terminal_event
+from relume.chaos.validators.records import ClientRecord
+from relume.events import vocabulary as v
+from relume.events.log.codec import encode
+from tests.policies.story import (
+    Story,
+    arrived,
+    decided,
+    ended,
+    engine_step,
+    finished,
+    queued,
+    replica_started,
+)
+from tests.validators.builders import about, chosen, idle, short, whole
+
+
+def test_i1_finds_requests_without_an_end() -> None:
+    assert "no terminal event" in about(i1_one_terminal_event.check(short().groups, []))
+    assert i1_one_terminal_event.check(whole().groups, []) == []
+
+
+def test_i1_finds_a_second_end() -> None:
+    story = whole()
+    story.tell("r.r0", ended())
+    assert "2 terminal events of its gateway" in about(
+        i1_one_terminal_event.check(story.groups, [])
+    )
+
+
+def test_i1_finds_an_end_by_another_gateway() -> None:
+    story = short()
+    story.replica("r1")
+    story.tell("r.r1", ended())
+    assert "ended by r.r1" in about(i1_one_terminal_event.check(story.groups, []))
+
+
+def test_i1_lets_a_gateway_that_came_back_have_the_last_word() -> None:
+    story = short()
+    story.tell("fleet", ended(outcome="failed"))
+    story.tell("r.r0", ended())
+    client = ClientRecord(
+        request="q1", status=200, outcome="completed", token_count=64, finish="length"
+    )
+    assert i1_one_terminal_event.check(story.groups, [client]) == []
+    late = whole()
+    late.tell("fleet", ended(outcome="failed"))
+    assert "after its gateway" in about(i1_one_terminal_event.check(late.groups, []))
+
+
+@pytest.mark.parametrize(("ticks", "fine"), [(0, True), (3, False)])
+def test_i1_lets_all_that_a_gateway_wrote_land_in_front_of_the_leaders_end(
+    ticks: int, fine: bool
+) -> None:
+    story = Story()
+    story.worker("w0")
+    story.replica()
+    story.tell("r.r0", arrived(), decided(), ended())
+    for _ in range(ticks):
+        story.tell("w.w0", idle())
+    story.tell("fleet", ended(outcome="failed"))
+    assert (i1_one_terminal_event.check(story.groups, []) == []) is fine
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"outcome": "failed"}, "told of a failure"),
+        ({"token_count": 63}, "63 tokens"),
+        ({"finish": "stop"}, "told stop"),
+        ({"outcome": "cut"}, "connection broke"),
+        ({"request": "unknown"}, "does not know it"),
+    ],
+)
+def test_i1_finds_what_log_and_client_tell_differently(changes: Any, says: str) -> None:
+    client = ClientRecord(
+        request="q1", status=200, outcome="completed", token_count=64, finish="length"
+    )
+    assert i1_one_terminal_event.check(whole().groups, [client]) == []
+    other = msgspec.structs.replace(client, **changes)
+    assert says in about(i1_one_terminal_event.check(whole().groups, [other]))
+
+
+def test_i1_accepts_a_cut_of_a_relayed_answer_that_failed() -> None:
+    client = ClientRecord(request="q1", status=200, outcome="cut", token_count=3)
+    for route, outcome, fine in (
+        ("/v1/embeddings", "failed", True),
+        ("/v1/embeddings", "completed", False),
+        ("/v1/completions", "failed", False),
+    ):
+        story = Story()
+        story.worker("w0")
+        story.replica()
+        came = msgspec.structs.replace(arrived(), route=route)
+        story.tell("r.r0", came, decided(), ended(outcome=outcome))
+        assert (i1_one_terminal_event.check(story.groups, [client]) == []) is fine
+
+
+def test_i1_accepts_a_cut_when_the_gateway_died() -> None:
+    story = short()
+    client = ClientRecord(request="q1", status=200, outcome="cut", token_count=3)
+    story.own("r.r0")
+    story.tell("r.r0", replica_started(boot="b2"))
+    story.tell("fleet", ended(outcome="failed"))
+    assert i1_one_terminal_event.check(story.groups, [client]) == []
+    heard = ClientRecord(
+        request="q1", status=200, outcome="completed", token_count=64, finish="length"
+    )
+    assert i1_one_terminal_event.check(story.groups, [heard]) == [], "it died before its word"
+    alive = short()
+    alive.tell("fleet", ended(outcome="failed"))
+    assert "whole answer" in about(i1_one_terminal_event.check(alive.groups, [heard]))
+    unheard = ClientRecord(request="q7", status=200, outcome="cut", token_count=1)
+    assert i1_one_terminal_event.check(story.groups, [unheard]) == []
+    assert i1_one_terminal_event.check(whole().groups, [unheard]) != []
+
+
+@pytest.mark.parametrize(("killed", "fine"), [("r.r1", True), ("r.r0", False)])
+def test_i1_asks_for_the_death_of_the_last_owner(killed: str, fine: bool) -> None:
+    story = short()
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    story.own(killed)
+    story.tell(killed, replica_started(killed[2:], "b2"))
+    story.tell("fleet", ended(outcome="failed"))
+    left = ClientRecord(request="q1", status=200, outcome="cancelled", token_count=5)
+    assert (i1_one_terminal_event.check(story.groups, [left]) == []) is fine
+
+
+def test_i1_compares_the_status_of_refusals() -> None:
+    story = short()
+    refusal = v.RequestEnded(
+        request="q1",
+        outcome="rejected",
+        status=503,
+        tokens=0,
+        finish="-",
+        attempts=0,
+        verdict="exact",
+    )
+    story.tell("r.r0", refusal)
+    assert (
+        i1_one_terminal_event.check(
+            story.groups, [ClientRecord(request="q1", status=503, outcome="rejected")]
+        )
+        == []
+    )
+    found = i1_one_terminal_event.check(
+        story.groups, [ClientRecord(request="q1", status=500, outcome="failed")]
+    )
+    assert "answered 500" in about(found)
+
+
+def test_i1_does_not_expect_the_word_of_a_gateway_that_was_killed_behind_the_last_byte() -> None:
+    story = Story()
+    story.replica("r0")
+    story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"))
+    gone = v.RequestEnded(
+        request="q1",
+        outcome="failed",
+        status=502,
+        tokens=0,
+        finish="-",
+        attempts=1,
+        verdict="exact",
+        detail="its gateway is gone",
+    )
+    story.tell("fleet", gone)
+    client = ClientRecord(request="c1", status=200)
+    assert i1_one_terminal_event.check(story.groups, [client])
+    story.replica("r0", "b2")
+    assert not i1_one_terminal_event.check(story.groups, [client])
+
+
+def test_i1_knows_answers_of_a_gateway_that_died_unheard_from_their_engines() -> None:
+    def story(number: int = 2, tokens: int = 64, again: bool = True) -> Story:
+        told = short()
+        told.tell("r.r0", msgspec.structs.replace(chosen("q1", "w1"), decision="r0.b1.1"))
+        dispatch = msgspec.structs.replace(decided("q2"), decision=f"r0.b1.{number}")
+        took = msgspec.structs.replace(queued("q2"), dispatch=encode(dispatch))
+        told.tell("w.w0", engine_step(took, finished()))
+        told.tell("w.w0", engine_step(v.EngineFinished("q2", 1, "length", tokens)))
+        told.tell("r.r0", ended())
+        if again:
+            told.replica("r0", "b2")
+        return told
+
+    client = ClientRecord(
+        request="c2", status=200, outcome="completed", token_count=64, finish="length"
+    )
+
+    def says(told: Story, *clients: ClientRecord) -> str:
+        return " ".join(map(str, i1_one_terminal_event.check(told.groups, clients)))
+
+    assert says(story(), client) == ""
+    assert "does not know" in says(story(), client, client), "one request is one client's"
+    assert "does not know" in says(story(tokens=63), client)
+    assert "does not know" in says(story(number=1), client), "it wrote of later decisions"
+    assert "does not know" in says(story(again=False), client), "it lives"
+    assert "does not know" in says(short(), client)
+
+
+def test_i1_has_the_leader_end_what_only_an_engine_told_of() -> None:
+    def story(behind: int = 6) -> Story:
+        told = short()
+        event = decided("q2", basis=v.Basis(0, behind))
+        dispatch = encode(msgspec.structs.replace(event, decision="r0.b1.9"))
+        told.tell("w.w0", engine_step(queued("q2", dispatch=dispatch), finished("q2"), finished()))
+        told.tell("r.r0", ended())
+        told.replica("r0", "b2")
+        told.leader("r0", "b2")
+        told.healthy_ticks(i1_one_terminal_event.SLACK_TICKS + 2)
+        return told
+
+    def says(told: Story) -> str:
+        return " ".join(map(str, i1_one_terminal_event.check(told.groups, [])))
+
+    assert says(story()) == "I1 q2: has no terminal event"
+    good = story()
+    end = v.RequestEnded(
+        request="q2", outcome="failed", status=0, tokens=-1, finish="error", attempts=1, verdict=""
+    )
+    good.tell("fleet", end)
+    assert says(good) == ""
+    good.tell("fleet", end)
+    assert "2 terminal events of the leader" in says(good)
+    never = story()
+    never.tell("fleet", end, msgspec.structs.replace(end, request="q3"))
+    assert says(never) == "I1 q3: ended without having arrived"

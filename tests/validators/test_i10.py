@@ -1,0 +1,144 @@
+"""I10: a stream continues within the recovery bound."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from relume.chaos.validators.promises import i10_recovery_bound
+from relume.chaos.validators.records import ClientRecord
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
+from tests.policies.story import Story, arrived, decided, died, ended, engine_step, observed, queued
+from tests.validators.builders import about, short
+
+
+def timed(story: Story, at_ms: dict[int, int]) -> list[RevisionGroup]:
+    """The story's groups with a wall clock; revisions not named share the last time."""
+    groups, now = [], 0
+    for group in story.groups:
+        now = at_ms.get(group.revision, now)
+        segments = tuple(msgspec.structs.replace(s, at_ms=now) for s in group.segments)
+        groups.append(msgspec.structs.replace(group, segments=segments))
+    return groups
+
+
+@pytest.mark.parametrize(("took_ms", "fine"), [(400, True), (900, False)])
+def test_i10_measures_from_the_death_to_the_next_first_token(took_ms: int, fine: bool) -> None:
+    story = short()
+    story.tell("w.w0", died())
+    dead = story.revision
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    back = story.revision
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, dead: 5000, back: 5000 + took_ms, back + 1: 60_000})
+    found = i10_recovery_bound.check(groups, [], bound_ms=500)
+    assert (found == []) is fine
+
+
+def test_i10_is_not_misled_by_a_worker_that_tells_late() -> None:
+    """It was cut from the log; the gateway's word on the end came in time."""
+    story = short()
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell("r.r0", ended(attempts=2))
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 5400, cut + 2: 60_000})
+    assert i10_recovery_bound.check(groups, [], bound_ms=500) == []
+    assert i10_recovery_bound.check(groups, [], bound_ms=300)
+
+
+@pytest.mark.parametrize(("lost", "fine"), [("w1", True), ("w0", False)])
+def test_i10_grants_the_time_in_which_the_next_worker_could_not_write(
+    lost: str, fine: bool
+) -> None:
+    """Its lease lapsed; its first token has the time of its next segment."""
+    story = short()
+    story.worker("w1")
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell("fleet", v.WorkerLost(worker=lost, epoch=1, reason="lease lapsed"))
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    told = story.revision
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 9000, told: 30_000, told + 1: 60_000})
+    assert (i10_recovery_bound.check(groups, []) == []) is fine
+
+
+def test_i10_starts_over_when_the_gateway_is_killed() -> None:
+    story = short()
+    story.tell("r.r0", observed())
+    cut = story.revision
+    story.tell("r.r0", ended())
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 5900})
+    for stream, at_ms, fine in (
+        ("r.r0", 5500, True), ("r.r0", 5100, False), ("r.r1", 5500, False), ("r.r0", 5950, False),
+    ):  # fmt: skip
+        found = i10_recovery_bound.check(groups, [], bound_ms=500, killed=[(stream, at_ms)])
+        assert (found == []) is fine
+
+
+@pytest.mark.parametrize(("resumable", "fine"), [("c1", True), ("", False)])
+def test_i10_expects_nothing_of_a_stream_that_only_the_leader_ended(
+    resumable: str, fine: bool
+) -> None:
+    """Its replica died, and its client did not come to another."""
+    story = Story()
+    story.worker("w0")
+    story.replica()
+    story.tell("r.r0", msgspec.structs.replace(arrived(), resumable=resumable), decided())
+    story.tell("r.r0", observed())
+    cut = story.revision
+    story.tell("fleet", ended(outcome="failed"))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 45_000})
+    assert (i10_recovery_bound.check(groups, []) == []) is fine
+
+
+def test_i10_finds_a_cut_that_nothing_followed() -> None:
+    story = short()
+    story.tell("r.r0", observed())
+    assert "nothing followed" in about(i10_recovery_bound.check(story.groups, []))
+
+
+def test_i10_finds_a_gap_a_client_saw() -> None:
+    client = ClientRecord(
+        request="q1", status=200, outcome="completed", gaps_ms=[3.0, 10_500.0, 4.0]
+    )
+    assert i10_recovery_bound.check([], [client])
+    assert i10_recovery_bound.check([], [client], bound_ms=11_000) == []
+
+
+def test_i10_grants_the_time_for_which_a_replica_stood_still() -> None:
+    client = ClientRecord(request="c1", status=200, gaps_ms=[15_000.0])
+    story = Story()
+    story.replica("r0")
+    story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"), ended("q1"))
+    assert i10_recovery_bound.check(story.groups, [client])
+    assert i10_recovery_bound.check(story.groups, [client], stopped=[("r.r1", 16_000)])
+    stopped = [("r.r0", 16_000)]
+    assert not i10_recovery_bound.check(story.groups, [client], stopped=stopped)
+    assert not i10_recovery_bound.check(story.groups, [client], stopped=[*stopped, ("r.r0", 1)])
+
+
+def test_i10_does_not_count_the_time_in_which_nothing_could_be_written() -> None:
+    story = Story()
+    story.replica("r0")
+    story.worker("w0")
+    story.tell("r.r0", arrived("q1"), decided("q1"))
+    for number in (1, 2):
+        story.tell("fleet", v.Tick(number, 1000 * number))
+        if number == 1:
+            story.tell("r.r0", observed("q1", worker="w0"))
+    written = len(story.groups)
+    story.tell("fleet", v.Tick(3, 20_000))
+    story.tell("r.r0", ended("q1"))
+
+    def at(group: RevisionGroup, at_ms: int) -> RevisionGroup:
+        segments = tuple(msgspec.structs.replace(s, at_ms=at_ms) for s in group.segments)
+        return msgspec.structs.replace(group, segments=segments)
+
+    groups = [at(g, 2000 if n < written else 20_000) for n, g in enumerate(story.groups)]
+    assert not i10_recovery_bound.check(groups, [])
+    ticking = [g for g in groups if not any(s.stream == "fleet" for s in g.segments)]
+    assert i10_recovery_bound.check(ticking, [])

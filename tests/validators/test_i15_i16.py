@@ -1,0 +1,91 @@
+"""I15 and I16: each effect is applied once, and each change by an operator is in the log."""
+
+from __future__ import annotations
+
+from relume.chaos.validators.promises import i15_effects_once, i16_admin_logged
+from relume.events import vocabulary as v
+from tests.policies.story import Story
+from tests.validators.builders import about
+
+
+def commanded() -> Story:
+    story = Story()
+    story.worker("w0")
+    story.worker("w1")
+    story.replica()
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w0")
+    )
+    effects = (v.Effect("drain", "w0"),)
+    story.tell(
+        "fleet",
+        v.EffectsDecided(
+            decision="c1", basis=v.Basis(1, 0), cause="root: drain w0", effects=effects
+        ),
+    )
+    story.tell("w.w0", v.EffectApplied("c1", 0))
+    return story
+
+
+# --- I15
+
+
+def test_i15_finds_a_second_application() -> None:
+    story = commanded()
+    assert i15_effects_once.check(story.groups, []) == []
+    story.tell("w.w0", v.EffectApplied("c1", 0, "already so"))
+    assert i15_effects_once.check(story.groups, []) == []
+    story.tell("w.w0", v.EffectApplied("c1", 0))
+    assert "2 times" in about(i15_effects_once.check(story.groups, []))
+
+
+def test_i15_finds_an_application_by_another_worker_or_undecided() -> None:
+    story = commanded()
+    story.tell("w.w1", v.EffectApplied("c1", 0, "already so"))
+    assert "w.w1 applied it" in about(i15_effects_once.check(story.groups, []))
+    story = commanded()
+    story.tell("w.w0", v.EffectApplied("c9", 0))
+    assert "undecided" in about(i15_effects_once.check(story.groups, []))
+
+
+def test_i15_finds_one_decision_with_two_contents() -> None:
+    story = commanded()
+    effects = (v.Effect("restart", "w0"),)
+    story.tell(
+        "fleet", v.EffectsDecided(decision="c1", basis=v.Basis(1, 0), cause="root", effects=effects)
+    )
+    assert "differently" in about(i15_effects_once.check(story.groups, []))
+
+
+# --- I16
+
+
+def test_i16_finds_what_is_missing_or_too_much() -> None:
+    story = commanded()
+    assert i16_admin_logged.check(story.groups, [], [("c1", "root")]) == []
+    assert "not in the log" in about(i16_admin_logged.check(story.groups, [], [("c2", "root")]))
+    assert "eve's" in about(i16_admin_logged.check(story.groups, [], [("c1", "eve")]))
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w0")
+    )
+    assert i16_admin_logged.check(story.groups, []) == [], "a resend is no change"
+    story.tell(
+        "r.r0", v.AdminCommanded(command_id="c1", principal="root", command="drain", target="w1")
+    )
+    assert "another command" in about(i16_admin_logged.check(story.groups, []))
+    story = commanded()
+    story.tell("fleet", v.ConfigChanged("stall.cap_us", "5", "c1"))
+    assert "carried out 2 times" in about(i16_admin_logged.check(story.groups, []))
+    story = commanded()
+    story.tell("fleet", v.ConfigChanged("stall.cap_us", "5"))
+    assert "without a command" in about(i16_admin_logged.check(story.groups, []))
+    story = commanded()
+    story.tell(
+        "r.r0",
+        v.AdminCommanded(
+            command_id="c2", principal="", command="config", target="stall.cap_us", value="7"
+        ),
+    )
+    found = about(i16_admin_logged.check(story.groups, []))
+    assert "no principal" in found
+    assert "carried out 0 times" in found

@@ -1,0 +1,91 @@
+"""I4: a request has at most one live attempt and one owner."""
+
+from __future__ import annotations
+
+import pytest
+
+from relume.chaos.validators.promises import i1_one_terminal_event, i3_indices, i4_one_live_epoch
+from relume.events import vocabulary as v
+from tests.policies.story import decided, ended, engine_step, observed, queued
+from tests.validators.builders import about, moved, short, whole
+
+
+def test_i4_finds_two_live_attempts() -> None:
+    story = short()
+    story.tell("r.r0", decided(attempt=2, worker="w1"))
+    assert "while 1 was live" in about(i4_one_live_epoch.check(story.groups, []))
+    assert i4_one_live_epoch.check(moved(17).groups, []) == []
+
+
+def test_i4_finds_two_gateways() -> None:
+    story = short()
+    story.replica("r1")
+    story.tell("r.r1", observed())
+    assert "r.r0 and r.r1" in about(i4_one_live_epoch.check(story.groups, []))
+
+
+def test_a_client_that_came_back_changes_the_owner_and_nothing_else() -> None:
+    story = short()
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    story.tell("r.r0", observed(attempt=7), ended())  # it had not heard of it: void
+    assert "no terminal event" in about(i1_one_terminal_event.check(story.groups, []))
+    story.tell("r.r1", observed())
+    assert "had delivered 0 tokens, 5" in about(i3_indices.check(story.groups, []))
+    story.tell("r.r1", ended())
+    assert i1_one_terminal_event.check(story.groups, []) == []
+    assert i4_one_live_epoch.check(story.groups, []) == []
+    story.tell(
+        "r.r0", v.ClientReturned(request="q1", claim="c2", attempt=1, tokens=5, events=0)
+    )  # it was over
+    assert i1_one_terminal_event.check(story.groups, []) == []
+
+
+@pytest.mark.parametrize("told", ["before", "after"])
+def test_what_an_owner_wrote_is_void_once_another_has_dispatched(told: str) -> None:
+    story = short()
+    story.worker("w1")
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    if told == "before":
+        story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    story.tell("r.r1", observed(), decided(attempt=2, worker="w1"))
+    if told == "after":
+        story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    story.tell("r.r0", v.ClientReturned(request="q1", claim="c2", attempt=2, tokens=5, events=0))
+    assert i4_one_live_epoch.check(story.groups, []) == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_an_owner_wrote_before_its_client_came_back_counts(told: bool) -> None:
+    """It had gone on meanwhile; what it did not write did not happen."""
+    story = short()
+    story.worker("w1")
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    if told:
+        story.tell("r.r0", observed(attempt=1))
+    story.tell("r.r0", v.ClientReturned(request="q1", claim="c2", attempt=1, tokens=5, events=0))
+    story.tell("r.r0", decided(attempt=2, worker="w1"))
+    found = i4_one_live_epoch.check(story.groups, [])
+    assert found == [] if told else "while 1 was live" in about(found)
+
+
+def test_i4_finds_a_dispatch_after_the_end() -> None:
+    story = whole()
+    story.tell("r.r0", decided(attempt=2, worker="w1"))
+    assert "after the end" in about(i4_one_live_epoch.check(story.groups, []))
+
+
+def test_i4_finds_a_skipped_attempt() -> None:
+    story = short()
+    story.tell("r.r0", observed(), decided(attempt=3, worker="w1"))
+    assert "follows attempt 1" in about(i4_one_live_epoch.check(story.groups, []))
+
+
+def test_i4_finds_an_engine_that_was_never_chosen() -> None:
+    story = short()
+    story.tell("w.w1", engine_step(queued()))
+    found = about(i4_one_live_epoch.check(story.groups, []))
+    assert "taken by w1:1" in found
+    assert "2 engines" in found
