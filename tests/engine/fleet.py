@@ -57,22 +57,39 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = HANG_
 
 
 class AgentSocket:
-    """The agent's end of the report socket, keeping all it is told."""
+    """The agent's end of the report socket. `steps`, `events`, `prefixes` and `changes` first read
+    what has come: an engine sends its report of a step before the step's tokens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.hellos: list[Hello] = []
         self.ready: Ready | None = None
         self.layout: Layout | None = None
-        self.steps: list[EngineStep] = []
-        self.events: list[Any] = []
-        self.prefixes: list[PrefixBlocksChanged] = []
         self.paused = threading.Event()
+        self._steps: list[EngineStep] = []
+        self._events: list[Any] = []
+        self._prefixes: list[PrefixBlocksChanged] = []
+        self._reading = threading.Lock()
+        self._readers: dict[socket.socket, ReportReader] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen(16)
-        self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def steps(self) -> list[EngineStep]:
+        self._read_all()
+        return self._steps
+
+    @property
+    def events(self) -> list[Any]:
+        self._read_all()
+        return self._events
+
+    @property
+    def prefixes(self) -> list[PrefixBlocksChanged]:
+        self._read_all()
+        return self._prefixes
 
     def _accept(self) -> None:
         while True:
@@ -80,22 +97,39 @@ class AgentSocket:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            self._connections.append(connection)
-            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+            connection.setblocking(False)
+            with self._reading:
+                self._readers[connection] = ReportReader()
+            threading.Thread(target=self._follow, args=(connection,), daemon=True).start()
 
-    def _read(self, connection: socket.socket) -> None:
-        reader = ReportReader()
-        while True:
-            while self.paused.is_set():
-                time.sleep(0.01)
-            try:
-                data = connection.recv(1 << 16)
-            except OSError:
-                return
-            if not data:
-                return
-            for payload in reader.feed(data):
-                self._take(parse(payload))
+    def _follow(self, connection: socket.socket) -> None:
+        poll = select.poll()
+        with contextlib.suppress(ValueError):  # closed
+            poll.register(connection, select.POLLIN)
+            while self._read(connection):
+                poll.poll()
+                while self.paused.is_set():
+                    time.sleep(0.01)
+
+    def _read_all(self) -> None:
+        for connection in list(self._readers):
+            self._read(connection)
+
+    def _read(self, connection: socket.socket) -> bool:
+        """Take what has come; False at its end."""
+        with self._reading:
+            while not self.paused.is_set():
+                try:
+                    data = connection.recv(1 << 16)
+                except BlockingIOError:
+                    return True
+                except OSError:
+                    return False
+                if not data:
+                    return False
+                for payload in self._readers[connection].feed(data):
+                    self._take(parse(payload))
+        return True
 
     def _take(self, message: Hello | Ready | Layout | bytes) -> None:
         if isinstance(message, Hello):
@@ -106,12 +140,12 @@ class AgentSocket:
             self.layout = message
         else:
             event = codec.decode(message)
-            kept: list[Any] = self.events
+            known: list[Any] = self._events
             if isinstance(event, EngineStep):
-                kept = self.steps
+                known = self._steps
             elif isinstance(event, PrefixBlocksChanged):
-                kept = self.prefixes
-            kept.append(event)
+                known = self._prefixes
+            known.append(event)
 
     def changes(self, request: str = "") -> list[AnyChange]:
         """All changes so far, of one request or of all."""
@@ -123,7 +157,7 @@ class AgentSocket:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for connection in self._connections:
+        for connection in list(self._readers):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()

@@ -110,5 +110,5 @@ async def _hangs(scene: Scene, calm: dict, role: str) -> None:
     if "w1" in {e.worker for e in judged} and starved(since, cpu_time(other)):
         inconclusive(f"w1 got no processor and was judged hung too: {judged}")
     assert {e.worker for e in judged} == {"w0"}
-    await scene.until_cleared("w0", known + 1)
+    await scene.until_cleared("w0", sum(e.worker == "w0" for e in await scene.hung()))
     assert (await scene.worker("w0"))["incarnation"] == victim["incarnation"]
