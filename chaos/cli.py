@@ -11,19 +11,19 @@ from collections.abc import Sequence
 
 _COMMANDS = {
     "demo": ("relume.chaos.demo", "kill a worker under load, see that no client notices"),
-    "bench": ("relume.chaos.bench", "measure one thing: relume-chaos bench NAME"),
+    "bench": ("relume.chaos.bench", "run one bench: relume-chaos bench NAME"),
     "live": ("relume.chaos.live", "scenarios on real processes, judged: --set ci, --set nightly"),
-    "list": ("relume.chaos.scenario list", "the named scenarios, and what is not yet applicable"),
+    "list": ("relume.chaos.scenario list", "the named scenarios, and faults not yet applicable"),
     "run": ("relume.chaos.runner run", "run a scenario, simulated or --live, and judge it"),
     "fuzz": ("relume.chaos.runner fuzz", "run many seeds over many scenarios"),
     "shrink": ("relume.chaos.runner shrink", "make a failing scenario small"),
-    "report": ("relume.chaos.runner report", "show a run that was kept, as text, JSON or a page"),
-    "schedule": ("relume.chaos.scenario schedule", "what a seed makes of a scenario"),
+    "report": ("relume.chaos.runner report", "show a stored run as text, JSON or a page"),
+    "schedule": ("relume.chaos.scenario schedule", "show the schedule of a scenario for a seed"),
     "what-if": (
         "relume.chaos.whatif",
         "simulate how a log continues under other settings",
     ),
-    "papers": ("relume.chaos.papers", "published results beside what we compute"),
+    "papers": ("relume.chaos.papers", "compute published results and compare them"),
 }
 
 _HELP = "usage: relume-chaos COMMAND ...\n\ncommands:\n" + "".join(
@@ -32,7 +32,7 @@ _HELP = "usage: relume-chaos COMMAND ...\n\ncommands:\n" + "".join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command of `argv`. Does not return when there is such a command."""
+    """Run the command of `argv`. Returns only if there is no such command."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0] in ("-h", "--help"):
         sys.stdout.write(_HELP)

@@ -1,8 +1,8 @@
 """`make demo`: kill a worker under load, and see that no client notices.
 
-Starts a fleet of real vLLM workers, runs the same streams twice, kills one worker's
-engine with SIGKILL in the middle of the second run, compares, prints a table, and takes
-every decision of the log again. The last line is one JSON object; exit 1 if anything failed.
+The demo starts a fleet of real vLLM workers and runs the same streams twice. In the middle of the
+second run it kills one worker's engine with SIGKILL. Then it compares the runs, prints a table, and
+repeats every decision of the log. The last line is one JSON object; exit 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ console = Console(highlight=False)
 
 
 class Result(Struct, kw_only=True):
-    """What the last line says."""
+    """The result, which the last line has."""
 
     streams: int
     broken: int
@@ -66,7 +66,7 @@ class Watch:
         self._reader = reader
 
     async def run(self) -> None:
-        """Follow for ever; the caller cancels."""
+        """Follow until the caller cancels."""
         async for group in self._reader.follow(0):
             apply_group(self.fleet, group, self._seen)
 
@@ -95,7 +95,7 @@ async def run_all(
 
 
 def find_victim(watch: Watch, streams: dict[str, Stream], max_tokens: int) -> str:
-    """A worker with at least ON_VICTIM streams that all delivered enough and lack enough."""
+    """A worker with at least ON_VICTIM streams that are far enough from start and end."""
     held: dict[str, list[Stream]] = {}
     for stream in streams.values():
         places = watch.route.get(stream.request)
@@ -115,7 +115,7 @@ def find_victim(watch: Watch, streams: dict[str, Stream], max_tokens: int) -> st
 async def serve_meanwhile(
     url: str, text: str, watch: Watch, victim: str, incarnation: int, killed_at: float
 ) -> tuple[int, float]:
-    """Send small requests until the victim is back: (served meanwhile, seconds until back)."""
+    """Send small requests until the victim is back: (requests served, seconds)."""
     served, number = 0, 0
     async with aiohttp.ClientSession() as session:
         while time.monotonic() - killed_at < 90:
@@ -132,7 +132,7 @@ async def serve_meanwhile(
 
 
 async def demo(options: FleetOptions, count: int, max_tokens: int) -> Result:
-    """The whole demo; raises FleetFailed when something does not come up."""
+    """The whole demo; raises FleetFailed if a process does not come up."""
     say = console.print
     async with LocalFleet(options, say) as fleet:
         async with EtcdLog(EtcdConfig(endpoints=(fleet.etcd_endpoint,))) as etcd:
@@ -237,7 +237,7 @@ def _table(result: Result, verdict: Verdict) -> None:
 
 
 def passed(result: Result) -> bool:
-    """Whether the demo showed what it promises."""
+    """Whether the demo met all its conditions."""
     return (
         result.streams >= ON_VICTIM
         and result.broken == 0
@@ -256,8 +256,10 @@ def main() -> int:
     defaults = FleetOptions()
     parser = argparse.ArgumentParser(prog="relume demo", description=__doc__)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--streams", type=int, default=24, help="at least 8 a worker")
-    parser.add_argument("--tokens", type=int, default=192, help="tokens of each stream")
+    parser.add_argument(
+        "--streams", type=int, default=24, help="number of streams, at least 8 per worker"
+    )
+    parser.add_argument("--tokens", type=int, default=192, help="tokens per stream")
     parser.add_argument("--model", default=defaults.model)
     parser.add_argument("--state-dir", default=".relume/demo")
     args = parser.parse_args()

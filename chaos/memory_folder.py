@@ -1,4 +1,4 @@
-"""Where temporary files of runs go: into memory, because a disk that others write to holds up etcd for seconds."""
+"""Folder for temporary files of runs, in memory: other writers on a disk can delay etcd for seconds."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _MEMORY = Path("/dev/shm")
 
 
 def memory_folder() -> str | None:
-    """A folder in memory; None: there is none, and the default of `tempfile` serves."""
+    """A folder in memory; None: there is none, use the default of `tempfile`."""
     return str(_MEMORY) if _MEMORY.is_dir() else None

@@ -1,4 +1,4 @@
-"""What a run of a scenario leaves, simulated or live: all that judging and reporting need."""
+"""The outcome of a scenario's run, simulated or live: the input of judging and reports."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Kind = Literal["sim", "live"]
 
 
 class Fired(Struct, frozen=True, kw_only=True):
-    """A fault that really struck. `name` is that of the schedule's `Planned`; `target` is the
-    process that it struck, roles resolved. Times in ns from the start of the run; `until_ns` None:
-    it was over at once, or lasted to the end."""
+    """A fault that struck. `name` is that of the schedule's `Planned`; `target` is the process
+    that it struck, with roles resolved. Times are in ns from the start of the run; `until_ns`
+    None: the fault was over at once, or lasted to the end."""
 
     name: str
     what: str
@@ -28,8 +28,8 @@ class Fired(Struct, frozen=True, kw_only=True):
 
 
 class History(Struct, frozen=True, kw_only=True):
-    """One request as its client lived it. `request` is the schedule's name of it. Times in ns
-    from the start of the run; None: it did not come to that."""
+    """One request as its client saw it. `request` is its name in the schedule. Times are in ns
+    from the start of the run; None: that never happened."""
 
     request: str
     record: ClientRecord
@@ -42,8 +42,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """A run. `groups` is the whole log; `began_ms` is the wall time (as in `Segment.at_ms`)
     of its start, `ended_ns` its length. `drained`: the fleet had come to rest before the log
     was read, which I12 needs. `error` says why the run itself failed (stuck, out of time);
-    empty otherwise. `landed` is what writers were told is durable, `commands` (id, principal)
-    of admin changes that were acknowledged, as far as they were recorded (I13, I16)."""
+    empty otherwise. `landed` has the appends that etcd acknowledged to writers, `commands` the
+    (id, principal) of acknowledged admin changes, as far as the run recorded them (I13, I16)."""
 
     kind: Kind
     scenario: Scenario

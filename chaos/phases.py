@@ -1,6 +1,6 @@
-"""What a run's faults wait for: events, and the middle of phases.
+"""The triggers of a run's faults: events, and the middle of phases.
 
-A fault in the middle of a phase is timed by how long such phases took so far in the run.
+The durations of earlier phases in the run set the time of a fault in the middle of a phase.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from relume.chaos.scenario.catalogue import PHASES
 from relume.events import vocabulary as v
 
 RECENT = 50
-"""So many phases, the latest, say how long one takes."""
+"""Number of latest phases that estimate the length of the next."""
 
 
 class Seen(Struct, frozen=True):
-    """An event a fault waited for, in whose stream, and when it was seen (s)."""
+    """An event that a fault waited for, its stream, and the time of its arrival (s)."""
 
     stream: str
     event: Any
@@ -33,8 +33,8 @@ class _Phase(Struct):
 
 
 class Phases:
-    """`guess`: how long each phase is taken to be before one was seen, in seconds. `share`: of
-    the lengths seen, sorted, the one that counts."""
+    """`guess`: assumed length of each phase until one was seen, in seconds. `share`: quantile of
+    the seen lengths that serves as the estimate."""
 
     def __init__(self, guess: Mapping[str, float], share: float) -> None:
         self._guess = guess
@@ -52,7 +52,7 @@ class Phases:
                         phase.took_s.append(now_s - began)
 
     def length_s(self, phase: str) -> float:
-        """How long such a phase takes, by those seen so far."""
+        """Estimated length of such a phase, by those seen so far."""
         took = sorted(self._phases[phase].took_s[-RECENT:])
         return took[int(len(took) * self._share)] if took else self._guess[phase]
 
@@ -61,20 +61,20 @@ class Phases:
         return any(key in self._phases[phase].open for key in _keys(event))
 
     def forget_lengths(self) -> None:
-        """What was seen until now took another time than what comes."""
+        """Forget the lengths so far: later phases differ from them."""
         for phase in self._phases.values():
             phase.took_s.clear()
 
 
 def fits(event: Any, where: Mapping[str, str | int | bool]) -> bool:
-    """Whether an event's fields are as a fault wants them."""
+    """Whether an event's fields match a fault's `where`."""
     return all(getattr(event, name, None) == value for name, value in where.items())
 
 
 def subject(kind: str, seen: Seen, leader: str, worker_of: Callable[[str], str]) -> str:
-    """Which replica ("control plane") or worker an event tells of; empty when of none. Of a
-    plan to recover, that is who takes the first of the requests over; of what a holder has, who
-    runs the request of which it has least. `worker_of` a request: where it runs."""
+    """The replica ("control plane") or worker that an event is about; empty: none. For a recovery
+    plan, it is the worker that receives the first of the requests. For a holder's coverage, it is
+    the worker of the request with the least coverage. `worker_of` gives a request's worker."""
     event = seen.event
     if kind == "control plane":
         return getattr(event, "replica", "") or _of(seen.stream, "r.") or leader
@@ -97,7 +97,7 @@ def _of(stream: str, kind: str) -> str:
 
 
 def _keys(event: Any) -> list[str]:
-    """What an event of a phase and the one that ends it have in common."""
+    """Fields that an event of a phase and the one that ends it have in common."""
     if choices := getattr(event, "choices", ()):
         return [choice.request for choice in choices]
     for name in ("request", "decision", "incarnation"):

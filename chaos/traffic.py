@@ -1,4 +1,4 @@
-"""Streaming clients that remember what they saw and when."""
+"""Streaming clients that record what they received and when."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ class Stream(Struct, kw_only=True):
 
     `text`, `tokens`, `finish`, `stop_reason` and `logprobs` are the first choice's, put
     together from all chunks; `others` and `other_tokens` hold those of further choices, `calls`
-    what was shown of tool calls (by choice and index: id, name, arguments) and `reasoning` of
-    thoughts. `response_ids`
-    and `created` list the different values seen, so a stable answer has one of each.
+    tool calls (by choice and index: id, name, arguments) and `reasoning` the reasoning text.
+    `response_ids` and `created` list the distinct values, so a stable answer has one of each.
     `answer` is the JSON of an answer that did not stream. `verdict` and `reason` are the
     response's headers.
     """
@@ -69,7 +68,7 @@ class Stream(Struct, kw_only=True):
 
     @property
     def whole(self) -> bool:
-        """Whether it ended as it should: finish reason, [DONE] if it streams, no error."""
+        """Whether it ended well: finish reason, [DONE] if it streams, no error."""
         return self.done and not self.error and bool(self.finish)
 
 
@@ -107,8 +106,8 @@ async def ask(
     timeout_s: float = 120.0,
     headers: Mapping[str, str] = {},
 ) -> Stream:
-    """Post `body` to a completions or chat `url` and record what comes, streamed or whole.
-    Never raises for what the server does."""
+    """Post `body` to a completions or chat `url` and record the answer, streamed or whole.
+    No behaviour of the server raises."""
     stream.started = stream.last = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
@@ -151,7 +150,7 @@ async def _read(
 
 
 def take_event(stream: Stream, event: dict[str, Any]) -> None:
-    """Add one chunk, or a whole answer, to what `stream` saw."""
+    """Add one chunk, or a whole answer, to `stream`."""
     if event["id"] not in stream.response_ids:
         stream.response_ids.append(event["id"])
     if event["created"] not in stream.created:

@@ -1,8 +1,8 @@
 """`relume-chaos bench NAME [options]`: run one bench; `--list` names them all.
 
 A bench is a module with `run(argv) -> {"bench", "met", "figures"}`, named here; a figure is
-{"value", "goal", "unit"}. Printed are a table and, as the last line, that result as one JSON
-object. Exit status 0: its goals were met; 1: not; 2: there is no such bench.
+{"value", "goal", "unit"}. The command prints a table and, as the last line, that result as one
+JSON object. Exit status 0: its goals were met; 1: not; 2: there is no such bench.
 
 `relume-chaos bench NAME --against CHECKOUT [--rounds N] [options]` compares it with the same bench
 in another checkout (`relume.chaos.bench.against`).

@@ -1,12 +1,13 @@
 """Compare a bench in this checkout with the same bench in another one, in one run.
 
 `relume-chaos bench NAME --against CHECKOUT` runs the bench in child processes of both checkouts.
-The order alternates (here, there, there, here), so that what else the machine does meets both.
-Per figure, one ratio comes from each pair of neighbours; the figure `NAME_speed` is their median:
+The order alternates (here, there, there, here), so that other load on the machine affects both.
+Per figure, each pair of neighbours gives one ratio; the figure `NAME_speed` is their median:
 above 1, this checkout is faster. `NAME_speed_low` and `_high` are the quartiles of the ratios, and
 `NAME_speed_best` compares the best run of each, which other load disturbs least.
 
-Compared are figures whose unit is a rate (".../s") or a time ("us", "ms", "s", "s/1k requests").
+The bench compares figures whose unit is a rate (".../s") or a time ("us", "ms", "s",
+"s/1k requests").
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ Figures = dict[str, dict[str, Any]]
 
 
 class BenchFailed(RuntimeError):
-    """A child made no result: nothing is compared."""
+    """A child made no result, so the bench compares nothing."""
 
 
 def command(checkout: Path | None, name: str, options: list[str]) -> list[str]:
-    """How the bench is run in a checkout: by its own interpreter, if it has an environment, and
-    by its import name (once the packages had no common one). None: this one."""
+    """Command that runs the bench in a checkout (None: this one). It uses the checkout's own
+    interpreter, if there is an environment, and the import name that the checkout has."""
     if checkout is None:
         return [sys.executable, "-m", "relume.chaos.bench", name, *options]
     own = checkout / ".venv" / "bin" / "python"
@@ -46,7 +47,7 @@ def command(checkout: Path | None, name: str, options: list[str]) -> list[str]:
 
 
 def measure(checkout: Path | None, name: str, options: list[str]) -> Figures:
-    """The figures of one run. Goals that it missed do not matter here."""
+    """The figures of one run. Missed goals do not fail it."""
     argv = command(checkout, name, options)
     try:
         ran = subprocess.run(
@@ -63,7 +64,7 @@ def measure(checkout: Path | None, name: str, options: list[str]) -> Figures:
 
 
 def speed(unit: str, here: float, there: float) -> float | None:
-    """How many times as fast this checkout is; None for what is neither a rate nor a time."""
+    """Speed of this checkout relative to the other; None: the figure is neither a rate nor a time."""
     if here <= 0 or there <= 0:
         return None
     if _TIME.match(unit):
@@ -99,7 +100,7 @@ def compare(pairs: list[tuple[Figures, Figures]], only: str, goal: float) -> Fig
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-    """The flags of a comparison; what they do not name is for the bench."""
+    """The flags of a comparison; all other flags go to the bench."""
     made = argparse.ArgumentParser(
         prog=f"relume-chaos bench {name}", description=__doc__.partition("\n\n")[2], add_help=False
     )
@@ -114,7 +115,7 @@ def run(name: str, argv: list[str]) -> dict[str, Any]:
     """Compare; see the docstring above. Raises `BenchFailed` when a run makes no result."""
     args, options = parser(name).parse_known_args(argv)
     there = args.against.absolute()
-    if not (there / "chaos" / "bench").is_dir():  # else this checkout would meet itself
+    if not (there / "chaos" / "bench").is_dir():  # else this checkout would be compared with itself
         raise BenchFailed(f"{there} is no checkout of Relume: it has no chaos/bench")
     pairs: list[tuple[Figures, Figures]] = []
     for number in range(args.rounds):

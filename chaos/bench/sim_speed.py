@@ -1,8 +1,9 @@
 """How fast the simulator runs: 64 workers x 20,000 requests and 1,000 x 60,000.
 
-First engines alone, each request sent to the one with the fewest, and the cost per event; then
-whole fleets with the control plane, agents, etcd and clients, and the cost per request. Lengths
-are those of the Azure conversation trace, 1.5 requests a second come for each worker.
+The bench first runs engines alone, with each request on the engine that has the fewest, and
+reports the cost per event. Then it runs whole fleets with the control plane, agents, etcd and
+clients, and reports the cost per request. Lengths are those of the Azure conversation trace;
+1.5 requests per second arrive per worker.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from relume.chaos.sim.world.virtual_clock import Clock
 
 DESCRIPTION = "simulated engines, and whole fleets: 64 workers x 20,000 requests, 1,000 x 60,000"
 SIZES = ((64, 20_000, 10.0), (1_000, 60_000, 60.0))
-"""Workers, requests, and the seconds they may take."""
+"""Workers, requests, and the maximum duration in seconds."""
 PER_WORKER_S = 1.5
-"""Requests a second for each worker."""
+"""Requests per second and worker."""
 MODEL = "qwen3-32b_rtxpro6000x2"
 KV_BLOCKS = 25_000
 
 
 class Ran:
-    """What came of a run: seconds it took, events, steps, requests finished, end of it all."""
+    """Result of a run: duration in seconds, events, steps, finished requests, virtual end time."""
 
     def __init__(self) -> None:
         self.took_s = 0.0
@@ -42,12 +43,12 @@ class Ran:
 
 
 def simulate(workers: int, requests: Sequence[Request]) -> Ran:
-    """Serve `requests`, each by the engine that has fewest, lower numbers first."""
+    """Serve `requests`, each by the engine with the fewest; on a tie, the lower number."""
     cost, config = load(MODEL), EngineConfig(kv_blocks=KV_BLOCKS)
     engines = [SimEngine(config, cost) for _ in range(workers)]
     arrivals = -1
     clock: Clock[int] = Clock()
-    # A heap of (jobs, engine) in which each engine has a true entry, beside ones out of date.
+    # A heap of (jobs, engine) in which each engine has a current entry, and outdated ones.
     fewest = [(0, index) for index in range(workers)]
     ran, at = Ran(), 0
     gc.collect()
@@ -87,7 +88,7 @@ def simulate(workers: int, requests: Sequence[Request]) -> Ran:
 
 
 def traffic(workers: int, count: int, seed: int = 1) -> list[Request]:
-    """Requests of `count` for so many workers."""
+    """`count` requests for a number of workers."""
     lengths = FromTrace("azure-conv")
     how = Traffic(arrivals=Poisson(PER_WORKER_S * workers), lengths=lengths, requests=count)
     return list(requests_of(how, seed, Path()))
@@ -109,11 +110,13 @@ def fleet_of(workers: int, count: int) -> Outcome:
 
 
 def run(argv: list[str]) -> dict[str, Any]:
-    """Run it as the docstring says; `--quick`: a hundredth of it; `--share`: one part in so many
-    of the requests of whole fleets, whose goals are then shares too."""
+    """Run it as the docstring says; `--quick`: a hundredth of it; `--share N`: one N-th of the
+    requests of whole fleets; the goals shrink alike."""
     parser = argparse.ArgumentParser(prog="relume-chaos bench sim-speed", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a hundredth of the requests")
-    parser.add_argument("--share", type=int, default=1, help="of whole fleets, one part in so many")
+    parser.add_argument(
+        "--share", type=int, default=1, help="run one N-th of the requests of whole fleets"
+    )
     given = parser.parse_args(argv)
     share = 100 if given.quick else 1
     figures: dict[str, Any] = {}

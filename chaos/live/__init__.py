@@ -2,7 +2,7 @@
 
 `live_fleet.run` takes a scenario and a seed and returns the `Outcome` that the simulator returns
 too. Everything runs on this machine, on loopback, in temporary directories. Each run has a
-log, agents, engines, daemons and replicas of its own; what takes long to start and remembers
-nothing of a run (etcd, under another key prefix, and the process that engines are forked
-from) is a `processes.shared_fixture.Bed` and serves one run after the other.
+log, agents, engines, daemons and replicas of its own. `processes.shared_fixture.Bed` has the parts
+that start slowly and carry no state of a run: etcd, under another key prefix, and the zygote, from
+which engines are forked. It serves one run after the other.
 """

@@ -1,6 +1,6 @@
-"""`relume-chaos live`: scenarios on real processes, one behind the other, judged.
+"""`relume-chaos live`: runs scenarios on real processes, one after the other, and judges them.
 
-Exit status 0: every run passed; 1: one was broken or proves nothing; 2: nothing could be run.
+Exit status 0: every run passed; 1: one was broken or proves nothing; 2: no run was possible.
 """
 
 from __future__ import annotations
@@ -24,19 +24,25 @@ from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.scenario.schedule import expand
 from relume.events.log.errors import RelumeError, first_cause
 
-MOST_TOLD = 8
+MOST_SHOWN = 8
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="relume-chaos live", description=__doc__)
     parser.add_argument("scenarios", nargs="*", help="names of the library, or YAML files")
-    parser.add_argument("--set", choices=sets.SETS, help="ci: a few; nightly: all that can run")
+    parser.add_argument(
+        "--set", choices=sets.SETS, help="ci: a few scenarios; nightly: all that can run"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument(
         "--seeds", type=int, default=1, help="number of seeds of each scenario (default 1)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="keep logs and report.json here")
-    parser.add_argument("--faults", action="store_true", help="which faults can strike, and stop")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write logs and report.json to this directory"
+    )
+    parser.add_argument(
+        "--faults", action="store_true", help="list which faults can strike, and exit"
+    )
     return parser.parse_args(argv)
 
 
@@ -45,8 +51,8 @@ def say(text: str) -> None:
 
 
 async def run_all(asked: Sequence[tuple[str, int]], out: Path | None) -> list[sets.Line]:
-    """Run each scenario with its seed in one bed. A fleet comes up while the one before it
-    comes to rest; runs are judged in another process, while the next ones run."""
+    """Run each scenario with its seed in one shared fixture. A fleet comes up while the one before
+    it comes to rest; another process judges runs while the next ones run."""
     running: list[asyncio.Task[sets.Line]] = []
     with Judging() as judging:
         async with Bed(say) as bed, asyncio.TaskGroup() as tasks:
@@ -95,14 +101,14 @@ async def _one(
     )
     shown = result if not wrong else ("inconclusive" if result == "passed" else result).upper()
     say(f"{title}: {shown}; {took_s} s, judged in {judged.took_s:.1f} s; {dict(line.outcomes)}")
-    for text in wrong[:MOST_TOLD]:
+    for text in wrong[:MOST_SHOWN]:
         say(f"  {text}")
-    if len(wrong) > MOST_TOLD:
-        say(f"  and {len(wrong) - MOST_TOLD} more")
+    if len(wrong) > MOST_SHOWN:
+        say(f"  and {len(wrong) - MOST_SHOWN} more")
     return line
 
 
-def _told(lines: Sequence[sets.Line], took_s: float) -> None:
+def _summarise(lines: Sequence[sets.Line], took_s: float) -> None:
     failed = [line for line in lines if line.wrong]
     load = os.getloadavg()[2]
     say(f"\n{len(lines)} runs in {took_s / 60:.1f} minutes, {len(failed)} failed; load {load:.1f}")
@@ -116,7 +122,7 @@ def _told(lines: Sequence[sets.Line], took_s: float) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what `argv` asks for."""
+    """Run the command line `argv`."""
     given = _arguments(argv)
     if given.faults:
         say("\n".join(applicable.listed()))
@@ -138,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; everything is stopped", file=sys.stderr)
         return 130
-    _told(lines, time.monotonic() - began)
+    _summarise(lines, time.monotonic() - began)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "report.json").write_bytes(msgspec.json.encode(lines))

@@ -28,7 +28,7 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "dispatch-refused": _engine,
     "answer-broken": _engine,
 }
-"""What more a fault needs of this machine."""
+"""Further needs of a fault on real processes."""
 
 
 MOST_REQUESTS = 2_000
@@ -54,5 +54,5 @@ def obstacles(scenario: Scenario) -> tuple[str, ...]:
 
 
 def listed() -> list[str]:
-    """Every fault of the catalogue with a word on it, for people."""
+    """Every fault of the catalogue with its applicability, for people."""
     return [f"{what:<24} {why_not(what) or 'applicable'}" for what in FAULTS]

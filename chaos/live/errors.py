@@ -1,4 +1,4 @@
-"""What keeps a live run from being one."""
+"""Errors of live runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from relume.events.log.errors import RelumeError
 
 
 class LiveError(RelumeError):
-    """A part did not come up, or not back, within its bound. The message says which."""
+    """A part did not come up, or not come back, within its bound. The message names it."""
 
 
 class CannotStrike(RelumeError):
-    """A fault found nothing to strike: its target is gone, or holds nothing."""
+    """A fault found nothing to strike: its target is gone, or empty."""

@@ -1,4 +1,4 @@
-"""Runs judged in a process of its own, behind everything else, while the next ones run."""
+"""Judges runs in a separate process of low priority, while the next ones run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NICE = 19
 
 
 class Judged(Struct, frozen=True):
-    """`wrong`: what keeps a run from having passed; `took_s`: to say so."""
+    """`wrong`: reasons why the run did not pass; `took_s`: time spent on judging."""
 
     result: str
     wrong: tuple[str, ...]
@@ -31,10 +31,10 @@ class Judged(Struct, frozen=True):
 
 
 class Judging:
-    """A context manager; leaving it waits for the run that is being judged."""
+    """A context manager; its exit waits until the current run is judged."""
 
     def __enter__(self) -> Self:
-        # A fork would have our threads' locks.
+        # A forked child would inherit the locks of this process's threads.
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin, (os.getpid(),))
         return self
 
@@ -42,7 +42,7 @@ class Judging:
         self._pool.shutdown(cancel_futures=True)
 
     async def judge(self, run: Outcome, folder: Path | None, command: str) -> Judged:
-        """Also kept in `folder`, if given, with the `command` that repeats it."""
+        """Judge a run; store it in `folder`, if given, with the `command` that repeats it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, _judged, run, folder, command)
 

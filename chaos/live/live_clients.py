@@ -1,9 +1,9 @@
-"""Clients of a live run: they send what the schedule says, and know what must come.
+"""Clients of a live run: they send the schedule's requests, and know the expected answers.
 
 Each request has a number of random prompt tokens and a number of output tokens, the same for the
-same seed; the answer of an undisturbed fleet is recorded before the run, once for each different
-request of all runs of a bed, under a cache salt so that the run finds nothing of it in the prefix
-caches.
+same seed. Before the run, the clients record the answer of an undisturbed fleet, once for each
+different request of all runs of a shared fixture. They do so under a cache salt, so the run finds
+none of it in the prefix caches.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ REFUSED_S = 30.0
 """Time for which a client retries an address without a listener."""
 
 AGAIN = 8
-"""Clients that continue while there are faults to come."""
+"""Number of clients that continue while faults are pending."""
 
 AT_ONCE = 48
-"""Undisturbed requests under way at the same time."""
+"""Number of undisturbed requests at the same time."""
 
 
 def body_of(request: Request, seed: int, model: str) -> dict[str, Any]:
@@ -69,13 +69,13 @@ def body_of(request: Request, seed: int, model: str) -> dict[str, Any]:
 
 
 def said_of(request: Request) -> dict[str, str]:
-    """Headers by which a gateway knows in whose turn it waits."""
+    """Headers with the request's tier and tenant for the admission queue."""
     tier = {TIER: request.tier} if request.tier in TIERS else {}
     return {**tier, "x-tenant-id": request.tenant} if request.tenant else tier
 
 
 class _Sent(Struct):
-    """A request and its stream. `task`: while it is under way."""
+    """A request and its stream. `task`: the task that runs it."""
 
     stream: Stream
     asked: str
@@ -85,7 +85,7 @@ class _Sent(Struct):
 
 class Clients:
     """All clients of a run. `tag` makes their x-request-ids unique in the log; `known`:
-    undisturbed answers by what was asked, to which those learnt are added."""
+    undisturbed answers by a digest of the request, to which `learn` adds."""
 
     def __init__(
         self,
@@ -107,17 +107,17 @@ class Clients:
 
     @property
     def under_way(self) -> list[str]:
-        """x-request-ids of what is being answered."""
+        """x-request-ids of the requests in progress."""
         return [name for name, sent in self._sent.items() if sent.task and not sent.task.done()]
 
     async def learn(self) -> None:
-        """Ask every different request whose answer is not known yet once, undisturbed, and
-        keep the answers."""
+        """Send every different request without a known answer once, undisturbed, and record the
+        answers."""
         different: dict[str, str] = {}
         for name, body in self._bodies.items():
             different.setdefault(_asked(body), name)
         for asked in [asked for asked in different if asked in self._known]:
-            # Asked in another fleet: this one's log knows nothing of it.
+            # Another fleet answered it: this one's log has no such request.
             record = msgspec.structs.replace(self._known[asked], status=0)
             name = f"calm-{different.pop(asked)}"
             self.histories.append(History(request=name, record=record, sent_ns=time.monotonic_ns()))
@@ -145,9 +145,9 @@ class Clients:
         self.histories.append(self._history(f"calm-{name}", record, stream))
 
     async def run(self, more: Callable[[], bool] = lambda: False) -> None:
-        """Send all the schedule has, each at its time; then, so that faults do not strike an
-        idle fleet, requests of the schedule again, by as many clients, as long as `more`
-        says. Returns when all have their end."""
+        """Send all requests of the schedule, each at its time. Then, so that faults do not strike
+        an idle fleet, send requests of the schedule again, by as many clients, while `more()`.
+        Returns when all have ended."""
         self.began_s = time.monotonic()
         self.histories = [_shifted(h, self.began_s) for h in self.histories]
         async with self._session() as session, asyncio.TaskGroup() as tasks:
@@ -204,7 +204,7 @@ class Clients:
         body: dict[str, Any],
         said: dict[str, str],
     ) -> None:
-        """Like behind a load balancer: the replica that accepts the connection serves it."""
+        """Send like a load balancer: the replica that accepts the connection serves it."""
         deadline = time.monotonic() + REFUSED_S
         turn = index
         while True:
@@ -218,7 +218,7 @@ class Clients:
             await asyncio.sleep(0.05)
 
     def hang_up(self, client_id: str) -> bool:
-        """This client leaves in the middle; False when it has its answer already."""
+        """Make this client leave in the middle; False if it has its answer already."""
         sent = self._sent.get(client_id)
         if sent is None or sent.task is None or sent.task.done():
             return False
@@ -248,7 +248,7 @@ def _asked(body: dict[str, Any]) -> str:
 
 
 def _shifted(history: History, began_s: float) -> History:
-    """Times of what was before the run, told from its start: below zero."""
+    """`history` with times relative to the run's start: times before it are negative."""
     began = round(began_s * 1e9)
     return msgspec.structs.replace(
         history,
@@ -259,7 +259,7 @@ def _shifted(history: History, began_s: float) -> History:
 
 
 def wrong_beginnings(histories: Iterable[History]) -> list[str]:
-    """Undisturbed requests that got no whole answer: nothing could be judged by them."""
+    """Undisturbed requests without a whole answer, which cannot serve as a reference."""
     return [
         f"{h.request}: {h.record.outcome} ({h.record.status})"
         for h in histories

@@ -2,9 +2,8 @@
 
     fleet up -> undisturbed answers -> traffic and faults -> all mended, at rest -> log read
 
-Whatever happens, every process the run started is ended. Runs may follow one another so
-closely that a fleet comes up while the one before it comes to rest (`Turn`); traffic and faults
-have the machine to themselves.
+In every case, the run ends every process that it started. Runs may overlap: a fleet comes up while
+the one before it comes to rest (`Turn`). Traffic and faults have the machine to themselves.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ def run(
     folder: Path | None = None,
     say: Say = print,
 ) -> Outcome:
-    """Run a scenario, with everything it takes started for it alone. `schedule`: what the seed
-    made of it, where that is known; `folder`: where the processes' logs and files are kept.
-    Raises LiveError."""
+    """Run a scenario on its own shared fixture. `schedule`: its expansion by the seed, if known;
+    `folder`: destination of the processes' logs and files. Raises LiveError."""
 
     async def alone() -> Outcome:
         async with Bed(say) as bed:
@@ -62,8 +60,8 @@ def run(
 
 
 class Turn:
-    """How far a run is, for the one behind it: its traffic and faults are over (`struck`),
-    nothing of it is left (`gone`, since `gone_s`, monotonic)."""
+    """Progress of a run, for the next one: its traffic and faults are over (`struck`), nothing of
+    it is left (`gone`, since `gone_s`, monotonic)."""
 
     def __init__(self) -> None:
         self.struck = asyncio.Event()
@@ -88,9 +86,9 @@ async def run_in(
     before: Turn | None = None,
     turn: Turn | None = None,
 ) -> Outcome:
-    """Run a scenario in a bed that served runs before. What goes wrong with the run itself is
-    the outcome's `error`. The traffic waits until the run `before` is gone; `turn` gets the
-    progress of this one. Raises LiveError where a fault of it cannot strike real processes."""
+    """Run a scenario in a shared fixture, which may have served runs before. The outcome's `error`
+    says why the run itself failed. The traffic waits until the run `before` is gone; `turn` gets
+    the progress of this one. Raises LiveError if a fault of it cannot strike real processes."""
     if obstacles := applicable.obstacles(scenario):
         raise LiveError(f"{scenario.name} cannot run live: {'; '.join(obstacles)}")
     scenario, schedule, notes = scaled(scenario, schedule or expand(scenario, seed))
@@ -146,7 +144,7 @@ class _Run:
             async with AsyncExitStack() as stack:
                 await self._act(stack)
         except (FleetFailed, RelumeError, OSError, TimeoutError, ExceptionGroup) as caught:
-            error = _told(caught)
+            error = _described(caught)
             self._say(f"the run failed: {error}")
             self._bed.discard(members)
         return Outcome(
@@ -223,7 +221,7 @@ class _Run:
         )
 
     async def _strike(self, host: Host, clients: Clients) -> None:
-        """Traffic and faults, until both are over."""
+        """Run traffic and faults until both are over."""
         schedule = self._schedule
         operator = self._operator = Operator(host)
         operating = None
@@ -245,7 +243,7 @@ class _Run:
         await operator.settle()
 
     async def _nothing_left(self, pids: list[int]) -> None:
-        """Called when all was stopped: of what ran, nothing may run on."""
+        """Check, after all was stopped, that no process of the run is left."""
         if left := await gone(pids):
             raise LiveError(f"processes are left: {left}")
 
@@ -253,20 +251,20 @@ class _Run:
 async def read(
     watch: Watch, reading: Awaitable[History]
 ) -> tuple[tuple[RevisionGroup, ...], tuple[Landed, ...]]:
-    """The log, and what of it was seen before: what lands while it is read may not be in it."""
+    """The log, and the appends seen before: a later append may be missing in the log as read."""
     landed = watch.landed()
     return tuple((await reading).groups), landed
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """A task that runs as long as the fleet does; what it failed of is the run's failure."""
+    """Cancel a task that runs as long as the fleet; its failure is the run's failure."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     if not task.cancelled() and (error := task.exception()) is not None:
         raise LiveError(f"{task.get_coro()}: {error}")
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(_told(one) for one in error.exceptions)
+        return "; ".join(_described(one) for one in error.exceptions)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,7 +1,7 @@
-"""An operator: drains workers and takes it back, one after the other.
+"""An operator: drains and undrains workers, one after the other.
 
-For faults that wait for effects: nothing else asks for any. Commands go by the admin API of
-whichever replica answers.
+It serves faults that wait for effects: nothing else causes effects. It sends commands to the admin
+API of the first replica that answers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ EVERY_S = 0.8
 
 
 class Operator:
-    """The next command takes a drained worker back, at the latest by `settle`.
-    `acknowledged`: (id, principal) of commands that were answered as decided."""
+    """The next command undrains a drained worker, at the latest in `settle`.
+    `acknowledged`: (id, principal) of commands that a replica answered as decided."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -27,7 +27,7 @@ class Operator:
         self.acknowledged: list[tuple[str, str]] = []
 
     async def run(self) -> None:
-        """For ever, until cancelled; then `settle`."""
+        """Give commands until cancelled; call `settle` afterwards."""
         self._begun = True
         while True:
             for worker in self._workers:
@@ -36,7 +36,7 @@ class Operator:
                     await asyncio.sleep(EVERY_S)
 
     async def settle(self, timeout_s: float = 30.0) -> None:
-        """Take all workers back: the effect of a command that was cut short is unknown. Raises
+        """Undrain all workers: the effect of a command that was cut short is unknown. Raises
         TimeoutError."""
         if self._begun:
             async with asyncio.timeout(timeout_s):
@@ -44,7 +44,7 @@ class Operator:
                     await self._give("undrain", worker)
 
     async def _give(self, command: str, worker: str) -> None:
-        """Until some replica has decided it."""
+        """Repeat a command until some replica has decided it."""
         while True:
             for replica in range(len(self._host.admins)):
                 with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Follows the log while it is written: the state of things, and when a fault is due. A log arrives
-a little late, by the time events gather before they are written; a fault "in the middle of" a short
-phase may come behind its end.
+"""Follows the log of a run: its fold, and when a fault is due. Writers gather events before they
+append them, so the log arrives a little late; a fault "in the middle of" a short phase may come
+after its end.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PHASE_S = {
     "prefill": 0.05, "decode": 0.3, "restore": 0.05, "recovery": 0.1, "checkpoint": 0.2,
     "engine-start": 1.5, "effect": 0.05,
 }  # fmt: skip
-"""How long a phase is taken to be before one was seen, in seconds."""
+"""Assumed length of each phase until one was seen, in seconds."""
 
 OF_LENGTHS = 0.25
-"""A fault is timed by a phase that is shorter than most: what comes behind its end missed it."""
+"""Quantile of phase lengths that times a fault: a short one, since a fault after the end misses."""
 
 
 class _Waiting(Struct):
@@ -45,8 +45,8 @@ class _Waiting(Struct):
 
 
 class Watch:
-    """`fleet` is the fold of the log so far, `groups` the log itself, `clients` the request
-    of each x-request-id. `error`: why it follows no more."""
+    """`fleet` is the fold of the log so far, `groups` the log itself, `clients` the x-request-id of
+    each request. `error`: why it stopped following."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
@@ -59,7 +59,7 @@ class Watch:
         self._counts: dict[str, int] = defaultdict(int)
 
     async def follow(self, reader: LogReader) -> None:
-        """For ever, or until the log cannot be followed (`error` says why)."""
+        """Follow until cancelled, or until the log cannot be followed (`error` says why)."""
         try:
             async for group in reader.follow(0):
                 self.groups.append(group)
@@ -69,7 +69,7 @@ class Watch:
 
     def due(self, planned: Planned, behind: Seen | None = None) -> asyncio.Future[Seen]:
         """Done when the event that `planned` waits for has been seen `nth` times, from now on
-        or behind an event that was waited for before."""
+        or after event `behind`, which an earlier wait found."""
         waiting = _Waiting(planned, asyncio.get_running_loop().create_future())
         name = planned.event or ""
         past = self._past.setdefault(name, [])
@@ -82,17 +82,17 @@ class Watch:
         return waiting.future
 
     def subject(self, kind: str, seen: Seen) -> str:
-        """The target of a `kind` that the event names; empty when of none."""
+        """The target of a `kind` that the event names; empty: none."""
         if kind == "request":
             return getattr(seen.event, "request", "")
         return subject(kind, seen, self.fleet.leader, self._worker_of)
 
     def count(self, name: str) -> int:
-        """How many events of type `name` the log has so far."""
+        """Number of events of type `name` in the log so far."""
         return self._counts[name]
 
     async def until(self, found: Callable[[Fleet], bool], timeout_s: float) -> bool:
-        """Wait until the fold is so; False when it has not come to that in time."""
+        """Wait until `found(fold)`; False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not found(self.fleet):
             if self.error or time.monotonic() > deadline:
@@ -101,7 +101,7 @@ class Watch:
         return True
 
     def landed(self) -> tuple[Landed, ...]:
-        """All segments that were followed: etcd has shown them, so they must stay (I13)."""
+        """All segments read so far: etcd has shown them, so they must stay (I13)."""
         return tuple(
             Landed(
                 stream=segment.stream,
@@ -132,7 +132,7 @@ class Watch:
         self._counts[name] += 1
         self.phases.take(name, event, now)
         if name not in self._past:
-            return  # no fault waits for such
+            return  # no fault waits for this type
         seen = Seen(stream, event, now)
         self._past[name].append(seen)
         for waiting in self._waiting[name]:

@@ -1,4 +1,4 @@
-"""Waiting until a fleet has nothing left to do, after all faults are over."""
+"""Waits until a fleet has nothing left to do, after all faults are over."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ async def at_rest(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> str:
-    """Empty when, in time, every process runs, every worker serves, every request of a client
-    has its end in the log and nothing is held; else what was missing last.
+    """Wait until every process runs, every worker serves, every request of a client has ended in
+    the log and nothing is held. Empty: this is so; else the condition that failed last.
 
-    Then a state hash is waited for, so that replay has one of the whole.
+    It also waits for a state hash, so that replay has one of the whole log.
     """
     deadline = time.monotonic() + timeout_s
     said = ""
@@ -36,7 +36,7 @@ async def at_rest(
         if watch.error:
             return watch.error
         if time.monotonic() > deadline:
-            # What else is broken for good is for the validators to tell.
+            # The validators report everything else that is broken.
             return _restless(host, watch)
         if why != said:
             said = why
@@ -62,8 +62,8 @@ def _restless(host: Host, watch: Watch) -> str:
 
 
 def _unsaid(watch: Watch, clients: Sequence[ClientRecord]) -> str:
-    """What is left over in the log's fold, or missing in the log. Of answers it does not know,
-    I1 says which it must."""
+    """What is left over in the log's fold, or missing in the log. I1 decides which answered
+    requests the log must have."""
     for about, text in left_over(watch.fleet):
         return f"{about} {text}"
     known = set(watch.clients.values())

@@ -1,7 +1,7 @@
-"""A scenario and its schedule cut to what this machine bears, and what was cut in words.
+"""Scales a scenario and its schedule down to this machine, and describes the changes.
 
-Two cores run four tiny engines, so there are at most `MOST_WORKERS`. Leases are short, and
-the times of faults, which are meant in the leases of production, shrink with them.
+Two cores run four tiny engines, so there are at most `MOST_WORKERS`. Leases are short; the times
+of faults, which assume the leases of production, shrink with them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ MOST_CHECKPOINT_MB = 64
 MOST_REPLICAS = 2
 MOST_MEMBERS = 3
 MOST_CLIENTS = 8
-"""Of a closed loop; they continue to send until the faults are over (`clients`)."""
+"""Maximum number of clients of a closed loop; they send until the faults are over (`live_clients`)."""
 LEASE_S = 4
 TIMES = LEASE_S / 8
-"""Of the faults: a lease of production is 8 s."""
+"""Factor for the times of faults: a lease of production is 8 s."""
 
 
 def scaled(scenario: Scenario, schedule: Schedule) -> tuple[Scenario, Schedule, tuple[str, ...]]:
-    """Both as they are run live, and what differs from what was given. The scenario's `about`
-    says it too."""
+    """Both as they run live, and the differences from the originals, which the scenario's `about`
+    has too."""
     fleet = fitting(scenario.fleet)
     notes = [
         f"{name} {getattr(fleet, name)} for {getattr(scenario.fleet, name)}"
@@ -64,13 +64,13 @@ def scaled(scenario: Scenario, schedule: Schedule) -> tuple[Scenario, Schedule, 
 
 
 def _share_of_clients(traffic: Traffic) -> float:
-    """How many of the clients of a closed loop there may be."""
+    """Share of the clients of a closed loop that may run."""
     arrivals = traffic.arrivals
     return min(1.0, MOST_CLIENTS / arrivals.clients) if isinstance(arrivals, Closed) else 1.0
 
 
 def _fewer(traffic: Traffic, requests: tuple[Request, ...]) -> tuple[Traffic, tuple[Request, ...]]:
-    """Of a closed loop, the clients that there may be and what they send."""
+    """The clients of a closed loop that may run, and their requests."""
     arrivals = traffic.arrivals
     if not isinstance(arrivals, Closed) or arrivals.clients <= MOST_CLIENTS:
         return traffic, requests

@@ -1,4 +1,4 @@
-"""Which scenarios are run live together, and what is said of each."""
+"""Sets of scenarios for live runs, and the report line of each run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CI = (
     "holder-killed",
     "domain-lost",
 )
-"""Each kind of process, and a cut link."""
+"""One scenario for each kind of process, and a cut link."""
 
 SETS = ("ci", "nightly")
 
 
 def names_of(name: str) -> list[str]:
-    """Scenarios of a set, those of one etcd beside each other; `nightly`: all that can run."""
+    """Scenarios of a set, ordered by the size of etcd; `nightly`: all that can run."""
     library = {known: reading.load(path) for known, path in reading.named().items()}
     chosen = CI if name == "ci" else library
     able = [known for known in chosen if not obstacles(library[known])]
@@ -46,9 +46,9 @@ def impossible() -> Mapping[str, tuple[str, ...]]:
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """One run in a report. `wrong`: what was broken, or not shown, in words; empty when it
-    passed. `took_s`: real time from the end of the run before it to its own; it is judged beside
-    the next one."""
+    """One run in a report. `wrong`: what was broken or unproven, as text; empty: it passed.
+    `took_s`: real time from the end of the previous run to its own, without judging, which
+    overlaps the next one."""
 
     scenario: str
     seed: int
@@ -60,8 +60,8 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 def wrong_of(run: Outcome, verdict: Verdict) -> tuple[str, ...]:
-    """What keeps a run from having passed. A planned fault that did not strike does, also
-    where the scenario would be content without it."""
+    """Reasons why a run did not pass. A planned fault that did not strike is one, even if the
+    scenario's bounds would allow it."""
     fired = {one.name for one in run.fired}
     missed = [
         f"{planned.name} {planned.what} has not struck"
@@ -72,12 +72,12 @@ def wrong_of(run: Outcome, verdict: Verdict) -> tuple[str, ...]:
 
 
 def outcomes_of(run: Outcome) -> Mapping[str, int]:
-    """How its requests ended, those before it left out."""
+    """How its requests ended, without the undisturbed ones."""
     return Counter(h.record.outcome for h in run.histories if not h.record.undisturbed)
 
 
 def schedule_folder(name: str) -> Path:
-    """Where trace files of a scenario lie."""
+    """Folder of a scenario's trace files."""
     return reading.find(name).parent
 
 

@@ -21,8 +21,8 @@ from relume.chaos.scenario.catalogue import FAULTS
 from relume.chaos.scenario.schedule import Planned, Schedule
 
 AGAIN_S = 0.1
-"""A fault that finds nothing to strike at its time is tried again so soon, while there is
-traffic; one of an event, at the next such event."""
+"""Time after which a fault that found nothing to strike is tried again, while there is traffic. A
+fault that waits for an event is tried at the next such event."""
 
 WAITED_S = 40.0
 RARE_S = 5.0
@@ -32,7 +32,7 @@ struck."""
 
 
 class Plan:
-    """`fired`: what struck so far."""
+    """`fired`: the faults that struck so far."""
 
     def __init__(
         self,
@@ -56,25 +56,25 @@ class Plan:
         self._left = len(schedule.faults)
 
     async def run(self) -> None:
-        """Until every fault has struck and passed, or can strike no more."""
+        """Run until every fault has struck and passed, or can no longer strike."""
         self._began_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for planned in self._schedule.faults:
                 tasks.create_task(self._one(planned))
 
     def pending(self) -> bool:
-        """Whether faults are to come, or last; those that wait for what may never come count
-        for `WAITED_S`."""
+        """Whether faults are pending or active. After `WAITED_S`, only active ones count: others
+        may wait for an event that never comes."""
         if time.monotonic() - self._began_s < WAITED_S:
             return self._left > 0
         return bool(self._undo)
 
     def no_more(self) -> None:
-        """There is no traffic any more: what has not struck will not."""
+        """The traffic is over: faults that have not struck will not."""
         self._over.set()
 
     async def mend(self) -> None:
-        """Undo what still lasts; safe to call twice."""
+        """Undo active faults; safe to call twice."""
         for name in list(self._undo):
             await self._undo.pop(name)()
 
@@ -87,7 +87,7 @@ class Plan:
     async def _strike(self, planned: Planned) -> None:
         due, seen = await self._due(planned)
         if not due:
-            self._say(f"{planned.name} {planned.what} has not struck: what it waits for never came")
+            self._say(f"{planned.name} {planned.what} has not struck: its event never came")
             return
         misses = 0
         while True:
@@ -106,13 +106,13 @@ class Plan:
                     await asyncio.sleep(AGAIN_S)
                     continue
                 again = msgspec.structs.replace(planned, nth=1)
-                # Those that came meanwhile count, unless their phase is over.
+                # Events that came meanwhile count, unless their phase is over.
                 behind = None if planned.phase else seen
                 try:
                     async with asyncio.timeout(RARE_S if misses else None):
                         due, seen = await self._due(again, behind)
                 except TimeoutError:
-                    misses = MOST_MISSES  # there are too few to be choosy
+                    misses = MOST_MISSES  # too few such events: strike at the next one
                     continue
                 if not due:
                     self._say(f"{planned.name} {planned.what} has not struck: {nothing}")
@@ -141,7 +141,7 @@ class Plan:
         )
 
     async def _lasts(self, planned: Planned) -> None:
-        """Its time; the alarm of a full etcd ends earlier if the control plane lifts it."""
+        """Wait for its duration; the alarm of a full etcd ends earlier if the control plane lifts it."""
         assert planned.for_ns is not None
         deadline = time.monotonic() + planned.for_ns / 1e9
         while (left := deadline - time.monotonic()) > 0:
@@ -151,8 +151,8 @@ class Plan:
             await asyncio.sleep(min(left, 0.5) if planned.what == "etcd-quota" else left)
 
     async def _due(self, planned: Planned, behind: Seen | None = None) -> tuple[bool, Seen | None]:
-        """When it is due: whether it ever was, and the event it waited for, if it did (from now
-        on, or `behind` another)."""
+        """Wait until it is due. Returns whether it became due, and the event that it waited for,
+        if any (from now on, or after event `behind`)."""
         over: asyncio.Future[Any] = asyncio.create_task(self._over.wait())
         try:
             if planned.at_ns is not None:

@@ -1,1 +1,1 @@
-"""Published results, computed here and shown beside the published figures."""
+"""Published results, computed here and compared with the published figures."""

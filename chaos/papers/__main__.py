@@ -1,23 +1,23 @@
-"""`relume-chaos papers [NAME ...]`: compute published results, and show them beside the paper.
+"""`relume-chaos papers [NAME ...]`: compute published results, and compare them with the paper.
 
-A NAME is one result (`anchortp-figure3`) or the first word of several (`dejavu`); without one
-all that are not samples are computed (some seconds). Each published figure is printed beside
-ours, with the ratio ours / published and a verdict:
+A NAME is one result (`anchortp-figure3`) or the first word of several (`dejavu`). Without a NAME,
+the command computes all results that are not samples (some seconds). It prints each published
+figure next to ours, with the ratio ours / published and a verdict:
 
-  reproduced              as near as the line's "within" says
+  reproduced              within the tolerance of column "within"
   calibrated              an input that the paper leaves out was chosen to meet this figure
-  differs, explained      further off; what is known of the reason is printed below
-  DIFFERS, NOT EXPLAINED  further off, and nothing is known: the exit status is 1
+  differs, explained      outside the tolerance; the known reason is printed below
+  DIFFERS, NOT EXPLAINED  outside the tolerance, reason unknown: the exit status is 1
 
-Below the table stand what the run saw beside these figures, and which inputs the paper leaves
-out with what stands in for them. Everything is computed in virtual time; the same seed gives
-the same figures. A seed other than 0 draws lengths and arrivals anew, which shows how far a
-figure hangs on them.
+Below the table, the command prints further observations of the run, the inputs that the paper
+leaves out, and their substitutes. It computes everything in virtual time; the same seed gives the
+same figures. A seed other than 0 draws other lengths and arrivals, which shows how far a figure
+depends on them.
 
 LUMEN's results are samples: fleets with the real control plane in virtual time, seconds to
-minutes each. `--seeds` says how many of each there are (a record: 30), paired between rules, with
-95 % intervals; `--workers` up to which size; `--kept FILE` keeps runs, which several results
-share, so that a record can be broken off and gone on with (for one state of the code only).
+minutes each. `--seeds` is the number of samples (for published figures: 30), paired between rules,
+with 95 % intervals; `--workers` is the largest size. `--kept FILE` stores runs, which several
+results share, so that an interrupted command can continue (for one state of the code only).
 
   relume-chaos papers --list
   relume-chaos papers dejavu-table6
@@ -55,15 +55,21 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="*",
         help="results, or the first word of several; default all but samples (lumen)",
     )
-    parser.add_argument("--list", action="store_true", help="name the results, and leave")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line and result")
-    parser.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
-    parser.add_argument("--seeds", type=int, default=3, help="so many, of samples (default 3)")
+    parser.add_argument("--list", action="store_true", help="list the results, and exit")
     parser.add_argument(
-        "--workers", type=int, default=8, help="the largest fleet, of samples (default 8)"
+        "--json", action="store_true", help="print one JSON object per result, a line each"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes, of samples (default 1)")
-    parser.add_argument("--kept", type=Path, help="file of runs of samples, read and added to")
+    parser.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of samples per result (default 3)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=8, help="largest fleet of samples (default 8)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="number of processes for samples (default 1)"
+    )
+    parser.add_argument("--kept", type=Path, help="file of sample runs, which is read and extended")
     given = parser.parse_args(argv)
     if given.seeds < 1 or given.jobs < 1 or given.workers < min(SIZES):
         parser.error(f"--seeds and --jobs are at least 1, --workers at least {min(SIZES)}")
@@ -81,7 +87,7 @@ def number(value: float) -> str:
 
 
 def table(compared: Sequence[Compared]) -> list[str]:
-    """Published figures beside ours."""
+    """Table of published figures and ours."""
     rows = [("", "published", "ours", "ratio", "within", "verdict")]
     for line in compared:
         ratio = "" if line.ratio is None else f"{line.ratio:.3f}"
@@ -122,7 +128,7 @@ def as_json(
 
 
 def listed() -> list[str]:
-    """Every result with what it is about and where it was published."""
+    """Every result with its subject and its source."""
     lines = []
     for name in registry.NAMES:
         result = registry.load(name)

@@ -1,4 +1,4 @@
-"""The published results there are. A new one is a module with a `RESULT`, named here."""
+"""The list of published results. A new one is a module with a `RESULT`, named here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = tuple(MODULES)
 
 
 def load(name: str) -> Result:
-    """The result called `name`. Raises KeyError when there is none."""
+    """The result called `name`. Raises KeyError if there is none."""
     found: Result = importlib.import_module(f"relume.chaos.papers.{MODULES[name]}").RESULT
     return found
 

@@ -1,4 +1,4 @@
-"""What a published result is here, and when it counts as reproduced."""
+"""Types of published results, and the rule by which one counts as reproduced."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ OPEN = "DIFFERS, NOT EXPLAINED"
 
 
 class Published(Struct, frozen=True, kw_only=True):
-    """A figure as printed. `key` names ours; `within`: how far ours may be off, as a part of
-    it; `because`: what is known of a difference. `calibrated`: an input was chosen to meet it,
-    so that it proves nothing."""
+    """A figure as printed. `key` names ours; `within`: tolerance as a share of it; `because`: the
+    known reason of a difference. `calibrated`: an input was chosen to meet it, so it proves
+    nothing."""
 
     key: str
     what: str
@@ -30,8 +30,8 @@ class Published(Struct, frozen=True, kw_only=True):
 
 
 class Found(Struct, frozen=True):
-    """What a run found: our figure of each key; further lines for people. `left_out`: keys of
-    sizes that were not asked for."""
+    """Result of a run: our figure for each key; further lines for people. `left_out`: keys of
+    sizes that were not requested."""
 
     figures: Mapping[str, float]
     lines: tuple[str, ...] = ()
@@ -40,8 +40,8 @@ class Found(Struct, frozen=True):
 
 class Result(Struct, frozen=True, kw_only=True):
     """A published result. `source`: paper and equation, table or figure; `run`: computes it;
-    `inputs`: which inputs the paper leaves out, and what stands in for them; `sample`: it is made
-    of many seeded runs and takes minutes, else of one seed."""
+    `inputs`: inputs that the paper leaves out, and their substitutes; `sample`: it comes from many
+    seeded runs and needs minutes, else from one seed."""
 
     name: str
     about: str
@@ -53,7 +53,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 class Compared(Struct, frozen=True, kw_only=True):
-    """A published figure beside ours."""
+    """A published figure and ours."""
 
     what: str
     published: float
@@ -66,8 +66,7 @@ class Compared(Struct, frozen=True, kw_only=True):
 
 
 def compare(result: Result, found: Found) -> list[Compared]:
-    """Every published figure that was asked for beside ours. Raises KeyError when a run has not
-    one of them."""
+    """Every requested published figure with ours. Raises KeyError if a run lacks one of them."""
     asked = [figure for figure in result.published if figure.key not in found.left_out]
     return [_beside(figure, found.figures[figure.key]) for figure in asked]
 

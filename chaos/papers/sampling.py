@@ -1,7 +1,8 @@
 """Results that are samples: many seeded runs of whole fleets, paired by seed, with intervals.
 
-Runs are kept in a file, if one is named, and not run again: several results share them, and a
-record of hours can be broken off. The file is only good for the code that wrote it.
+If a file is named, it stores the runs, and later calls do not repeat them: several results share
+them, and a command that runs for hours can be interrupted. The file is only valid for the code
+that wrote it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ RESAMPLES = 2000
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
-    """How much is run: `count` seeds from `seed` on, fleets of at most `most` workers, in
-    `jobs` processes. `kept`: where runs are kept. `tell` is given progress, a line each."""
+    """Extent of the runs: `count` seeds from `seed` on, fleets of at most `most` workers, in
+    `jobs` processes. `kept`: file of stored runs. `tell` receives progress, a line each."""
 
     seed: int = 0
     count: int = 1
@@ -37,11 +38,11 @@ class Sampling(Struct, frozen=True, kw_only=True):
         return range(self.seed, self.seed + self.count)
 
     def sizes(self, sizes: Iterable[int]) -> list[int]:
-        """Those of `sizes` that are asked for."""
+        """Those of `sizes` that are within `most`."""
         return [size for size in sizes if size <= self.most]
 
     def run(self, cases: Iterable[Case]) -> dict[Case, Measured]:
-        """What each case gives. Raises RuntimeError when a run went wrong."""
+        """The measurements of each case. Raises RuntimeError if a run failed."""
         wanted = list(dict.fromkeys(cases))
         found = self._kept()
         left = [case for case in wanted if case not in found]

@@ -1,7 +1,7 @@
 """`relume-chaos run`, `fuzz`, `shrink` and `report`.
 
-Exit status 0: it passed; 1: something failed; 2: it proves nothing (inconclusive), or could
-not be run at all.
+Exit status 0: it passed; 1: something failed; 2: it proves nothing (inconclusive), or no run was
+possible.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     run = commands.add_parser("run", help="run a scenario and judge it")
     run.add_argument("scenario", help=what)
     run.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
-    run.add_argument("--live", action="store_true", help="with real processes")
-    run.add_argument("--out", type=Path, metavar="DIR", help="keep the run in this folder")
+    run.add_argument("--live", action="store_true", help="use real processes")
+    run.add_argument("--out", type=Path, metavar="DIR", help="store the run in this folder")
     run.add_argument("--json", action="store_true", help="print the verdict as JSON")
-    run.add_argument("--print", action="store_true", help="print the scenario, run nothing")
+    run.add_argument("--print", action="store_true", help="print the scenario and exit")
     run.add_argument("--limit", type=duration, default=None, metavar="TIME",
-                     help="real time it may take (default 120s, live 10m)")  # fmt: skip
+                     help="maximum real time (default 120s, live 10m)")  # fmt: skip
 
     fuzz = commands.add_parser("fuzz", help="run many seeds over many scenarios")
-    fuzz.add_argument("--seeds", type=count, default=100, help="runs to make (default 100)")
+    fuzz.add_argument("--seeds", type=count, default=100, help="number of runs (default 100)")
     fuzz.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     fuzz.add_argument("--scenarios", default="", metavar="A,B",
-                      help="these alone (default: the library, and composed)")  # fmt: skip
+                      help="run only these (default: the library, and composed)")  # fmt: skip
     fuzz.add_argument("--jobs", type=count, default=os.cpu_count() or 1, help="processes")
     fuzz.add_argument("--for", dest="for_s", type=duration, metavar="TIME", help="maximum duration")
     fuzz.add_argument("--limit", type=duration, default=60.0, metavar="TIME",
-                      help="real time a run may take (default 60s)")  # fmt: skip
+                      help="maximum real time per run (default 60s)")  # fmt: skip
     fuzz.add_argument("--out", type=Path, default=Path(".relume/chaos"), metavar="DIR",
-                      help="where failures are kept (default %(default)s)")  # fmt: skip
+                      help="folder for failed runs (default %(default)s)")  # fmt: skip
     fuzz.add_argument("--json", action="store_true", help="print the summary as JSON")
 
     small = commands.add_parser("shrink", help="make a failing scenario small")
@@ -80,13 +80,15 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     small.add_argument("--for", dest="for_s", type=duration, default=600.0, metavar="TIME",
                        help="maximum duration (default 10m)")  # fmt: skip
     small.add_argument("--limit", type=duration, default=60.0, metavar="TIME",
-                       help="real time a run may take (default 60s)")  # fmt: skip
-    small.add_argument("--out", type=Path, metavar="FILE", help="the small case's file")
+                       help="maximum real time per run (default 60s)")  # fmt: skip
+    small.add_argument("--out", type=Path, metavar="FILE", help="file for the small case")
 
-    report = commands.add_parser("report", help="show a run that was kept")
-    report.add_argument("folder", type=Path, metavar="RUN", help="its folder")
-    report.add_argument("--html", type=Path, metavar="FILE", help="one page with everything")
-    report.add_argument("--json", action="store_true", help="verdict and timeline as JSON")
+    report = commands.add_parser("report", help="show a stored run")
+    report.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
+    report.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one HTML page with everything"
+    )
+    report.add_argument("--json", action="store_true", help="print verdict and timeline as JSON")
     return parser.parse_args(argv)
 
 
@@ -108,7 +110,7 @@ def _run(given: argparse.Namespace) -> int:
     command = case.command + (" --live" if given.live else "")
     if given.out is not None:
         artifacts.keep(given.out, done.run, done.verdict, command)
-        _say(f"kept in {given.out}")
+        _say(f"stored in {given.out}")
     if given.json:
         print(msgspec.json.encode(done.verdict).decode())
     else:
@@ -155,7 +157,7 @@ def _say(line: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command; what is wrong with its input goes to stderr."""
+    """Run a command; errors in its input go to stderr."""
     given = _arguments(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = {"run": _run, "fuzz": fuzz_command, "shrink": _shrink, "report": _report}

@@ -1,11 +1,11 @@
-"""A run in a folder: everything that judging and showing it again need.
+"""A run in a folder: everything that is needed to judge and show it again.
 
 scenario.yaml   the scenario, every value
-schedule.json   what the seed made of it
-run.json        seed, commit, what it was, when, how long, its error
+schedule.json   its expansion by the seed
+run.json        seed, commit, command, time, duration, error
 log.rlog        the log, as `relume replay --log FILE [--debug]` opens it
-clients.jsonl   a client's history a line
-fired.json      the faults that really struck
+clients.jsonl   one client's history per line
+fired.json      the faults that struck
 verdict.json
 """
 
@@ -35,7 +35,7 @@ class BadRun(Exception):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """`run.json`. `log_error`: why the log could not be stored, if it could not."""
+    """`run.json`. `log_error`: why the log is not stored; empty: it is."""
 
     kind: Kind
     seed: int
@@ -54,9 +54,9 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 def keep(folder: Path, run: Outcome, verdict: Verdict, command: str) -> None:
-    """Write `run` into `folder`, which is made; files of that name are replaced.
+    """Write `run` into `folder`; creates the folder and replaces its files.
 
-    A log that does not fold is left out, and run.json says why. Raises OSError.
+    It leaves out a log that does not fold; then run.json says why. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenario.yaml").write_text(scenario_yaml(run.scenario), encoding="utf-8")
@@ -72,7 +72,7 @@ def keep(folder: Path, run: Outcome, verdict: Verdict, command: str) -> None:
     except LogError as error:
         failure = f"{type(error).__name__}: {error}"
     commit, dirty = checkout()
-    told = Run(
+    record = Run(
         kind=run.kind,
         seed=run.schedule.seed,
         digest=run.schedule.digest(),
@@ -88,11 +88,11 @@ def keep(folder: Path, run: Outcome, verdict: Verdict, command: str) -> None:
         landed=run.landed,
         commands=run.commands,
     )
-    _write(folder / "run.json", told)
+    _write(folder / "run.json", record)
 
 
 def outcome_in(folder: Path) -> tuple[Outcome, Run]:
-    """The outcome kept in `folder`. Raises BadRun, ScenarioError, LogError, OSError."""
+    """The outcome stored in `folder`. Raises BadRun, ScenarioError, LogError, OSError."""
     if not (folder / "run.json").is_file():
         raise BadRun(f"{folder}: holds no run; give a folder that `relume-chaos run --out` wrote")
     try:
@@ -126,7 +126,7 @@ def outcome_in(folder: Path) -> tuple[Outcome, Run]:
 
 
 def checkout() -> tuple[str, bool]:
-    """The commit this code is of, and whether files differ from it; empty: unknown."""
+    """The commit of this code, and whether files differ from it; empty: unknown."""
     head = _git("rev-parse", "HEAD")
     return head, bool(head and _git("status", "--porcelain", "--untracked-files=no"))
 

@@ -1,7 +1,7 @@
-"""What is to be run: a scenario with its schedule, from a name, a file, a seed or an earlier run.
+"""Cases: a scenario with its schedule, from a name, a file, a seed or an earlier run.
 
-A fixed case is a YAML file that holds a schedule beside the scenario; nothing of it is drawn
-again. `shrink` writes such files.
+A fixed case is a YAML file that has both scenario and schedule; no part of it is drawn again.
+`shrink` writes such files.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NOTE = "# A fixed case: the schedule is not drawn again. Repeat it: relume-chaos
 
 
 class Case(Struct, frozen=True):
-    """A scenario and what a seed, or a manual edit, made of it. `given` names it in commands;
-    `fixed`: its schedule stands in that file."""
+    """A scenario and its schedule, from a seed or a manual edit. `given` names it in commands;
+    `fixed`: that file has the schedule."""
 
     given: str
     scenario: Scenario
@@ -34,14 +34,14 @@ class Case(Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """What repeats it."""
+        """The command that repeats it."""
         seed = "" if self.fixed else f" --seed {self.schedule.seed}"
         return f"relume-chaos run {self.given}{seed}"
 
 
 def case_of(given: str, seed: int = 0) -> Case:
     """The case of a named scenario, a scenario's file, a fixed case's file, the folder of an
-    earlier run (as it was, whatever the seed), or `composed`: a scenario drawn from the seed.
+    earlier run (as it was, regardless of the seed), or `composed`: a scenario drawn from the seed.
 
     Raises ScenarioError, traces.TraceError, OSError.
     """
@@ -84,14 +84,14 @@ def _schedule(data: bytes, given: str, line: int = 0) -> Schedule:
 
 
 def fixed_yaml(case: Case, note: str = "") -> str:
-    """`case` as the file of a fixed case; `note` heads it, a line each."""
+    """`case` as the file of a fixed case, with `note` as comment lines at its head."""
     head = "".join(f"# {line}\n" for line in note.splitlines())
     whole = {"scenario": plain(case.scenario), "schedule": to_builtins(case.schedule)}
     return NOTE + head + _dumped(whole)
 
 
 def scenario_yaml(scenario: Scenario) -> str:
-    """A scenario as it may stand in the library."""
+    """A scenario as YAML for the library."""
     return _dumped(plain(scenario))
 
 
@@ -100,7 +100,7 @@ def _dumped(whole: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A scenario, or a part of one, as YAML takes it, without what is at its default."""
+    """A scenario, or a part of one, as plain values for YAML, without defaults."""
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     if not isinstance(value, Struct):

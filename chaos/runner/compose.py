@@ -1,7 +1,7 @@
-"""A scenario drawn from a seed: fleet, traffic and faults beyond those that people thought of.
+"""A scenario drawn from a seed: fleet, traffic and faults in combinations that no one designed.
 
-Only faults whose feature exists are drawn, and what each demands of the fleet is given. The
-bounds are few: what must hold of any run are the promises.
+It draws only faults whose feature exists, and gives the fleet what each fault needs. Such a
+scenario has few bounds: the promises must hold in every run.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from relume.chaos.scenario.language import (
 )  # fmt: skip
 
 COMPOSED = "composed"
-"""The name by which commands ask for such a scenario."""
+"""Name of such a scenario in commands."""
 
 SLOW = "link-slow"
 _LATER = ("cpu-limit", "gateway-cpu-limit", "disk-full", "holder-stop", "clock-back")
-"""Drawn apart, like `SLOW`: the rest of what a seed means does not depend on them."""
+"""Drawn separately, like `SLOW`: they do not change the rest of a seed's scenario."""
 
 _FRAMES = ("frame-cut", "frame-lost", "frame-repeated")
-"""Drawn apart too, of what a gateway reads of answers."""
+"""Drawn separately too: faults of the frames that a gateway reads."""
 
 _ANSWERS = ("dispatch-refused", "answer-broken")
-"""Drawn apart too, of how workers treat what comes to them."""
+"""Drawn separately too: faults of workers' replies to requests."""
 
 _APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS)
 
@@ -55,7 +55,7 @@ _IN_RECOVERY = (
     ("agent-kill", "engine-start", "subject"), ("holder-kill", "restore", "any"),
     ("gateway-kill", "recovery", "leader"), ("gateway-kill", "restore", "any"),
 )  # fmt: skip
-"""Who dies in the middle of which step of a recovery."""
+"""Fault, phase of a recovery in whose middle it strikes, and target."""
 
 _AMOUNTS = {
     "worker-slow": (2.0, 20.0), "reload-fails": (1, 3), "block-corrupt": (1, 32),
@@ -69,10 +69,10 @@ _OF_ALL = frozenset(
     "worker-slow dram-budget stream-loss stream-duplicate stream-reorder block-corrupt "
     "cpu-limit disk-full frame-lost frame-repeated dispatch-refused answer-broken".split()
 )
-"""What may strike all workers at once and leave a service."""
+"""Faults that may strike all workers at once without ending the service."""
 
 _FEWEST = {"leader-stop": 2, "gateway-kill": 2}
-"""Control planes without which a fault only ends the service."""
+"""Minimum number of control planes per fault; with fewer, it only ends the service."""
 
 
 def compose(seed: int, without: Collection[str] = ()) -> Scenario:
@@ -108,8 +108,8 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
 
 
 def _at_effects(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of ten an operator gives commands, and who decides or applies them dies. Drawn
-    apart, so that the rest of what a seed means does not depend on it."""
+    """In one of ten seeds, an operator gives commands, and the process that decides or applies
+    them dies. Drawn separately, so that it does not change the rest of a seed's scenario."""
     rng = Random(f"compose-effects:{seed}")
     what = rng.choice(("agent-kill", "agent-kill", "gateway-kill"))
     if rng.random() >= 0.1 or what in without:
@@ -121,7 +121,7 @@ def _at_effects(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Faul
 
 
 def _slow_link(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of ten a link is slow. Drawn apart, as above."""
+    """In one of ten seeds, a link is slow. Drawn separately, as above."""
     rng = Random(f"compose-links:{seed}")
     if rng.random() >= 0.1 or SLOW in without:
         return ()
@@ -135,7 +135,7 @@ def _slow_link(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
 
 
 def _of_frames(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of six, faults of `_FRAMES`. Drawn apart, as above."""
+    """In one of six seeds, faults of `_FRAMES`. Drawn separately, as above."""
     rng = Random(f"compose-frames:{seed}")
     chosen = rng.choices(_FRAMES, k=rng.choice((1, 2, 3)))
     if rng.random() >= 1 / 6:
@@ -144,7 +144,7 @@ def _of_frames(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault
 
 
 def _of_answers(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of four, faults of `_ANSWERS`. Drawn apart, as above."""
+    """In one of four seeds, faults of `_ANSWERS`. Drawn separately, as above."""
     rng = Random(f"compose-answers:{seed}")
     chosen = rng.choices(_ANSWERS, k=rng.choice((1, 2, 3)))
     if rng.random() >= 0.25:
@@ -155,7 +155,7 @@ def _of_answers(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Faul
 def _later(
     seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]
 ) -> tuple[Fleet, Traffic, tuple[Fault, ...]]:
-    """In one of five a fault of `_LATER`, and the fleet and the traffic that it can strike."""
+    """In one of five seeds, a fault of `_LATER`, and a fleet and traffic that it can strike."""
     rng = Random(f"compose-later:{seed}")
     what = rng.choice(_LATER)
     if rng.random() >= 0.2 or what in without:
@@ -173,14 +173,14 @@ def _later(
 def _in_recovery(
     seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]
 ) -> tuple[Fleet, Traffic, tuple[Fault, ...]]:
-    """In one of six an engine dies, and somebody in the middle of what is done about it; in some,
-    somebody else too. Drawn apart, as above."""
+    """In one of six seeds, an engine dies, and one or two further processes die during the
+    recovery. Drawn separately, as above."""
     rng = Random(f"compose-recovery:{seed}")
     steps = rng.choices(_IN_RECOVERY, k=rng.choice((1, 1, 2)))
     if rng.random() >= 1 / 6 or {"engine-kill", *(what for what, _, _ in steps)} & {*without}:
         return fleet, traffic, ()
-    kept = When(event="CheckpointsAcknowledged", nth=rng.randint(12, 48))
-    faults = [Fault(what="engine-kill", when=kept, target="subject")]
+    held = When(event="CheckpointsAcknowledged", nth=rng.randint(12, 48))
+    faults = [Fault(what="engine-kill", when=held, target="subject")]
     for what, phase, target in steps:
         faults.append(Fault(what=what, when=When(during=phase), target=target))
     # Enough that something is restored.
@@ -194,8 +194,8 @@ def _in_recovery(
 
 
 def _room(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
-    """In one of eight workers are busy with little, so that arrivals wait, by tier and tenant.
-    Drawn apart, as above."""
+    """In one of eight seeds, workers reach their limit with few requests, so that arrivals queue,
+    by tier and tenant. Drawn separately, as above."""
     rng = Random(f"compose-room:{seed}")
     if rng.random() >= 0.125:
         return fleet, traffic
@@ -212,8 +212,8 @@ def _room(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
 
 
 def _clients(seed: int, traffic: Traffic) -> Traffic:
-    """In one of five some clients do not stream, or return to their streams; in one of four some
-    of the others ask for something unusual. Drawn apart, as above."""
+    """In one of five seeds, some clients do not stream, or return to their streams. In one of four,
+    some of the others send unusual requests. Drawn separately, as above."""
     rng = Random(f"compose-clients:{seed}")
     whole, resumable = rng.choice((0.0, 0.2, 0.4)), rng.choice((0.2, 0.5))
     if rng.random() < 0.2:
@@ -226,9 +226,8 @@ def _clients(seed: int, traffic: Traffic) -> Traffic:
 def _while_away(
     seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]
 ) -> tuple[Fleet, Traffic, tuple[Fault, ...]]:
-    """In one of six nearly all clients return to their streams, which an operator's drains move
-    meanwhile, and gateways, engines and holders die. Drawn apart, as above, and not where the log
-    is away."""
+    """In one of six seeds, nearly all clients return to their streams. Meanwhile an operator's
+    drains move the streams, and gateways, engines and holders die. Drawn separately, as above."""
     rng = Random(f"compose-while-away:{seed}")
     more = rng.choices(("gateway-kill", "engine-kill", "holder-kill"), k=rng.choice((1, 2, 3)))
     nth, times = rng.randint(4, 16), [round(rng.uniform(1, 12), 3) for _ in more]
@@ -258,8 +257,8 @@ def _while_away(
 
 
 def _nobody_left(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of ten all engines die at once, and fail to start once or twice: they are back within
-    the bound of I10. Drawn apart, as above."""
+    """In one of ten seeds, all engines die at once, and fail to start once or twice: they are back
+    within the bound of I10. Drawn separately, as above."""
     rng = Random(f"compose-nobody-left:{seed}")
     at_s, starts = round(rng.uniform(0.5, 6), 3), rng.randint(1, 2)
     if rng.random() >= 0.1 or {"engine-kill", "reload-fails"} & {*without}:
@@ -323,7 +322,7 @@ def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
     when = _when(rng, kind)
     alone = {"control plane": fleet.control_planes, "etcd": fleet.etcd}.get(kind.target) == 1
     allowed = ["any", "any", *(role for role in kind.roles if not alone or role != "follower")]
-    # Whom an event tells of is a worker or a request, never another kind of target.
+    # The subject of an event is a worker or a request, never another kind of target.
     if when.at_s is None and (kind.target == "request" or kind.target == "worker"):
         allowed += ["subject", "subject"]
     if name in _OF_ALL:
@@ -334,7 +333,7 @@ def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
     if target == "any" and kind.target != "request" and rng.random() < 0.3:
         target = rng.choice(targets(kind.target, fleet))
     if name in ("block-corrupt", "disk-full"):
-        target = "all"  # few hold blocks, or have them in files, at any time
+        target = "all"  # at any time, few daemons hold blocks, or have them in files
     elif name == "primary-and-holder-kill":
         when, target = When(during="decode", nth=max(cast(int, when.nth), 4)), "subject"
     elif name == "frame-cut":
@@ -358,7 +357,7 @@ def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
 
 
 def _when(rng: Random, kind: FaultKind) -> When:
-    """At a time, or during a phase that every fleet comes through."""
+    """At a time, or during a phase that occurs in every fleet."""
     if kind.target == "request" or rng.random() < 0.4:
         phase = rng.choice([p for p in PHASES if p in ("prefill", "decode")])
         return When(during=phase, nth=rng.randint(1, 24))

@@ -1,7 +1,7 @@
 """Many seeds over many scenarios: which fail, and how to see each again.
 
-Seed after seed goes to scenario after scenario, so that N seeds are N runs. Of failures the
-folders are kept, of everything else only the counts.
+Each next seed runs with the next scenario, so N seeds are N runs. The command stores the folders of
+failures, and only counts the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIME_OVER = "time is over"
 
 
 class Asked(Struct, frozen=True):
-    """One run to be made. `limit_s` is real time; `folder`: where it goes if it fails."""
+    """One planned run. `limit_s` is real time; `folder`: destination of a failed run."""
 
     given: str
     seed: int
@@ -43,8 +43,8 @@ class Asked(Struct, frozen=True):
 
 
 class Ran(Struct, frozen=True, kw_only=True):
-    """What became of one: a verdict's result, its signature and reasons; `took_s` of real time,
-    `events` in its log, `virtual_s` it lasted."""
+    """Result of one run: the verdict's result, its signature and reasons; `took_s`: real time,
+    `events`: number in its log, `virtual_s`: its virtual duration."""
 
     result: str
     signature: tuple[str, ...] = ()
@@ -87,9 +87,8 @@ class Tally(Struct, kw_only=True):
 
 
 def usable(names: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """The scenarios to be run, and those left out because a feature of theirs does not exist
-    yet. If none are named: the library, behind each three of it a composed one. Raises
-    ScenarioError."""
+    """The scenarios to run, and those left out because a feature of theirs does not exist yet. If
+    none are named: the library, with a composed one after every three. Raises ScenarioError."""
     chosen = list(names) or [*reading.named()]
     waiting = []
     for name in chosen:
@@ -146,9 +145,9 @@ def fuzz(
     for_s: float | None,
     seen: Callable[[Asked, Ran, dict[str, Tally]], Any],
 ) -> tuple[dict[str, Tally], str]:
-    """Make `runs` until they, or `for_s` seconds, are over, or until Ctrl-C or SIGTERM; `seen` is
-    called with each. In the main thread only. The tallies by scenario, and why it ended early
-    (empty: it did not).
+    """Make `runs` until they, or `for_s` seconds, are over, or until Ctrl-C or SIGTERM. It calls
+    `seen` with each, and works in the main thread only. Returns the tallies by scenario, and why
+    it ended early (empty: it did not).
     """
     tallies: dict[str, Tally] = {}
     until = None if for_s is None else time.monotonic() + for_s
@@ -170,7 +169,7 @@ def fuzz(
     try:
         for given, ran in made:
             if ended:
-                raise KeyboardInterrupt  # the run kept it to itself: what it says is not counted
+                raise KeyboardInterrupt  # the run swallowed the interrupt: its result does not count
             tallies.setdefault(given.given, Tally()).add(given.seed, ran)
             seen(given, ran, tallies)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What `relume-chaos fuzz` shows: progress while it runs, a summary at the end."""
+"""Output of `relume-chaos fuzz`: progress while it runs, a summary at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SEEDS_SHOWN = 5
 
 
 class Progress:
-    """One line that is written over, or, without a terminal, a line now and then."""
+    """One line that each update overwrites; without a terminal, a line now and then."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._began = self._told = time.monotonic()
+        self._began = self._shown = time.monotonic()
         self._watched = sys.stderr.isatty()
         self.done = self.failed = self.inconclusive = 0
 
@@ -38,11 +38,11 @@ class Progress:
             self.clear()
             reason = ran.why[0] if ran.why else ", ".join(ran.signature)
             print(f"FAILED {given.given} seed {given.seed}: {reason}", file=sys.stderr)
-        if now - self._told >= (_EVERY_S if self._watched else _EVERY_S_IN_A_FILE):
-            self._told = now
-            self._tell(now)
+        if now - self._shown >= (_EVERY_S if self._watched else _EVERY_S_IN_A_FILE):
+            self._shown = now
+            self._show(now)
 
-    def _tell(self, now: float) -> None:
+    def _show(self, now: float) -> None:
         rate = self.done / (now - self._began)
         left_s = (self._total - self.done) / rate
         line = (
@@ -53,7 +53,7 @@ class Progress:
         print(f"\r\x1b[K{line}" if self._watched else line, end=end, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._watched:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -83,7 +83,7 @@ def fuzz_command(given: argparse.Namespace) -> int:
 def summary(
     tallies: dict[str, Tally], waiting: list[str], early: str, took_s: float
 ) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The summary for programs."""
     return {
         "runs": sum(tally.runs for tally in tallies.values()),
         "passed": sum(tally.passed for tally in tallies.values()),
@@ -99,7 +99,7 @@ def summary(
 def summary_lines(
     tallies: dict[str, Tally], waiting: list[str], early: str, took_s: float, out: Path
 ) -> Iterator[str]:
-    """All of it, for people."""
+    """The summary for people."""
     rows = [["scenario", "runs", "passed", "failed", "inconcl.", "s/run", "events", "fleet s"]]
     for name in sorted(tallies):
         tally = tallies[name]
@@ -118,7 +118,7 @@ def summary_lines(
     if waiting:
         yield f"not yet applicable: {', '.join(waiting)}"
     if whole["failed"]:
-        yield f"failures are kept in {out}: relume-chaos report FOLDER --html FILE"
+        yield f"failures are stored in {out}: relume-chaos report FOLDER --html FILE"
     rate = whole["runs"] / took_s if took_s else 0.0
     yield (
         f"{whole['runs']} runs in {took_s:.1f} s ({rate:.1f}/s): {whole['passed']} passed, "

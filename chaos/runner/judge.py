@@ -1,10 +1,10 @@
 """An outcome's verdict: promises, expectations, and whether the run proves anything.
 
-A run *failed* when a promise was broken, a bound was not met, or it ended with an error. It is
-*inconclusive* when nothing of that is so but too little traffic flowed, planned faults did not
-strike, or there was nothing to judge a promise by: it must not pass for a proof. What a
-client's broken connection leaves unknown is taken as unknown (`Verdict.unknown` counts it): the
-validators demand of such an answer only that what there is of it be right.
+A run *failed* if it broke a promise, missed a bound, or ended with an error. Otherwise it is
+*inconclusive* if too little traffic flowed, planned faults did not strike, or there was nothing to
+judge a promise by: such a run is no proof. A client's broken connection leaves the end of its
+answer unknown (`Verdict.unknown` counts these); of such an answer, the validators check only the
+part that arrived.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from relume.chaos.validators.records import THE_RUN, Log, Violation
 
 Result = Literal["passed", "failed", "inconclusive"]
 OF_TRAFFIC = ("requests", "faults_fired")
-"""Figures whose lower bounds say what a run must have seen to prove anything."""
-MOST_TOLD = 50
-"""Violations kept of each promise."""
+"""Figures whose lower bounds say how much a run must contain to prove anything."""
+MOST_LISTED = 50
+"""Maximum number of violations in a verdict, per promise."""
 
 
 class Expectation(Struct, frozen=True, kw_only=True):
@@ -40,8 +40,8 @@ class Expectation(Struct, frozen=True, kw_only=True):
 
 
 class Struck(Struct, frozen=True, kw_only=True):
-    """A planned fault: its target and time (ns from the start). No times: it did not.
-    `needs` names the feature it waits for."""
+    """A planned fault: its target and times (ns from the start). No times: it did not strike.
+    `needs` names the feature that it lacks."""
 
     name: str
     what: str
@@ -51,10 +51,10 @@ class Struck(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What became of a run. `why` says in words why it did not pass. `judged` are the promises
-    looked at; `unproven` those of them, and why, that the run had nothing to show for;
-    `not_yet` are promises and faults whose feature does not exist. `broken` counts violations
-    by promise, also those beyond the limit of `violations`."""
+    """Verdict of a run. `why`: reasons why it did not pass, as text. `judged`: the promises
+    checked; `unproven`: those without evidence in this run, and why; `not_yet`: promises and
+    faults whose feature does not exist. `broken` counts violations by promise, also those beyond
+    the limit of `violations`."""
 
     result: Result
     kind: Kind
@@ -75,7 +75,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """What is wrong, in words that two runs of one failure share."""
+        """The failures, in words that are equal in two runs with one failure."""
         missed = [e.figure for e in self.expectations if not e.met]
         failed = [f"bound:{figure}" for figure in missed] if self.result == "failed" else []
         return (*sorted(self.broken), *(("error",) if self.error else ()), *failed)
@@ -85,14 +85,14 @@ def judge(run: Outcome) -> Verdict:
     """The verdict of `run`. Raises LogError if its log cannot be read."""
     log = Log(run.groups)
     wanted = run.scenario.promises or PROMISES
-    # Of a fleet that did not come to rest by itself, I12 is not asked where the run broke off.
+    # I12 needs a fleet that came to rest by itself, so it is not judged where the run broke off.
     rested = run.drained or not run.error
     judged = [name for name in wanted if name in CHECKS and (name != "I12" or rested)]
     with untracked():
         clients = [history.record for history in run.histories]
         found = list(violations(log, clients, judged, _known(run)))
         figures = figures_of(run, log)
-    # A validator that had nothing to look at says so of the run.
+    # A validator without anything to check reports that about the run.
     unproven = [f"{v.promise}: {v.detail}" for v in found if v.about == THE_RUN]
     if "I12" in wanted and not run.drained and not any(v.promise == "I12" for v in found):
         unproven.append("I12: the fleet had not come to rest")
@@ -114,7 +114,7 @@ def judge(run: Outcome) -> Verdict:
         seed=run.schedule.seed,
         digest=run.schedule.digest(),
         why=(*bad, *thin),
-        violations=tuple(_told(wrong)),
+        violations=tuple(_listed(wrong)),
         broken=dict(sorted(broken.items())),
         judged=tuple(judged),
         unproven=tuple(unproven),
@@ -149,7 +149,7 @@ def _known(run: Outcome) -> Known:
 
 
 def _stopped(run: Outcome) -> list[tuple[str, int]]:
-    """Streams of replicas that a fault had stand still, and for how long, ms."""
+    """Streams of replicas that a fault stopped, and the duration in ms."""
     return [
         (f"r.{name}", ((fired.until_ns or run.ended_ns) - fired.at_ns) // 1_000_000)
         for fired in run.fired
@@ -169,7 +169,7 @@ def _killed(run: Outcome) -> list[tuple[str, int]]:
 
 
 def _shared(run: Outcome) -> dict[str, int]:
-    """Of each client's request: with how many tokens it begins as others do."""
+    """Per client request, the number of tokens of its prefix shared with others."""
     planned = {r.name: len(r.prefix) * r.prefix_block for r in run.schedule.requests if r.prefix}
     return {
         history.record.request: planned[history.request]
@@ -183,7 +183,7 @@ RELOAD_NS = 5_000_000_000
 
 
 def _unserved_ms(run: Outcome) -> int:
-    """How long faults kept every worker from the gateways at once, all such times together."""
+    """Total time in which faults made every worker unreachable for the gateways at once."""
     away = [*_away(run)]
     times = sorted({at for begun, until, _ in away for at in (begun, until)})
     unserved_ns = 0
@@ -244,7 +244,7 @@ def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Ex
 
 
 def _thin(missed: Expectation) -> bool:
-    """Whether a bound that is not met says that too little happened."""
+    """Whether a missed bound means that too little happened."""
     if missed.value is None:
         return True
     return missed.figure in OF_TRAFFIC and missed.least is not None and missed.value < missed.least
@@ -292,9 +292,9 @@ def _doubts(run: Outcome, faults: tuple[Struck, ...]) -> Iterator[str]:
             yield f"{fault.name} {fault.what} did not strike {fault.target}"
 
 
-def _told(wrong: list[Violation]) -> Iterator[Violation]:
+def _listed(wrong: list[Violation]) -> Iterator[Violation]:
     counts: dict[str, int] = {}
     for violation in wrong:
         counts[violation.promise] = counts.get(violation.promise, 0) + 1
-        if counts[violation.promise] <= MOST_TOLD:
+        if counts[violation.promise] <= MOST_LISTED:
             yield violation

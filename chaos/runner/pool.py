@@ -1,8 +1,8 @@
-"""Many runs in several processes: each result as it comes, clean on Ctrl-C, and no run that
-never ends.
+"""Many runs in several processes: yields each result at its end, ends cleanly on Ctrl-C, and bounds
+the time of each run.
 
-A process that runs cases ignores Ctrl-C, gives each case so much real time, and ends when the
-one that asked for it is gone.
+A process that runs cases ignores Ctrl-C, limits the real time of each case, and ends when its
+parent is gone.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 _AHEAD = 2
-"""Cases handed out for each process, so that none waits for the next."""
+"""Number of cases submitted per process, so that none waits for the next."""
 _PR_SET_PDEATHSIG = 1
 
 
 class TooLong(BaseException):
-    """A case took more real time than it was given. No handler of exceptions on the way may
-    keep it."""
+    """A case exceeded its limit of real time. A BaseException, so that no handler on the way
+    catches it."""
 
 
 class Crashed(RuntimeError):
-    """A process that ran cases died; which case it was is unknown."""
+    """A process that ran cases died; the case is unknown."""
 
 
 def each(
@@ -45,7 +45,7 @@ def each(
 ) -> Iterator[tuple[Given, Result]]:
     """`work` of every `given`, in the order in which they end; with one job, in this process.
 
-    Nothing more is begun once `stop()` says so. Raises Crashed.
+    It begins no further case once `stop()` is true. Raises Crashed.
     """
     if jobs <= 1:
         for one in given:
@@ -76,7 +76,7 @@ def each(
     finally:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
-        # Interrupted while they start, they wait for a thread that will never serve them.
+        # Processes interrupted during their start wait for a thread that will never serve them.
         for process in () if ended_in_order else processes:
             with contextlib.suppress(OSError):
                 process.kill()
@@ -85,7 +85,7 @@ def each(
 
 
 def begin(parent: int) -> None:
-    """In a process that works for `parent`: it ignores Ctrl-C and ends with it."""
+    """Set up a process that works for `parent`: it ignores Ctrl-C and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
@@ -96,7 +96,7 @@ def begin(parent: int) -> None:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TooLong in the body after so much real time. In the main thread only."""
+    """Raises TooLong in the body after `seconds` of real time. In the main thread only."""
 
     def ring(_number: int, _frame: FrameType | None) -> None:
         raise TooLong(f"took more than {seconds:g} s of real time")
@@ -111,7 +111,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line, with the place it came from."""
+    """An exception in one line, with the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"

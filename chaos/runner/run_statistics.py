@@ -17,9 +17,9 @@ REFUSED = (429, 503)
 
 
 def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
-    """Every figure by name; None where the run gives no value for it (nothing was lost, no
-    token came). A stream is broken that did not end with a whole answer, regardless of which side
-    ended it. What only shows what answers should be is not counted."""
+    """Every figure by name; None: the run gives no value for it (nothing was lost, no token came).
+    A stream without a whole answer counts as broken, regardless of which side ended it.
+    Undisturbed requests do not count."""
     histories = real(run)
     asked = {request.name: request for request in run.schedule.requests}
     refused = sum(h.record.status in REFUSED and not h.record.token_count for h in histories)
@@ -57,8 +57,8 @@ def _ttft_of(histories: Sequence[History], asked: Mapping[str, Request], tier: s
 
 
 def _fairness(histories: Sequence[History], asked: Mapping[str, Request]) -> float | None:
-    """What the tenant worst off was served, in tokens, to the least of an equal part and of all
-    it asked for; None: there are no two."""
+    """Minimum over tenants of the tokens served, as a share of an equal part or of all that the
+    tenant requested, if that is less; None: fewer than two tenants."""
     served: dict[str, int] = {}
     wanted: dict[str, int] = {}
     for history in histories:
@@ -75,12 +75,12 @@ def _fairness(histories: Sequence[History], asked: Mapping[str, Request]) -> flo
 
 
 def real(run: Outcome) -> list[History]:
-    """Its requests without those that show what an undisturbed answer is."""
+    """Its requests without the undisturbed ones."""
     return [history for history in run.histories if not history.record.undisturbed]
 
 
 def tpot_ms(history: History) -> float | None:
-    """Time per output token after the first; None: there were none."""
+    """Time per output token after the first; None: there is none."""
     count = history.record.token_count
     if history.first_ns is None or history.last_ns is None or count < 2:
         return None
@@ -95,11 +95,11 @@ def _moved(log: Log) -> int:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The arithmetic mean; None of nothing."""
+    """The arithmetic mean; None: no values."""
     return sum(values) / len(values) if values else None
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of them do not exceed; None of nothing."""
+    """The smallest value that at least `share` of them do not exceed; None: no values."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else None

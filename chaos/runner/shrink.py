@@ -1,9 +1,9 @@
 """From a failing case to a small one that fails the same way.
 
 Delta debugging: leave out faults, then requests, then workers, replicas and members, then make
-requests shorter; again, until nothing more can go. A smaller case counts when the same promise
-is broken (or the same error, or bound). What is left out of a schedule changes nothing else of
-it, so each step is one run.
+requests shorter; repeat until nothing more can be removed. A smaller case counts if it breaks the
+same promise (or shows the same error, or misses the same bound). Removing a part of a schedule does
+not change the rest, so each step is one run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relume.chaos.scenario.schedule import Planned, Request, Schedule
 
 Item = TypeVar("Item")
 _SHORTEST = 4
-"""Tokens below which lengths are left alone."""
+"""Number of tokens below which lengths stay unchanged."""
 
 
 class NotFailing(Exception):
@@ -30,7 +30,7 @@ class NotFailing(Exception):
 
 
 class Shrunk(Struct, frozen=True, kw_only=True):
-    """The smallest case found, its run, what it still breaks, and the runs that took."""
+    """The smallest case found, its verdict, its failure, and the number of runs."""
 
     case: Case
     judged: Judged
@@ -45,8 +45,8 @@ def shrink(
     until: float,
     seen: Callable[[int, Case], None] = lambda runs, case: None,
 ) -> Shrunk:
-    """The smallest case that `attempt` finds to break what `case` breaks first; the best so far
-    when `until` (of time.monotonic) is past. `seen` is called with each smaller case.
+    """The smallest case with the first failure of `case`, as judged by `attempt`; after `until` (of
+    time.monotonic), the smallest so far. It calls `seen` with each smaller case.
 
     Raises NotFailing.
     """
@@ -81,7 +81,7 @@ def shrink(
 
 
 def _bare(case: Case, target: str) -> Case:
-    """Without bounds that have nothing to do with the failure."""
+    """The case without bounds that are unrelated to the failure."""
     kept = [
         bound
         for bound in case.scenario.expect
@@ -94,8 +94,8 @@ Fails = Callable[[Case], bool]
 
 
 def minimal(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """A sublist from which no single item can go, by Zeller's ddmin; `fails` says whether a
-    sublist still does. `items` themselves do."""
+    """A sublist from which no single item can be removed, by Zeller's ddmin; `fails` says whether a
+    sublist still fails. `items` themselves fail."""
     left, parts = list(items), 2
     while left:
         size = max(len(left) // parts, 1)
@@ -165,8 +165,8 @@ def with_faults(case: Case, kept: Sequence[Planned]) -> Case:
 
 
 def with_requests(case: Case, kept: Sequence[Request]) -> Case:
-    """`case` with these requests alone. Who followed one that is gone follows the one before
-    it, or is sent when the first of them was."""
+    """`case` with these requests alone. A request that followed a removed one now follows that
+    one's predecessor, or is sent at the time of the first removed one."""
     traffic = replace(case.scenario.traffic, requests=max(len(kept), 1))
     schedule = replace(case.schedule, requests=tuple(_joined(case.schedule, kept)))
     return replace(case, scenario=replace(case.scenario, traffic=traffic), schedule=schedule)
@@ -206,7 +206,7 @@ def with_fleet(case: Case, workers: int, control_planes: int = 0, etcd: int = 0)
 
 
 def size_of(case: Case) -> str:
-    """How small it is, in words."""
+    """Its size, as text."""
     schedule = case.schedule
     tokens = sum(r.prompt_tokens + r.output_tokens for r in schedule.requests)
     faults = ", ".join(f"{p.what} {p.target}" for p in schedule.faults) or "no fault"

@@ -1,4 +1,4 @@
-"""Runs a case, in virtual time or with real processes, and judges what it leaves."""
+"""Runs a case, in virtual time or with real processes, and judges its outcome."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from relume.chaos.runner.judge import Verdict, judge
 
 
 class Judged(Struct, frozen=True, kw_only=True):
-    """A run and its verdict; or neither, and what went wrong with the code that makes them:
-    then `signature` names the kind of failure and `why` tells it. `took_s`: real time."""
+    """A run and its verdict; or neither, if the code that makes them failed: then `signature`
+    names the kind of failure and `why` describes it. `took_s`: real time."""
 
     run: Outcome | None
     verdict: Verdict | None
@@ -39,7 +39,7 @@ def simulate(case: Case) -> Outcome:
 
 
 def live(case: Case, folder: Path | None) -> Outcome:
-    """Run it with real processes, whose files are kept in `folder`."""
+    """Run it with real processes; their files go to `folder`."""
     from relume.chaos.live import live_fleet as fleet
 
     return fleet.run(
@@ -52,8 +52,8 @@ def _say(text: str) -> None:
 
 
 def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
-    """What `work` leaves, judged, within so much real time. A failure of our own code is a
-    failure of the run, told like one."""
+    """The outcome of `work`, judged, within `limit_s` of real time. A failure of the chaos code
+    counts as a failure of the run."""
     began = time.monotonic()
     run = None
     try:
@@ -68,7 +68,7 @@ def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
             why=(str(error),),
             took_s=time.monotonic() - began,
         )
-    except Exception as error:  # an edge: whatever it is, its seed must be reported
+    except Exception as error:  # an edge: any failure must be reported with its seed
         kind = type(error).__name__
         return Judged(
             run=run,

@@ -1,5 +1,5 @@
-"""`relume-chaos list` and `relume-chaos schedule`: what scenarios there are, and what a seed
-makes of one."""
+"""`relume-chaos list` and `relume-chaos schedule`: the library, and the schedule of a scenario for
+a seed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from relume.chaos.scenario.schedule import expand
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="relume-chaos")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="the named scenarios, and what is not yet applicable")
-    schedule = commands.add_parser("schedule", help="what a seed makes of a scenario")
+    commands.add_parser("list", help="the named scenarios, and faults not yet applicable")
+    schedule = commands.add_parser("schedule", help="show the schedule of a scenario for a seed")
     schedule.add_argument("scenario", help="a name of the library, or a YAML file")
     schedule.add_argument("--seed", type=int, default=0, help="a whole number (default 0)")
-    schedule.add_argument("--json", action="store_true", help="one JSON object, all of it")
-    schedule.add_argument("--requests", type=int, default=20, help="requests shown (default 20)")
+    schedule.add_argument(
+        "--json", action="store_true", help="print the whole schedule as one JSON object"
+    )
+    schedule.add_argument(
+        "--requests", type=int, default=20, help="number of requests shown (default 20)"
+    )
     return parser.parse_args(argv)
 
 

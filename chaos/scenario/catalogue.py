@@ -15,12 +15,12 @@ Target = Literal["worker", "domain", "control plane", "etcd", "clients", "reques
 
 
 class FaultKind(Struct, frozen=True, kw_only=True):
-    """A fault: its target, whether it lasts, and what it needs.
+    """A fault: its target, whether it lasts, and its needs.
 
-    `lasts`: no (it is over at once), may, must. `amount`: what `amount` means, with its unit,
-    and the greatest value; None: there is none. `peers`: ends of the link it may cut. `roles`:
-    targets beside names, `any`, `all` and `subject`. `needs`: the package or module of the
-    feature without which it is not applicable.
+    `lasts`: no (it is over at once), may, must. `amount`: meaning and unit of a fault's `amount`,
+    and its maximum; None: the fault has no amount. `peers`: possible other ends of its link.
+    `roles`: targets in addition to names, `any`, `all` and `subject`. `needs`: the package or
+    module of the feature that it needs.
     """
 
     about: str
@@ -107,7 +107,7 @@ FAULTS: Mapping[str, FaultKind] = {
         peers=_LINKS,
     ),
     "link-slow": FaultKind(
-        about="what a link carries comes later",
+        about="messages of a link arrive later",
         target="worker",
         lasts="must",
         amount=("milliseconds", 60_000.0),
@@ -182,7 +182,7 @@ FAULTS: Mapping[str, FaultKind] = {
     ),
     "client-gone": FaultKind(about="a client hangs up", target="request"),
 }
-"""By name. The order is the one in which they are listed."""
+"""Faults by name, in the order of lists."""
 
 PHASES: Mapping[str, tuple[str, str]] = {
     "prefill": ("RequestAdmitted", "FirstToken"),
@@ -193,12 +193,12 @@ PHASES: Mapping[str, tuple[str, str]] = {
     "engine-start": ("EngineStarted", "EngineReady"),
     "effect": ("EffectsDecided", "EffectApplied"),
 }
-"""What a fault may be in the middle of: the event that begins it and the one that ends it."""
+"""Phases in whose middle a fault may strike: the event that begins each, and the one that ends it."""
 
 FIGURES: Mapping[str, str] = {
     "requests": "requests that clients sent",
     "faults_fired": "faults that really happened",
-    "broken_streams": "streams that ended otherwise than they should",
+    "broken_streams": "streams that did not end as they should",
     "refused_streams": "requests refused before their first token, with the time to come back",
     "lost_streams": "broken streams that were not refused",
     "moved_streams": "streams that continued on another worker",
@@ -206,10 +206,10 @@ FIGURES: Mapping[str, str] = {
     "ttft_ms_p99": "time to first token",
     "ttft_ms_p99_interactive": "time to first token of requests of tier interactive",
     "ttft_ms_p99_batch": "time to first token of requests of tier batch",
-    "tenant_fairness": "tokens served to the tenant worst off, to its equal part or all it asked",
+    "tenant_fairness": "tokens served to the worst-off tenant, as a share of its equal part or of its demand",
     "tpot_ms_mean": "time per output token after the first",
     "gap_ms_p99": "longest time between two tokens of a stream",
-    "recovery_ms_p99": "from a worker's death to the next token of a stream it had",
+    "recovery_ms_p99": "from a worker's death to the next token of one of its streams",
     "makespan_s": "from the first arrival to the last token",
 }
 
@@ -219,7 +219,7 @@ PROMISE_NEEDS: Mapping[str, str] = {
     "I9": "relume.policies.breaker",
     "I11": "relume.policies.degradation",
 }
-"""The module of the feature without which a promise says nothing."""
+"""The module of the feature that a promise needs."""
 
 HARDWARE: Mapping[str, tuple[str, ...]] = {
     "tiny": ("cpu",),
@@ -245,7 +245,7 @@ def applicable(what: str) -> bool:
 
 
 def exists(module: str) -> bool:
-    """Whether `module` can be found; its package is imported, itself not."""
+    """Whether `module` can be found; imports its package, but not the module."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""What types cannot say: names that exist, bounds in order, faults that can strike."""
+"""Checks beyond types: names exist, bounds are in order, faults can strike."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from relume.chaos.scenario.problems import Path_
 from relume.policies.admission.admission_settings import LIMITS
 
 Found = tuple[Path_, str, str]
-"""A place, what is wrong there, the remedy."""
+"""A place, its error, the remedy."""
 
 MOST_SPAN = 1_000_000
-"""Seconds, or a count: more is a mistake."""
+"""Maximum of a time in seconds or of a count: more is a mistake."""
 
 HOLDERS = frozenset(
     "holder-kill holder-stop primary-and-holder-kill block-corrupt dram-budget disk-full "
     "stream-loss stream-duplicate stream-reorder".split()
 )
-"""Faults of what only a fleet with checkpoints has."""
+"""Faults that need a fleet with checkpoints."""
 
 
 def check(scenario: Scenario, folder: Path) -> list[Found]:
-    """All that is wrong with `scenario`; trace files lie relative to `folder`."""
+    """All errors of `scenario`; trace files are relative to `folder`."""
     found = [*_fleet(scenario.fleet), *_traffic(scenario.traffic, folder)]
     for index, fault in enumerate(scenario.faults):
         found += _fault(fault, scenario.fleet, ("faults", index))
@@ -75,16 +75,16 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
         remedy = f"give at most {fleet.workers}"
         yield (*at, "domains"), "are more than there are workers", remedy
     if fleet.checkpoint_file_mb and not fleet.checkpoint_mb:
-        said = "are for what memory has no room for, and there is none"
+        said = "extend checkpoint memory, and this fleet has none"
         yield (*at, "checkpoint_file_mb"), said, "set fleet.checkpoint_mb"
     yield from _known(fleet.model, HARDWARE, (*at, "model"), "model")
     if fleet.model in HARDWARE:
         classes = HARDWARE[fleet.model]
         yield from _known(
-            fleet.hardware, classes, (*at, "hardware"), f"hardware class {fleet.model} has"
+            fleet.hardware, classes, (*at, "hardware"), f"hardware class of {fleet.model}"
         )
     for name, value in fleet.waiting.items():
-        yield from _known(name, LIMITS, (*at, "waiting"), "bound of the waiting room")
+        yield from _known(name, LIMITS, (*at, "waiting"), "limit of the admission queue")
         least, most, _ = LIMITS.get(name, (value, value, ""))
         if not least <= value <= most:
             yield (*at, "waiting"), f"{name}={value} is out of bounds", f"give {least} to {most}"
@@ -115,9 +115,9 @@ def _traffic(traffic: Traffic, folder: Path) -> Iterator[Found]:
     ):
         if abs(sum(shares) - 1) > 1e-6:
             said = f"have shares that add up to {sum(shares):g}"
-            yield (*at, part), said, "let the shares add up to 1"
+            yield (*at, part), said, "make the shares add up to 1"
     if traffic.whole + traffic.resumable > 1:
-        yield (*at, "resumable"), "and `whole` are more than all requests", "let them be at most 1"
+        yield (*at, "resumable"), "and `whole` together exceed 1", "make their sum at most 1"
     names = [tier.name for tier in traffic.tiers]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -125,7 +125,7 @@ def _traffic(traffic: Traffic, folder: Path) -> Iterator[Found]:
 
 
 def _rate(traffic: Traffic) -> float:
-    """Requests a second, on average; 0 where the requests are counted."""
+    """Mean requests per second; 0 for arrivals without a rate."""
     match traffic.arrivals:
         case Poisson(per_s=per_s):
             return per_s
@@ -141,7 +141,7 @@ def _file(name: str, folder: Path, path: Path_, timed: bool) -> Iterator[Found]:
         yield path, error.message, error.remedy
         return
     if timed and rows[0].at_ns is None:
-        yield path, "tells no arrival times", "use it under `lengths`, with other arrivals"
+        yield path, "has no arrival times", "use it under `lengths`, with other arrivals"
 
 
 def _fault(fault: Fault, fleet: Fleet, at: Path_) -> Iterator[Found]:
@@ -167,11 +167,15 @@ def _fault(fault: Fault, fleet: Fleet, at: Path_) -> Iterator[Found]:
         said = f"{fault.what} needs the other end of the link"
         yield at, said, f"add `peer: ...`, one of {', '.join(kind.peers)}"
     if not kind.peers and fault.peer is not None:
-        yield (*at, "peer"), f"{fault.what} is of no link", "delete it"
+        yield (*at, "peer"), f"{fault.what} strikes no link", "delete it"
     if (fault.what in HOLDERS or fault.peer == "holder") and not fleet.checkpoint_mb:
-        yield at, "strikes checkpoints, of which this fleet has none", "set fleet.checkpoint_mb"
+        yield at, "strikes checkpoints, but this fleet has none", "set fleet.checkpoint_mb"
     if fault.what == "disk-full" and not fleet.checkpoint_file_mb:
-        yield at, "strikes files, of which this fleet has none", "set fleet.checkpoint_file_mb"
+        yield (
+            at,
+            "strikes checkpoint files, but this fleet has none",
+            "set fleet.checkpoint_file_mb",
+        )
     allowed = [*targets(kind.target, fleet), "any", "all", *kind.roles]
     if fault.when.at_s is None:
         allowed.append("subject")
@@ -179,7 +183,7 @@ def _fault(fault: Fault, fleet: Fleet, at: Path_) -> Iterator[Found]:
 
 
 def targets(kind: str, fleet: Fleet) -> list[str]:
-    """Names of what a fleet has of a kind of target, in order."""
+    """Names of a fleet's targets of one kind, in order."""
     count, letter = {
         "worker": (fleet.workers, "w"), "domain": (fleet.domains, "d"),
         "control plane": (fleet.control_planes, "r"), "etcd": (fleet.etcd, "e"),
@@ -191,7 +195,7 @@ def _when(when: When, at: Path_) -> Iterator[Found]:
     given = [name for name in ("at_s", "event", "during") if getattr(when, name) is not None]
     if len(given) != 1:
         remedy = "give exactly one of at_s, event, during"
-        yield at, f"says {' and '.join(given) or 'no time'}", remedy
+        yield at, f"has {' and '.join(given) or 'no time'}", remedy
     for name in ("at_s", "after_s", "nth"):
         yield from _ordered(getattr(when, name), (*at, name), int(name == "nth"))
     if when.at_s is not None:
@@ -199,11 +203,11 @@ def _when(when: When, at: Path_) -> Iterator[Found]:
             ("where", when.where, {}), ("nth", when.nth, 1), ("after_s", when.after_s, 0.0)
         ):  # fmt: skip
             if value != default:
-                yield (*at, name), "means nothing beside at_s", "delete it, or name an event"
+                yield (*at, name), "has no effect with at_s", "delete it, or name an event"
     if when.during is not None:
         yield from _known(when.during, PHASES, (*at, "during"), "phase")
         if when.after_s != 0.0:
-            yield (*at, "after_s"), "means nothing beside during", "delete it"
+            yield (*at, "after_s"), "has no effect with during", "delete it"
     begins = PHASES.get(when.during or "", (when.event or "",))[0]
     if when.event is not None:
         yield from _known(when.event, EVENTS, (*at, "event"), "event")
@@ -216,4 +220,4 @@ def _bound(bound: Bound, at: Path_) -> Iterator[Found]:
     if bound.least is None and bound.most is None:
         yield at, "bounds nothing", "add `least: ...` or `most: ...`"
     elif bound.least is not None and bound.most is not None and bound.least > bound.most:
-        yield at, "can never hold", "let least be below most"
+        yield at, "can never hold", "give a `least` that does not exceed `most`"

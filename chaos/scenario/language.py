@@ -1,4 +1,4 @@
-"""What a scenario can say, as types. Field names are the YAML keys; times are in seconds."""
+"""The scenario language as types. Field names are the YAML keys; times are in seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Positive = Annotated[float, Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
-# Limits of these are looked at in `checks`: msgspec 0.22 crashes on a union of a number with
+# `checks` has the limits of these: msgspec 0.22 crashes on a union of a number with
 # limits and a tuple of fixed length.
 Span = float | tuple[float, float]
 """A time, or the bounds between which the seed draws one."""
@@ -28,8 +28,8 @@ class _Part(Struct, frozen=True, forbid_unknown_fields=True):
 class Fleet(_Part, frozen=True, kw_only=True):
     """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
     `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
-    `checkpoint_file_mb` of files are for what its memory has no room for, however new it is.
-    `waiting`: bounds of the control planes' waiting rooms other than the usual ones."""
+    `checkpoint_file_mb` of files take blocks beyond that budget, regardless of their age.
+    `waiting`: limits of the control planes' admission queues that differ from the defaults."""
 
     workers: Count
     model: str = "tiny"
@@ -43,7 +43,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
 
 
 class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):
-    """Independent arrivals, `per_s` a second on average."""
+    """Independent arrivals, on average `per_s` per second."""
 
     per_s: Positive
 
@@ -80,7 +80,7 @@ class Fixed(_Part, frozen=True, tag_field="kind", tag="fixed"):
 
 
 class Uniform(_Part, frozen=True, tag_field="kind", tag="uniform"):
-    """Lengths between bounds, in tokens, both included."""
+    """Lengths between bounds in tokens, inclusive."""
 
     prompt: tuple[Count, Count]
     output: tuple[Count, Count]
@@ -108,7 +108,7 @@ class Tier(_Part, frozen=True):
 
 
 class Tenant(_Part, frozen=True):
-    """Who sends a share of the requests (`x-tenant-id`)."""
+    """A tenant that sends a share of the requests (`x-tenant-id`)."""
 
     name: Name
     share: Share = 1.0
@@ -134,7 +134,7 @@ class Prefixes(_Part, frozen=True):
 class Traffic(_Part, frozen=True, kw_only=True):
     """Ends after `requests`, or with arrivals at `for_s`, whichever comes first. `whole`: the share of
     requests that do not stream; `resumable`: the share whose clients lose their connections and
-    return to their streams; `unusual`: the share of the others that are of `schedule.UNUSUAL`."""
+    return to their streams; `unusual`: the share of the others that is of `schedule.UNUSUAL`."""
 
     arrivals: Arrivals
     lengths: Lengths
@@ -150,9 +150,9 @@ class Traffic(_Part, frozen=True, kw_only=True):
 
 
 class When(_Part, frozen=True, kw_only=True):
-    """One of: a time; the `nth` event of a type whose fields are as `where` says; in the middle
-    of the `nth` phase (`catalogue.PHASES`). `nth` may be bounds the seed draws between.
-    `after_s` is waited after an event."""
+    """One of: a time; the `nth` event of a type whose fields match `where`; in the middle of the
+    `nth` phase (`catalogue.PHASES`). `nth` may be bounds between which the seed draws. `after_s`:
+    delay after an event."""
 
     at_s: Span | None = None
     event: str | None = None
@@ -163,9 +163,9 @@ class When(_Part, frozen=True, kw_only=True):
 
 
 class Fault(_Part, frozen=True, kw_only=True):
-    """`what` is of `catalogue.FAULTS`. `target` names who it strikes: a name of the fleet, `any`
-    (the seed chooses), `all`, `subject` (the target that the event names) or a role the fault
-    allows. `peer` is the other end of a link, `amount` how much, in the fault's own unit."""
+    """`what` is of `catalogue.FAULTS`. `target` is a name of the fleet, `any` (the seed chooses),
+    `all`, `subject` (the target that the event names) or a role that the fault allows. `peer` is
+    the other end of a link, `amount` the strength in the fault's own unit."""
 
     what: str
     when: When
@@ -176,7 +176,7 @@ class Fault(_Part, frozen=True, kw_only=True):
 
 
 class Bound(_Part, frozen=True):
-    """A figure of `catalogue.FIGURES` and what it must be."""
+    """Bounds of a figure of `catalogue.FIGURES`."""
 
     figure: str
     least: float | None = None
@@ -184,8 +184,8 @@ class Bound(_Part, frozen=True):
 
 
 class Scenario(_Part, frozen=True, kw_only=True):
-    """A fleet, its traffic, what happens to it, and what must hold. `promises` restricts which
-    are judged; without it, all there are validators for."""
+    """A fleet, its traffic, its faults, and its bounds. `promises`: the promises to judge; None:
+    all that have validators."""
 
     name: Name
     about: Annotated[str, Meta(min_length=10)]

@@ -14,7 +14,7 @@ from relume.chaos.validators import CHECKS
 
 
 def shown(schedule: Schedule, most: int) -> Iterator[str]:
-    """A schedule line by line; of its requests, the first `most`."""
+    """A schedule line by line, with its first `most` requests."""
     prompt = sum(request.prompt_tokens for request in schedule.requests)
     output = sum(request.output_tokens for request in schedule.requests)
     yield f"scenario {schedule.scenario}, seed {schedule.seed}, digest {schedule.digest()}"
@@ -40,8 +40,8 @@ def _when(fault: Planned) -> str:
     where = "".join(f" {key}={value}" for key, value in sorted(fault.where.items()))
     if fault.phase:
         return f"during {fault.phase} #{fault.nth}{where}, {fault.fraction:.0%} of it"
-    behind = f" +{_seconds(fault.after_ns)}" if fault.after_ns else ""
-    return f"on {fault.event} #{fault.nth}{where}{behind}"
+    delay = f" +{_seconds(fault.after_ns)}" if fault.after_ns else ""
+    return f"on {fault.event} #{fault.nth}{where}{delay}"
 
 
 def _strike(fault: Planned) -> str:
@@ -81,7 +81,7 @@ def _asked(request: Request) -> str:
 
 
 def listed(library: Mapping[str, Path]) -> Iterator[str]:
-    """The library, then what scenarios cannot reach yet."""
+    """The library, then the faults and promises that are not yet available."""
     scenarios = {name: reading.load(path) for name, path in library.items()}
     width = max(map(len, scenarios), default=0)
     for name, scenario in scenarios.items():

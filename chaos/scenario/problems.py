@@ -1,4 +1,4 @@
-"""What is wrong with a scenario."""
+"""Errors of a scenario."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Path_ = tuple[str | int, ...]
 
 
 class Problem(Struct, frozen=True):
-    """One error: its line (from 1; 0: none), its place, what is wrong and the remedy."""
+    """One error: its line (from 1; 0: none), its place, message and remedy."""
 
     line: int
     place: str
@@ -23,10 +23,10 @@ class Problem(Struct, frozen=True):
 
 
 class ScenarioError(Exception):
-    """A scenario that cannot be used, with all its problems in the order of their lines."""
+    """An invalid scenario, with all its problems in the order of their lines."""
 
     def __init__(self, file: str, problems: Sequence[Problem]) -> None:
         self.file = file
         self.problems = tuple(problems)
-        told = (f"{file}:{p.line}: {p}" if p.line else f"{file}: {p}" for p in problems)
-        super().__init__("\n".join(told))
+        lines = (f"{file}:{p.line}: {p}" if p.line else f"{file}: {p}" for p in problems)
+        super().__init__("\n".join(lines))

@@ -1,9 +1,9 @@
 """Trace files: arrivals and lengths of real requests.
 
-Read are CSV with the columns prompt_tokens, output_tokens and, if it tells them, arrival_s; and
-JSON lines as Mooncake's: timestamp (ms), input_length, output_length, hash_ids (ids of the
-prompt's blocks of 512 tokens, equal leading ids being a shared prefix). Either may be gzipped;
-lines beginning with # are comments.
+One format is CSV with the columns prompt_tokens, output_tokens and optionally arrival_s. The other
+is JSON lines like Mooncake's: timestamp (ms), input_length, output_length, hash_ids. The latter are
+ids of the prompt's blocks of 512 tokens; equal leading ids are a shared prefix. Either may be
+gzipped; lines that begin with # are comments.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PREFIX_BLOCK_TOKENS = 512
 
 
 class Row(Struct, frozen=True):
-    """A request of a trace: nanoseconds since its first request, if told; tokens; ids of the
-    blocks of its prompt."""
+    """A request of a trace: nanoseconds since the trace's first request, if known; tokens; ids of
+    the blocks of its prompt."""
 
     at_ns: int | None
     prompt: int
@@ -32,7 +32,7 @@ class Row(Struct, frozen=True):
 
 
 class TraceError(Exception):
-    """A trace file that cannot be used, and the remedy."""
+    """An invalid trace file, and the remedy."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"{message}; {remedy}")
@@ -41,7 +41,7 @@ class TraceError(Exception):
 
 
 def packaged() -> dict[str, Path]:
-    """The traces that come with us, by name."""
+    """The packaged traces, by name."""
     found = (path for path in sorted(FOLDER.iterdir()) if path.suffix in (".csv", ".jsonl"))
     return {path.stem.replace("_", "-"): path for path in found}
 
@@ -70,7 +70,7 @@ def _read(path: Path) -> tuple[Row, ...]:
         raise TraceError("has no requests", "give another file")
     timed = [row.at_ns for row in rows if row.at_ns is not None]
     if timed and len(timed) != len(rows):
-        raise TraceError("tells some arrival times only", "give all of them or none")
+        raise TraceError("has arrival times in some rows only", "give all of them or none")
     return tuple(sorted(rows, key=lambda row: row.at_ns)) if timed else tuple(rows)  # type: ignore[arg-type,return-value]
 
 

@@ -1,4 +1,4 @@
-"""Scenarios from YAML: typed, checked, every error with its line and what to do about it."""
+"""Scenarios from YAML: typed and checked; every error has its line and a remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named() -> dict[str, Path]:
 
 
 def find(given: str) -> Path:
-    """The file of a scenario named by its place in the library or by its path.
+    """The file of a scenario, by its name in the library or by its path.
 
     Raises ScenarioError.
     """
@@ -46,7 +46,7 @@ def load(path: Path) -> Scenario:
 
 
 def text_of(path: Path) -> str:
-    """What stands in a file. Raises ScenarioError where it is no UTF-8 text, OSError."""
+    """The text of a file. Raises ScenarioError if it is not UTF-8, OSError."""
     data = path.read_bytes()
     try:
         return data.decode("utf-8")
@@ -56,7 +56,7 @@ def text_of(path: Path) -> str:
 
 
 def parse(text: str, file: str = "scenario", folder: Path | None = None) -> Scenario:
-    """The scenario that `text` describes; trace files lie relative to `folder`.
+    """The scenario that `text` describes; trace files are relative to `folder`.
 
     Raises ScenarioError with all problems found.
     """
@@ -117,7 +117,7 @@ class _Source:
         self._scalars = yaml.SafeLoader("")
 
     def line(self, path: Path_) -> int:
-        """Of the value at `path`, or of the nearest that holds it."""
+        """Line of the value at `path`, or of its nearest container."""
         while path not in self.lines:
             path = path[:-1]
         return self.lines[path]
@@ -125,7 +125,7 @@ class _Source:
     def plain(self, node: yaml.Node, path: Path_) -> Any:
         self.lines.setdefault(path, node.start_mark.line + 1)
         if len(path) > MOST_DEPTH:
-            self._wrong(node, path, "is nested too deep", "an alias may name what holds it")
+            self._wrong(node, path, "is nested too deep", "an alias may refer to its own container")
             return None
         if isinstance(node, yaml.SequenceNode):
             return [self.plain(item, (*path, i)) for i, item in enumerate(node.value)]
@@ -179,7 +179,7 @@ def _misfits(value: Any, kind: Any, path: Path_, source: _Source) -> Iterator[Pr
             msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             message = str(error).partition(" - at `$")[0]
-            yield wrong(path, message[:1].lower() + message[1:], f"give {_told(kind)}")
+            yield wrong(path, message[:1].lower() + message[1:], f"give {_described(kind)}")
 
 
 def _struct_misfits(
@@ -196,7 +196,7 @@ def _struct_misfits(
             yield Problem(source.line(at), shown(at), "is not known here", _instead(key, known))
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in value:
-            remedy = f"add `{field.name}: ...`, {_told(hints[field.name])}"
+            remedy = f"add `{field.name}: ...`, {_described(hints[field.name])}"
             at = (*path, field.name)
             yield Problem(source.line(at), shown(at), "is missing", remedy)
 
@@ -237,14 +237,14 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _told(kind: Any) -> str:
+def _described(kind: Any) -> str:
     """A type in words, with its limits."""
     members = _members(kind)
     if len(members) > 1:
         tags = [str(_tag(member)) for member in members if _tag(member)]
         if tags:
             return f"a mapping with `kind:` one of {', '.join(tags)}"
-        return " or ".join(_told(member) for member in members)
+        return " or ".join(_described(member) for member in members)
     if get_origin(kind) is Annotated:
         meta = kind.__metadata__[0]
         limits = [
@@ -253,11 +253,13 @@ def _told(kind: Any) -> str:
                                 ("like", meta.pattern))
             if value is not None
         ]  # fmt: skip
-        base = _told(get_args(kind)[0])
+        base = _described(get_args(kind)[0])
         return f"{base} ({', '.join(limits)})" if limits else base
     if get_origin(kind) is tuple:
         inner = [a for a in get_args(kind) if a is not Ellipsis]
-        return f"two bounds [low, high], each {_told(inner[0])}" if len(inner) == 2 else "a list"
+        return (
+            f"two bounds [low, high], each {_described(inner[0])}" if len(inner) == 2 else "a list"
+        )
     if fields := getattr(kind, "__struct_fields__", ()):
         return f"a mapping with {', '.join(fields)}"
     return _WORDS.get(get_origin(kind) or kind, "another value")

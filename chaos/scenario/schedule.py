@@ -1,7 +1,7 @@
-"""What a seed makes of a scenario: every request and every fault, before anything runs.
+"""The expansion of a scenario by a seed: every request and every fault, before anything runs.
 
-Each request and each fault draws from its own generator, named by seed and place, so that
-leaving one out changes no other. Times are nanoseconds from the start of the run.
+Each request and each fault draws from its own generator, named by seed and place, so that its
+removal changes no other. Times are nanoseconds from the start of the run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Shared = TypeVar("Shared", Tier, Sampling, Tenant)
 Client = Literal[
     "streaming", "whole", "resumable", "choices", "relayed", "counted", "unnamed", "restarting"
 ]
-"""What a client asks for: a stream, an answer in one piece, a stream to which it returns; or one of
+"""Kind of request: a stream, an answer in one piece, a stream to which the client returns; or one of
 `UNUSUAL`."""
 UNUSUAL: tuple[Client, ...] = ("choices", "relayed", "counted", "unnamed", "restarting")
 """Two choices; a relayed route; a prompt that the gateway counts; a stream whose worker does not name
@@ -53,7 +53,7 @@ its token ids; and one that cannot be continued."""
 class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A request. It is sent at `at_ns`, or, if that is None, `think_ns` after the answer to
     request `after`. `prefix` holds ids of the prompt's first blocks of `prefix_block` tokens:
-    equal leading ids are equal tokens. `seed` is None where sampling has none."""
+    equal leading ids are equal tokens. `seed` is None if its sampling has none."""
 
     name: str
     at_ns: int | None
@@ -74,11 +74,11 @@ class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Planned(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A fault with everything the seed decides decided.
+    """A fault of a schedule, with all choices of the seed made.
 
-    It strikes at `at_ns`; or, if that is None, `after_ns` behind the `nth` event of type
+    It strikes at `at_ns`; or, if that is None, `after_ns` after the `nth` event of type
     `event` (fields as in `where`); with `phase`, that event begins the phase and the fault
-    comes when `fraction` of it is over. `target` stays a role where only the run can tell.
+    strikes when `fraction` of it is over. `target` stays a role if only the run can resolve it.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
 
 def expand(scenario: Scenario, seed: int, folder: Path | None = None) -> Schedule:
-    """The schedule of a checked scenario; trace files lie relative to `folder`.
+    """The schedule of a checked scenario; trace files are relative to `folder`.
 
     Raises traces.TraceError if a trace file has gone since the check.
     """
@@ -202,7 +202,7 @@ def _shared(options: Sequence[Shared], rng: Random) -> Shared:
 def _arrivals(
     traffic: Traffic, seed: int, folder: Path
 ) -> Iterator[tuple[int | None, int | None, int]]:
-    """Of each request: when it is sent, or the index of the one it follows and the pause."""
+    """Per request: its time, or the index of the request that it follows and the pause."""
     match traffic.arrivals:
         case Poisson(per_s=per_s):
             rng, now = _rng(seed, "arrivals"), 0.0
@@ -260,7 +260,7 @@ class _Lengths:
 
 def _planned(fault: Fault, scenario: Scenario, index: int, rng: Random) -> Planned:
     when, kind = fault.when, FAULTS[fault.what]
-    # Every fault draws the same numbers in the same order, whichever of them it uses.
+    # Every fault draws the same numbers in the same order, regardless of which ones it uses.
     at, after, lasting, chosen, fraction, nth = (rng.random() for _ in range(6))
     names = targets(kind.target, scenario.fleet)
     target = fault.target

@@ -1,8 +1,8 @@
 """The process of a worker's agent in virtual time: the real supervisor, journal and effects on a
 simulated host.
 
-What is replaced is what touches the machine: processes, sockets and the state file. An agent
-that dies is started again by its host, as systemd would.
+The simulation replaces only the parts that touch the machine: processes, sockets and the state
+file. The host restarts a dead agent, as systemd would.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from relume.events.wire.notices import Died
 from relume.events.wire.reports import Layout, Ready
 
 SEEN_S = 0.001
-"""An agent sees a process of its host die so much later."""
+"""Delay until an agent sees the death of a process of its host."""
 FORK_S = 0.02
 TAGS = (b"effects_decided/1", b"checkpoints_released/1", b"detail_decided/1")
 KEPT_REPORTS = 4096
-"""Reports that wait for an agent that does not read; beyond them engines drop and count."""
+"""Maximum number of queued reports to an agent that does not read; engines drop and count more."""
 
 
 class Quiet:
-    """A logger that says nothing: the log of events is what a run leaves."""
+    """A logger without output: a run leaves the log of events."""
 
     def debug(self, event: str, **fields: Any) -> None: ...
     def info(self, event: str, **fields: Any) -> None: ...
@@ -92,7 +92,7 @@ class EngineHandle:
         self.ready = True
 
     def condemn(self, reason: str, detail: str) -> None:
-        """Kill it, and let the log say why."""
+        """Kill it, with the reason in the log."""
         self._dead(reason, detail)
         self.kill()
 
@@ -100,7 +100,7 @@ class EngineHandle:
         self.engine.kill()
 
     async def destroy(self) -> None:
-        """Kill what is left of it."""
+        """Kill its remaining processes."""
         self.kill()
         await asyncio.sleep(SEEN_S)
 
@@ -115,7 +115,7 @@ class EngineHandle:
 
 
 class Reports:
-    """The report socket: what the engine of one incarnation sends to its agent."""
+    """The report socket: reports of one engine incarnation to its agent."""
 
     def __init__(self, process: Process, journal: Journal) -> None:
         self._process = process
@@ -128,7 +128,7 @@ class Reports:
         self.on_layout: Callable[[Layout], None] = lambda _: None
 
     def send(self, record: bytes) -> bool:
-        """From the engine: False when it had to be dropped."""
+        """A report from the engine; False: it was dropped."""
         if self._coming + len(self._waiting) >= KEPT_REPORTS:
             return False
         self._coming += 1
@@ -139,7 +139,7 @@ class Reports:
         """An engine lives."""
 
     def end(self) -> None:
-        """It is dead: what it sent is here."""
+        """The engine is dead: all its reports are here."""
         self._again()
         self._waiting.clear()
 
@@ -175,7 +175,7 @@ class _Starts:
 
 
 class SimBoard(Board):
-    """Where an agent tells of deaths."""
+    """The notice board of an agent."""
 
     def __init__(self, address: str, loop: VirtualLoop, journal: Journal) -> None:
         self.address = address
@@ -196,7 +196,7 @@ class SimBoard(Board):
             hear(self._died)
 
     def tell(self, incarnation: int) -> None:
-        """Say that this engine is dead; told once."""
+        """Announce the death of this engine, once."""
         if self._died is not None and incarnation <= self._died.incarnation:
             return
         self.told_at = self._loop.time()
@@ -222,7 +222,7 @@ class SimSupervisor(Supervisor):
 
 
 class Feed:
-    """What the leader's stream holds for agents, one for all of them."""
+    """Groups of the leader's stream for agents; one feed serves all agents."""
 
     def __init__(self, etcd: SimEtcd) -> None:
         self.etcd = etcd
@@ -246,9 +246,9 @@ def concerns(segment: bytes) -> bool:
 
 
 class Follower(FleetReader):
-    """The real reader, but that it asks for the leader's stream only when something for agents
-    is there: ticks, of which each agent would see every one, are most of it. What it asks goes
-    over the network, and fails with it."""
+    """The real reader, except that it reads the leader's stream only if there is an event for
+    agents: most of that stream is ticks, which every agent would read. Its reads use the network,
+    and fail with it."""
 
     def __init__(self, feed: Feed, client: EtcdClient, worker: str) -> None:
         super().__init__(client, ("fleet", f"w.{worker}"))
@@ -272,7 +272,7 @@ class Follower(FleetReader):
 
 
 class AgentHost(Protocol):
-    """What an agent needs of the host it runs on. `engine`: the last one that was started."""
+    """An agent's interface to its host. `engine`: the last one that was started."""
 
     name: str
     loop: VirtualLoop
@@ -288,7 +288,7 @@ class AgentHost(Protocol):
         ...
 
     def keeper_of(self, process: Process, journal: Journal) -> SimKeeper | None:
-        """What keeps the host's state daemon running, if it has one."""
+        """The keeper of the host's state daemon, if it has one."""
         ...
 
 
@@ -366,7 +366,7 @@ class SimAgent(Agent):
 
 
 def config_of(name: str, domain: str, model: str, lease_ttl_s: int) -> AgentConfig:
-    """An agent's configuration; what concerns the machine is not used."""
+    """An agent's configuration; settings of the machine have no effect."""
     return AgentConfig(
         worker=name,
         run_dir=f"/nowhere/{name}",
@@ -379,7 +379,7 @@ def config_of(name: str, domain: str, model: str, lease_ttl_s: int) -> AgentConf
 
 
 def expected(error: BaseException) -> bool:
-    """Whether an agent may end so: fenced, owned, a log that is broken for it."""
+    """Whether an agent may end with this error: fenced, owned by another, or its log is broken."""
     if isinstance(error, BaseExceptionGroup):
         return all(expected(one) for one in error.exceptions)
     return isinstance(error, RelumeError)

@@ -1,8 +1,8 @@
-"""A host's state daemon in virtual time: the real store of blocks on memory that is only counted.
+"""A host's state daemon in virtual time: the real store of blocks on counted memory.
 
-A block's bytes are 16 that stand for its identity; its size is what the budget is charged. Its
-links are datagrams between processes, which may be lost, repeated and reordered by faults; what
-the store makes of them is the daemon's own code.
+16 bytes stand for a block's identity; the budget is charged with its real size. Its links are
+datagrams between processes, which faults may lose, repeat and reorder. The daemon's real code
+handles them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXPIRE_S = 10.0
 
 
 class CountedArena(Arena):
-    """Memory of which each extent has 16 bytes."""
+    """Memory with 16 bytes per extent."""
 
     def __init__(self, budget: int) -> None:
         self._extents = Extents(budget)
@@ -66,7 +66,7 @@ class CountedArena(Arena):
 
 
 class CountedFile(FileTier):
-    """A file of which each image of `image` bytes has 16. The `disk` outlives the daemon."""
+    """A file with 16 bytes for each image of `image` bytes. The `disk` outlives the daemon."""
 
     def __init__(self, budget: int, image: int, disk: Disk) -> None:
         self._extents = Extents(budget)
@@ -107,8 +107,8 @@ class Putting(Struct, frozen=True, kw_only=True):
 
 
 class Put(Struct, frozen=True):
-    """The answer: which life of the daemon, up to which block it has each request, and what it
-    refused with (request, attempt, code)."""
+    """The answer: the daemon's life, the block up to which it has each request, and its refusals
+    (request, attempt, code)."""
 
     boot: str
     reached: dict[tuple[str, int], int]
@@ -116,7 +116,7 @@ class Put(Struct, frozen=True):
 
 
 class SimDaemon:
-    """One process of it. `on_change` is called when there is something to tell its agent."""
+    """One process of it. It calls `on_change` when its agent has something to report."""
 
     def __init__(self, machine: Machine, epoch: int, budget: int, file_budget: int = 0) -> None:
         self.machine = machine
@@ -176,7 +176,7 @@ class SimDaemon:
         self.on_change()
 
     def ask(self, request: str, fingerprint: Fingerprint, answer: Callable[[int], None]) -> None:
-        """How many blocks of `request` can be had without a gap?"""
+        """Number of gapless blocks of `request`."""
         self.store.touch(request, self.machine.loop.time())
         positions, theirs = self.store.position(request)
         if theirs is None or usable(fingerprint, theirs) != "same" or not positions:
@@ -187,8 +187,8 @@ class SimDaemon:
     def get(
         self, request: str, first: int, count: int, answer: Callable[[int, bool], None]
     ) -> None:
-        """`answer(blocks, corrupt)`: this number of the wanted blocks is good; behind them lies a
-        damaged one."""
+        """Read blocks. Calls `answer(blocks, corrupt)`: the number of good ones of the wanted
+        blocks, and whether a damaged one comes next."""
         store = self.store
         store.touch(request, self.machine.loop.time())
         run = store.run(request, 0, 0, first, count)
@@ -202,7 +202,7 @@ class SimDaemon:
         answer(len(run), False)
 
     def drop(self, request: str, attempt: int, moved: bool = False) -> None:
-        """The request ended, or is held by others now."""
+        """The request ended, or has other holders now."""
         self.store.drop(request, attempt, moved)
         self.on_change()
 
@@ -216,7 +216,7 @@ class SimDaemon:
         return min(blocks, len(held))
 
     def shrink(self, share: float) -> None:
-        """Leave it this share of its budget; what is beyond it goes, least worth first."""
+        """Shrink its budget to this share; blocks beyond it go, the least valuable first."""
         self.store.keep_to(share)
         self.on_change()
 
@@ -226,7 +226,7 @@ class SimDaemon:
 
 
 class DaemonSlot:
-    """Where a machine's state daemon runs, one after the other. `daemon`: the last one."""
+    """Runs a machine's state daemons, one after the other. `daemon`: the last one."""
 
     def __init__(self, machine: Machine, budget_bytes: int, file_bytes: int) -> None:
         self.machine = machine
@@ -235,7 +235,7 @@ class DaemonSlot:
         self._budgets = budget_bytes, file_bytes
 
     def start(self, epoch: int) -> SimDaemon:
-        """A new state daemon, which holds nothing."""
+        """Start a new, empty state daemon."""
         self.daemon = SimDaemon(self.machine, epoch, *self._budgets)
         self.daemon.process.clock_s = self.machine.clock_s
         return self.daemon

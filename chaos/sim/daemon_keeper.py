@@ -1,8 +1,7 @@
-"""The agent's part in checkpoints: keeps the host's state daemon running and speaks for it.
+"""The agent's part in checkpoints: it keeps the host's state daemon running and reports its coverage.
 
-As `engine_shim/agent/host_daemon/coverage_events.py`, which it takes the place of because that one asks a daemon
-five times a second; here nobody is asked while nothing changed. What is written is made by the
-same code (`state_daemon/coverage.py`).
+It replaces `engine_shim/agent/host_daemon/coverage_events.py`, which polls a daemon five times per
+second; this one acts only on changes. The same code makes the events (`state_daemon/coverage.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class SimKeeper:
         journal.on_epoch(lambda _: self._renew())
 
     def release(self, requests: tuple[str, ...]) -> None:
-        """They ended: the daemon drops what it holds of them."""
+        """These requests ended: the daemon drops their blocks."""
         self._released.update(dict.fromkeys(requests))
         self._news.set()
 
@@ -52,7 +51,7 @@ class SimKeeper:
         self._news.set()
 
     async def run(self) -> None:
-        """One life of a daemon after another, for ever."""
+        """Run one life of a daemon after another."""
         loop = self._machine.loop
         while True:
             began = loop.time()
@@ -105,7 +104,7 @@ class SimKeeper:
         self._boot, self._figures = "", {}
 
     async def _next_look(self) -> None:
-        """It is looked at five times a second."""
+        """Check it five times per second."""
         now = self._machine.loop.time()
         await asyncio.sleep((math.floor(now / POLL_S) + 1) * POLL_S - now)
 
@@ -154,7 +153,7 @@ class SimKeeper:
             self._journal.record(StateDaemonReported(self._machine.name, self._boot, told))
 
     async def leave(self, reason: str) -> None:
-        """End it: the worker leaves, or is fenced."""
+        """End the daemon: the worker leaves, or is fenced."""
         daemon = self._slot.daemon
         if daemon is not None and daemon.process.alive:
             daemon.kill()

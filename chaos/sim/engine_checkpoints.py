@@ -1,9 +1,9 @@
-"""An engine's part in checkpoints: full blocks out to their holders, and back before a request
-is scheduled.
+"""An engine's part in checkpoints: it sends full blocks to their holders, and restores them before it
+schedules a request.
 
-As `block_plan` and `rank_blocks` in `engine_shim/checkpoints/` have it. Blocks leave a few times a second,
-all of one holder together; both ways share the hosts' links, which carry one thing after the other.
-What a holder did not confirm is sent again.
+It follows `block_plan` and `rank_blocks` in `engine_shim/checkpoints/`. Blocks leave a few times per
+second, all of one holder together. Both directions share the hosts' links, which carry one transfer
+after the other. The engine resends blocks that a holder did not confirm.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from relume.events.wire.kv import kv_messages as m
 from relume.events.wire.kv.fingerprint import Fingerprint
 
 STREAM_S = 0.1
-"""Blocks leave so often."""
+"""Interval at which blocks leave."""
 CONFIRM_S = 1.0
-"""What was not confirmed by then is sent again."""
+"""Time after which unconfirmed blocks are sent again."""
 CHUNK_BYTES = 16 << 20
 LIMITS = LinkConfig()
 
 
 class Flow:
-    """A request's blocks to one holder. `next`: the first not sent, `had`: it has all before;
-    `since`: when something was sent of which nothing has been confirmed yet."""
+    """A request's blocks to one holder. `next`: the first unsent block; `had`: the holder has all
+    blocks before it; `since`: time of the first unconfirmed send."""
 
     __slots__ = ("boot", "had", "next", "refused", "since")
 
@@ -50,8 +50,8 @@ class Flow:
 
 
 class Pump:
-    """What is known of one attempt's blocks. While it decodes there is nothing to do before
-    decode step `due` of its engine: its holders have confirmed what there is."""
+    """State of one attempt's blocks. While it decodes, the next work is due at decode step `due` of
+    its engine: until then its holders have confirmed all blocks."""
 
     __slots__ = ("due", "flows", "former", "reading", "restored")
 
@@ -75,14 +75,14 @@ class EngineCheckpoints:
         self.block = spec.block_tokens
         self.fingerprint = fingerprint_of(self.machine)
         self.loads: deque[Reading] = deque()
-        """Restores under way, in the order they began; with exact links the first one moves."""
+        """Current restores, in the order they began; with exact links only the first one moves."""
         self._ticking = False
         self._measured: set[str] = set()
 
     # --- requests come and go ------------------------------------------------------------------
 
     def arrived(self, track: Track, submit: Submit) -> bool:
-        """A new attempt; True when it waits for its blocks: `submit` is called with what came."""
+        """Add an attempt; True: it waits for its blocks, then calls `submit` with the restored ones."""
         what = track.what
         track.pump = Pump(what.checkpoint)
         if what.checkpoint:
@@ -93,11 +93,11 @@ class EngineCheckpoints:
         return True
 
     def restoring(self, track: Track) -> bool:
-        """Whether its blocks are on their way."""
+        """Whether a restore of its blocks is in progress."""
         return track.pump is not None and track.pump.reading is not None
 
     def finished(self, track: Track, ended: bool) -> None:
-        """It left the engine; of one that `ended` by itself holders may forget all."""
+        """The attempt left the engine; if it `ended` by itself, holders may drop its blocks."""
         if ended and track.pump is not None:
             for endpoint in (*track.pump.flows, *track.pump.former):
                 self._drop(track, endpoint, False)
@@ -112,7 +112,7 @@ class EngineCheckpoints:
             )  # fmt: skip
 
     def retarget(self, track: Track, endpoints: tuple[str, ...]) -> None:
-        """Other holders for a running attempt; former ones let go when the new ones have all."""
+        """Change the holders of a running attempt; former ones drop once the new ones have all blocks."""
         pump = track.pump
         flows = {endpoint: pump.flows.get(endpoint) or Flow() for endpoint in endpoints}
         former = (*pump.flows, *pump.former)
@@ -121,7 +121,7 @@ class EngineCheckpoints:
         self._tick_soon()
 
     def has_envelope(self, endpoint: str) -> bool:
-        """Whether the state daemon there lives: it has the requests of what it holds."""
+        """Whether the state daemon there lives: then it has the requests of its blocks."""
         slot = self.holders.get(endpoint)
         daemon = slot.daemon if slot is not None else None
         return daemon is not None and daemon.process.alive and not daemon.process.halted
@@ -134,7 +134,7 @@ class EngineCheckpoints:
             self.engine.process.call_at(self.loop.time() + STREAM_S, self._tick)
 
     def _tick(self) -> None:
-        """Send what has filled since."""
+        """Send the blocks filled since."""
         self._ticking = False
         engine, now = self.engine, self.loop.time()
         engine.step()
@@ -186,7 +186,7 @@ class EngineCheckpoints:
             self._tick_soon()
 
     def _full(self, endpoint: str, now: float) -> bool:
-        """Whether the links to a holder are taken until the next tick."""
+        """Whether the links to a holder are busy until the next tick."""
         holder = self.holders.get(endpoint)
         if holder is None or not self.machine.settings.exact_links:
             return False
@@ -266,7 +266,7 @@ class EngineCheckpoints:
             self._measure(endpoint, request, blocks)
 
     def _measure(self, endpoint: str, request: str, blocks: int) -> None:
-        """Read from a holder what it has by now, once, if that is enough to tell its link."""
+        """Read a holder's blocks once, if they suffice to measure its link."""
         holder = self.holders[endpoint]
         count = min(blocks, max(PROBE_BYTES // self.size, 1))
         known = endpoint in self._measured or len(self._measured) == MOST_PROBED
@@ -299,7 +299,7 @@ class EngineCheckpoints:
 
 
 class Reading:
-    """One attempt's blocks on their way back: asks all holders, then fetches from the best."""
+    """One attempt's restore: it queries all holders, then fetches from the best."""
 
     def __init__(self, parts: EngineCheckpoints, track: Track, submit: Submit) -> None:
         self._parts = parts
@@ -339,7 +339,7 @@ class Reading:
             self._parts.engine.process.call_at(self._parts.loop.time() + OTHERS_S, self._chosen)
 
     def _chosen(self) -> None:
-        """The best of those that answered; the first named on a tie."""
+        """The best holder that answered; on a tie, the first one named."""
         if self._over or self._holder:
             return
         parts, what = self._parts, self._track.what
@@ -356,7 +356,7 @@ class Reading:
             self._begin()
 
     def _begin(self) -> None:
-        """Its blocks move from now on."""
+        """Begin to move its blocks."""
         parts, what = self._parts, self._track.what
         best, blocks = self._holder, self._wanted
         self._began = parts.loop.time()
@@ -462,7 +462,7 @@ _KEPT = 200_000
 
 
 def image_of(asked: str, index: int) -> tuple[bytes, bytes]:
-    """What stands for the bytes of a request's block, and its digest."""
+    """Substitute for the bytes of a request's block, and its digest."""
     found = _IMAGES.get((asked, index))
     if found is None:
         if len(_IMAGES) >= _KEPT:
@@ -473,7 +473,7 @@ def image_of(asked: str, index: int) -> tuple[bytes, bytes]:
 
 
 def fingerprint_of(machine: Machine) -> Fingerprint:
-    """Of the KV blocks that engines of the machine write."""
+    """Fingerprint of the KV blocks that engines of the machine write."""
     spec = machine.spec
     return Fingerprint(
         model=machine.model,

@@ -1,8 +1,8 @@
-"""Follows what is written in a run: when a fault is due, and which target an event names. What
-engines tell is seen when they tell it, the rest when it is in the log.
+"""Follows the events of a run: when a fault is due, and which target an event names. It sees engines'
+reports when they are sent, all other events when they are in the log.
 
-A phase that is over when a fault in the middle of it is due is not struck: the next one is
-waited for. While no fault waits for an event, nothing is read but the leader's stream.
+If a phase is over when a fault in the middle of it is due, the fault waits for the next one. While
+no fault waits for an event, the watch reads only the leader's stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PHASE_S = {
     "prefill": 0.02, "decode": 0.5, "restore": 0.0002, "recovery": 0.05, "checkpoint": 0.2,
     "engine-start": 0.8, "effect": 0.002,
 }  # fmt: skip
-"""How long a phase is taken to be before one was seen, in seconds."""
+"""Assumed length of each phase until one was seen, in seconds."""
 OF_ENGINES = (v.EngineStep, v.RestoreStarted, v.RestoreDone, v.RestoreFailed, v.LinkMeasured)
 
 
@@ -51,12 +51,12 @@ class Watch:
         self._waiting.append(_Waiting(planned, strike))
 
     def give_up(self) -> int:
-        """What is waited for never comes; how many faults waited."""
+        """Give up all waits; return the number of faults that waited."""
         waiting, self._waiting = self._waiting, []
         return len(waiting)
 
     def met(self, request: str, asked: str) -> None:
-        """An engine met an attempt of a client's request."""
+        """An engine received an attempt of a client's request."""
         self.requests[request] = asked
 
     # --- inside ------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Watch:
                             self._take(segment.stream, event)
 
     def told(self, worker: str, event: Any) -> None:
-        """An engine tells its agent."""
+        """An engine reports to its agent."""
         if self._waiting:
             self._take(f"w.{worker}", event)
 
@@ -99,7 +99,7 @@ class Watch:
                     waiting.strike(Seen(stream, event, now))
 
     def subject(self, kind: str, seen: Seen) -> str:
-        """The target of a `kind` that the event names; empty when of none."""
+        """The target of a `kind` that the event names; empty: none."""
         if kind == "request":
             return self.requests.get(getattr(seen.event, "request", ""), "")
         return subject(kind, seen, self.leader, lambda request: self.places.get(request, ""))

@@ -1,8 +1,8 @@
-"""Between simulated clients, gateways and workers: what of the HTTP protocol has a meaning.
+"""Ports between simulated clients, gateways and workers: the meaningful part of the HTTP protocol.
 
-A process serves what it offers at an address (`host:port`, the host being the worker's or
-the replica's name) on the network; others reach it there by the address its log record names.
-Bytes are not simulated, tokens are. A stream is reported in stretches, not token by token.
+A process serves an object at an address (`host:port`; the host is the name of the worker or
+replica) on the network; others reach it by the address in its log record. The network carries
+tokens, not bytes. Engines report a stream in stretches, not token by token.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from relume.events.wire.worker_calls import Attach
 
 
 class Dispatch(Struct, frozen=True, kw_only=True):
-    """One attempt as it reaches an engine (headers of the worker protocol). `asked` names what
-    the tokens depend on: token i of equal `asked` is the same on every healthy engine. `record`:
-    the encoded decision that came with it. `delivered` tokens are there already (mode continue
-    or replay). `claim`: who shows it may attach to the stream within `grace_s`; `envelope`: state
-    daemons that may have the request."""
+    """One attempt as it reaches an engine (headers of the worker protocol). The tokens depend on
+    `asked`: token i of equal `asked` is the same on every healthy engine. `record`: the encoded
+    decision that came with it. `delivered` tokens exist already (mode continue or replay). `claim`:
+    the resume token, with which a connection may attach to the stream within `grace_s`;
+    `envelope`: state daemons that may have the request."""
 
     request: str
     attempt: int
@@ -45,8 +45,8 @@ class Dispatch(Struct, frozen=True, kw_only=True):
 
 class Stretch(Struct, frozen=True, gc=False, kw_only=True):
     """Tokens `start..start+count-1`, the first sent at `first_ns`, the last at `last_ns`, about
-    evenly between; `longest_ns` is the longest time between two of them, 0 if there is nothing
-    to say. `wrong`: an engine with damaged weights or blocks made them."""
+    evenly between; `longest_ns` is the longest time between two of them; 0: not longer than even.
+    `wrong`: an engine with damaged weights or blocks made them."""
 
     start: int
     count: int
@@ -55,7 +55,7 @@ class Stretch(Struct, frozen=True, gc=False, kw_only=True):
     wrong: bool = False
     longest_ns: int = 0
     data: bytes = b""
-    """What a gateway sends its client of them; empty on the way from an engine."""
+    """Bytes that a gateway sends its client for them; empty on the way from an engine."""
 
 
 class Answer(Protocol):
@@ -70,16 +70,16 @@ class Answer(Protocol):
         ...
 
     def moved(self) -> None:
-        """Handed over as asked."""
+        """The engine handed it over on request."""
         ...
 
     def attached(self, base: int, known: int) -> None:
-        """The answer to `attach`: `known` tokens without what shows them; what shows those from
-        `base` on is here."""
+        """The answer to `attach`: ids of `known` tokens; the engine has the payload of those from
+        `base` on."""
         ...
 
     def refused(self, status: int) -> None:
-        """No such stream is kept, nobody has the request, or the engine does not take it."""
+        """The engine has no such stream, no holder has the request, or the engine refuses it."""
         ...
 
     def broken(self, kind: str) -> None:
@@ -99,19 +99,19 @@ class Endpoint(Protocol):
     """An engine's end, in the engine's process. Called with what arrived over the wire."""
 
     def dispatch(self, what: Dispatch, answer: Answer) -> None:
-        """Begin an attempt; `answer` hears of it, over the wire again."""
+        """Begin an attempt; messages go to `answer`, over the network."""
         ...
 
     def flush(self, request: str, attempt: int) -> None:
-        """Report now what of the stream is there; without a read, streams are reported late."""
+        """Report the stream up to now; without a read, engines report streams late."""
         ...
 
     def last_ns(self, request: str, attempt: int) -> int:
-        """When the last token of the stream was sent, told or not; 0: none was."""
+        """Time of the stream's last sent token, reported or not; 0: none."""
         ...
 
     def newest_ns(self) -> int:
-        """When the last token of any stream was sent: no stream's is later."""
+        """Time of the last sent token of any stream."""
         ...
 
     def drop(self, request: str, attempt: int, answer: Answer) -> None:
@@ -119,7 +119,7 @@ class Endpoint(Protocol):
         ...
 
     def attach(self, what: Attach, answer: Answer) -> None:
-        """Continue a kept stream with `answer`."""
+        """Continue a buffered stream with `answer`."""
         ...
 
     def call(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -130,10 +130,10 @@ class Endpoint(Protocol):
 
 class Ask(Struct, frozen=True, kw_only=True):
     """A request as its client sends it to a gateway. `client_id` is its x-request-id; the other
-    fields are those of `Dispatch` and of the schedule's `Request`. `verdict`: how a cut of such
-    a request can be survived, as `gateway.classify` says of it. `tier`, `tenant`: in whose turn it
-    waits. `kind`: of the schedule's `Request.client`; `connection`: unique, also among those of one
-    client; `last_event_id`: it returns with this."""
+    fields are those of `Dispatch` and of the schedule's `Request`. `verdict`: its resume guarantee,
+    as `gateway.classify` gives it. `tier`, `tenant`: for the admission queue. `kind`: as the
+    schedule's `Request.client`; `connection`: unique, also among those of one client;
+    `last_event_id`: set if the client returns."""
 
     client_id: str
     asked: str
@@ -152,7 +152,7 @@ class Ask(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Names the connection it comes on."""
+        """Key of its connection."""
         return self.connection or self.client_id
 
 
@@ -177,14 +177,14 @@ class Caller(Protocol):
 
 
 class Door(Protocol):
-    """Where a gateway takes requests, in its process."""
+    """A gateway's port for requests, in its process."""
 
     def ask(self, what: Ask, caller: Caller) -> None:
         """A client's request."""
         ...
 
     def flush(self, connection: str) -> None:
-        """Tell now what of the answer is there."""
+        """Report the answer up to now."""
         ...
 
     def hang_up(self, connection: str) -> None:
@@ -193,23 +193,22 @@ class Door(Protocol):
 
 
 class Board(Protocol):
-    """Where an agent tells of deaths, in its process (`relume.events.wire.notices`)."""
+    """An agent's notice board, in its process (`relume.events.wire.notices`)."""
 
     def listen(self, hear: Callable[[Died], None]) -> None:
-        """A replica listens from now on; it is greeted with the last death."""
+        """Add a replica as listener; sends it the last death."""
         ...
 
 
 class Net(Protocol):
-    """The network, as needed by a process that serves on it."""
+    """The network's interface for a process that serves on it."""
 
     def serve(self, address: str, process: Process, what: Endpoint | Board | Door) -> None:
-        """From now on `what` answers at `address`, run in `process`."""
+        """Have `what` answer at `address`, in `process`."""
         ...
 
     def close(self, address: str) -> None:
-        """No process answers there any more (closed, or its process was killed): connections to it
-        are reset."""
+        """Close the address (closed, or its process was killed): resets connections to it."""
         ...
 
     def answers(self, address: str) -> bool:
@@ -217,6 +216,6 @@ class Net(Protocol):
         ...
 
     def door(self, address: str) -> Door:
-        """A gateway's door as clients see it: what is called on it travels. One that is not
-        there cuts the caller."""
+        """A gateway's door for clients: calls on it travel over the network. A missing door cuts
+        the caller."""
         ...

@@ -1,8 +1,8 @@
 """A control plane replica as a simulated process: the real `Replica` behind a simulated gateway.
 
-One that ends, by itself (fenced, no log) or killed, is started again after `RESTART_S` under
-its name and with its spool, as a supervisor would. What the real code reaches over HTTP and
-sockets it reaches over the network (`transport`).
+A replica that ends, by itself (fenced, no log) or killed, restarts after `RESTART_S` under its name
+and with its spool, as a supervisor would do it. HTTP and sockets of the real code use the simulated
+network (`transport`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PORT = 8000
 
 
 class Log(Protocol):
-    """What `etcd.SimEtcd` offers to processes."""
+    """Interface of `etcd.SimEtcd` for processes."""
 
     def writer(
         self, stream: str, process: Process, *, wait_s: float = 0.0, gather_s: float = 0.0
@@ -55,9 +55,9 @@ class Plane:
         self.name = name
         self.address = f"{name}:{PORT}"
         self.process: Process | None = None
-        """The one that lives now."""
+        """The live process."""
         self.replica: Replica | None = None
-        """The one that serves now."""
+        """The replica that serves now."""
         self.gateway: SimGateway | None = None
         self._config = replace(config or ReplicaConfig(), name=name, host=name, port=PORT)
         self._loop = loop
@@ -68,7 +68,7 @@ class Plane:
 
     @property
     def running(self) -> bool:
-        """Whether it serves (or would, were it not stopped)."""
+        """Whether it serves, or is stopped while serving."""
         return self.replica is not None
 
     @property
@@ -78,7 +78,7 @@ class Plane:
 
     @property
     def fleet(self) -> Fleet:
-        """Its fold; an empty one while it does not run."""
+        """Its fold; empty while it does not run."""
         return self.replica.fleet if self.replica is not None else Fleet()
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class Plane:
         process.spawn(self._live(process))
 
     def kill(self) -> None:
-        """kill -9; its supervisor starts it again."""
+        """kill -9; its supervisor restarts it."""
         if self.process is not None:
             self.process.kill()
 
@@ -105,7 +105,7 @@ class Plane:
             self.process.go_on()
 
     def cut_frame(self, worker: str, incarnation: int, random: Random) -> bool:
-        """Break the connection of one answer from that engine; False when none comes."""
+        """Break the connection of one answer from that engine; False: there is none."""
         process, gateway = self.process, self.gateway
         if process is None or process.stopped or gateway is None:
             return False
@@ -126,7 +126,7 @@ class Plane:
         process.kill()
 
     async def _serve(self, process: Process) -> None:
-        """As `relume.controlplane.replica.serve` does."""
+        """Run like `relume.controlplane.replica.serve`."""
         opening = self._log.writer(
             f"r.{self.name}", process, wait_s=self._takeover_s, gather_s=GATHER_S
         )

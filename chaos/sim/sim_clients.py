@@ -1,9 +1,8 @@
-"""Clients in virtual time: they send what the schedule says, and write down what they lived.
+"""Clients in virtual time: they send the schedule's requests, and record the answers.
 
-Each sends a request once, to one gateway, and does not try again; one of a resumable stream loses
-its connection at any byte, and returns with the id of the last whole event it has, to the same
-gateway or another (`ReturningCall`). What a client has of an answer is what the bytes say that
-came from the gateway (`answer_bytes`).
+Each sends a request once, to one gateway, without retries. A client of a resumable stream loses its
+connection at any byte, and returns with the id of its last whole event, to the same gateway or
+another (`ReturningCall`). Clients read their answers from the gateway's bytes (`answer_bytes`).
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ from relume.controlplane.gateway.openai.priority import checkpoint_weight
 from relume.policies.routing.routing_settings import TIERS
 
 PATIENCE = 12
-"""A client returns so often to a stream from which nothing comes."""
+"""Maximum number of returns to a stream that gives no bytes."""
 AWAY_S = (0.0, 0.05, 0.5, 5.0, 40.0)
-"""It stays away for up to one of these times."""
+"""Maximum times of absence, of which one is drawn."""
 STAYS_AWAY = 0.08
-"""One that leaves stays away for ever with this probability."""
+"""Probability that a client that leaves never returns."""
 GONE, BUSY = 410, 503
 
 
 def fault_free(names: Sequence[str], schedule: Schedule) -> list[History]:
-    """What clients of a fleet without faults would have of these requests: what answers are
-    compared with."""
+    """Records of these requests in a fleet without faults: the references for answers."""
     wanted = set(names)
     return [
         History(
@@ -52,7 +50,7 @@ def fault_free(names: Sequence[str], schedule: Schedule) -> list[History]:
 
 
 class Call:
-    """One request as its client lives it; `ports.Caller`."""
+    """One request on its client's side; a `ports.Caller`."""
 
     __slots__ = (
         "_clients", "_reader", "connection", "first_ns", "gateway", "last_ns", "longest_ns", "over", "record",
@@ -135,7 +133,7 @@ class Call:
         self._clients.ended(self)
 
     def history(self, began_ns: int) -> History:
-        """What is to be kept of it."""
+        """Its history."""
         told = self.record.token_count > 0
         return History(
             request=self.request.name, record=self.record, sent_ns=self.sent_ns - began_ns,
@@ -144,8 +142,8 @@ class Call:
 
 
 class ReturningCall(Call):
-    """One of a resumable stream. Its bytes are read when a connection is over, cut at any of
-    them."""
+    """A call for a resumable stream. It reads the bytes when a connection is over, cut at any
+    byte."""
 
     __slots__ = ("_departures", "_is_first", "_patience", "_random", "_raw", "_since_ns", "_turn")
 
@@ -160,7 +158,7 @@ class ReturningCall(Call):
         self._since_ns = 0
 
     def connected(self) -> OfConnection:
-        """A connection is made: who is told of it."""
+        """Open a connection; returns its caller."""
         self._since_ns = self._clients.loop.now_ns
         if self._departures:
             self._departures -= 1
@@ -169,7 +167,7 @@ class ReturningCall(Call):
         return OfConnection(self, self._turn)
 
     def is_at(self, turn: int) -> bool:
-        """Whether that connection is the present one."""
+        """Whether that connection is the current one."""
         return turn == self._turn and not self.over
 
     def tokens(self, stretch: Stretch) -> None:
@@ -178,7 +176,7 @@ class ReturningCall(Call):
         self._patience = PATIENCE
         if not stretch.count:
             return
-        # What was made while it was away came with the connection.
+        # Tokens generated during its absence came with the connection.
         first_ns = max(stretch.first_ns, self._since_ns)
         if self._is_first:
             self._is_first = False
@@ -192,7 +190,7 @@ class ReturningCall(Call):
         self.last_ns = max(stretch.last_ns, self._since_ns)
 
     def _take(self, most: int | None = None) -> None:
-        """Read what came on this connection, or so many bytes of it."""
+        """Read the bytes of this connection, or the first `most` of them."""
         self._had(self._reader.read(self._raw[:most]))
         self._raw = b""
 
@@ -218,7 +216,7 @@ class ReturningCall(Call):
             super().cut()
 
     def hang_up(self) -> None:
-        """Leave for ever."""
+        """Leave and never return."""
         super().hang_up()
         self._take()
 
@@ -235,7 +233,7 @@ class ReturningCall(Call):
             self._ended("cancelled")
 
     def _may_return(self) -> bool:
-        """Return after a while, if there is something to show, and not without end."""
+        """Return after a while, if it has an event id, and a limited number of times."""
         self._turn += 1
         self._reader.cut()
         if not self._reader.last_id or not self._patience:
@@ -253,7 +251,7 @@ class ReturningCall(Call):
 
 
 class OfConnection:
-    """`ports.Caller` of one connection of a client: older ones are not heard any more."""
+    """`ports.Caller` of one connection of a client; ignores messages of older connections."""
 
     def __init__(self, call: ReturningCall, turn: int) -> None:
         self._call = call
@@ -282,7 +280,7 @@ class OfConnection:
 
 class Clients:
     """All clients of a run, in one process that never dies. `doors`: addresses of gateways, to
-    which requests go in turn. `on_end` is called when the last is answered."""
+    which requests go in turn. It calls `on_end` after the last answer."""
 
     def __init__(
         self,
@@ -306,7 +304,7 @@ class Clients:
         self._sent = 0
 
     def start(self) -> None:
-        """Send what has a time; the rest follows on answers."""
+        """Send the requests that have a time; the others follow answers."""
         now = self.loop.time()
         timed = []
         for request in self._schedule.requests:
@@ -336,7 +334,7 @@ class Clients:
         resumable = request.client == "resumable"
         call = (ReturningCall if resumable else Call)(self, request)
         self.calls[request.name] = call
-        # Whoever finds nobody listening goes to the next address.
+        # A client whose address has no listener uses the next one.
         turns = (self._doors[(self._sent + n) % len(self._doors)] for n in range(len(self._doors)))
         usual = self._doors[self._sent % len(self._doors)]
         call.gateway = next((door for door in turns if self.net.answers(door)), usual)
@@ -381,22 +379,22 @@ class Clients:
         self._open[call.gateway].hang_up(call.connection)
 
     def flush(self, call: Call) -> None:
-        """Bring a client's answer up to date."""
+        """Update a client's answer to now."""
         self._open[call.gateway].flush(call.connection)
 
     def flush_everything(self, gateway: str = "") -> None:
-        """The same of all, or of all that one gateway serves."""
+        """Update all answers, or all that one gateway serves."""
         for call in self.under_way:
             if gateway in ("", call.gateway):
                 self.flush(call)
 
     @property
     def under_way(self) -> list[Call]:
-        """Those that are not over."""
+        """Calls that are not over."""
         return [call for call in self.calls.values() if not call.over]
 
     def ended(self, call: Call) -> None:
-        """A call is over: those that waited for it come."""
+        """A call is over: send the requests that follow it."""
         self.left -= 1
         for request in self._after.pop(call.request.name, ()):
             self.process.call_at(self.loop.time() + request.think_ns / NS, self._send, request)
@@ -404,19 +402,19 @@ class Clients:
             self._on_end()
 
     def histories(self, began_ns: int) -> tuple[History, ...]:
-        """Of all that was sent, in the schedule's order; times from `began_ns` on."""
+        """Histories of all sent requests, in the schedule's order; times from `began_ns` on."""
         names = (request.name for request in self._schedule.requests)
         return tuple(self.calls[name].history(began_ns) for name in names if name in self.calls)
 
 
 def tier_of(request: Request) -> str:
-    """What it says in header `TIER`."""
+    """Its value of header `TIER`."""
     return request.tier if request.tier in TIERS else ""
 
 
 def verdict_of(request: Request) -> str:
-    """Sampling without a seed is not repeated token for token. Of several choices a simulated
-    engine makes one: such requests are not taken up."""
+    """Its resume guarantee. Sampling without a seed does not repeat token for token. A simulated
+    engine generates one of several choices: such requests restart."""
     if request.n > 1 or request.client in ("relayed", "restarting"):
         return "restart"
     return "exact" if request.temperature == 0 or request.seed is not None else "sampled"

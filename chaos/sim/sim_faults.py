@@ -1,8 +1,8 @@
 """The faults of the catalogue on a simulated fleet, and when each strikes.
 
-A method strikes one target and returns what undoes it (None: nothing to undo); it raises
-CannotStrike where there is nothing to strike. Such a fault is tried again while there is
-traffic; `fired` has only what really struck.
+A method strikes one target and returns a function that undoes the fault (None: nothing to undo). It
+raises CannotStrike if there is nothing to strike; such a fault is tried again while there is
+traffic. `fired` has only faults that struck.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from relume.chaos.sim.world.virtual_loop import NS, Process, VirtualLoop
 Undo = Callable[[], object]
 AGAIN_S = 0.1
 ETCD_DOWN_S = 1.0
-"""A killed member of etcd is started again so soon, where the fault does not say."""
+"""Delay until a killed etcd member restarts, if the fault has no duration."""
 
 
 class CannotStrike(Exception):
-    """There is nothing to strike now."""
+    """Nothing to strike now."""
 
 
 class Targets(Protocol):
-    """What faults can strike: the parts of one run's fleet."""
+    """Targets of faults: the parts of one run's fleet."""
 
     loop: VirtualLoop
     schedule: Schedule
@@ -62,12 +62,12 @@ class Targets(Protocol):
         ...
 
     def holder_of(self, host: Host) -> Host | None:
-        """The host that holds most blocks of what the engine of `host` runs."""
+        """The host with the most blocks of the requests on the engine of `host`."""
         ...
 
 
 class Faults:
-    """Strikes one run's fleet. `open` counts what is still to strike or to pass."""
+    """Strikes one run's fleet. `open` counts pending and active faults."""
 
     def __init__(self, fleet: Targets, watch: Watch) -> None:
         self.fired: list[Fired] = []
@@ -82,7 +82,7 @@ class Faults:
         self._lasting: dict[str, tuple[int, Planned, str, list[Undo]]] = {}
 
     def start(self) -> None:
-        """The run begins: from now on faults are due."""
+        """The run begins: schedule its faults."""
         self._began_ns = self._loop.now_ns
         for planned in self._fleet.schedule.faults:
             if not planned.applicable:
@@ -95,12 +95,12 @@ class Faults:
 
     @property
     def striking(self) -> bool:
-        """Whether some fault has yet to strike."""
+        """Whether a fault is pending."""
         return self.open > len(self._lasting)
 
     def no_more(self) -> None:
-        """There is no traffic any more: what waits for an event, or found nothing to strike,
-        will not strike."""
+        """The traffic is over: faults that wait for an event, or found nothing to strike, will not
+        strike."""
         self._traffic = False
         self.open -= self._watch.give_up()
 
@@ -124,7 +124,7 @@ class Faults:
 
     def _in_phase(self, planned: Planned, seen: Seen) -> None:
         if planned.phase and not self._watch.phases.is_in(planned.phase, seen.event):
-            self._await(replace(planned, nth=1))  # that one was over; the next
+            self._await(replace(planned, nth=1))  # that phase was over; wait for the next
             return
         self._strike(planned, seen)
 
@@ -159,7 +159,7 @@ class Faults:
             self._later(planned.for_ns / NS, self._pass, planned.name)
 
     def _pass(self, name: str) -> None:
-        """What lasted is over."""
+        """A fault with a duration is over."""
         if name in self._lasting:
             at, planned, names, undo = self._lasting.pop(name)
             for one in undo:
@@ -242,8 +242,8 @@ class Faults:
         return lambda: host.slow(1.0)
 
     def _cpu_limit(self, planned: Planned, target: str) -> Undo:
-        """What the engine does takes so much longer; agent and daemon stand still for the rest
-        of each period."""
+        """Slow the engine's work to that share; agent and daemon stop for the rest of each
+        period."""
         host, share = self._fleet.hosts[target], planned.amount or 1.0
         host.limit(share)
         throttle = Throttle(self._loop, host.helpers, share)
@@ -274,7 +274,7 @@ class Faults:
         fleet, kind = self._fleet, planned.peer or ""
         engine = fleet.hosts[target].engine
         if kind == "gateway" and engine is not None and engine.process.alive:
-            # What it had sent by now has arrived; the rest has to wait.
+            # Messages sent by now have arrived; later ones wait.
             fleet.clients.flush_everything()
         rule = fleet.wires.cut(target, "", kind, both)
         return lambda: fleet.wires.heal(rule)

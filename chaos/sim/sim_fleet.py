@@ -1,7 +1,7 @@
-"""A whole fleet in virtual time: `run(scenario, seed)` gives what a run leaves.
+"""A whole fleet in virtual time: `run(scenario, seed)` returns the outcome of a run.
 
-It comes up, traffic and faults begin together, and when every client has its answer and every
-fault has passed it is left alone until it has come to rest. Everything is a function of the
+The fleet comes up; traffic and faults begin together. After every client has its answer and every
+fault has passed, the run waits until the fleet has come to rest. Everything is a function of the
 scenario and the seed.
 """
 
@@ -43,23 +43,22 @@ from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.state.fleet import Fleet
 
 UP_S = 600.0
-"""The fleet comes up within this time, or the run failed."""
+"""Maximum time for the fleet to come up; beyond it, the run failed."""
 REST_S = 120.0
-"""It comes to rest within this time after the last answer and fault."""
+"""Maximum time from the last answer and fault until the fleet is at rest."""
 LOOK_S = 0.5
 OF_EFFECTS = ("AdminCommanded", "EffectsDecided", "EffectApplied")
-"""If a fault waits for one of these, an operator must send a command."""
+"""Events that need an operator's command; a fault may wait for one."""
 SETTLED_S = 3.0
 """Time without activity after which the fleet is at rest."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What a scenario does not say. `replica`: settings of control plane replicas.
-    `assist`: hosts whose engines load draft for others; None: they do not. `storage`: blocks lie
-    in storage that all hosts share, bytes/s each way and s before the first of them, not
-    in hosts' memory. `spec`, `steps`:
-    hosts, and what steps cost, other than the hardware class has them. `watching` is called
-    with the fleet before it runs."""
+    """Settings that a scenario cannot express. `replica`: settings of control plane replicas.
+    `assist`: hosts whose engines load draft for others; None: they do not. `storage`: blocks are in
+    shared storage, not in hosts' memory: its bytes/s each way, and seconds before the first byte.
+    `spec`, `steps`: host type and cost of steps instead of the hardware class's. The run calls
+    `watching` with the fleet before it starts."""
 
     workers: WorkerSettings = WorkerSettings()
     assist: Assist | None = None
@@ -167,7 +166,7 @@ class SimFleet:
         self.drained = await self._until(self._rested, REST_S)
 
     async def prepare(self) -> None:
-        """What is to be done to the fleet that is up, before traffic and faults begin."""
+        """Change the fleet after its start, before traffic and faults begin."""
 
     @property
     def _last_strike_ns(self) -> int:
@@ -203,14 +202,14 @@ class SimFleet:
         return any(host.budget_bytes for host in self.hosts.values())
 
     def _rested(self) -> bool:
-        """Whether nothing is left of any request, anywhere, nor of what is to be written."""
+        """Whether no process has any request or unwritten event left."""
         folds = self._folds()
         return bool(folds) and all(map(at_rest, folds)) and all(map(written, self.planes.values()))
 
-    # --- what faults ask for -------------------------------------------------------------------
+    # --- targets of faults -----------------------------------------------------------------------
 
     def kill_plane(self, name: str) -> bool:
-        """kill -9 of a replica; False when it does not run."""
+        """kill -9 of a replica; False: it does not run."""
         plane = self.planes[name]
         if not plane.running:
             return False
@@ -219,7 +218,7 @@ class SimFleet:
         return True
 
     def stop_plane(self, name: str) -> bool:
-        """SIGSTOP to a replica; False when it does not run."""
+        """SIGSTOP to a replica; False: it does not run."""
         plane = self.planes[name]
         if not plane.running:
             return False
@@ -232,7 +231,7 @@ class SimFleet:
         self.planes[name].go_on()
 
     def holder_of(self, host: Host) -> Host | None:
-        """Who holds most of what the host's engine runs."""
+        """The host with the most blocks of the engine's requests."""
         if host.engine is None:
             return None
         counts: dict[str, int] = {}
@@ -245,8 +244,8 @@ class SimFleet:
 
 
 def written(plane: Plane) -> bool:
-    """Whether all that a replica said is in the log: what it said in an outage is in no fold
-    before."""
+    """Whether all events of a replica are in the log: events of an outage are in no fold until it
+    is over."""
     if plane.replica is None:
         return False
     writer = plane.replica.writer
@@ -254,7 +253,7 @@ def written(plane: Plane) -> bool:
 
 
 def at_rest(fold: Fleet) -> bool:
-    """Whether every engine of a fold serves and I12 holds of it."""
+    """Whether every engine of a fold serves and I12 holds for it."""
     serving = all(worker.engine == EnginePhase.READY for worker in fold.workers.values())
     return serving and not any(left_over(fold))
 
@@ -268,16 +267,16 @@ def run(
     until_s: float = 3600.0,
     make: Callable[..., SimFleet] = SimFleet,
 ) -> Outcome:
-    """A run of `scenario`, by `schedule` if one is given instead of what `seed` expands to.
+    """A run of `scenario`, by `schedule` if given, else by its expansion by `seed`.
 
-    `until_s` bounds its virtual time, `make` makes the fleet. The outcome's `error` says what went
-    wrong with the run itself.
+    `until_s` bounds its virtual time, `make` makes the fleet. The outcome's `error` says why the
+    run itself failed.
     """
     schedule = expand(scenario, seed) if schedule is None else schedule
     error = ""
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects live as long as the run
-    gc.freeze()  # when it is over, only what came of it is looked through
+    gc.freeze()  # after the run, the collector scans only the outcome
     loop = VirtualLoop(seed)
     wires = Wires(loop)
     try:
@@ -294,7 +293,7 @@ def run(
                 loop.close()
     finally:
         del loop, wires
-        gc.collect()  # what is left now the next run would freeze, and no run would look at it
+        gc.collect()  # the next run would freeze remaining objects, which no collection would then free
         gc.unfreeze()
         if collecting:
             gc.enable()
@@ -320,7 +319,7 @@ def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
 
 
 def digest(outcome: Outcome) -> str:
-    """SHA-256 of the log and of what clients and faults saw, 16 hex digits."""
+    """SHA-256 of the log and of clients' and faults' records, 16 hex digits."""
     seen = hashlib.sha256()
     for group in outcome.groups:
         seen.update(repr((group.revision, group.owners)).encode())

@@ -1,7 +1,7 @@
-"""An operator in virtual time: drains workers and takes it back, one after the other.
+"""An operator in virtual time: drains and undrains workers, one after the other.
 
-For faults that wait for effects: nothing else asks for any. Commands go into the log by a
-replica that serves, as the admin API's do.
+It serves faults that wait for effects: nothing else causes effects. A replica that serves writes
+the commands to the log, like those of the admin API.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Operator:
         self._count = 0
 
     async def run(self) -> None:
-        """For ever, until cancelled."""
+        """Give commands until cancelled."""
         while True:
             target = self._workers[self._count // 2 % len(self._workers)]
             if self.give("undrain" if self._count % 2 else "drain", target):
@@ -41,12 +41,12 @@ class Operator:
 
     @property
     def acknowledged(self) -> tuple[tuple[str, str], ...]:
-        """(id, principal) of the commands that became durable as far as their replica knew."""
+        """(id, principal) of the commands that are durable by their replica's knowledge."""
         durable = (name for name, by, position in self._given if by.writer.durable >= position)
         return tuple((name, PRINCIPAL) for name in durable)
 
     def give(self, command: str, target: str) -> bool:
-        """One command; whether a replica took it."""
+        """Give one command; whether a replica accepted it."""
         for plane in self._planes:
             replica, process = plane.replica, plane.process
             if replica is None or process is None or process.stopped:

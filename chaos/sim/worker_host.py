@@ -1,7 +1,7 @@
-"""A worker's host in virtual time: its processes, and what starts them again.
+"""A worker's host in virtual time: its processes, and their restarts.
 
-`engine` and `agent` are the processes that live now (None: none does). Faults strike here;
-what follows from them is the agent's doing.
+`engine` and `agent` are the live processes (None: there is none). Faults strike here; the agent
+reacts to them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relume.engine_shim.agent.journal import Journal
 from relume.events.wire.reports import Layout, Ready
 
 EXIT_S = (0.05, 0.6)
-"""An engine ends so soon after its agent."""
+"""Delay from an agent's end to its engine's."""
 RESTART_S, LONGEST_RESTART_S = 0.5, 30.0
 """Delay before a dead agent is restarted, doubled each time."""
 
@@ -51,9 +51,8 @@ class Host(Machine):
         feed: Feed,
         file_bytes: int = 0,
     ) -> None:
-        """`budget_bytes` of its state daemon, 0: none, and `file_bytes` of its files;
-        `holders`: those of all hosts by their endpoint; `feed`: what all agents of the fleet
-        follow."""
+        """`budget_bytes` of its state daemon, 0: none, and `file_bytes` of its files; `holders`:
+        the state daemons of all hosts, by endpoint; `feed`: the leader's events for agents."""
         super().__init__(loop, name, model, spec, cost, wires, settings)
         self.domain = domain
         self.budget_bytes = budget_bytes
@@ -69,7 +68,7 @@ class Host(Machine):
         self.failing_starts = 0
         """Number of further starts of an engine that fail."""
         self.loads: list[float] = []
-        """What the next starts take to load, s; those after them as the settings say."""
+        """Loading times of the next starts in s; later ones follow the settings."""
         self.off = False
         self._restart_s = RESTART_S / 2
 
@@ -79,7 +78,7 @@ class Host(Machine):
         return self.slot.daemon
 
     def start(self) -> None:
-        """Start the agent, which starts the rest."""
+        """Start the agent, which starts the other processes."""
         process = self.loop.process(f"{self.name}.agent")
         process.clock_s = self.clock_s
         self.agent = SimAgent(self, process)
@@ -109,13 +108,13 @@ class Host(Machine):
             self.start()
 
     def leave(self) -> None:
-        """The agent is asked to leave, and not started again before `come`."""
+        """Make the agent leave, without a restart before `come`."""
         self.off = True
         if self.agent is not None and self.agent.process.alive:
             self.agent.process.context.run(self.agent.stop, "asked to")
 
     def come(self) -> None:
-        """It runs an agent from now on."""
+        """Run an agent from now on."""
         self.off = False
         self._again()
 
@@ -166,22 +165,22 @@ class Host(Machine):
     # --- faults ----------------------------------------------------------------------------
 
     def slow(self, factor: float) -> None:
-        """Steps take `factor` times as long from now on, also of engines to come."""
+        """Make steps `factor` times as long, also those of later engines."""
         self.factor = factor
         self._paced()
 
     def limit(self, share: float) -> None:
-        """What engines do takes as long as on such a share of a core."""
+        """Slow the engines' work to that share of a core."""
         self.share = share
         self._paced()
 
     def helpers(self) -> list[Process]:
-        """Processes beside the engine that live."""
+        """Live processes other than the engine."""
         found = [self.agent, self.daemon]
         return [one.process for one in found if one is not None and one.process.alive]
 
     def draft(self, drafts: Drafts | None) -> None:
-        """Another host drafts for the engine from its next step on; None: no longer."""
+        """Have another host draft for the engine from its next step on; None: no longer."""
         self.drafts = drafts
         self._paced()
 
@@ -197,12 +196,12 @@ class Host(Machine):
 
     @property
     def processes(self) -> list[Process]:
-        """Those that live."""
+        """Live processes."""
         found = [self.agent, self.engine, self.daemon]
         return [one.process for one in found if one is not None and one.process.alive]
 
     def lose(self) -> None:
-        """Every process dies at once, the agent first: no process is left to report the rest."""
+        """Kill every process at once, the agent first: no process is left to report the others."""
         for process in self.processes:
             if self.engine is not None and process is self.engine.process:
                 self.engine.kill()
@@ -210,19 +209,19 @@ class Host(Machine):
                 self.end(process)
 
     def kill_daemon(self) -> bool:
-        """kill -9 of the state daemon; False without one."""
+        """kill -9 of the state daemon; False: there is none."""
         if self.daemon is None or not self.daemon.process.alive:
             return False
         self.daemon.kill()
         return True
 
     def corrupt(self, blocks: int, random: Random) -> bool:
-        """Flip bits in `count` held blocks; False if nothing is held."""
+        """Flip bits in `count` held blocks; False: the daemon is empty."""
         daemon = self.daemon
         return daemon is not None and daemon.process.alive and daemon.corrupt(blocks, random) > 0
 
     def shrink(self, share: float) -> bool:
-        """Leave the state daemon this share of its budget; False without one."""
+        """Shrink the state daemon's budget to this share; False: there is none."""
         if self.daemon is None or not self.daemon.process.alive:
             return False
         self.daemon.process.context.run(self.daemon.shrink, share)
@@ -237,5 +236,5 @@ class Host(Machine):
         return fingerprint_of(self).family.hex(), self.spec.block_bytes
 
     def keeper_of(self, process: Process, journal: Journal) -> SimKeeper | None:
-        """What keeps the host's state daemon running, if it has one."""
+        """The keeper of the host's state daemon, if it has one."""
         return SimKeeper(self.slot, self.config, process, journal) if self.budget_bytes else None

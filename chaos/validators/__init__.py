@@ -1,8 +1,8 @@
 """The promises, checked by program from the log and the clients' own records.
 
-One module a promise, named after it; each has
-`check(groups, clients, ...) -> list[Violation]`. `check_all` runs them, with what else is
-`Known` of the run.
+One module per promise, named after it; each has
+`check(groups, clients, ...) -> list[Violation]`. `check_all` runs them, with further facts of the
+run (`Known`).
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ __all__ = ["CHECKS", "ClientRecord", "Known", "Violation", "check_all", "untrack
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """What was recorded beside log and clients' records. `given_bytes`: for checkpoints, to each
-    host (None: unknown); `stopped`: streams of replicas that stood still, and for how many ms;
-    `killed`: those that were killed, and when (ms, as in `Segment.at_ms`); `unserved_ms`: time
-    without a reachable worker; `shared`: number of tokens that a client's prompt shares with others
-    from its start; `landed`: what was acknowledged to writers as durable; `commands`: (id,
-    principal) of admin changes that were acknowledged."""
+    """Recorded facts in addition to log and clients' records. `given_bytes`: each host's budget for
+    checkpoints (None: unknown); `stopped`: streams of stopped replicas, and the duration in ms;
+    `killed`: streams of killed replicas, and the time (ms, as in `Segment.at_ms`); `unserved_ms`:
+    time without a reachable worker; `shared`: number of tokens that a client's prompt shares with
+    others from its start; `landed`: appends acknowledged to writers as durable; `commands`: (id,
+    principal) of acknowledged admin changes."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -74,7 +74,7 @@ class Known(Struct, frozen=True, kw_only=True):
 def violations(
     log: Log, clients: Sequence[ClientRecord], promises: Sequence[str], known: Known
 ) -> Iterator[Violation]:
-    """Of each promise in turn."""
+    """Violations of each promise in turn."""
     checks: dict[str, Check] = {
         **CHECKS,
         "I8": partial(i8_budget.check, given=known.given_bytes),

@@ -1,4 +1,4 @@
-"""From the traffic's streams to the records validators read."""
+"""Makes the validators' client records from the traffic's streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from relume.chaos.validators.records import ClientRecord
 
 
 def record_of(stream: Stream, asked: str = "", undisturbed: bool = False) -> ClientRecord:
-    """What `stream` saw. `asked` defaults to its prompt; name it where parameters differ."""
+    """The record of `stream`. `asked` defaults to its prompt; set it if parameters differ."""
     return ClientRecord(
         request=stream.request,
         status=stream.status,
@@ -28,5 +28,5 @@ def _outcome(stream: Stream) -> str:
         return "completed"
     if stream.status >= 400:
         return "rejected" if stream.status < 500 else "failed"
-    # An error event is the server's word (a mapping); anything else is a broken connection.
+    # An error event is a report of the server (a mapping); anything else is a broken connection.
     return "failed" if stream.status and stream.error.startswith("{") else "cut"

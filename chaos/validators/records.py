@@ -1,4 +1,4 @@
-"""What validators look at: the log, flat, and what clients wrote down."""
+"""Input of validators: the flat log, and the clients' records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 
 THE_RUN = "the run"
-"""What a violation is about that says only that there was nothing to judge by."""
+"""Subject of a violation that only reports a lack of evidence."""
 
 
 class Violation(Struct, frozen=True):
@@ -36,14 +36,13 @@ class Violation(Struct, frozen=True):
 class ClientRecord(Struct, kw_only=True):
     """One request as its client saw it.
 
-    `request` is the x-request-id it sent, unique in the run. `asked` names what it asked
-    for: equal for requests that must get equal answers. `undisturbed` marks those that ran
-    while nothing was broken. `outcome`: completed, cancelled (it left), failed or rejected (it got
-    an error), cut (the connection broke without an end), gone (it returned to a stream that was not
-    there any more). `status` 0: no answer came. `tokens` are ids, where it asked for them;
-    `token_count` counts them in any case; `other_tokens` counts those of further choices. `starts`:
-    index of the first token of each chunk, if known. `gaps_ms` lie
-    between chunks.
+    `request` is the x-request-id it sent, unique in the run. `asked` identifies its content: equal
+    for requests that must get equal answers. `undisturbed` marks those that ran without faults.
+    `outcome`: completed, cancelled (it left), failed or rejected (it got an error), cut (the
+    connection broke without an end), gone (it returned to a stream that no longer existed).
+    `status` 0: no answer came. `tokens` are ids, if the request wants them; `token_count` counts
+    them in any case; `other_tokens` counts those of further choices. `starts`: index of the first
+    token of each chunk, if known. `gaps_ms` lie between chunks.
     """
 
     request: str
@@ -61,11 +60,10 @@ class ClientRecord(Struct, kw_only=True):
 
 
 class Course(Struct, kw_only=True):
-    """All that replicas and the leader wrote of one request, in order, and which engine
-    said that it queued which attempt. `owners`: streams it belonged to, in order, as clients
-    that came back gave it to others; what an earlier owner wrote afterwards is void and left
-    out. Where nobody else dispatched it meanwhile, it counts once the client comes back to that
-    owner, which had gone on."""
+    """All events of replicas and the leader about one request, in order, and the engines' records
+    of queued attempts. `owners`: streams that owned it, in order; a returning client changes the
+    owner. Later events of an earlier owner are void and left out. They count again if the client
+    returns to that owner, and no other replica dispatched the request meanwhile."""
 
     request: str
     arrived: Entry | None = None
@@ -76,7 +74,7 @@ class Course(Struct, kw_only=True):
     void: list[Entry] = field(default_factory=list)
 
     def add(self, at: Entry) -> None:
-        """Take the next event of this request."""
+        """Add the next event of this request."""
         kind = type(at.event)
         if kind is v.ClientReturned and self.ends:
             return  # too late
@@ -106,20 +104,20 @@ class Course(Struct, kw_only=True):
 
     @property
     def decisions(self) -> list[v.RouteDecided]:
-        """Its dispatches, in order; decisions without a worker are left out."""
+        """Its dispatches, in order, without decisions that chose no worker."""
         events = (at.event for at in self.events)
         return [e for e in events if type(e) is v.RouteDecided and e.worker]
 
     @property
     def end(self) -> v.RequestEnded | None:
-        """The terminal event that tells what the client saw: the owner's, if it wrote one."""
+        """The terminal event that matches the client: the owner's, if there is one."""
         own = [at for at in self.ends if at.stream != "fleet"]
         chosen = own or self.ends
         return chosen[0].event if chosen else None
 
 
 def events_of(groups: Iterable[RevisionGroup], stream: str = "") -> Iterator[Entry]:
-    """Every event (of one stream, or kind of stream when it ends in a dot), in order."""
+    """Every event, in order; `stream`: of that stream, or of its kind if it ends in a dot."""
     clock = groups.clock if isinstance(groups, Log) else {}
     for entry in entries(groups, stream):
         at_ms = clock.get((entry.revision, entry.stream)) if clock else None
@@ -127,9 +125,8 @@ def events_of(groups: Iterable[RevisionGroup], stream: str = "") -> Iterator[Ent
 
 
 class Log(list[RevisionGroup]):
-    """A log that several validators look at: decoded once, folded once, its requests'
-    courses put together once, clocks that jumped put right (`Entry.at_ms`). It is not to be
-    altered."""
+    """A log for several validators: decoded once, folded once, grouped by request once, and with
+    jumps of clocks corrected (`Entry.at_ms`). Do not alter it."""
 
     def __init__(self, groups: Iterable[RevisionGroup]) -> None:
         super().__init__(
@@ -154,8 +151,8 @@ class Log(list[RevisionGroup]):
         before: Callable[[Fleet, RevisionGroup], None],
         seen: Callable[[Fleet, str, Any], None],
     ) -> Fleet:
-        """Fold it all; `before` is called with each group ahead of it, `seen` with the stream
-        and each event behind it. The end is kept."""
+        """Fold it all. Calls `before` with each group ahead of its fold, and `seen` with the stream
+        and each event after its fold. Caches the final fold."""
         fleet = Fleet()
         for group in self:
             before(fleet, group)
@@ -165,7 +162,7 @@ class Log(list[RevisionGroup]):
 
     @property
     def end(self) -> Fleet:
-        """The fold of it all."""
+        """The final fold."""
         if self._end is None:
             self._end = Fleet()
             for group in self:
@@ -175,14 +172,13 @@ class Log(list[RevisionGroup]):
 
 _MOST_AHEAD_MS = 2000
 _MOST_BEHIND_MS = 300_000
-"""A worker's clock that is further ahead of the control plane's, or behind it, has jumped; less far
-behind is what waited for etcd."""
+"""A worker's clock beyond these limits, relative to the control plane's, has jumped. A segment that
+lags less waited for etcd."""
 
 
 def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[int, str], int]:
-    """When segments of workers whose clocks had jumped were written: no later than the next
-    segment of the control plane says, or no earlier than the one before. By revision and stream;
-    the others are not in it."""
+    """Corrected times of segments whose worker's clock had jumped, by revision and stream: that of
+    the control plane's next segment, or of the one before."""
     times: dict[tuple[int, str], int] = {}
     after = 0
     for group in reversed(groups):
@@ -207,7 +203,7 @@ def log_of(groups: Sequence[RevisionGroup]) -> Log:
 
 
 def courses(groups: Iterable[RevisionGroup]) -> dict[str, Course]:
-    """The course of every request in the log, by our id of it."""
+    """The course of every request in the log, by its id there."""
     return groups.courses if isinstance(groups, Log) else _courses(groups)
 
 
@@ -237,7 +233,7 @@ OF_REQUEST = (
 def of_clients(
     found: dict[str, Course], clients: Sequence[ClientRecord]
 ) -> list[tuple[ClientRecord, Course | None]]:
-    """Each client's record with its request's course; None: the log does not know it."""
+    """Each client's record with its request's course; None: not in the log."""
     by_client: dict[str, Course] = {}
     for course in found.values():
         if course.arrived is not None and course.arrived.event.client_id:

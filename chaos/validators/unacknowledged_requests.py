@@ -1,8 +1,8 @@
 """Requests that the log knows from their engines and the leader alone.
 
-A decision is acted on first and appended with the next segment, so a gateway that is killed
-leaves requests without a word of its own; a short one may have been answered whole by then.
-Their dispatches carried the decisions to the engines, which told of them; the leader ends them.
+A gateway acts on a decision first and appends it with the next segment. So a killed gateway leaves
+requests without its own events, and may have completed a short one by then. Their dispatches carried
+the decisions to the engines, which recorded them; the leader ends them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ _Life = tuple[str, str]
 
 
 class Unheard:
-    """Requests without an arrival whose dispatch lies behind the last decision that a life of
-    their gateway wrote, where that life is over; with the tokens that their engines counted,
-    None where these did not say."""
+    """Requests without an arrival whose dispatch came after the last decision in the log of a life
+    of their gateway that is over. `tokens`: the engines' counts; None: unknown."""
 
     def __init__(self, groups: Sequence[RevisionGroup], lost: set[str]) -> None:
         self._last: dict[_Life, int] = {}
@@ -67,7 +66,7 @@ class Unheard:
         return life in self._over and number > self._last.get(life, 0)
 
     def take(self, client: ClientRecord) -> bool:
-        """Whether one of them may be `client`'s; then it is no other client's."""
+        """Whether one of them may be `client`'s; if so, assigns it to this client."""
         counted = client.token_count if not client.other_tokens else None
         for fits in (counted, None):
             for request, tokens in self.tokens.items():

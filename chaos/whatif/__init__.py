@@ -1,2 +1,2 @@
-"""What-if with its continuation: from the first decision that other settings would change, the
+"""What-if with continuation: from the first decision that other settings would change, the
 simulator continues twice, with the recorded settings and with the changed ones."""

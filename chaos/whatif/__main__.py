@@ -1,10 +1,10 @@
-"""`relume-chaos what-if LOG KEY=VALUE ...`: a log under other settings, and what would follow.
+"""`relume-chaos what-if LOG KEY=VALUE ...`: a log under other settings, and its continuation.
 
-The first decision that comes out otherwise is exact, as with `relume replay --what-if`. From
-there the simulator continues twice, with the recorded settings and with the changed ones; what
-it makes of the recorded ones is held against what really happened.
+The first decision that differs is exact, as with `relume replay --what-if`. From there the
+simulator continues twice, with the recorded settings and with the changed ones. It compares the
+continuation under the recorded settings with the log.
 
-Exit status 0: nothing comes out otherwise; 1: something does; 2: it cannot be asked.
+Exit status 0: no decision differs; 1: one does; 2: invalid input.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from relume.events.log.errors import LogError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask, and print the answer."""
+    """Run the comparison, and print it."""
     parser = argparse.ArgumentParser(
         prog="relume-chaos what-if",
         description=__doc__,
@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("log", help="a log as `relume replay --export` writes it, or an archive")
     parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="settings to change")
     parser.add_argument("--from", dest="since", type=int, default=0, metavar="REVISION",
-                        help="settings change from this revision on")  # fmt: skip
+                        help="apply the changes from this revision on")  # fmt: skip
     parser.add_argument("--cost", default="", metavar="NAME",
-                        help=f"cost of steps: log, {', '.join(names())}")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the simulation (default 0)")
+                        help=f"formula for the cost of steps: log, {', '.join(names())}")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of the simulation (default 0)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(argv)
     try:
@@ -51,22 +51,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadSetting, NoCost, NoStart, LogError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    outcome, told = answer.outcome, answer.continuation
+    outcome, continuation = answer.outcome, answer.continuation
     if given.json:
         print(
             msgspec.json.encode(
                 {
                     "origin": history.origin,
                     **outcome_of(outcome, given.since),
-                    "continuation": told,
+                    "continuation": continuation,
                 }
             ).decode()
         )
     else:
         console = console_of()
         show_outcome(console, outcome_of(outcome, given.since))
-        if told is not None:
-            show(console, told)
+        if continuation is not None:
+            show(console, continuation)
     return 0 if outcome.first is None and outcome.broken is None else 1
 
 

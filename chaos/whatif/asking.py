@@ -1,4 +1,4 @@
-"""The whole question: the first decision that other settings change, and what follows."""
+"""The whole what-if: the first decision that other settings change, and the continuations."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from relume.events import vocabulary as v
 
 
 class Begun(Struct, frozen=True, kw_only=True):
-    """Where the continuation begins: the log's revision, its time in unix ms, what was live,
-    arrives later and strikes, and what of the log it has not."""
+    """Beginning of the continuation: the log's revision, its time in unix ms, the number of live
+    and of later requests, the faults, and the parts of the log that it lacks."""
 
     revision: int
     at_ms: int
@@ -44,8 +44,8 @@ class Begun(Struct, frozen=True, kw_only=True):
 
 class Continuation(Struct, frozen=True, kw_only=True):
     """Both continuations: `changes` as shares of the recorded ones'. `telling`: the change of
-    the mean TTFT is larger than what the simulator is off by; None: that is not known.
-    `errors`: a simulation that came to no end."""
+    the mean TTFT is larger than the simulator's error; None: unknown. `errors`: simulations that
+    came to no end."""
 
     begun: Begun
     cost: str
@@ -60,8 +60,8 @@ class Continuation(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True):
-    """`outcome`: the first divergence. `continuation` None: there is none, or the log itself
-    does not replay."""
+    """`outcome`: the first divergence. `continuation` None: nothing differs, or the log itself does
+    not replay."""
 
     outcome: Outcome
     continuation: Continuation | None = None
@@ -75,7 +75,7 @@ def ask(
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Answer:
-    """Ask; `say` gets the progress. Raises NoStart, NoCost, LogError."""
+    """Run the what-if; `say` gets the progress. Raises NoStart, NoCost, LogError."""
     outcome = what_if(history, settings, since)
     if outcome.first is None or outcome.broken is not None:
         return Answer(outcome)
@@ -97,14 +97,15 @@ def ask(
         pin = {first.about: goes.partition(":")[0]} if first.kind == "route" else {}
         pin = {} if first.about in start.pins else pin
         how = " ".join(f"{key}={value}" for key, value in changed.items())
-        say(f"simulating {len(start.schedule.requests)} requests with {how or 'what was recorded'}")
+        say(f"simulating {len(start.schedule.requests)} requests with {how or 'recorded settings'}")
         rules = rules_of(first.stream, fold, changed)
         course = go_on(start, formula, own, rules, known.routed | pin, lasts_s)
         courses.append(of_run(course, start, known))
-    return Answer(outcome, _told(log, start, known, courses, events[cut].revision, source, seed))
+    revision = events[cut].revision
+    return Answer(outcome, _continuation(log, start, known, courses, revision, source, seed))
 
 
-def _told(
+def _continuation(
     log: Log, start: Start, known: facts.Read, courses: list[Course], revision: int, source: str,
     seed: int,
 ) -> Continuation:  # fmt: skip

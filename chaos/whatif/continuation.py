@@ -33,12 +33,12 @@ from relume.policies.state.overlay.view import View
 
 PINNED = "as recorded"
 PATIENCE_S = 600.0
-"""Virtual time a continuation may take beyond the log's own."""
+"""Maximum virtual time of a continuation beyond twice the log's own."""
 
 
 class Rules(Struct, frozen=True):
-    """Settings of a continuation: of replicas, and what a held request weighs. `fixed` are not
-    changed by operators' commands."""
+    """Settings of a continuation: of replicas, and the weight of a held request. Operators'
+    commands do not change `fixed`."""
 
     replica: ReplicaConfig
     request_tokens: str | None = None
@@ -62,8 +62,8 @@ def rules_of(stream: str, fold: Fleet, changed: dict[str, str]) -> Rules:
 
 
 class Continued(SimFleet):
-    """A fleet that begins as `start` has it. `first`: where the request of the first decision
-    goes, by its id; `paces`: what steps cost on workers that have a pace of their own."""
+    """A fleet that begins as `start` says. `first`: the worker of the first decision's request, by
+    its id; `paces`: costs of steps on workers that have a pace of their own."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Continued(SimFleet):
         self._pins = start.pins | first
 
     async def prepare(self) -> None:
-        """Engines that were down go down, and where live requests go is settled."""
+        """Kill engines that were down, and pin live requests to their workers."""
         start, loop = self._start, self.loop
         warm = dict(start.warm)
         for name, host in self.hosts.items():
@@ -110,7 +110,7 @@ class Continued(SimFleet):
             await asyncio.sleep(0.25)
 
     def _pin(self, plane: Plane) -> None:
-        """Send requests of `pins` where they were; turns continue where they were."""
+        """Send requests of `pins` to their recorded workers; continue the count of decisions."""
         replica = plane.replica
         if replica is None:
             return
@@ -118,7 +118,7 @@ class Continued(SimFleet):
         assign: Callable[..., Any] = scheduler.assign
         seeds = len(self._start.made) // len(self.planes)
         had = self._start.decided.get(f"r.{plane.name}", 0)
-        workers = replica.fleet.workers  # ties go by their order, which is that of registration
+        workers = replica.fleet.workers  # their order, that of registration, breaks ties
         for name in self.hosts:
             workers[name] = workers.pop(name)
         scheduler.view.indexes.clear()
@@ -140,13 +140,13 @@ class Continued(SimFleet):
         scheduler.assign = pinned  # type: ignore[method-assign]
 
     def _command(self, command: str, target: str, value: str) -> None:
-        """An operator's command, by a replica that serves."""
+        """Give an operator's command through a replica that serves."""
         for plane in self.planes.values():
             replica, process = plane.replica, plane.process
             if replica is None or process is None or process.stopped:
                 continue
             name = f"what-if:{self.loop.now_ns}:{command}:{target}"
-            asked = v.AdminCommanded(
+            event = v.AdminCommanded(
                 command_id=name,
                 principal="what-if",
                 command=AdminCommand(command),
@@ -154,14 +154,14 @@ class Continued(SimFleet):
                 value=value,
             )
             try:
-                process.context.run(replica.scheduler.emit, asked)
+                process.context.run(replica.scheduler.emit, event)
             except LogError:
                 continue
             return
 
 
 def _to(worker: str, view: View, query: Query) -> Choice:
-    """That worker, if it can take the request; else as `least_load`."""
+    """That worker, if it is eligible for the request; else like `least_load`."""
     choice = routing.least_load(view, query)
     for candidate in choice.candidates:
         if candidate.worker == worker and not candidate.excluded:
@@ -181,7 +181,7 @@ def go_on(
     first: dict[str, str],
     lasts_s: float,
 ) -> Outcome:
-    """The continuation under `rules`; the log's own took `lasts_s`."""
+    """The continuation under `rules`; the log's own lasted `lasts_s`."""
     settings = Settings(
         workers=WorkerSettings(jitter=0.0), replica=rules.replica, steps=cost, spec=start.host
     )

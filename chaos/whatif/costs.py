@@ -1,5 +1,5 @@
-"""What steps cost in a log: the simulator's own formula of its model, or one fitted to it; and
-how each worker keeps to it, where the log has its steps one by one."""
+"""Costs of steps in a log: the simulator's formula for its model, or one fitted to the log; and each
+worker's pace relative to it, if the log has its steps one by one."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from relume.events import vocabulary as v
 from relume.events.log.entries import Entry
 
 OFF = 0.25
-"""A known formula that is off by more in the median step is another machine's."""
+"""Maximum error of a known formula in the median step; beyond it, it is another machine's."""
 
 
 SINGLE = 0.8
-"""Where fewer of a worker's records tell one step each, its pace is not known."""
+"""Minimum share of a worker's records with a single step; below it, its pace is unknown."""
 FEW = 3
-"""Fewer steps of a kind tell nothing."""
+"""Minimum number of steps of a kind."""
 
 
 class NoCost(ValueError):
-    """Nothing tells what steps cost."""
+    """The cost of steps is unknown."""
 
 
 def cost_of(steps: Sequence[v.EngineStep], model: str, wanted: str = "") -> tuple[StepCost, str]:
-    """The formula, and where it is from. `wanted`: `log`, or a name of `cost.names()`; empty:
-    the one there is for the model if it fits the log's steps. Raises NoCost."""
+    """The formula, and its source. `wanted`: `log`, or a name of `step_cost.names()`; empty: the
+    model's formula if it fits the log's steps, else one fitted to the log. Raises NoCost."""
     if wanted and wanted != "log":
         if wanted not in names():
             raise NoCost(f"no cost formula {wanted!r}; there are log, {', '.join(names())}")
@@ -46,13 +46,15 @@ def cost_of(steps: Sequence[v.EngineStep], model: str, wanted: str = "") -> tupl
         if own is None or off <= max(OFF, off_by(own, timed)):
             return load(best), f"{best}, off by {off:.0%} in the log's median step"
     if own is None:
-        raise NoCost(f"the log does not tell what steps cost ({why}); name a formula with --cost")
+        raise NoCost(
+            f"the cost of steps does not follow from the log ({why}); give a formula with --cost"
+        )
     off = off_by(own, timed)
     return own, f"fitted to {len(timed)} steps of the log, off by {off:.0%} in the median step"
 
 
 def off_by(cost: StepCost, steps: Sequence[v.EngineStep]) -> float:
-    """By how much the median step differs from the formula, as a share."""
+    """Relative error of the formula in the median step."""
     if not steps:
         return 0.0
     ratios = [
@@ -62,7 +64,7 @@ def off_by(cost: StepCost, steps: Sequence[v.EngineStep]) -> float:
 
 
 class Paced(StepCost):
-    """As `cost` says, but decoding `decodes` times and prompts `prompts` times as long, and
+    """`cost` with decode steps `decodes` times and prompt steps `prompts` times as long, and
     `gap_us` between two steps."""
 
     def __init__(self, cost: StepCost, decodes: float, prompts: float, gap_us: float) -> None:
@@ -83,8 +85,8 @@ class Paced(StepCost):
 
 
 def paces(events: Sequence[Entry], cost: StepCost) -> dict[str, Paced]:
-    """How each worker kept to `cost`, by the sums of its steps and of the time between them
-    while it had work. Workers whose steps the log has merged are left out."""
+    """Pace of each worker relative to `cost`, from the sums of its steps and of the time between
+    them while it had work. Leaves out workers whose steps the log has merged."""
     records: dict[str, list[tuple[int, v.EngineStep]]] = {}
     for at in events:
         if type(at.event) is v.EngineStep:
@@ -98,7 +100,7 @@ def paces(events: Sequence[Entry], cost: StepCost) -> dict[str, Paced]:
 
 
 def _paced(rows: Sequence[tuple[int, v.EngineStep]], cost: StepCost) -> Paced | None:
-    told = {False: [0.0, 0.0, 0.0], True: [0.0, 0.0, 0.0]}  # of prompts: taken, foretold, steps
+    sums_of = {False: [0.0, 0.0, 0.0], True: [0.0, 0.0, 0.0]}  # has prompts: real, foretold, count
     timed = single = spent_us = wall_ms = 0
     last: tuple[int, v.EngineStep] | None = None
     for at_ms, step in rows:
@@ -112,15 +114,15 @@ def _paced(rows: Sequence[tuple[int, v.EngineStep]], cost: StepCost) -> Paced | 
             if last[1].waiting or last[1].batch > _ended(last[1]):
                 wall_ms += max(at_ms - last[0], 0)
                 spent_us += step.duration_us
-        sums = told[step.prefill_tokens > 0]
+        sums = sums_of[step.prefill_tokens > 0]
         for index, value in enumerate((step.duration_us, _foretold_us(cost, step), 1.0)):
             sums[index] += value
         last = at_ms, step
     if timed < FEW or single < SINGLE * timed:
         return None
     decodes, prompts = (
-        taken / foretold if steps >= FEW and foretold else 1.0
-        for taken, foretold, steps in (told[False], told[True])
+        real / foretold if steps >= FEW and foretold else 1.0
+        for real, foretold, steps in (sums_of[False], sums_of[True])
     )
     return Paced(cost, decodes, prompts, gap_us=max(wall_ms * 1000 - spent_us, 0) / max(single, 1))
 

@@ -1,4 +1,4 @@
-"""What came of a continuation, simulated or in the log, and how two of them differ."""
+"""Results of a continuation, simulated or in the log, and the difference of two."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MS = 1e6
 
 
 class Lived(Struct, frozen=True, kw_only=True):
-    """A request behind the cut. `ttft_ms` None: it had its first token before, or none came;
-    `tpot_ms` is of tokens behind the cut; `last_ms` from the cut on; `workers` it was on."""
+    """A request after the cut. `ttft_ms` None: it had its first token before, or none came;
+    `tpot_ms` covers tokens after the cut; `last_ms` is from the cut on; `workers`: its workers."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -38,7 +38,7 @@ class Course(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """Of the requests compared. Times in ms, the makespan in s from the cut to the last
+    """Figures of the compared requests. Times in ms, the makespan in s from the cut to the last
     token."""
 
     requests: int
@@ -53,7 +53,7 @@ class Figures(Struct, frozen=True, kw_only=True):
 
 
 def of_run(outcome: Outcome, start: Start, known: Read) -> Course:
-    """Of a simulated continuation."""
+    """The course of a simulated continuation."""
     log = Log(outcome.groups)
     histories = real(outcome)
     pairs = of_clients(courses(log), [h.record for h in histories])
@@ -83,12 +83,12 @@ def of_run(outcome: Outcome, start: Start, known: Read) -> Course:
 
 
 def of_log(log: Log, start: Start, known: Read) -> Course:
-    """Of what really happened."""
-    taken = {request.name for request in start.schedule.requests}
+    """The course of the log after the cut."""
+    simulated = {request.name for request in start.schedule.requests}
     found = {}
     for name, course in courses(log).items():
         facts = known.facts.get(name)
-        if name not in taken or facts is None or facts.end is None:
+        if name not in simulated or facts is None or facts.end is None:
             continue
         end, made = facts.end, start.made.get(name, 0)
         ttft = end.ttft_us / 1000 if end.ttft_us >= 0 and not made else None
@@ -135,7 +135,7 @@ WEIGHTY = ("ttft_ms_mean", "tpot_ms_mean", "makespan_s")
 
 
 def shares(of: Figures, to: Figures) -> dict[str, float | None]:
-    """By how much each time of `to` is more than that of `of`, as a share."""
+    """Relative increase of each time from `of` to `to`."""
     found: dict[str, float | None] = {}
     for name in SHARES:
         was, is_ = getattr(of, name), getattr(to, name)
@@ -144,9 +144,9 @@ def shares(of: Figures, to: Figures) -> dict[str, float | None]:
 
 
 class Agreement(Struct, frozen=True, kw_only=True):
-    """How a simulated continuation fits what really happened: `off` as shares; `each_ms`: by how
-    much the median request's TTFT differs; `same_worker`: share of requests that went to the
-    same one first; `judged`: close, rough, poor or unknown."""
+    """Agreement of a simulated continuation with the log: `off`: relative errors; `each_ms`: median
+    error of a request's TTFT; `same_worker`: share of requests with the same first worker;
+    `judged`: close, rough, poor or unknown."""
 
     real: Figures
     simulated: Figures
@@ -160,7 +160,7 @@ CLOSE, ROUGH = 0.10, 0.30
 
 
 def agreement(really: Course, simulated: Course) -> Agreement:
-    """Compare the requests that both have to their end."""
+    """Compare the requests that completed in the log and that both have."""
     both = [n for n, one in really.requests.items() if n in simulated.requests and one.completed]
     was, is_ = figures(really, both), figures(simulated, both)
     off = shares(was, is_)

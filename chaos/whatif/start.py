@@ -1,9 +1,9 @@
-"""The beginning of a continuation: fleet, requests and faults, as the simulator takes them.
+"""The beginning of a continuation: fleet, requests and faults in the simulator's terms.
 
-The fleet is the fold's: workers with their engines, state daemons, replicas, settings. A
-request that was live is dispatched once more, to the worker it was on, with what it had made
-as part of its prompt; the KV of that is there and costs nothing. What came later arrives when
-it did and gets as many tokens. Faults strike when they did, and loads take as long.
+The fleet is the fold's: workers with their engines, state daemons, replicas, settings. The
+continuation dispatches each live request again, to its worker, with the tokens generated so far as
+part of its prompt; their KV is there and costs nothing. Later requests arrive at their recorded
+times and get as many tokens. Faults strike at their recorded times, and loads last as long.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ COMMANDS = ("drain", "undrain", "hold", "release", "restart", "config")
 
 
 class Start(Struct, kw_only=True):
-    """All that the simulator needs. `pins`: requests that were live, and their workers;
-    `warm`: tokens of prompts that cost nothing; `made`: tokens that were there; `down`: workers
-    without an engine; `loads`: seconds that starts of engines take; `commands` (ns, command,
-    target, value); `left_out`: what the continuation has not, counted."""
+    """Input of the simulator. `pins`: live requests, and their workers; `warm`: tokens of prompts
+    that cost nothing; `made`: tokens generated before; `down`: workers without an engine;
+    `loads`: seconds of engine starts; `commands`: (ns, command, target, value); `left_out`:
+    counts of the parts that the continuation lacks."""
 
     at_ms: int
     schedule: Schedule
@@ -62,8 +62,7 @@ class NoStart(ValueError):
 
 
 def start_of(fold: Fold, events: Sequence[Entry], cut: int, known: Read, seed: int) -> Start:
-    """The start of a log's continuation behind `cut`; `fold` is the state there. Raises
-    NoStart."""
+    """The start of a log's continuation after `cut`; `fold` is the state there. Raises NoStart."""
     engines = _engines(fold, events)
     if not engines:
         raise NoStart("no engine was ever ready in this log")
@@ -124,7 +123,7 @@ def start_of(fold: Fold, events: Sequence[Entry], cut: int, known: Read, seed: i
 
 
 def _engines(fold: Fold, events: Sequence[Entry]) -> dict[str, v.EngineReady]:
-    """The first engine of each worker; those that left before the cut are no part."""
+    """The first engine of each worker, without workers that left before the cut."""
     found: dict[str, v.EngineReady] = {}
     for at in events:
         if type(at.event) is v.EngineReady:
@@ -148,7 +147,7 @@ def _engines(fold: Fold, events: Sequence[Entry]) -> dict[str, v.EngineReady]:
 def _host(
     fold: Fold, engines: dict[str, v.EngineReady], events: Sequence[Entry]
 ) -> tuple[str, HostSpec]:
-    """The model, and what its hosts are, by what engines said when they were ready."""
+    """The model, and the properties of its hosts by the engines' ready records."""
     one = next(iter(engines.values()))
     known = [n for n in names() if n.rpartition("_")[0] == one.model]
     base = hosts.spec(*known[0].rsplit("_", 1)) if known else hosts.spec("tiny", "cpu")
@@ -165,7 +164,7 @@ def _host(
 
 
 def load_times(events: Sequence[Entry]) -> dict[str, list[tuple[int, float]]]:
-    """Of each worker: when its engines started (ms), and the seconds they took to be ready."""
+    """Per worker: start times of its engines (ms), and seconds until they were ready."""
     begun: dict[tuple[str, int], int] = {}
     found: dict[str, list[tuple[int, float]]] = {}
     for at in events:
@@ -181,15 +180,15 @@ def load_times(events: Sequence[Entry]) -> dict[str, list[tuple[int, float]]]:
 
 
 def _loads(start: Start, fold: Fold, events: Sequence[Entry], cut: int) -> None:
-    """Which workers are down, and how long starts take from here on."""
+    """Set which workers are down, and the durations of later starts."""
     ready: dict[str, int] = {}
     for at in events[cut:]:
         if type(at.event) is v.EngineReady:
             ready.setdefault(at.event.worker, at.at_ms)
     engines = {a.event.worker for a in events if type(a.event) is v.EngineReady}
-    told = load_times(events)
+    times = load_times(events)
     for name in engines | set(fold.workers):
-        later = [took for at, took in told.get(name, ()) if at >= start.at_ms]
+        later = [took for at, took in times.get(name, ()) if at >= start.at_ms]
         worker = fold.workers.get(name)
         if worker is None or worker.engine != EnginePhase.READY:
             start.down.append(name)
@@ -204,9 +203,9 @@ def _loads(start: Start, fold: Fold, events: Sequence[Entry], cut: int) -> None:
 
 
 def _live(start: Start, known: Read, host: HostSpec, left_out: Counter[str]) -> list[Request]:
-    """Requests that were under way, those that decode first, each with what it had."""
+    """Live requests, decoding ones first, each with its tokens so far."""
     found = []
-    order = sorted(known.live.items(), key=lambda kept: (not kept[1].decoding, -kept[1].computed))
+    order = sorted(known.live.items(), key=lambda one: (not one[1].decoding, -one[1].computed))
     for name, place in order:
         facts = known.facts[name]
         made = facts.tokens_at(start.at_ms)
@@ -241,7 +240,7 @@ def _coming(start: Start, known: Read, host: HostSpec, left_out: Counter[str]) -
 
 
 def _output(facts: Facts, known: Read, left_out: Counter[str]) -> int:
-    """Tokens it gets; 0: it got none, and is left out."""
+    """Tokens it gets; 0: it got none, and the continuation leaves it out."""
     end = facts.end
     if end is not None and end.outcome in (RequestOutcome.COMPLETED, RequestOutcome.CANCELLED):
         if not end.tokens:
@@ -276,7 +275,7 @@ def _request(
 def _faults(
     start: Start, fold: Fold, events: Sequence[Entry], left_out: Counter[str]
 ) -> list[Planned]:
-    """What struck behind the cut, when it did."""
+    """Faults after the cut, at their recorded times."""
     found: list[Planned] = []
     seen_ms: dict[tuple[str, int], int] = {}
     agents: dict[str, int] = {}

@@ -31,38 +31,41 @@ JUDGED = {
 }
 
 
-def show(console: Console, told: Continuation) -> None:
+def show(console: Console, continuation: Continuation) -> None:
     """Print it."""
-    begun, fit = told.begun, told.agreement
+    begun, fit = continuation.begun, continuation.agreement
     console.print(
-        Text(f"\nfrom there, simulated (revision {begun.revision}, seed {told.seed})", style="bold")
+        Text(
+            f"\nfrom there, simulated (revision {begun.revision}, seed {continuation.seed})",
+            style="bold",
+        )
     )
     console.print(f"  {begun.live} requests were live, {begun.coming} arrive later")
     for fault in begun.faults:
         console.print(f"  as recorded: {fault}")
     if begun.down:
         console.print(f"  without an engine at first: {', '.join(begun.down)}")
-    console.print(Text(f"  cost of steps: {told.cost}", style="dim"))
+    console.print(Text(f"  cost of steps: {continuation.cost}", style="dim"))
     for what, count in begun.left_out.items():
         console.print(Text(f"  not repeated, or guessed: {count} {what}", style="yellow"))
-    for error in told.errors:
-        console.print(Text(f"  a simulation came to no end: {error}", style="bold red"))
-    rows = _rows(told.recorded, told.changed, told.changes)
+    for error in continuation.errors:
+        console.print(Text(f"  a simulation did not end: {error}", style="bold red"))
+    rows = _rows(continuation.recorded, continuation.changed, continuation.changes)
     console.print(_table(("simulated", "recorded settings", "changed", "change"), rows))
-    if told.telling is False:
-        text = "  the change of the mean TTFT is smaller than what the simulator is off by"
+    if continuation.telling is False:
+        text = "  the change of the mean TTFT is smaller than the simulator's error"
         console.print(Text(text, style="yellow"))
-    told_as, colour = JUDGED[fit.judged]
-    console.print(Text(f"\nhow far to trust it: {told_as}", style=colour))
+    judgement, colour = JUDGED[fit.judged]
+    console.print(Text(f"\nhow far to trust it: {judgement}", style=colour))
     rows = _rows(fit.real, fit.simulated, fit.off)
     console.print(_table(("recorded settings", "what happened", "simulated", "off by"), rows))
     if fit.each_ms is not None:
         console.print(f"  the median request's TTFT is off by {fit.each_ms:.1f} ms")
     if fit.same_worker is not None:
         console.print(f"  {fit.same_worker:.0%} of them went to the same worker")
-    if told.most_changed:
+    if continuation.most_changed:
         console.print(Text("\nchanged most", style="bold"))
-        for moved in told.most_changed:
+        for moved in continuation.most_changed:
             console.print(f"  {_moved(moved)}")
 
 

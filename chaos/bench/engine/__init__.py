@@ -1,1 +1,1 @@
-"""Benches of what runs beside vLLM: reports, checkpoints, restores."""
+"""Benches of Relume's parts inside engines: reports, checkpoints, restores."""

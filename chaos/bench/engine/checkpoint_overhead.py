@@ -3,9 +3,9 @@
 Three ways to run the same 16 greedy streams, interleaved ABC CBA so that drift of the
 machine cancels: `plain` on an engine without the connector; `idle` and `streaming` on one
 engine that has it, whose requests name no holder, or a state daemon on the same host. CPU is the
-engine process's own user + system time; the daemon's is told apart. Ratios of neighbours
-give a median and its bootstrap 95 % interval; `streaming` against `idle` compares one
-process with itself, against `plain` it also holds what two processes differ by.
+engine process's own user + system time; the bench reports the daemon's separately. Ratios of
+neighbours give a median and its bootstrap 95 % interval. `streaming` against `idle` compares one
+process with itself; `streaming` against `plain` also contains the difference of two processes.
 The ablation of buffering, layering and overlap (DéjàVu, Figure 7) was measured once:
 `results/checkpoint-ablation.json`.
 """
@@ -38,12 +38,12 @@ from relume.chaos.traffic import prompts
 DESCRIPTION = "tokens per CPU-second and ITL of an engine with checkpointing against without"
 GOAL = 0.98
 SETTLE_S = 0.2
-"""After a burst, for what is still on its way to the daemon; of every burst alike."""
+"""Pause after each burst, in which blocks on their way reach the daemon."""
 CACHE = (*ENGINE_ARGS, "--max-model-len", "2048", "--kv-cache-memory-bytes", "67108864")
 
 
 class Arm:
-    """One way to run the streams, and what was measured of it."""
+    """One way to run the streams, and its measurements."""
 
     def __init__(self, engine: Engine, daemon: Daemon, holder: bool) -> None:
         self.engine = engine
@@ -73,7 +73,7 @@ class Arm:
         self.p99_s.append(percentile(gaps, 0.99))
 
     def forget(self) -> None:
-        """What was measured while it got warm."""
+        """Drop the measurements of the warm-up."""
         for measured in (self.rates, self.gaps_s, self.p99_s, self.daemon_shares):
             measured.clear()
 
@@ -86,7 +86,7 @@ def _name() -> str:
 
 
 async def rounds(arms: dict[str, Arm], count: int, streams: int, tokens: int) -> None:
-    """Every arm once a round, in turned order every other round."""
+    """Every arm once per round; every other round has the reverse order."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)  # uvicorn drops idle ones
     async with aiohttp.ClientSession(connector=connector) as session:
         for arm in [*arms.values()] * 2:
@@ -97,8 +97,8 @@ async def rounds(arms: dict[str, Arm], count: int, streams: int, tokens: int) ->
             order = list(arms) if index % 2 == 0 else list(reversed(arms))
             for name in order:
                 await arms[name].burst(session, streams, tokens)
-            told = ", ".join(f"{name} {arm.rates[-1]:.0f}" for name, arm in arms.items())
-            print(f"round {index + 1}/{count}: {told} tokens per CPU-second", flush=True)
+            shown = ", ".join(f"{name} {arm.rates[-1]:.0f}" for name, arm in arms.items())
+            print(f"round {index + 1}/{count}: {shown} tokens per CPU-second", flush=True)
 
 
 def compared(name: str, a: list[float], b: list[float], goal: float | None) -> dict[str, Any]:

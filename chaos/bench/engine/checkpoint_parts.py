@@ -1,5 +1,5 @@
-"""What the benches of checkpoints share: state daemons, the arguments of their engines, and a
-client of the worker protocol that notes when tokens come."""
+"""Common parts of the benches of checkpoints: state daemons, the arguments of their engines, and a
+client of the worker protocol that records arrival times of tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connector_args(**extra: Any) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def state_daemon(folder: str, name: str = "state", **options: Any) -> AsyncIterator[Daemon]:
-    """A state daemon of its own process with a socket `<folder>/<name>.sock`."""
+    """A state daemon in a process of its own, with socket `<folder>/<name>.sock`."""
     config = {
         "host": name, "socket": f"{folder}/{name}.sock", "budget_bytes": 512 << 20,
         "reserve_bytes": 0, "allow_unlocked": True, **options,
@@ -69,7 +69,7 @@ class Daemon(Struct, frozen=True):
         return f"unix:{self.socket}"
 
     def ask(self, message: Any) -> Any:
-        """One question as the host's agent asks it. Raises Refusal, Unreachable."""
+        """Send one query as the host's agent does. Raises Refusal, Unreachable."""
         hello = m.Hello(
             version=m.VERSION,
             worker="bench",
@@ -89,13 +89,13 @@ class Daemon(Struct, frozen=True):
         return self.ask(m.StatsAsk(0)).figures
 
     def held_blocks(self, request: str) -> int:
-        """The least that any choice or rank of the request has."""
+        """Number of blocks that every choice and rank of the request has."""
         positions = self.ask(m.Ask(0, (request,))).positions
         return min((p.blocks for p in positions), default=0)
 
 
 class Answer(Struct):
-    """When an answer's bytes came, in seconds after the request left, and the bytes."""
+    """An answer's bytes, and their arrival times in seconds after the request left."""
 
     at_s: list[float] = field(default_factory=list)
     body: bytes = b""
@@ -116,7 +116,7 @@ async def complete(
     **headers: str,
 ) -> Answer:
     """A greedy streamed completion of `tokens` tokens over the worker protocol; `headers`
-    without their prefix. `stop`: hangs up with the next bytes after it was set.
+    without their prefix. Once `stop` is set, the client hangs up at the next bytes.
 
     Raises aiohttp.ClientError.
     """

@@ -33,8 +33,8 @@ async def engines(
     variants: Mapping[str, Sequence[str]],
     environments: Mapping[str, Mapping[str, str]] = {},
 ) -> AsyncIterator[dict[str, Engine]]:
-    """One engine a variant: its name to vLLM's further arguments, and to what is added to its
-    environment."""
+    """One engine per variant. The mappings give, by name, further arguments for vLLM and further
+    environment variables."""
     zygote = f"{folder}/zygote.sock"
     child = Child.start("zygote", zygote_argv(zygote, 0), Path(folder) / "zygote.log", ENGINE_ENV)
     found: dict[str, Engine] = {}
@@ -66,7 +66,7 @@ async def until(condition: Callable[[], bool], child: Child) -> None:
 
 
 async def _fork(zygote: str, argv: list[str], env: dict[str, str], log: str) -> int:
-    """Ask the zygote for an engine; its pid."""
+    """Have the zygote fork an engine; return its pid."""
     reader, writer = await asyncio.open_unix_connection(zygote)
     line = json.dumps({"cmd": "fork", "env": env, "argv": argv, "log": log}) + "\n"
     writer.write(line.encode())

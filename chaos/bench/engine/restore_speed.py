@@ -2,12 +2,12 @@
 
 First blocks alone: a state daemon holds some, and one reader brings them into a cache of
 plain memory over each transport: shared memory, plain ZeroMQ with the fleet's secret, and CURVE.
-Beside it, interleaved, a bare transfer of as many bytes with the same transport security: for
-shared memory a copy between two mappings, for ZeroMQ one process sending chunks of the
-same size to one that takes them and does nothing.
+Interleaved with it, a bare transfer moves as many bytes with the same transport security. For
+shared memory it is a copy between two mappings. For ZeroMQ, one process sends chunks of the same
+size to another, which discards them.
 
 Then a request of 2,000 prompt tokens on the `wide` model (deploy/dev/make_model.py) whose first
-token is delivered: time until the next one by restoring, against by computing.
+token is delivered: time until the next token with a restore, against recomputation.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ RESUME_GOAL = 5.0
 BLOCK = 32
 LAYERS = 4
 PIECE_BYTES = 64 << 10
-"""As of the wide model: 32 tokens, 8 heads of 32 channels, keys and values, 4 bytes."""
+"""A block of the wide model: 32 tokens, 8 heads of 32 channels, keys and values, 4 bytes."""
 SECRET = "a secret of the bench"
 CACHE = (
     *ENGINE_ARGS, "--max-model-len", "4096", "--max-num-batched-tokens", "2048",
@@ -86,7 +86,7 @@ class Cache:
         for layer in range(LAYERS):
             memory = mmap.mmap(-1, blocks * PIECE_BYTES)
             memory[:] = random.Random(seed + layer).randbytes(PIECE_BYTES) * blocks
-            for block in range(blocks):  # so that no two blocks are one to the daemon
+            for block in range(blocks):  # so that no two blocks are equal
                 memory[block * PIECE_BYTES : block * PIECE_BYTES + 4] = block.to_bytes(4, "big")
             self._layers.append(memoryview(memory))
 
@@ -182,7 +182,7 @@ async def bare_server(folder: str, keys: Keys | None) -> AsyncIterator[zmq.Socke
 
 
 def bare_zmq(socket: zmq.Socket[bytes], size: int) -> float:
-    """Bytes per second of `size` bytes, with as many requests on their way as `gather` has."""
+    """Bytes per second of `size` bytes, with as many requests in flight as `gather` has."""
     began = time.perf_counter()
     asked = got = 0
     while got < size:
@@ -195,7 +195,7 @@ def bare_zmq(socket: zmq.Socket[bytes], size: int) -> float:
 
 
 class BareMemory:
-    """A copy between two mappings of which each reader's is there already."""
+    """A copy between two mappings; each reader's mapping exists already."""
 
     def __init__(self, size: int) -> None:
         self._source, self._target = mmap.mmap(-1, size), mmap.mmap(-1, size)
@@ -246,7 +246,7 @@ async def holder(folder: str, source: Cache, blocks: int, **options: Any) -> Asy
                 ]
                 at += scatter(source, out, writer)
                 if not writer.drained(20):
-                    raise RuntimeError("the holder takes nothing")
+                    raise RuntimeError("the holder accepts no blocks")
         yield daemon
 
 
@@ -292,7 +292,7 @@ def _connecting(address: str, keys: CurveKeys | None) -> Callable[[Wake], Channe
 def paired(
     name: str, ours: Callable[[], float], bare: Callable[[], float], count: int
 ) -> dict[str, Any]:
-    """Figures of `count` pairs, turned every other time, after one to get warm."""
+    """Figures of `count` pairs after one for warm-up; every other pair has the reverse order."""
     ours(), bare()
     rates: tuple[list[float], list[float]] = ([], [])
     for index in range(count):
@@ -314,7 +314,7 @@ def paired(
 
 
 async def resume(folder: str, model: str, prompt_tokens: int, count: int) -> dict[str, Any]:
-    """Figures of a request that goes on on another engine."""
+    """Figures of a request that continues on another engine."""
     variants = {name: (*CACHE, *connector_args(lookup_timeout_s=2.0)) for name in ("first", "then")}
     rng = random.Random(0)
     times: tuple[list[float], list[float]] = ([], [])
@@ -344,7 +344,7 @@ async def resume(folder: str, model: str, prompt_tokens: int, count: int) -> dic
                                                  prompt, ids[0], more)  # fmt: skip
                 if token != ids[1]:
                     raise RuntimeError(f"token {token} is not {ids[1]}")
-                if index:  # the first is to get warm
+                if index:  # the first is the warm-up
                     times[by].append(took_s)
             print(f"{name}: {1000 * times[0][-1]:.0f} ms restored, {1000 * times[1][-1]:.0f} ms "
                   "computed" if index else "warm", flush=True)  # fmt: skip
@@ -367,7 +367,7 @@ async def next_token(
     delivered: int,
     headers: dict[str, Any],
 ) -> tuple[float, int]:
-    """Seconds to the token behind the one delivered, and that token; nothing cached helps."""
+    """Seconds to the token after the delivered one, and that token; no cache has the prompt."""
     async with session.post(f"http://127.0.0.1:{engine.port}/reset_prefix_cache") as response:
         response.raise_for_status()
     answer = await complete(
@@ -400,8 +400,12 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="relume-chaos bench restore", description=DESCRIPTION)
-    parser.add_argument("--pairs", type=int, default=24, help="transfers of each; 0: none")
-    parser.add_argument("--blocks", type=int, default=512, help="of 256 KiB, in one transfer")
+    parser.add_argument(
+        "--pairs", type=int, default=24, help="number of transfers per transport; 0: none"
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=512, help="number of blocks (256 KiB) per transfer"
+    )
     parser.add_argument("--requests", type=int, default=10, help="0: none")
     parser.add_argument("--prompt-tokens", type=int, default=2000)
     parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))

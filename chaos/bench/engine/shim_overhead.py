@@ -1,7 +1,7 @@
 """What event reporting costs the engine: tokens per CPU-second with it and without.
 
-Two engines from one zygote: one with our scheduler subclass reporting to a socket that is
-read, as an agent does; one with vLLM's own scheduler and no agent. The same 16 greedy
+Two engines from one zygote: one with our scheduler subclass, which reports to a socket that a
+reader empties as an agent does; one with vLLM's own scheduler and no agent. The same 16 greedy
 streams run on one at a time, interleaved ABBA so that drift of the machine cancels; CPU is
 the engine process's own user + system time. The ratio of each pair gives a median and its
 bootstrap 95 % interval.
@@ -55,7 +55,7 @@ class Sink:
 
 
 async def burst(session: aiohttp.ClientSession, port: int, streams: int, tokens: int) -> int:
-    """`streams` streaming completions at once; tokens produced."""
+    """Run `streams` streaming completions at once; return the number of tokens."""
 
     async def one(text: str) -> None:
         body = {

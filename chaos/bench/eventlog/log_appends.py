@@ -1,14 +1,14 @@
-"""What fencing and chaining cost: our appends beside raw transactions of the same etcd.
+"""What fencing and chaining cost: our appends compared with raw transactions of the same etcd.
 
-Per count of streams, three ways to write 4 KB values take turns (the order reversed
-every other time), each stream with one transaction in flight:
+Per number of streams, three ways to write 4 KB values take turns (every other turn in reverse
+order), each stream with one transaction in flight:
 
 `raw`     an unconditional transaction with one put, on the bare generated stubs;
 `shaped`  the same stubs with the append's own conditions and nothing else of it;
-`append`  the stream writer: pack, crc, hash chain, conditions, judging the answer.
+`append`  the stream writer: pack, crc, hash chain, conditions, check of the answer.
 
-The ratio is append to raw, of each turn; the figure is the median. Then, on an idle
-stream, the time from `append` to the moment a follower has folded the event.
+The ratio is append to raw, per turn; the figure is the median. Then, on an idle
+stream, the bench measures the time from `append` until a follower has folded the event.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from relume.events.vocabulary.enums import TimerKind
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 
-DESCRIPTION = "fenced appends beside raw etcd transactions; append to fold"
+DESCRIPTION = "fenced appends against raw etcd transactions; append to fold"
 RATIO_GOAL = 0.8
 FOLD_GOAL_MS = 5.0
 SEGMENT_BYTES = 4096
 STREAMS = (1, 4, 16)
 
 Way = Callable[[float], Awaitable[float]]
-"""Writes for so many seconds; returns values per second."""
+"""Writes for a number of seconds; returns values per second."""
 
 
 class Raw:
@@ -146,7 +146,7 @@ class Appends:
 async def rates(
     endpoint: str, spool: str, streams: int, seconds: float, turns: int
 ) -> dict[str, list[float]]:
-    """Values per second of each way, a list entry a turn."""
+    """Values per second of each way; one list entry per turn."""
     config = EtcdConfig(endpoints=(endpoint,), linger_ms=0.0, spool_dir=spool)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(EtcdLog(config))
@@ -180,7 +180,7 @@ async def append_to_fold_ms(endpoint: str, count: int) -> list[float]:
                     folded[position] = time.perf_counter()
 
             async def follow() -> None:
-                # The bench's other streams are not what is measured here.
+                # This part does not measure the bench's other streams.
                 begin = writer.epoch - 1
                 async for group in log.reader().follow(begin):
                     apply_group(fleet, group, seen)
@@ -232,8 +232,12 @@ def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="relume-chaos bench log", description=DESCRIPTION)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn of one way")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="duration of one turn of one way"
+    )
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--events", type=int, default=300, help="for append to fold")
+    parser.add_argument(
+        "--events", type=int, default=300, help="number of appends timed until the fold"
+    )
     args = parser.parse_args(argv)
     return uvloop.run(measure(args))

@@ -1,10 +1,11 @@
-"""What fleets write into etcd, and the linger that takes.
+"""What fleets write into etcd, and the linger that they need.
 
-Workers make 30 steps a second with 16 decoding requests. First, how many segments a second this
-etcd takes from sixteen streams. Then, for each fleet size, events and bytes a second, and the
-least linger at which its segments are half of that; where that many streams can be driven from
-one process, it is tried: every worker's records at that pace, and the time until they landed.
-What a view of a worker is worth at each linger: `results/log-scale-age.json`.
+Workers make 30 steps per second with 16 decoding requests. First the bench measures how many
+segments per second this etcd accepts from sixteen streams. Then it computes, per fleet size,
+events and bytes per second, and the least linger at which the fleet's segments are half of that
+capacity. Where one process can drive that many streams, the bench tries it: it writes every
+worker's records at that pace and measures the time until they landed.
+`results/log-scale-age.json` has the error of a worker's load at each linger.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from relume.events.log.codec import encode
 from relume.events.log.interface import Landed
 from relume.events.log.segment import pack
 
-DESCRIPTION = "events and bytes a second of 64 to 1,000 workers, the linger they need"
+DESCRIPTION = "events and bytes per second of 64 to 1,000 workers, the linger they need"
 WORKERS = (64, 256, 1000)
 STEPS_PER_S = 30.0
 BATCH, CONTEXT, BLOCK, OUTPUT = 16, 1200, 16, 200
 SHARE = 0.5
-"""Of what etcd takes, a fleet may use so much."""
+"""Share of etcd's capacity that a fleet may use."""
 GRACE_S = 0.5
-"""After the last linger, for what is under way."""
+"""Wait after the last linger, in which appends in flight land."""
 
 
 class Steps:
@@ -50,7 +51,7 @@ class Steps:
         self._number = self._request = 0
 
     def next(self) -> v.EngineStep:
-        """Of the next step."""
+        """The next step's record."""
         self._number += 1
         changes: list[Any] = []
         for _ in range(BATCH):
@@ -85,7 +86,7 @@ class Steps:
 
 
 class Volume(Struct):
-    """What one worker writes in a second, and a segment's share of it beside its records."""
+    """What one worker writes per second, and the framing bytes of one segment."""
 
     events: float
     changes: float
@@ -94,7 +95,7 @@ class Volume(Struct):
 
     @classmethod
     def measured(cls, steps: int = 3000) -> Volume:
-        """From records as they are made."""
+        """Measured on generated records."""
         source = Steps(0)
         made = [source.next() for _ in range(steps)]
         size = statistics.mean(len(encode(step)) for step in made)
@@ -103,17 +104,17 @@ class Volume(Struct):
         return cls(STEPS_PER_S, changes * STEPS_PER_S, size * STEPS_PER_S, empty)
 
     def bytes_per_s(self, linger_ms: float) -> float:
-        """Of one worker, framing included."""
+        """Bytes per second of one worker, with framing."""
         return self.record_bytes + self.segment_bytes * segments_per_s(linger_ms)
 
 
 def segments_per_s(linger_ms: float) -> float:
-    """Of one worker: a segment a step, or one a linger."""
+    """Segments per second of one worker: one per step, or one per linger."""
     return min(STEPS_PER_S, 1000 / linger_ms) if linger_ms > 0 else STEPS_PER_S
 
 
 def linger_for(workers: int, capacity: float) -> float:
-    """Milliseconds so that a fleet's segments are SHARE of `capacity` a second."""
+    """Linger in ms at which the fleet writes SHARE of `capacity` segments per second."""
     each = SHARE * capacity / workers
     return 0.0 if each >= STEPS_PER_S else 1000 / each
 
@@ -207,5 +208,5 @@ def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="relume-chaos bench log-scale", description=DESCRIPTION)
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each fleet's load")
+    parser.add_argument("--seconds", type=float, default=6.0, help="seconds of load per fleet size")
     return uvloop.run(measure(parser.parse_args(argv)))

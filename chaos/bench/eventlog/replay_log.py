@@ -1,8 +1,8 @@
 """A log as a busy fleet writes it, made without one: input of the `replay` bench.
 
-Engines step and report, requests come, are placed by the real policy on the real view,
-run and end; now and then an engine dies and its requests go on elsewhere. The leader
-ticks and records the state hash. What comes out verifies, contested decisions included.
+Engines step and report. Requests arrive; the real policy places them on the real view; they
+run and end. Now and then an engine dies and its requests continue elsewhere. The leader
+ticks and records the state hash. The log verifies, including decisions between alternatives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCK = 16
 CACHED = 4096
 """Marks an engine's prefix cache holds."""
 SHARED = 40
-"""Prompts begin with one of so many prefixes, most often with the first ones."""
+"""Number of common prefixes of prompts; the first ones are the most frequent."""
 RECEIPT_US = 1500
 
 
@@ -55,7 +55,7 @@ class Running(Struct, kw_only=True):
 
 
 class Engine(Struct, kw_only=True):
-    """A scripted engine: continuous batching with a prefill budget a step."""
+    """A scripted engine: continuous batching with a prefill budget per step."""
 
     name: str
     incarnation: int = 1
@@ -64,7 +64,7 @@ class Engine(Struct, kw_only=True):
     cached: dict[int, None] = {}
 
     def record(self, rng: random.Random) -> v.EngineStep:
-        """One step: everything admitted decodes a token, one prefill goes on."""
+        """One step: everything admitted decodes a token, one prefill continues."""
         self.step += 1
         changes: list[v.AnyChange] = []
         prefill = batch = context = 0
@@ -112,7 +112,7 @@ class Engine(Struct, kw_only=True):
 
 
 def records_of(engine: Engine, rng: random.Random) -> list[v.Event]:
-    """One step, behind what the prefix cache gained and lost in it."""
+    """One step, after the record of what the prefix cache gained and lost in it."""
     fresh = [r for r in engine.running.values() if not r.admitted and r.marks]
     step = engine.record(rng)
     stored = dict.fromkeys(m for r in fresh for m in r.marks if m not in engine.cached)
@@ -130,7 +130,7 @@ def records_of(engine: Engine, rng: random.Random) -> list[v.Event]:
 
 
 class FleetLog:
-    """Writes the log. `data` holds (revision, packed segments, owners) as etcd would."""
+    """Writes the log. `data` has (revision, packed segments, owners) as etcd would."""
 
     def __init__(self, seed: int, workers: int, steps_a_segment: int, concurrent: int) -> None:
         self.rng = random.Random(seed)
@@ -152,7 +152,7 @@ class FleetLog:
         self._now_us = 0
 
     def write(self, records: int) -> None:
-        """Go on until the log holds at least `records` records."""
+        """Continue until the log has at least `records` records."""
         if not self._epochs:
             self._begin()
         while self.records < records:
@@ -185,7 +185,7 @@ class FleetLog:
         self._tell("fleet", v.LeaderElected("r0", "b"))
 
     def _round(self) -> None:
-        """One segment of each worker, and what the replica decided meanwhile."""
+        """One segment of each worker, and the replica's decisions meanwhile."""
         for engine in self._engines:
             if engine.running:
                 steps = [records_of(engine, self.rng) for _ in range(self._steps)]
@@ -235,7 +235,7 @@ class FleetLog:
         self._place(request, 1, "arrival", prompt, 0, self._marks(prompt))
 
     def _marks(self, prompt: int) -> tuple[int, ...]:
-        """A prompt's: the beginning is shared, the rest its own."""
+        """A prompt's marks: the beginning is shared, the rest is its own."""
         rng, count = self.rng, prefix.marks_in((prompt - 1) // BLOCK)
         shared = min(count, rng.randrange(8, 48))
         first = int(SHARED * rng.random() ** 3) << 16
@@ -356,7 +356,7 @@ class FleetLog:
         )
 
     def _receive(self) -> None:
-        """What the replica received since it decided last, and when."""
+        """Record the groups that the replica received since its last decision, and when."""
         if self._received:
             base, deltas = self._received[0], []
             for revision in self._received:

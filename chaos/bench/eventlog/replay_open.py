@@ -1,11 +1,11 @@
-"""How soon a long log is open in the debugger, and at its end, with snapshots and without.
+"""Time until the debugger has opened a long log and reached its end, with and without snapshots.
 
-The log is that of the `replay` bench; the archive has the latest of snapshots every `--every`
-revisions, as many as the leader keeps. CPU seconds of this process:
+The log is that of the `replay` bench. The archive has a snapshot every `--every` revisions; it
+keeps the newest, as many as the leader keeps. The figures are CPU seconds of this process:
 
-`open`  reading and checking the log, the prompt is there;
-`end`   the same, and the fleet as it was at the last revision;
-`back`  from there, so many transactions back.
+`open`  read and check the log, until the prompt appears;
+`end`   the same, and reach the fleet of the last revision;
+`back`  from there, step a number of transactions back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def archived(folder: Path, groups: list[RevisionGroup], every: int) -> None:
-    """The log as the leader leaves it, with the snapshots that it keeps."""
+    """The log as the leader leaves it, with the snapshots that the leader retains."""
     file = Archive(folder / LOG_ID, LOG_ID).begin("bench")
     file.add([group for group in groups if group.segments])
     file.seal(groups[-1].revision)

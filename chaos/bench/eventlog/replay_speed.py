@@ -1,13 +1,13 @@
-"""Replay bench: how fast a log is read, checked and decided anew, on one core.
+"""Replay bench: how fast one core reads and checks a log and repeats its decisions.
 
-The log is made by `relume.chaos.bench.eventlog.replay_log` (not part of the time): three engines that
-step, a replica that places and ends requests, deaths, state hashes. Per repetition two
-things are timed in CPU seconds of this process:
+`relume.chaos.bench.eventlog.replay_log` makes the log (not part of the time): three engines that
+step, a replica that places and ends requests, deaths, state hashes. Each repetition times two
+things in CPU seconds of this process:
 
-`replay`  unpacking (crc, hash), hash chain, decoding, folding, state hashes;
-`verify`  the same and every decision taken again (`relume replay --verify`).
+`replay`  unpack (crc, hash), check the hash chain, decode, fold, check state hashes;
+`verify`  the same, and repeat every decision (`relume replay --verify`).
 
-Figures are medians. State changes (those inside engine steps) are reported beside records.
+Figures are medians. The bench also counts state changes (those inside engine steps).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Packed = list[tuple[int, list[bytes], tuple[tuple[str, int], ...]]]
 
 
 class BenchFailed(RuntimeError):
-    """The log did not replay as it must: no figure counts."""
+    """The log did not replay as it must, so no figure counts."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read(packed: Packed) -> list[RevisionGroup]:
-    """The groups, each segment checked against its crc and hashed."""
+    """The groups; checks each segment's crc and computes its hash."""
     return [
         RevisionGroup(revision, tuple(map(unpack, segments)), owners)
         for revision, segments, owners in packed
@@ -57,7 +57,7 @@ def read(packed: Packed) -> list[RevisionGroup]:
 
 
 def replay(groups: list[RevisionGroup]) -> Fleet:
-    """Fold the log, with its hash chain and the recorded state hashes checked."""
+    """Fold the log; check its hash chain and the recorded state hashes."""
     fleet, chain = Fleet(), Chain()
     told = (e.event for e in entries(groups, "fleet") if type(e.event) is v.StateHashed)
     hashes = {event.revision: event.hash for event in told}
@@ -71,7 +71,7 @@ def replay(groups: list[RevisionGroup]) -> Fleet:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """(CPU seconds, result), without the collector walking what the log is made of."""
+    """(CPU seconds, result), with the garbage collector off."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,10 +1,10 @@
 """Validators bench: what judging a log costs, promise by promise, from 10^4 to 10^6 events.
 
-The log is a fleet's that loses engines (`relume.chaos.bench.eventlog.replay_log`), with checkpoints and
-restores between, and a client's record for each request. Each promise is timed in CPU time of
-this process as `check_all` asks it: the log is decoded, folded and put together by requests
-once, by whichever promise needs it first, so the sum is what counts; `decoding` is timed by
-itself before. Linear means: an event costs no more in a long log than in a short one.
+The log is that of a fleet that loses engines (`relume.chaos.bench.eventlog.replay_log`), with
+checkpoints, restores and a client's record for each request. The bench times each promise in CPU
+time of this process, as `check_all` runs it. The first promise that needs it decodes and folds
+the log and groups it by request, once, so only the sum counts. The bench times `decoding`
+separately before. Linear means: an event costs no more in a long log than in a short one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from relume.events.vocabulary.enums import DropReason, RequestOutcome
 DESCRIPTION = "judging logs of 10^4 to 10^6 events: time per event, promise by promise"
 SIZES = (10_000, 100_000, 1_000_000)
 MOST_GROWTH = 1.5
-"""An event of the longest log may cost so many times what one of the shortest does."""
+"""Maximum cost of an event in the longest log, as a multiple of that in the shortest."""
 BUDGET = 1 << 40
 
 
 class WithCheckpoints(FleetLog):
-    """A log in which each attempt also restores something and is held somewhere."""
+    """A log in which each attempt also restores something and has a checkpoint holder."""
 
     def write(self, records: int) -> None:
-        """As its parent, and to the end of the traffic."""
+        """Like the parent's, until the traffic has ended."""
         super().write(records)
         self._concurrent = 0
         while self._open:
@@ -90,7 +90,7 @@ class WithCheckpoints(FleetLog):
 
 
 def clients_of(log: Log) -> list[ClientRecord]:
-    """What clients would have written down of the completed requests of `log`."""
+    """Client records of the completed requests of `log`."""
     found: list[ClientRecord] = []
     for at in events_of(log, "r."):
         if type(at.event) is v.RequestEnded:
@@ -110,11 +110,11 @@ def clients_of(log: Log) -> list[ClientRecord]:
 
 
 class NotJudged(RuntimeError):
-    """A sound log broke promises, so that no figure counts."""
+    """A sound log broke promises, so no figure counts."""
 
 
 def judge(records: int, seed: int = 1) -> tuple[int, dict[str, float]]:
-    """Events of a log of about `records`, and CPU seconds of each promise on it.
+    """Number of events of a log of about `records`, and CPU seconds of each promise on it.
 
     Raises NotJudged.
     """

@@ -1,1 +1,1 @@
-"""Benches of a lost engine, and of a start."""
+"""Benches of engine loss and fleet start."""

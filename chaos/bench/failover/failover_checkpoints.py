@@ -1,9 +1,9 @@
 """The gap after a kill with checkpoints over the gap without, a part of `failover-gap`.
 
-Two workers with the `wide` model, eight streams of long random prompts; when all stream, the
-engine with most of them is killed. Rounds with checkpoints and without (`checkpoints.placement`
-none) alternate ABBA in one fleet. Compared is the longest gap of all eight streams from the
-kill on.
+Two workers with the `wide` model serve eight streams of long random prompts. When all stream, the
+bench kills the engine with most of them. Rounds with checkpoints and without
+(`checkpoints.placement` none) alternate ABBA in one fleet. The bench compares the longest gap of
+all eight streams after the kill.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GOAL = 1 / 3
 STREAMS = 8
 TOKENS = 256
 DELIVERED = 80
-"""So many tokens each client has at least when the engine is killed."""
+"""Minimum number of tokens that each client has when the bench kills the engine."""
 ARGS = (
     "--dtype", "float32", "--max-model-len", "8192", "--block-size", "32",
     "--kv-cache-memory-bytes", "402653184", "--max-num-seqs", "64", "--enforce-eager",
@@ -58,7 +58,7 @@ class Arm(Struct, kw_only=True):
 
 
 async def one_round(fleet: LocalFleet, log: Log, arm: Arm, tag: str, prompt_tokens: int) -> str:
-    """Runs the streams and kills; the round in words."""
+    """Run the streams and kill; return the round as text."""
     rng = random.Random(tag)
     streams = [timed(f"{tag}-{n}", rng, prompt_tokens, TOKENS) for n in range(STREAMS)]
     path = fleet.children["r0"].log_path
@@ -90,12 +90,12 @@ async def one_round(fleet: LocalFleet, log: Log, arm: Arm, tag: str, prompt_toke
     for event in restores:
         arm.part("loading", event.duration_us / 1e6)
     gaps = ", ".join(f"{1e3 * s.gap_s(killed_at):.0f}" for s in moved)
-    told = f"longest {1e3 * arm.longest[-1]:.0f} ms" if moved else "hit none"
-    return f"{told}; {len(moved)} moved ({gaps}), {len(restores)} restored"
+    shown = f"longest {1e3 * arm.longest[-1]:.0f} ms" if moved else "hit none"
+    return f"{shown}; {len(moved)} moved ({gaps}), {len(restores)} restored"
 
 
 async def measure(model: str, pairs: int, prompt_tokens: int) -> dict[str, Any]:
-    """Figures of `pairs` pairs of rounds, after one round of either to get warm."""
+    """Figures of `pairs` pairs of rounds, after one warm-up round of each kind."""
     arms = {name: Arm() for name in ARMS}
     with tempfile.TemporaryDirectory() as folder:
         async with fleet_of(folder, model, 2, ARGS) as (fleet, log):

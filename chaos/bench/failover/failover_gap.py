@@ -1,11 +1,11 @@
-"""The gap a client sees when its engine is killed, and where the time goes.
+"""The gap that a client sees when its engine is killed, and the parts of that gap.
 
-Three workers, eight streams on each; one engine is killed with SIGKILL in the middle, as
-often as asked. The gateway notes when it noticed the loss, when the next worker was
-decided, when the request was sent to it and when the first new token came (on the clock
-that also timed the kill); clients note their longest gap. Noticing is told kill by kill:
-when the agent knew of the death, when the gateway heard, when the first and the last of
-the streams were given up, and by what (`engine_dead`: the notice; else the connection).
+Three workers have eight streams each; the bench kills one engine with SIGKILL in the middle,
+`--kills` times. The gateway logs when it noticed the loss, chose the next worker, sent the request
+to it and received the first new token (on the clock that also timed the kill). Clients record
+their longest gap. Per kill, the bench reports when the agent knew of the death, and when the
+gateway received the notice. It also reports when the gateway gave up the first and the last stream,
+and the cause (`engine_dead`: the notice; else the connection).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEARING = ("agent_knows", "gateway_hears")
 async def one_kill(
     fleet: LocalFleet, watch: Watch, tag: str, streams: int, tokens: int
 ) -> tuple[float, str, list[Stream]]:
-    """Run the streams, kill one engine: when (monotonic), whose, and the streams it held."""
+    """Run the streams and kill one engine; return the time (monotonic), its worker, its streams."""
     hit: dict[str, Stream] = {}
     running = asyncio.create_task(run_all(fleet.gateways[0], tag, prompts(streams), tokens, hit))
     victim = ""
@@ -54,10 +54,10 @@ async def one_kill(
 def noticed(
     fleet: LocalFleet, victim: str, killed_at: float, found: list[dict[str, Any]]
 ) -> tuple[dict[str, float], str]:
-    """When a death was known and heard of, in seconds after it, and that and the rest in words."""
-    told = said(fleet.children[victim].log_path, "engine died")[-1]["told_at"]
+    """When agent and gateway knew of a death, in seconds after it, and the whole as text."""
+    known = said(fleet.children[victim].log_path, "engine died")[-1]["told_at"]
     heard = [x["at"] for x in said(fleet.children["r0"].log_path, "engine_told_dead")]
-    times = {"agent_knows": told - killed_at}
+    times = {"agent_knows": known - killed_at}
     if heard and heard[-1] > killed_at:
         times["gateway_hears"] = heard[-1] - killed_at
     given_up = sorted(x["noticed"] - killed_at for x in found)
@@ -145,12 +145,21 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         prog="relume-chaos bench failover-gap", description=DESCRIPTION
     )
-    parser.add_argument("--kills", type=int, default=6, help="without checkpoints; 0: none")
+    parser.add_argument(
+        "--kills", type=int, default=6, help="number of kills without checkpoints; 0: none"
+    )
     parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--model", default=".relume/models/tiny")
-    parser.add_argument("--pairs", type=int, default=4, help="with and without checkpoints")
-    parser.add_argument("--prompt-tokens", type=int, default=2000, help="of these pairs")
+    parser.add_argument(
+        "--pairs", type=int, default=4, help="pairs of rounds with and without checkpoints"
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=2000,
+        help="prompt tokens of the requests of these pairs",
+    )
     parser.add_argument("--wide-model", type=Path, default=Path(".relume/models/wide"))
     args = parser.parse_args(argv)
     result: dict[str, Any] = {"bench": "failover-gap", "met": True, "figures": {}}

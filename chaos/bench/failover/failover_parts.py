@@ -1,4 +1,4 @@
-"""What the benches of lost engines share: timed streams, a fleet's settings, and a kill."""
+"""Common parts of the benches of lost engines: timed streams, a fleet's settings, and a kill."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from relume.events.etcd.factory import EtcdLog
 
 PATIENCE_S = 90.0
 CHECKPOINT_MB = 512
-"""Of each worker's state daemon: holds everything that a bench keeps."""
+"""Budget of each worker's state daemon, enough for all checkpoints of a bench."""
 
 
 class Timed(Struct, kw_only=True):
-    """One stream, its random prompt, and when its tokens came (monotonic seconds). `headers` go
-    with its request."""
+    """One stream, its random prompt, and the arrival times of its tokens (monotonic seconds). The
+    request carries `headers`."""
 
     stream: Stream
     prompt: list[int]
@@ -45,12 +45,12 @@ class Timed(Struct, kw_only=True):
         return self.stream.request
 
     def gap_s(self, moment: float) -> float:
-        """The longest time between two tokens of which the later came after `moment`."""
+        """The longest time between two tokens, of those with the later token after `moment`."""
         pairs = zip(self.at, self.at[1:], strict=False)
         return max((b - a for a, b in pairs if b > moment), default=0.0)
 
     async def run(self, session: aiohttp.ClientSession, url: str) -> None:
-        """Sends it and follows it to its end; never raises for what the server does."""
+        """Send it and read it to its end; no behaviour of the server raises."""
         await complete(
             session, url, self.stream, self.output, on_token=self._note, headers=self.headers,
             prompt=self.prompt, ignore_eos=True, stream_options=None,
@@ -61,7 +61,7 @@ class Timed(Struct, kw_only=True):
 
 
 def timed(name: str, rng: random.Random, prompt_tokens: int, output: int) -> Timed:
-    """A request whose prompt no cache knows."""
+    """A request whose prompt is in no cache."""
     return Timed(
         stream=Stream(request=name, prompt=""),
         prompt=rng.choices(range(300, 3000), k=prompt_tokens),
@@ -70,8 +70,8 @@ def timed(name: str, rng: random.Random, prompt_tokens: int, output: int) -> Tim
 
 
 class Log(Watch):
-    """Follows the log; `happened` are the events of the kinds in `KEPT`, with the monotonic
-    time they were read at."""
+    """Follows the log; `happened` has the events of the kinds in `KEPT`, with the monotonic
+    time at which they were read."""
 
     KEPT = (v.RestoreStarted, v.RestoreDone, v.RestoreFailed, v.RecoveryPlanned, v.RouteDecided)
 
@@ -85,7 +85,7 @@ class Log(Watch):
             self.happened.append((time.monotonic(), event))
 
     def place(self, one: Timed) -> str:
-        """The worker it was sent to last; empty when none is known."""
+        """The last worker it was sent to; empty if unknown."""
         return self.route.get(one.name, [""])[-1]
 
 
@@ -93,7 +93,7 @@ class Log(Watch):
 async def fleet_of(
     folder: str, model: str, workers: int, engine_args: tuple[str, ...]
 ) -> AsyncIterator[tuple[LocalFleet, Log]]:
-    """A fleet with checkpoints whose log is followed, every state daemon up."""
+    """A fleet with checkpoints, with all state daemons up, and a follower of its log."""
     options = FleetOptions(
         workers=workers, state_dir=folder, port=0, admin_port=0, model=model,
         checkpoint_mb=CHECKPOINT_MB, engine_args=engine_args,
@@ -140,7 +140,7 @@ async def configure(fleet: LocalFleet, log: Log, settings: Mapping[str, Any]) ->
 
 
 async def kill(log: Watch, victim: str) -> tuple[float, int]:
-    """kill -9 of a worker's engine: when (monotonic), and its incarnation."""
+    """kill -9 of a worker's engine; return the time (monotonic) and its incarnation."""
     worker = log.fleet.workers[victim]
     killed_at = time.monotonic()
     os.kill(worker.engine_pid, signal.SIGKILL)

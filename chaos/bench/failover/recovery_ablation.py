@@ -1,16 +1,16 @@
-"""Where checkpoints lie and how lost requests go on: the ways to decide, against each other.
+"""Compares rules for where checkpoints lie and how lost requests continue.
 
 Placement none, neighbour (DéjàVu), load-aware (LUMEN) and load-aware with two holders, each
 with Eq. 6 and with recovery by estimated completion, in one fleet of three real workers. Every
-way gets the same requests: lengths of the Azure conversation trace (data/, prompts scaled, no
-longer than the context), a fixed number at once, the next when one ends. When half of them have
-been sent one worker's engine is killed, a different one in each repetition.
+rule gets the same requests: lengths of the Azure conversation trace (data/, prompts scaled, no
+longer than the context), a fixed number at once, the next when one ends. After half of them have
+been sent, the bench kills one worker's engine, a different one in each repetition.
 
-Told of each way: how long the moved streams stood still, tokens computed again and restored,
-coverage (share of the running requests with KV blocks of which a holder acknowledged some, as
-LUMEN's review counts it, and share of their tokens; every 50 ms until the kill) and balance
-(the highest expected recovery load of a holder to the lowest, likewise). Without checkpoints
-both rules do the same, which shows the noise.
+The bench reports per rule: how long the moved streams stood still; tokens computed again and
+restored; coverage and balance, every 50 ms until the kill. Coverage is the share of the running
+requests with KV blocks of which a holder acknowledged some, as LUMEN's review counts it, and the
+share of their tokens. Balance is the highest expected recovery load of a holder to the lowest.
+Without checkpoints both recovery rules do the same, which shows the noise.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WORKERS = 3
 MOST_CONTEXT = 4096
 SAMPLE_S = 0.05
 SHARE_SENT = 0.5
-"""Of the requests, when the engine is killed."""
+"""Share of the requests that have been sent when the bench kills the engine."""
 ARGS = (
     "--dtype", "float32", "--max-model-len", str(MOST_CONTEXT), "--block-size", "32",
     "--kv-cache-memory-bytes", "201326592", "--max-num-seqs", "64", "--enforce-eager",
@@ -70,7 +70,7 @@ RULES = ("eq6", "least_total")
 
 
 class Way(Struct, kw_only=True):
-    """One placement with one rule, and what was measured of it."""
+    """One placement with one rule, and its measurements."""
 
     gaps: list[float] = field(default_factory=list)
     requests: list[tuple[int, int]] = field(default_factory=list)
@@ -83,14 +83,14 @@ class Way(Struct, kw_only=True):
 
     @property
     def words(self) -> str:
-        """What was found so far, in short."""
+        """Its measurements so far, as text."""
         return (
             f"{len(self.gaps)} moved, longest {1e3 * max(self.gaps, default=0):.0f} ms, "
             f"{self.recomputed} tokens again, {self.restored} restored"
         )
 
     def sample(self, log: Log) -> None:
-        """Coverage and balance as the log has them now."""
+        """Record coverage and balance as in the log now."""
         view = View("r.r0", log.fleet)
         config = config_of(view)
         weights = Weights(config.alpha, config.beta)
@@ -107,7 +107,7 @@ class Way(Struct, kw_only=True):
 
 
 def lengths(scale: float) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of the trace; prompts times `scale`, no longer than fits."""
+    """(prompt, output) tokens of the trace; prompts times `scale`, cut to the context."""
     found = []
     for row in traces.read(TRACE, Path()):
         output = min(row.output, MOST_CONTEXT // 2)
@@ -120,7 +120,7 @@ async def visit(
     fleet: LocalFleet, log: Log, way: Way, tag: str, sizes: list[tuple[int, int]], at_once: int,
     victim: str,
 ) -> None:  # fmt: skip
-    """All requests of one way, `at_once` at a time, and the kill."""
+    """Run all requests of one way, `at_once` at a time, with the kill."""
     rng = random.Random(tag)
     waiting = [timed(f"{tag}-{n}", rng, *size) for n, size in enumerate(sizes)]
     everything, sent = list(waiting), []
@@ -135,7 +135,7 @@ async def visit(
     def held() -> list[Timed]:
         return [s for s in sent if s.at and not s.stream.ended and log.place(s) == victim]
 
-    before = _told(log)
+    before = _token_counts(log)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         running = [asyncio.create_task(one_after_another(session)) for _ in range(at_once)]
         sampled = time.monotonic()
@@ -154,19 +154,19 @@ async def visit(
     await until_back(log, victim, incarnation)
     way.gaps += [s.gap_s(killed_at) for s in hit if len(log.route[s.name]) > 1]
     way.broken += sum(not s.stream.whole for s in everything)
-    recomputed, restored = _told(log)
+    recomputed, restored = _token_counts(log)
     way.recomputed += recomputed - before[0]
     way.restored += restored - before[1]
 
 
-def _told(log: Log) -> tuple[int, int]:
-    """Tokens the log has seen computed again, and restored."""
+def _token_counts(log: Log) -> tuple[int, int]:
+    """Recomputed and restored tokens by the log."""
     recomputed = sum(w.recomputed_tokens for w in log.fleet.workers.values())
     return recomputed, log.fleet.restores.get("tokens", 0)
 
 
 async def measure(args: argparse.Namespace, model: str) -> dict[str, Way]:
-    """Every way in every repetition, in turned order every other time."""
+    """Every way in every repetition; every other repetition has the reverse order."""
     ways_of = {f"{place}_{rule}": (place, rule) for place in PLACEMENTS for rule in RULES}
     ways = {name: Way() for name in ways_of}
     sizes = lengths(args.scale)
@@ -188,7 +188,7 @@ async def measure(args: argparse.Namespace, model: str) -> dict[str, Way]:
 
 
 async def _warm(fleet: LocalFleet, log: Log) -> list[str]:
-    """Some requests for every worker, so that paces are known; the workers' names."""
+    """Send some requests to every worker, so that step times are known; return the workers' names."""
     rng = random.Random(0)
     streams = [timed(f"warm-{n}", rng, 400, 24) for n in range(4 * WORKERS)]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -199,7 +199,7 @@ async def _warm(fleet: LocalFleet, log: Log) -> list[str]:
 
 
 def figures_of(ways: dict[str, Way]) -> dict[str, Any]:
-    """Figures by way; goals where load-aware placement stands for the project's default."""
+    """Figures by way; goals apply to load-aware placement, the project's default."""
     figures: dict[str, Any] = {}
     for name, way in ways.items():
         gaps = sorted(way.gaps) or [0.0]
@@ -230,7 +230,7 @@ def figures_of(ways: dict[str, Way]) -> dict[str, Any]:
 
 
 def bars(ways: dict[str, Way], width: int = 40) -> str:
-    """The median gaps as a chart of text, longest gaps behind them."""
+    """The median gaps as a text chart, each followed by the longest gap."""
     rows = {n: (statistics.median(w.gaps), max(w.gaps)) for n, w in ways.items() if w.gaps}
     most = max((longest for _, longest in rows.values()), default=1.0)
     lines = ["gap of moved streams: # median, - longest"]
@@ -246,10 +246,12 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         prog="relume-chaos bench recovery-ablation", description=DESCRIPTION
     )
-    parser.add_argument("--repetitions", type=int, default=3, help="kills of each way")
-    parser.add_argument("--requests", type=int, default=72, help="of each way and repetition")
-    parser.add_argument("--at-once", type=int, default=24, help="streams at a time")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the trace's prompts")
+    parser.add_argument("--repetitions", type=int, default=3, help="kills per way")
+    parser.add_argument("--requests", type=int, default=72, help="requests per way and repetition")
+    parser.add_argument("--at-once", type=int, default=24, help="number of streams at once")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor for the prompt lengths of the trace"
+    )
     parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
     args = parser.parse_args(argv)
     ways = asyncio.run(measure(args, wide_model(args.model)))

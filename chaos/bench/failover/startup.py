@@ -1,10 +1,9 @@
-"""How long until a fleet answers, and what the control plane takes of memory.
+"""Time until a fleet answers, and memory of the control plane.
 
-A whole local fleet is started from nothing, as `relume up` does: etcd, zygote, one
-control plane replica, three workers. The clock runs from the first process to the
-moment a completion has come back from every worker; requests are sent at once so that
-routing spreads them. Memory is the replica's resident set then, and its peak after a
-burst of streams.
+The bench starts a whole local fleet, as `relume up` does: etcd, zygote, one control plane
+replica, three workers. The clock runs from the first process until every worker has
+completed a request; the bench sends the requests at once so that routing spreads them.
+Memory is the replica's resident set then, and its peak after a burst of streams.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ async def complete(session: aiohttp.ClientSession, gateway: str, tokens: int) ->
 
 
 async def served_by(fleet: LocalFleet) -> set[str]:
-    """Workers that have been given a request that then completed."""
+    """Workers with at least one completed request."""
     decided: dict[str, str] = {}
     done = set()
     page = await fleet.admin("events?from=0&type=route_decided,request_ended&limit=1000")
@@ -97,8 +96,10 @@ def run(argv: list[str]) -> dict[str, Any]:
     """Entry of the bench runner."""
     parser = argparse.ArgumentParser(prog="relume-chaos bench startup", description=DESCRIPTION)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--burst", type=int, default=64, help="streams at once, for the peak")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each of them")
+    parser.add_argument(
+        "--burst", type=int, default=64, help="number of streams at once, for the memory peak"
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per stream")
     parser.add_argument("--model", default=".relume/models/tiny")
     args = parser.parse_args(argv)
     model = str(Path(args.model).absolute())

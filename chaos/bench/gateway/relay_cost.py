@@ -1,12 +1,12 @@
-"""Relay bench: our gateway beside vllm-router, over the same synthetic engines.
+"""Relay bench: our gateway and vllm-router, over the same synthetic engines.
 
-Measured per point (streams x paced or burst): CPU seconds of the router's process per
-100,000 chunks (paced) or per 1,000 requests (burst), and the time to the first byte it
-adds over asking the engine directly (p50). Targets take turns within every repetition;
-figures are medians over the repetitions, ratios are ours to vllm-router's. Ours runs as
-`relume serve` on a real etcd: failover recording, token tracking and the log are on. The
-target `resumable` is ours again, asked for streams whose events have ids: its ratio is to
-ours without them, the median of neighbours in time.
+The bench measures per point (streams x paced or burst) the CPU seconds of the router's process
+per 100,000 chunks (paced) or per 1,000 requests (burst). It also measures the time to the first
+byte that the router adds to a direct request to the engine (p50). Targets take turns within every
+repetition; figures are medians over the repetitions, ratios are ours to vllm-router's. Ours runs
+as `relume serve` on a real etcd: failover recording, token tracking and the log are on. The
+target `resumable` is ours again with resumable streams, whose events have ids. Its ratio is to
+ours without ids, the median of neighbours in time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from relume.chaos.bench.gateway.relay_routers import BenchFailed, LoadClient, Ro
 CPU_GOAL = 0.8
 STREAMS = (1, 16, 64)
 EVENTS = 100  # tokens of an answer
-REQUESTS_PER_S = 400  # of bursts, in waves of as many requests as there are streams
+REQUESTS_PER_S = 400  # requests of a burst point, in waves of as many requests as there are streams
 TARGETS = ("direct", "relume", "resumable", "vllm-router")
-IDS_GOAL = 1.1  # CPU of a stream whose events have ids, to one without
-TTFB_NOISE_MS = 0.1  # differences of medians below it are not told apart here
+IDS_GOAL = 1.1  # maximum CPU of a stream whose events have ids, to one without
+TTFB_NOISE_MS = 0.1  # resolution: smaller differences of medians are noise
 
 
 class Point(Struct, frozen=True):
-    """One load: `events` an answer, for `seconds`."""
+    """One load: `events` per answer, for `seconds`."""
 
     streams: int
     paced: bool
@@ -40,7 +40,7 @@ class Point(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As it stands in the figures."""
+        """Its name in the figures."""
         return f"{'paced' if self.paced else 'burst'}_{self.streams}"
 
 

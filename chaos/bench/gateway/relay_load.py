@@ -1,11 +1,11 @@
 """The load client of the relay bench: one process, commands on stdin, results on stdout.
 
 Each line in is a JSON object {port, streams, events, paced, seconds, requests_per_s,
-resumable}; each line out is {requests, events, errors, ttfb_us}. Paced: every stream asks
-again as soon as its answer is complete, after a start at a time of its own. Burst: all
-streams ask at the same moment, wave after wave, `requests_per_s` in all. Resumable: asked
-for so that every event has an id. What is not a whole answer with the right number of
-events and ids counts as an error.
+resumable}; each line out is {requests, events, errors, ttfb_us}. Paced: every stream sends its
+next request as soon as its answer is complete; streams start at different times. Burst: all
+streams send at the same moment, wave after wave, `requests_per_s` in all. Resumable: the client
+requests resumable streams, so every event has an id. An answer that is not whole, or has a wrong
+number of events or ids, counts as an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SAMPLES = 20_000
 
 
 class Stream(asyncio.Protocol):
-    """One client connection that asks again and again until told to stop."""
+    """One client connection that sends requests until it is stopped."""
 
     def __init__(self, request: bytes, events: int, paced: bool, resumable: bool) -> None:
         self.request = request
@@ -44,7 +44,7 @@ class Stream(asyncio.Protocol):
         self.parser = httptools.HttpResponseParser(self)
 
     def ask(self) -> None:
-        """Send a request, if the last one is answered."""
+        """Send a request if the last one has its answer."""
         if self.stopping or self.busy or self.transport.is_closing():
             return
         self.busy = True

@@ -36,8 +36,8 @@ class BenchFailed(RelumeError):
 
 
 class Routers:
-    """Async context manager: inside, `ports` maps direct, relume and vllm-router to the
-    port each answers at, and `pids` maps the latter two to their processes."""
+    """Async context manager: inside, `ports` maps direct, relume and vllm-router to their
+    ports, and `pids` maps the latter two to their processes."""
 
     def __init__(self, router_policy: str, with_peer: bool = True) -> None:
         self.router_policy = router_policy
@@ -66,8 +66,8 @@ class Routers:
         )
         self.ports["direct"] = engines[0]
         await self._answers("direct", "/v1/models")
-        # Every process is started before this one has a gRPC client: forking under its
-        # threads is what gRPC warns of.
+        # Start every process before this one has a gRPC client: gRPC warns of a fork under its
+        # threads.
         etcd = await self._start_relume()
         if self.with_peer:
             self._start_peer(engines)

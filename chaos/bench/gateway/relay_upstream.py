@@ -1,10 +1,10 @@
 """Two synthetic engines in one process, for the relay bench.
 
-A request that carries the gateway's identity headers is answered in frames, every other
-one in plain SSE, with the same events. `paced`: the first event at once, then one
+The engine answers a request that carries the gateway's identity headers in frames, and every
+other one in plain SSE, with the same events. `paced`: the first event at once, then one
 every TICK_S, each stream at its own times: a real frontend renders the events of a decode
-step one after another too. `burst`: the whole answer at once. Which one a request wants,
-and how many events, stands in its `max_tokens`: `1000 * is_paced + events`.
+step one after another too. `burst`: the whole answer at once. `max_tokens` of a request selects
+the mode and the number of events: `1000 * is_paced + events`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relume.events.wire import frames
 from relume.events.wire.headers import REQUEST
 from relume.events.wire.worker_calls import STATE_PATH
 
-TICK_S = 0.01  # 100 tokens a second and stream
+TICK_S = 0.01  # 100 tokens per second and stream
 _MAX_TOKENS = re.compile(rb'"max_tokens":\s*(\d+)').search
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
 SSE_HEAD = _HEAD % b"text/event-stream; charset=utf-8"
@@ -72,13 +72,13 @@ class Answers:
 
 
 class Engines:
-    """What the connections share: the rendered answers."""
+    """The rendered answers, which the connections share."""
 
     def __init__(self) -> None:
         self.answers: dict[int, Answers] = {}
 
     def answers_of(self, events: int) -> Answers:
-        """The answer of so many events."""
+        """The answer of `events` events."""
         if events not in self.answers:
             self.answers[events] = Answers(events)
         return self.answers[events]
@@ -143,7 +143,7 @@ class Connection(asyncio.Protocol):
             self._schedule(chunks, at + 1, due + TICK_S)
 
     def _local(self) -> None:
-        """Probes, the model list, and the token ids routers ask for before they choose."""
+        """Answers probes, the model list, and routers' requests for token ids."""
         if self.url.startswith(STATE_PATH.encode()):
             body = b'{"incarnation":1,"running":1,"waiting":0,"steps":-1,"step_age_us":0}'
         elif self.url.endswith(b"/render"):
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(ports: list[int]) -> None:
-    """Listen on the ports for ever."""
+    """Listen on the ports until killed."""
     engines = Engines()
     loop = asyncio.get_running_loop()
     for port in ports:

@@ -1,8 +1,9 @@
 """What counting prompts by the model's tokenizer costs a gateway: `relume-chaos bench tokenize`.
 
-CPU of the tokenising process per request at 100, 1,000, 10,000 and 100,000 tokens, rendering,
-tokenising and hashing of blocks together; what asking costs the gateway's own process; how long
-its event loop and short prompts are held up while prompts of 100,000 tokens are counted; memory.
+The bench measures the CPU of the tokenising process per request at 100, 1,000, 10,000 and 100,000
+tokens: rendering, tokenising and hashing of blocks together. It also measures the cost of a call
+in the gateway's own process, memory, and the delay of the gateway's event loop and of short
+prompts while the process counts prompts of 100,000 tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _pss_mb(pid: int) -> float:
 
 
 class Asker:
-    """Makes prompts of about so many tokens and has them counted."""
+    """Makes prompts of a given length and has the tokenising process count them."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -82,7 +83,7 @@ async def _costs(asker: Asker, quick: bool) -> dict[str, Any]:
 
 
 async def _held_up(asker: Asker, seconds: float) -> dict[str, Any]:
-    """While long prompts are counted without a pause: the loop's gaps, short prompts' waits."""
+    """The loop's gaps and short prompts' waits under a constant load of long prompts."""
     long, short = asker.body(100_000), asker.body(100)
     gaps, waits = [], []
     stop = asyncio.Event()

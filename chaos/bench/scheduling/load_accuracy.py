@@ -1,22 +1,23 @@
-"""How true a scheduler's view of load is, by where it comes from.
+"""Error of a scheduler's view of load, by the source of that view.
 
-One run of real engines under bursts is recorded (`relume.chaos.bench.scheduling.load_run`); then each way to know
-the load is worked out from the same record, at the arbitrary times at which the engines' own
-state was read: prompt tokens not computed yet, and the decode load (requests, and their tokens).
+The bench records one run of real engines under bursts (`relume.chaos.bench.scheduling.load_run`). From
+the same record it computes what each source knows of the load: prompt tokens not computed yet, and the
+decode load (requests, and their tokens). It does so at the arbitrary times at which it read the
+engines' own state.
 
 (a) `polled_1s`, `polled_100ms`   the engine's own state, as last polled
 (b) `step_bound`                  statuses at the ends of steps
 (c) `event`                       statuses when anything changes
 (d) `reconciled`                  and dispatches that the engine has not confirmed
-(e) `predicted`                   and brought to the time of the question by the estimate that
-                                  workers are chosen by (prompt tokens alone)
+(e) `predicted`                   and advanced to the decision's time by the estimate that routing
+                                  uses (prompt tokens alone)
 (f) `gateway`                     what a plain backend shows: dispatches, streamed tokens, ends
 
-The truth is what the engine holds, and what is on its way to it: dispatched, but not taken in,
-which an engine does between two steps. That is what blinds whoever only looks at engines, most
-of all at the moments of decisions, which are told apart. `own` errors are against what the
-engine holds alone. Loaded times only: a worker without work is known to all. `linger_*`: the same
-run, had writers gathered what they say for so long.
+The truth is the requests in the engine and those on their way to it: dispatched, but not accepted,
+which an engine does between two steps. A source that reads engines alone misses the latter, most
+of all at the times of decisions; `at_decisions` has these separately. `own` errors are against the
+requests in the engine alone. Only loaded times count: every source knows an idle worker.
+`linger_*`: the same run with writers that gather records for that time.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ WAYS = (*POLLS, "step_bound", "event", "reconciled", "predicted", "gateway")
 QUANTITIES = ("prefill", "batch", "context")
 HALVED = 0.5
 LINGERS_MS = (100, 300)
-"""What writers gather for in fleets of 256 and of 1,000 workers (`log-scale`)."""
+"""Linger of writers in fleets of 256 and of 1,000 workers (`log-scale`)."""
 
 Known = tuple[int, int, int]
 """Prompt tokens not computed, requests that decode, their tokens."""
@@ -66,18 +67,18 @@ class Errors(Struct):
             self.of[quantity].append(abs(a - b))
 
     def mean(self, quantity: str) -> float:
-        """Of all comparisons."""
+        """Mean over all comparisons."""
         found = self.of[quantity]
         return sum(found) / max(len(found), 1)
 
     def p99(self, quantity: str) -> float:
-        """Of all comparisons."""
+        """99th percentile over all comparisons."""
         found = self.of[quantity]
         return percentile(found, 0.99) if found else 0
 
 
 class Views:
-    """The folds of each way, brought forward together."""
+    """The folds of each source, advanced together."""
 
     def __init__(self) -> None:
         self.step_bound, self.event, self.whole = Fleet(), Fleet(), Fleet()
@@ -111,14 +112,14 @@ class Views:
         fold(self.step_bound, stream, epoch, event)
 
     def own(self, position: int, event: Any) -> None:
-        """The replica wrote this now."""
+        """The replica writes an event now."""
         if type(event) is v.GroupsReceived:
             self.views["whole"].reach(position)
         else:
             self.views["whole"].own(position, event)
 
     def known(self, way: str, worker: str, at_us: int) -> Known:
-        """What this way says of a worker now."""
+        """The load of a worker by this source now."""
         view = self.views.get(way) or self.views["whole"]
         found: Worker | None = view.fleet.workers.get(worker)
         if found is None:
@@ -129,9 +130,9 @@ class Views:
 
 
 def predicted_prefill(view: View, worker: Worker, at_us: int) -> int:
-    """Prompt tokens left at `at_us` by the estimate that workers are chosen by: as many as it
-    gives time to, of those the engine has confirmed, and all that it has not. The estimate
-    predicts nothing else of the load."""
+    """Prompt tokens left at `at_us` by the estimate that routing uses. Of the confirmed ones, it
+    counts those that its time covers; it counts all unconfirmed ones. The estimate predicts
+    nothing else of the load."""
     estimate = estimate_of(view, worker)
     confirmed = worker.prefill_left - worker.flight_left
     left = max(estimate.free_at_us - at_us, 0) * 1000 // estimate.token_ns
@@ -139,7 +140,7 @@ def predicted_prefill(view: View, worker: Worker, at_us: int) -> int:
 
 
 class Gateway:
-    """What a gateway counts by itself of the requests it sent to a worker."""
+    """A gateway's own account of the requests that it sent to a worker."""
 
     def __init__(self) -> None:
         self.open: dict[str, dict[str, Seen]] = {}
@@ -151,7 +152,7 @@ class Gateway:
         self._sent[request.request] = worker
 
     def known(self, worker: str, at_us: int) -> Known:
-        """Now; prompts count whole until their first token."""
+        """The load now; a prompt counts whole until its first token."""
         prefill = batch = context = 0
         here = self.open.get(worker, {})
         for name, request in list(here.items()):
@@ -168,7 +169,7 @@ class Gateway:
 
 
 def offset_us(run: Run, boot: list[Any]) -> int:
-    """The replica's clock began at this time, by when both received the same revisions."""
+    """Start time of the replica's clock, from the revisions that both received."""
     received = {group.revision: at for at, group in run.groups}
     clock, found = 0, []
     for event in boot:
@@ -184,27 +185,27 @@ def offset_us(run: Run, boot: list[Any]) -> int:
 
 def own_events(run: Run) -> Iterator[tuple[int, int, Any]]:
     """(when, position, event) of the replica's own stream."""
-    told = [
+    recorded = [
         (at, entry.position, entry.event)
         for at, group in run.groups
         for entry in entries_of(group, "r.r0")
     ]
-    began = offset_us(run, [event for _, _, event in told])
+    began = offset_us(run, [event for _, _, event in recorded])
     last = 0
-    for at, position, event in told:
+    for at, position, event in recorded:
         if type(event) is v.RouteDecided and event.at_us >= 0:
             at = began + event.at_us
         last = max(last, at if type(event) is v.RouteDecided else last)
         yield last, position, event
 
 
-def _told(worker: str, samples: list[Sample]) -> Iterator[tuple[int, int, tuple[str, Sample]]]:
+def _timed(worker: str, samples: list[Sample]) -> Iterator[tuple[int, int, tuple[str, Sample]]]:
     for sample in samples:
         yield sample.at_us, 2, (worker, sample)
 
 
 class Compared(Struct):
-    """Errors by way: at any time, against the engine alone, at decisions; loaded samples."""
+    """Errors by source: at any time, against the engine alone, at decisions; number of loaded samples."""
 
     anytime: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
     own: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
@@ -215,7 +216,7 @@ class Compared(Struct):
 def gathered(
     groups: list[tuple[int, RevisionGroup]], linger_us: int
 ) -> list[tuple[int, RevisionGroup]]:
-    """The same as a replica would receive it if writers gathered what they say for so long."""
+    """The groups as a replica would receive them if writers gathered records for `linger_us`."""
     found: list[tuple[int, RevisionGroup]] = []
     sent, due = -linger_us, 0
     waiting: list[RevisionGroup] = []
@@ -233,7 +234,7 @@ def gathered(
 
 
 def compare(run: Run, linger_us: int = 0) -> Compared:
-    """All ways, at all times; what comes by the log is gathered for `linger_us`."""
+    """Compare all sources at all times; log records are gathered for `linger_us`."""
     found = Compared()
     sent: dict[str, int] = {}
     views, gateway = Views(), Gateway()
@@ -242,7 +243,7 @@ def compare(run: Run, linger_us: int = 0) -> Compared:
     timeline: Iterator[tuple[int, int, Any]] = heapq.merge(
         ((at, 0, group) for at, group in heard),
         ((at, 1, (position, event)) for at, position, event in own_events(run)),
-        *(_told(*entry) for entry in run.samples.items()),
+        *(_timed(*entry) for entry in run.samples.items()),
         key=lambda entry: entry[:2],
     )
     latest: dict[str, Sample] = {}
@@ -285,7 +286,7 @@ def compare(run: Run, linger_us: int = 0) -> Compared:
 
 
 def _true(sample: Sample, sent: int) -> Known:
-    """With what was sent and has not come."""
+    """The true load, with requests that were sent and have not arrived."""
     return sample.uncomputed + max(sent - sample.arrived, 0), sample.decoding, sample.context
 
 
@@ -306,7 +307,7 @@ def _known(
 
 
 def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
-    """Figures by way, and whether the goals are met."""
+    """Figures by source, and whether the goals are met."""
     found = compare(run)
     figures: dict[str, Any] = {
         "samples": figure(found.loaded, "loaded"),
@@ -345,11 +346,13 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--together", action="store_true", help="all processes on all cores")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--every-s", type=float, default=2.5, help="between two bursts")
-    parser.add_argument("--each", type=float, default=5.0, help="requests of a burst")
+    parser.add_argument(
+        "--every-s", type=float, default=2.5, help="mean seconds between two bursts"
+    )
+    parser.add_argument("--each", type=float, default=5.0, help="mean number of requests per burst")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
-    parser.add_argument("--keep", type=Path, help="write what was recorded here (pickle)")
+    parser.add_argument("--keep", type=Path, help="write the recorded run to this file (pickle)")
     args = parser.parse_args(argv)
     load = Load(seconds=args.seconds, every_s=args.every_s, each=args.each)
     model, apart = wide_model(args.model), not args.together

@@ -1,6 +1,6 @@
-"""One recorded run of a real fleet: its log with receive times, what its engines held at
-arbitrary times, and what a gateway could see of each request. All times are microseconds of
-this host's monotonic clock.
+"""One recorded run of a real fleet: its log with receive times, the load of its engines at
+arbitrary times, and a gateway's view of each request. All times are microseconds of this host's
+monotonic clock.
 
 The load comes in bursts at random times. Some prompts begin with one of a few common prefixes.
 """
@@ -37,15 +37,15 @@ ARGS = (
     "--max-num-batched-tokens", "512",
 )  # fmt: skip
 SAMPLE_S = 0.006
-"""Mean time between two looks at what an engine holds."""
+"""Mean time between two reads of an engine's load."""
 COMMON = 4
 COMMON_TOKENS = 384
 SHARE_COMMON = 0.4
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """What an engine held: prompt tokens not computed, requests that decode, their tokens; and
-    the prompt tokens that ever came to it."""
+    """Load of an engine: prompt tokens not computed, requests that decode, their tokens; and
+    the prompt tokens that have ever arrived there."""
 
     at_us: int
     uncomputed: int
@@ -55,7 +55,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 class Seen(Struct, kw_only=True):
-    """A request as its gateway could see it; `ended_us` 0: not."""
+    """A request as its gateway sees it; `ended_us` 0: it has not ended."""
 
     request: str
     prompt: int
@@ -65,7 +65,7 @@ class Seen(Struct, kw_only=True):
 
 
 class Run(Struct, kw_only=True):
-    """What was recorded. `groups` with when they were received."""
+    """The recording. `groups` are (receive time, group)."""
 
     groups: list[tuple[int, RevisionGroup]] = field(default_factory=list)
     samples: dict[str, list[Sample]] = field(default_factory=dict)
@@ -86,12 +86,12 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 def now_us() -> int:
-    """Microseconds on the clock all times are of."""
+    """Microseconds on the clock of all recorded times."""
     return time.monotonic_ns() // 1000
 
 
 class Sampler:
-    """Looks at the engines' pages at arbitrary times, on a thread."""
+    """Reads the engines' progress pages at arbitrary times, on a thread."""
 
     def __init__(self, pages: dict[str, Path], run: Run, seed: int) -> None:
         missing = [str(path) for path in pages.values() if not path.exists()]
@@ -130,7 +130,7 @@ async def record(
     model: str, workers: int, load: Load, seed: int, apart: bool = False, tokenizer: bool = False
 ) -> Run:
     """Start a fleet, warm it, load it, wait until it is idle. `apart`: engines have the last core
-    and everything else the others. `tokenizer`: the gateway knows what prompts have in common."""
+    and everything else the others. `tokenizer`: the gateway knows the prompts' common prefixes."""
     run = Run()
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
@@ -153,7 +153,7 @@ async def record(
                                 )
                                 == workers
                             ),
-                            "the log tells of all engines",
+                            "the log has all engines",
                         )
                         if apart:
                             _settle(folded(run), cores[-1])
@@ -166,7 +166,7 @@ async def record(
 
 
 def _settle(fleet: Fleet, core: int) -> None:
-    """All threads of the engines compute there."""
+    """Pin all threads of the engines to these cores."""
     for worker in fleet.workers.values():
         for thread in os.listdir(f"/proc/{worker.engine_pid}/task"):
             os.sched_setaffinity(int(thread), {core})

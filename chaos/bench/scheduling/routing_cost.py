@@ -1,11 +1,11 @@
-"""What a routing decision costs: microseconds, decisions a second on one core, bytes.
+"""What a routing decision costs: microseconds, decisions per second on one core, bytes.
 
-A fleet of scripted engines (`chaos/bench/eventlog/replay_log.py`) steps, admits, computes and finishes; a
-replica places what comes by the real policy on the real view, and its own events land some
-milliseconds later. Timed is what lies between a request and the record of its decision: the
-setting in force, the basis, the policy, the struct, in CPU time of the thread, so that what else
-the machine does is left out as far as it can be. Engine steps are folded between decisions
-at `--steps` a second and worker; what boards are brought up with then is told beside it.
+A fleet of scripted engines (`chaos/bench/eventlog/replay_log.py`) steps, admits, computes and finishes. A
+replica places requests by the real policy on the real view, and its own events land some
+milliseconds later. The bench times the path from a request to the record of its decision: the
+setting in force, the basis, the policy, the struct. It counts CPU time of the thread, which leaves
+out other load as far as possible. Between decisions it folds engine steps at `--steps` per second
+and worker; it reports the update of the worker index separately.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from relume.policies.state.fold import fold
 from relume.policies.state.overlay.receive_clock import UnrecordedReceipts
 from relume.policies.state.overlay.view import View
 
-DESCRIPTION = "microseconds, decisions a second and bytes of routing decisions"
+DESCRIPTION = "microseconds, decisions per second and bytes of routing decisions"
 GOALS_US = {64: 50.0, 1000: 300.0}
 GOAL_RATE = 10_000
 GROUP_US = 100
-"""Groups come so long after one another."""
+"""Time between two groups."""
 LANDING = 8
-"""Own events land when so many more have been written."""
+"""Number of later events after which an own event lands."""
 RUNNING = 256
-"""Requests under way while decisions are counted."""
+"""Requests in progress while the bench counts decisions."""
 HELD = 24
-"""Requests a worker has, in the mean."""
+"""Mean number of requests per worker."""
 
 
 def completed(request: str) -> v.RequestEnded:
@@ -101,7 +101,7 @@ class Plane:
         self.number = 0
 
     def tell(self, stream: str, event: Any) -> None:
-        """A group of another stream comes: `relume.controlplane.replica.loop` and its scheduler."""
+        """A group of another stream arrives: `relume.controlplane.replica.loop` and its scheduler."""
         self.fleet.revision += 1
         if not self.unsaid.received(self.view.receipts, self.fleet.revision, self.now_us):
             estimate_index.forget(self.view)
@@ -117,7 +117,7 @@ class Plane:
         self.ready += time.thread_time() - begun
 
     def receive(self) -> None:
-        """The replica says what it received since it last did."""
+        """The replica records what it received since its last such record."""
         said = self.unsaid.told()
         if said is not None:
             self.written += 1
@@ -132,7 +132,7 @@ class Plane:
         self.landing.append(event)
 
     def land(self) -> None:
-        """What was written before the last few events is folded."""
+        """Fold all written events but the last few."""
         if len(self.landing) <= LANDING:
             return
         self.fleet.revision += 1
@@ -143,7 +143,7 @@ class Plane:
         self.advanced()
 
     def step(self, name: str) -> None:
-        """One step of an engine, with what it finished ended by its gateway."""
+        """One step of an engine; its gateway ends the requests that finished."""
         event = self.engines[name].record(self.rng)
         self.tell(f"w.{name}", event)
         for change in event.changes:
@@ -152,7 +152,7 @@ class Plane:
                 self.own(completed(change.request))
 
     def arrive(self) -> tuple[str, int]:
-        """A request comes."""
+        """A request arrives."""
         self.number += 1
         name = f"q{self.number}"
         prompt = self.rng.choice((80, 300, 700, 1500, 3000))
@@ -170,7 +170,7 @@ class Plane:
         return name, prompt
 
     def decide(self, name: str, prompt: int) -> v.RouteDecided:
-        """The decision, as `relume.controlplane.replica.scheduler` takes it."""
+        """Decide as `relume.controlplane.replica.scheduler` does."""
         view = self.view
         policy = view.setting(POLICY, self.policy)
         self.receive()
@@ -198,7 +198,7 @@ class Plane:
         )
 
     def dispatch(self, event: v.RouteDecided) -> None:
-        """The decision is written, and its engine has the request at once."""
+        """Write the decision; its engine has the request at once."""
         self.own(event)
         prompt, output = self.bodies[event.request]
         running = Running(
@@ -222,7 +222,7 @@ class Plane:
         )
 
     def warm(self) -> None:
-        """Until every worker has its share."""
+        """Place requests until every worker has its share."""
         for number in range(HELD * len(self.engines)):
             self.dispatch(self.decide(*self.arrive()))
             self.land()
@@ -231,8 +231,8 @@ class Plane:
 
 
 def measured(plane: Plane, decisions: int, steps: float) -> tuple[list[float], float]:
-    """Microseconds of each decision, and of bringing up boards in the mean of one; `steps` of
-    engines are folded before each."""
+    """Microseconds of each decision, and the mean time of index updates per decision; `steps`
+    engine steps are folded before each."""
     names, took, owed = list(plane.engines), [], 0.0
     plane.ready = 0.0
     gc.collect()
@@ -255,8 +255,8 @@ def measured(plane: Plane, decisions: int, steps: float) -> tuple[list[float], f
 def repeated(
     workers: int, policy: str, args: argparse.Namespace
 ) -> tuple[Plane, list[float], float, float]:
-    """The last run's plane; of `args.repeats` runs of one course the median of each decision and of
-    what bringing up took, and of the runs' 99th percentiles; microseconds."""
+    """The last run's plane; over `args.repeats` identical runs, the median of each decision, of
+    the index update, and of the runs' 99th percentiles; microseconds."""
     runs, bringing = [], []
     for _ in range(args.repeats):
         plane = Plane(workers, policy, args.seed)
@@ -269,7 +269,7 @@ def repeated(
 
 
 def rate(plane: Plane, decisions: int) -> float:
-    """Decisions a second of one core, with their bytes and what the view and boards take."""
+    """Decisions per second of one core, with their encoding and the updates of view and index."""
     spent = plane.ready = 0.0
     running: deque[str] = deque()
     for _ in range(decisions):
@@ -289,7 +289,7 @@ def rate(plane: Plane, decisions: int) -> float:
 
 
 def memory(workers: int, requests: int, policy: str) -> tuple[float, float]:
-    """Bytes that a worker takes, and one request more on its worker: fold, view and board."""
+    """Bytes per worker, and per further request on a worker: fold, view and index."""
     gc.collect()
     tracemalloc.start()
     empty = tracemalloc.get_traced_memory()[0]
@@ -308,7 +308,7 @@ def memory(workers: int, requests: int, policy: str) -> tuple[float, float]:
 
 
 def selectors_of(plane: Plane) -> None:
-    """Bring up what the policy reads."""
+    """Update the indexes that the policy reads."""
     if plane.policy in selectors.POLICIES:
         plane.decide("q0", 1)
 
@@ -321,11 +321,11 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--workers", type=int, nargs="+", default=[64, 1000])
     parser.add_argument("--policies", nargs="+", default=["predicted_ttft"])
     parser.add_argument("--decisions", type=int, default=4000)
-    parser.add_argument("--steps", type=float, default=30.0, help="of each engine, a second")
+    parser.add_argument("--steps", type=float, default=30.0, help="steps per second and engine")
     parser.add_argument(
-        "--per-worker", type=float, default=4.0, help="decisions a second for each worker"
+        "--per-worker", type=float, default=4.0, help="decisions per second and worker"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="runs of the same course")
+    parser.add_argument("--repeats", type=int, default=5, help="number of identical runs")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
     figures: dict[str, dict[str, Any]] = {}

@@ -1,16 +1,16 @@
 """Time to first token of each routing policy, on the same arrivals and prompts, real workers.
 
-Arrivals are those of the Azure conversation trace, brought to `--rate`; prompts have the
-lengths and common prefixes of Mooncake's conversations, scaled so that one of its blocks of 512
-tokens becomes `--block` tokens, which is one KV block; answers are scaled alike. One fleet
-serves all: before each run the policy is changed through the admin API, and prompts of a run
-share nothing with those of another. Runs of all policies take turns, in another order each
-round, so that what else the machine does meets all of them.
+Arrivals are those of the Azure conversation trace, scaled to `--rate`. Prompts have the lengths and
+common prefixes of Mooncake's conversations, scaled so that one of its blocks of 512 tokens becomes
+`--block` tokens, which is one KV block. Answers are scaled alike. One fleet
+serves all: before each run the bench changes the policy through the admin API, and prompts of a
+run share nothing with those of another. Runs of all policies take turns, in another order each
+round, so that other load on the machine affects all of them.
 
-The gateway has the model's tokenizer, so hits are known. A policy is held to be better than
-another where 90 % of the draws among rounds say so.
+The gateway has the model's tokenizer, so it knows prefix hits. A policy counts as better than
+another if 90 % of the draws among rounds agree.
 
-The clock of a request starts when it was due, not when the client got round to sending it.
+The clock of a request starts when it was due, not when the client sent it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ POLICIES = ("predicted_ttft", "least_load", "jsq", "round_robin")
 OURS, BEATEN = "predicted_ttft", ("jsq", "round_robin")
 DRAWS = 2000
 LONGEST_BLOCKS = 56
-"""Of a prompt; what is longer is cut."""
+"""Maximum length of a prompt; longer ones are cut."""
 VOCABULARY = range(300, 3000)
 PATIENCE_S = 120.0
 CALM_S = 1.0
 
 
 class Due(Struct, frozen=True):
-    """One request: seconds after the beginning, the blocks of its prompt, tokens behind the last
-    whole block, tokens to make."""
+    """One request: seconds after the beginning, the blocks of its prompt, tokens after the last
+    whole block, tokens to generate."""
 
     at_s: float
     blocks: tuple[int, ...]
@@ -57,7 +57,7 @@ class Due(Struct, frozen=True):
 
 
 def planned(seconds: float, rate: float, block: int, first: int) -> list[Due]:
-    """What comes: arrivals of the one trace, prompts of the other from its request number
+    """The requests: arrivals of the one trace, prompts of the other from its request number
     `first` on."""
     arrivals = [row.at_ns for row in traces.read("azure-conv", Path())]
     prompts = traces.read("mooncake-conversation", Path())
@@ -75,7 +75,7 @@ def planned(seconds: float, rate: float, block: int, first: int) -> list[Due]:
 
 
 def prompt_of(due: Due, block: int, run: str) -> list[int]:
-    """Token ids; equal blocks of a run are equal, those of two runs are not."""
+    """Token ids; equal blocks get equal tokens within a run, but not across runs."""
     tokens: list[int] = []
     for name in due.blocks:
         tokens += random.Random(f"{run}:{name}").choices(VOCABULARY, k=block)
@@ -84,14 +84,14 @@ def prompt_of(due: Due, block: int, run: str) -> list[int]:
 
 
 def session_of(due: Due, run: str) -> dict[str, str]:
-    """What says to whose conversation it belongs: the first block that not all have in common."""
+    """Session header: the first block that is not common to all names the conversation."""
     return {"x-session-id": f"{run}:{due.blocks[1]}"} if len(due.blocks) > 1 else {}
 
 
 async def one_run(
     fleet: LocalFleet, policy: str, run: str, due: list[Due], block: int
 ) -> list[float]:
-    """Milliseconds to the first token of each request. Raises when one is not answered."""
+    """Milliseconds to the first token of each request. Raises if one gets no answer."""
     change = {"key": POLICY, "value": policy}
     answer = await fleet.admin("config", "PUT", body=change)
     if answer.get("state") != "decided":
@@ -161,10 +161,12 @@ def run(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each run")
-    parser.add_argument("--rate", type=float, default=8.0, help="requests a second, in the mean")
-    parser.add_argument("--block", type=int, default=32, help="tokens of a block of the trace")
-    parser.add_argument("--first", type=int, default=0, help="request of the trace to begin with")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of traffic per run")
+    parser.add_argument("--rate", type=float, default=8.0, help="mean requests per second")
+    parser.add_argument("--block", type=int, default=32, help="tokens for one block of the trace")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first request in the trace"
+    )
     parser.add_argument("--kv-mb", type=int, default=64, help="KV cache of each worker")
     parser.add_argument("--model", default="", help="default: the wide one")
     args = parser.parse_args(argv)
@@ -191,8 +193,8 @@ def run(argv: list[str]) -> dict[str, Any]:
 
 
 def gained(ours: list[list[float]], others: list[list[float]]) -> tuple[float, float]:
-    """What share of the other policy's p99 we save: the middle 90 % over rounds drawn anew, both
-    policies' runs of a round together."""
+    """Share of the other policy's p99 that ours saves: the middle 90 % over resampled rounds,
+    which draw both policies' runs of a round together."""
     rng, count = random.Random(1), len(ours)
     found = []
     for _ in range(DRAWS):

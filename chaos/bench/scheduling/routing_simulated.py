@@ -1,11 +1,12 @@
-"""Time to first token of each routing policy in the simulator: the real control plane on simulated
-engines, arrivals and lengths of a trace: Azure's conversations, which have nothing in common, or
-with `--trace mooncake-conversation` Mooncake's with their common prefixes, where policies that
-know of hits differ from those that do not.
+"""Time to first token of each routing policy in the simulator.
 
-What the machine does meanwhile does not count, and the same seed gives the same figures: it
-tells policies apart that real workers on two cores do not. Figures are means over seeds: arrivals
-are the trace's, seeds change the links, and with them every tie.
+The bench runs the real control plane on simulated engines, with arrivals and lengths of a trace:
+Azure's conversations, which share no prefixes, or with `--trace mooncake-conversation`
+Mooncake's with their common prefixes, where prefix-aware policies differ from the others.
+
+Load on the machine has no effect, and the same seed gives the same figures. So the bench resolves
+differences that real workers on two cores hide. Figures are means over seeds. Arrivals are the
+trace's; seeds change the links, and with them every tie.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ DESCRIPTION = "time to first token of each routing policy on a trace's arrivals,
 TRACE = "azure-conv"
 MODEL, HARDWARE = "qwen3-32b", "rtxpro6000x2"
 LONGEST = 16_384
-"""Of a prompt, tokens; what is longer is cut."""
+"""Maximum length of a prompt in tokens; longer ones are cut."""
 
 
 def ttft_ms(policy: str, scenario: Scenario, seed: int) -> list[float]:
-    """Of all requests of one run. Raises RuntimeError when it breaks."""
+    """TTFT of all requests of one run. Raises RuntimeError if the run breaks."""
     outcome = simulate(scenario, seed, settings=Settings(replica=ReplicaConfig(policy=policy)))
     if outcome.error:
         raise RuntimeError(outcome.error)

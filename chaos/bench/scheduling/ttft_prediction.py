@@ -1,12 +1,12 @@
 """How well the time to first token is predicted when a request is dispatched.
 
-Real workers at moderate load, requests at random times. Predicted is what the dispatch recorded
-(`RouteDecided.ttft_us`), actual what the gateway saw (`RequestEnded.ttft_us`); requests before
-the load, by which step times are learnt, do not count. The median of |predicted - actual| /
-actual is the goal; the bias tells in which direction errors lie. What errors are made of was
-measured once: `results/ttft-parts.json`. The gateway has the model's tokenizer, so prefix hits
-are known; engines have a core of their own unless `--together`, since a prediction is not of
-who else wants the core.
+Real workers run at moderate load, with requests at random times. The predicted value is the
+dispatch's record (`RouteDecided.ttft_us`), the actual one the gateway's (`RequestEnded.ttft_us`).
+Requests before the load, from which replicas learn step times, do not count. The goal applies to
+the median of |predicted - actual| / actual; the bias shows the direction of errors.
+`results/ttft-parts.json` has a single measurement of the parts of the error. The gateway has the
+model's tokenizer, so it knows prefix hits. Engines have a core of their own unless `--together`,
+since a prediction leaves out other load on the core.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Pair(Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Relative, below 0 where it came later than predicted."""
+        """Relative error; below 0 if the token came later than predicted."""
         return (self.predicted - self.actual) / self.actual
 
 
 def pairs_of(run: Run) -> list[Pair]:
-    """Requests of the load that were sent once and answered."""
+    """Requests of the load that got an answer on their first attempt."""
     told: dict[str, v.RouteDecided] = {}
     found = []
     for at, group in run.groups:
@@ -87,7 +87,9 @@ def run(argv: list[str]) -> dict[str, Any]:
     )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--every-s", type=float, default=0.6, help="between two requests")
+    parser.add_argument(
+        "--every-s", type=float, default=0.6, help="mean seconds between two requests"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", type=Path, default=Path(".relume/models/wide"))
     parser.add_argument("--together", action="store_true", help="all processes on all cores")

@@ -1,9 +1,9 @@
-"""What the waiting room costs: microseconds of CPU an operation, with many that wait.
+"""What the admission queue costs: microseconds of CPU per operation, with many queued requests.
 
-Requests of all tiers and of many tenants come, are called, leave early and are turned down, first
-while the room fills, then with `--waiting` in it all the time. Apart from that: what an arrival
-pays that passes straight through, because a worker has use for it (`relume.policies.routing.saturation`), in a
-fleet that steps.
+Requests of all tiers and of many tenants arrive, leave the queue for a worker, leave early and get
+refused, first while the queue fills, then with `--waiting` requests in it all the time. Separately,
+the bench measures the cost of an arrival that need not queue, because a worker has room for it
+(`relume.policies.routing.saturation`), in a fleet that steps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from relume.policies.admission.fair_queue import Entry
 from relume.policies.routing.routing_settings import TIERS
 from relume.policies.routing.saturation import FREE, saturation
 
-DESCRIPTION = "microseconds of CPU an operation of the waiting room"
+DESCRIPTION = "microseconds of CPU per operation of the admission queue"
 GOAL_US = 100.0
-"""At p99, of each operation at 10,000 waiting."""
+"""Goal for the p99 of each operation with 10,000 queued requests."""
 OPERATIONS = 5_000
 
 
 class Crowd:
-    """A room, and requests that come to it."""
+    """An admission queue, and requests that arrive at it."""
 
     def __init__(self, waiting: int, tenants: int, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -41,14 +41,14 @@ class Crowd:
         self.took: dict[str, list[float]] = {}
 
     def timed(self, what: str, call: Callable[[], Any]) -> Any:
-        """Do it, and note what it took."""
+        """Call it, and record the CPU time."""
         begun = time.thread_time_ns()
         found = call()
         self.took.setdefault(what, []).append((time.thread_time_ns() - begun) / 1000)
         return found
 
     def entry(self) -> Entry:
-        """A request of somebody."""
+        """A request of a random tier and tenant."""
         rng = self.rng
         self.number += 1
         self.now_us += 100
@@ -65,7 +65,7 @@ class Crowd:
         )
 
     def enter(self, what: str) -> None:
-        """One comes."""
+        """A request arrives."""
         entry = self.entry()
         self.timed(what, lambda: self.room.enter(entry, self.now_us, self.config))
 
@@ -81,7 +81,7 @@ class Crowd:
         self.timed("called", called)
 
     def leave(self) -> None:
-        """Somebody's client is gone."""
+        """The client of a random request leaves."""
         name = f"q{self.rng.randrange(1, self.number + 1)}"
         if name in self.room.entries:
             self.timed("left", lambda: self.room.leave(name))
@@ -121,7 +121,7 @@ def run(argv: list[str]) -> dict[str, Any]:
 
 
 def _passing(workers: int, seed: int) -> list[float]:
-    """Microseconds that arrivals pay for being asked whether they must wait."""
+    """Microseconds per arrival for the check whether it must wait."""
     plane, config, took = Plane(workers, "least_load", seed), WaitingConfig(), []
     names = list(plane.engines)
     for number in range(OPERATIONS):

@@ -1,7 +1,8 @@
-"""A wrong wall clock for one process: what stands in the file RELUME_CLOCK names, in seconds,
-is added to it. Python reads this module by itself where its directory is on PYTHONPATH, which
-is so for agents of a chaos run with a fault of clocks, and nowhere else. gRPC gets the true time:
-its core, which has the deadlines it computes, reads a clock we do not reach."""
+"""A wrong wall clock for one process. The file that RELUME_CLOCK names has the error in seconds.
+
+Python imports this module by itself if its directory is on PYTHONPATH. Only agents of a chaos run
+with a clock fault have it there. gRPC gets the true time: it computes deadlines by this clock, but
+its core compares them with a clock that this module cannot change."""
 
 import os
 import sys

@@ -1,1 +1,1 @@
-"""Faults on real processes, struck from outside."""
+"""Faults that strike real processes from outside."""

@@ -1,11 +1,11 @@
-"""A share of a core for processes, without control groups: as cpulimit does it, a process that has
-used more than its share is stopped until it has not.
+"""Limits processes to a share of a core, without control groups. Like cpulimit, it stops a process
+that has used more than its share until its use is below the share again.
 
     python -I -S cpu_limit.py SHARE SECONDS     pids in lines on stdin, each line all of them
 
-A process of its own does it, and lets go of all at the end of its input, of which the runner
-holds the other end, and after SECONDS: so no process stays stopped, even if the runner dies.
-Not beside another fault that stops the same process: it would be continued.
+A separate process does this. It continues all stopped processes after SECONDS, and when its input
+ends, which the runner has open: so no process stays stopped, even if the runner dies.
+Do not combine it with another fault that stops the same process: this one would continue it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable
 
 SLICE_S = 0.005
-"""So often is looked what was used."""
+"""Interval between two checks of the CPU time used."""
 
 PERIOD_S = 0.04
-"""What was not used of the share in such a time is lost; a stopped process continues when it has
-half of that again."""
+"""Period of the share. Unused credit beyond one period is lost; a stopped process continues when
+it has half a period's credit again."""
 
 MOST_S = 180.0
 AGAIN_S = 0.25
@@ -33,7 +33,7 @@ STARTS_S = 30.0
 
 
 class Held:
-    """One process. `credit_s`: what it may use at once."""
+    """One limited process. `credit_s`: CPU time that it may use at once."""
 
     def __init__(self, pid: int, share: float, now: float) -> None:
         """Raises ProcessLookupError."""
@@ -41,7 +41,7 @@ class Held:
         self.stopped = False
         self._share = share
         self._fd = os.pidfd_open(pid)
-        self._clock = ~pid << 3 | 2  # what all its threads used (clock_getcpuclockid(3))
+        self._clock = ~pid << 3 | 2  # CPU time of all its threads (clock_getcpuclockid(3))
         self._seen, self._used = now, self._now_used()
 
     def _now_used(self) -> float:
@@ -66,7 +66,7 @@ class Held:
         self.stopped = number == signal.SIGSTOP
 
     def let_go(self) -> None:
-        """It runs on, if it lives."""
+        """Let it continue, if it lives."""
         with contextlib.suppress(ProcessLookupError):
             if self.stopped:
                 self._send(signal.SIGCONT)
@@ -74,7 +74,7 @@ class Held:
 
 
 def hold(share: float, most_s: float) -> None:
-    """Until the end of stdin, or `most_s`."""
+    """Limit processes until the end of stdin, or for `most_s`."""
     held: dict[int, Held] = {}
     deadline = time.monotonic() + most_s
     line = b""
@@ -106,7 +106,7 @@ def _follow(held: dict[int, Held], pids: set[int], share: float, now: float) -> 
 
 
 class Limit:
-    """Keeps what `pids` says to a `share` of a core each, from `begin` to `end`."""
+    """Limits the processes that `pids` returns to a `share` of a core each, from `begin` to `end`."""
 
     def __init__(self, share: float, pids: Callable[[], list[int]]) -> None:
         self._share = share
@@ -115,8 +115,8 @@ class Limit:
         self._telling: asyncio.Task[None] | None = None
 
     async def begin(self) -> list[int]:
-        """Start it; the processes that it holds. Raises OSError, TimeoutError."""
-        # Nothing of ours is imported there: it is up at once, and small.
+        """Start it; return the processes that it limits. Raises OSError, TimeoutError."""
+        # The script imports no module of Relume, so it is small and up at once.
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", __file__, f"{self._share}", f"{MOST_S}",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
@@ -133,15 +133,15 @@ class Limit:
 
     async def _tell(self) -> None:
         assert self._process is not None and self._process.stdin is not None
-        told: list[int] | None = None
+        sent: list[int] | None = None
         while True:
-            if (pids := self._pids()) != told:
-                told = pids
+            if (pids := self._pids()) != sent:
+                sent = pids
                 self._process.stdin.write(f"{' '.join(map(str, pids))}\n".encode())
             await asyncio.sleep(AGAIN_S)
 
     async def end(self) -> None:
-        """Let them run; also where the process that held them was killed."""
+        """Let the processes run, even if the limiting process was killed."""
         assert self._process is not None and self._telling is not None
         self._telling.cancel()
         await asyncio.gather(self._telling, return_exceptions=True)

@@ -1,10 +1,9 @@
-"""What a state daemon holds, struck from outside by a user with the permission: the one it runs as,
-or root.
+"""Faults of a state daemon's memory and files, from outside, as the daemon's user or root.
 
-No hook in the daemon: what is in its memory is reached through /proc, as a failing module of
-memory would reach it, and its settings are read again on SIGHUP, as an operator would have it.
-A full disk is a limit on its files (RLIMIT_FSIZE): what is there can be read, and nothing more
-can be written, with EFBIG where a disk that copies on writing says ENOSPC.
+The daemon has no hook. Faults reach its memory through /proc, as a failing memory module would, and
+make it reload its settings by SIGHUP, as an operator would. A full disk is a limit on its files
+(RLIMIT_FSIZE): the daemon can read them, but write nothing more. It gets EFBIG, where a full
+copy-on-write disk would give ENOSPC.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ FILE = "relume-cold-"
 
 
 def flip(pid: int, pages: int, rng: Random) -> int:
-    """Flip a bit in each quarter of `count` pages that a daemon's arena holds something in;
-    how many there were to flip."""
+    """Flip a bit in each quarter of `pages` non-empty pages of a daemon's arena; return the number
+    of pages changed."""
     arena = _open_file(pid, ARENA)
     if arena is None:
         return 0
@@ -35,14 +34,14 @@ def flip(pid: int, pages: int, rng: Random) -> int:
 
 
 def _open_file(pid: int, name: str) -> Path | None:
-    """The first open file of a process that is called so."""
+    """The first open file of a process whose path contains `name`."""
     files = Path(f"/proc/{pid}/fd").iterdir()
     return next((entry for entry in files if name in os.readlink(entry)), None)
 
 
 def _flip(fd: int, pages: int, rng: Random) -> int:
-    taken = _taken(fd)
-    chosen = rng.sample(taken, min(pages, len(taken)))
+    filled = _filled_pages(fd)
+    chosen = rng.sample(filled, min(pages, len(filled)))
     for offset in chosen:
         for quarter in range(4):
             at = offset + quarter * mmap.PAGESIZE // 4 + rng.randrange(mmap.PAGESIZE // 4)
@@ -51,7 +50,7 @@ def _flip(fd: int, pages: int, rng: Random) -> int:
     return len(chosen)
 
 
-def _taken(fd: int) -> list[int]:
+def _filled_pages(fd: int) -> list[int]:
     """Offsets of pages that are not all zero."""
     size, at = os.fstat(fd).st_size, 0
     found: list[int] = []
@@ -67,27 +66,27 @@ def _taken(fd: int) -> list[int]:
 
 
 def shrink(settings: Path, pid: int, share: float) -> None:
-    """Tell daemon `pid` to keep to `share` of the budget it was started with."""
-    told = json.loads(settings.read_bytes())
-    told["budget_share"] = share
-    settings.write_text(json.dumps(told))
+    """Have daemon `pid` shrink its budget to `share` of the one it was started with."""
+    config = json.loads(settings.read_bytes())
+    config["budget_share"] = share
+    settings.write_text(json.dumps(config))
     send(pid, signal.SIGHUP)
 
 
 def filed(pid: int) -> int:
-    """The most bytes a daemon's file of cold blocks has had so far; 0 without one."""
+    """Maximum size so far of a daemon's file of cold blocks; 0: it has no file."""
     file = _open_file(pid, FILE)
     return file.stat().st_size if file is not None else 0
 
 
 def fill(pid: int) -> None:
-    """Daemon `pid` writes to no file any more, until `make_room`."""
+    """Keep daemon `pid` from writing to files until `make_room`."""
     _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, most))
 
 
 def make_room(pid: int) -> None:
-    """It may write again; nothing where the daemon is gone."""
+    """Let it write again; no effect if the daemon is gone."""
     with contextlib.suppress(ProcessLookupError):
         _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))

@@ -1,7 +1,7 @@
 """The faults of the catalogue on real processes: one method each, by the fault's name.
 
-A method strikes and returns what undoes it (None: nothing to undo). It raises CannotStrike
-where there was nothing to strike; then the fault has not fired.
+A method strikes and returns a function that undoes the fault (None: nothing to undo). It raises
+CannotStrike if there was nothing to strike; then the fault has not fired.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from relume.events.log.errors import LogError
 
 Undo = Callable[[], Awaitable[None]]
 Struck = tuple[Undo | None, str]
-"""What undoes it, and a word on what happened."""
+"""The function that undoes it, and a detail for the report."""
 
 RESTART_S = 0.5
 
 
 class Faults:
-    """Strikes one run's fleet. `targets`: who is struck, roles resolved."""
+    """Strikes one run's fleet. `targets`: names of the targets, with roles resolved."""
 
     def __init__(self, host: Host, watch: Watch, clients: Clients, seed: int) -> None:
         self._host = host
@@ -48,7 +48,7 @@ class Faults:
         return await act(planned, targets)
 
     def _killed(self, pids: dict[str, int]) -> str:
-        """Kill these, each once: who was killed before may still be on its way out."""
+        """Kill these, each once: a process killed before may still be exiting."""
         alive = {name: pid for name, pid in pids.items() if pid and pid not in self._dead}
         struck = {name: pid for name, pid in alive.items() if processes.kill(pid)}
         if not struck:
@@ -164,7 +164,7 @@ class Faults:
         return await _stopped(self._daemons(targets))
 
     async def _disk_full(self, planned: Planned, targets: Sequence[str]) -> Struck:
-        """Of daemons that have put something in their file; it can still be read."""
+        """Strikes daemons that have written to their file; they can still read it."""
         daemons = self._daemons(targets)
         sizes = {worker: memory.filed(pid) for worker, pid in daemons.items()}
         if not any(sizes.values()):
@@ -224,8 +224,8 @@ class Faults:
     # --- links ----------------------------------------------------------------------------
 
     async def _cut(self, planned: Planned, targets: Sequence[str]) -> Struck:
-        """One way: what the target sends. The way to etcd is opened by the target, the way
-        to a gateway by the gateway."""
+        """One way means the bytes that the target sends. The target opens the link to etcd; the
+        gateway opens the link to the target."""
         one_way = planned.what == "cut-one-way"
         if planned.peer == "holder":
             return self._disturb(targets, "cut", ("to",) if one_way else ("to", "fro"))
@@ -283,7 +283,7 @@ class Faults:
             await asyncio.gather(*(etcd.restart(member) for member in targets))
 
         if planned.for_ns is None:
-            # As a supervisor of it would.
+            # As etcd's supervisor would.
             await asyncio.sleep(RESTART_S)
             await undo()
             return None, f"started again after {RESTART_S} s"
@@ -293,7 +293,7 @@ class Faults:
         return await _stopped({m: self._host.etcd.pid(m) for m in targets})
 
     async def _etcd_quota(self, planned: Planned, targets: Sequence[str]) -> Struck:
-        """What the control plane's own way out lifts is lifted."""
+        """The control plane may lift the alarm by itself before `undo`."""
         etcd = self._host.etcd
         try:
             await etcd.fill()

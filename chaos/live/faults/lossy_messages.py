@@ -1,8 +1,8 @@
 """Streams of KV blocks on a network that loses, repeats and reorders whole messages.
 
-Between a port of its own and a state daemon's plaintext one, by ZeroMQ: TCP below it would
-mend what is lost. Only messages that carry blocks are disturbed; a lost greeting is a link
-that does not come up, which is `cut`.
+It relays between a port of its own and a state daemon's plaintext port at the level of ZeroMQ:
+below it, TCP would repair losses. It disturbs only messages that carry blocks: a link that loses
+its greeting does not come up, which is fault `cut`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ HELD_MS = 30
 
 
 class Disturbance(Struct):
-    """Shares of the messages with blocks that are lost, come twice, come late; `cut`:
-    directions ("to" the daemon, "fro") that carry nothing."""
+    """Shares of the messages with blocks that are lost, repeated, delayed; `cut`: directions ("to"
+    the daemon, "fro") that carry nothing."""
 
     lost: float = 0.0
     twice: float = 0.0
@@ -29,7 +29,7 @@ class Disturbance(Struct):
 
 
 class Disturber:
-    """`target`: the daemon's port. `disturb` may be set from another thread. `done` counts."""
+    """`target`: the daemon's port. Another thread may set `disturb`. `done` has the counts."""
 
     def __init__(self) -> None:
         self.target = 0

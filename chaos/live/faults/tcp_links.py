@@ -1,7 +1,7 @@
 """A TCP link that a run can cut, in one direction or both, or slow down.
 
-A cut link takes bytes and forwards none: no reset, no answer, as in a partition. What came
-meanwhile continues when the link is mended, as TCP would send it again.
+A cut link accepts bytes and forwards none: no reset, no answer, as in a partition. Once mended, it
+forwards the bytes that arrived meanwhile, as TCP would retransmit them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Self
 from relume.events.wire.frames import encode_tokens
 
 FRAME = encode_tokens(0, ())[:3]
-"""How a frame with tokens begins."""
+"""First bytes of a frame with tokens."""
 
 
 class Link:
-    """From `host`:`port` (0: any free one) to `target`, "host:port" (`aim` may set it later).
-    `to`: towards the target; `fro`: back from it. `delay_s`: data waits this long, in both
-    directions, and what comes meanwhile leaves with it or waits as long again."""
+    """A link from `host`:`port` (0: any free one) to `target`, "host:port" (which may be set
+    later). `to`: towards the target; `fro`: back from it. `delay_s`: time that data waits, in both
+    directions; data that arrives meanwhile leaves with it or waits as long again."""
 
     def __init__(self, target: str = "", host: str = "127.0.0.1", port: int = 0) -> None:
         self.target = target
@@ -50,18 +50,18 @@ class Link:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self, *ways: str) -> None:
-        """Forward nothing any more in these directions (default: both)."""
+        """Stop forwarding in these directions (default: both)."""
         for way in ways or tuple(self._ways):
             self._ways[way].clear()
 
     def mend(self) -> None:
-        """Forward again, what came meanwhile first."""
+        """Forward again, beginning with the bytes that arrived meanwhile."""
         for way in self._ways.values():
             way.set()
 
     def tear(self, after: Callable[[int], int]) -> None:
-        """Break the connection on which the next frame of an answer comes: of the bytes read,
-        only the first `after(bytes)` are passed on."""
+        """Break the connection on which the next frame of an answer arrives, after forwarding only
+        the first `after(bytes)` of the bytes read."""
         self._tear = after
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,7 +89,7 @@ class Link:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Until either end is gone; what the other was still told is passed on first."""
+        """Relay until either end is gone; forward the bytes already on their way first."""
         pipes = [
             asyncio.create_task(self._pipe("to", reader, far_writer)),
             asyncio.create_task(self._pipe("fro", far_reader, writer)),

@@ -1,7 +1,7 @@
-"""Between agents and the process that forks their engines: starts that fail when told to.
+"""A relay between agents and the zygote that makes engine starts fail on request.
 
-A start that is to fail is given a model that is not there: the engine really is forked, and
-really dies while it loads.
+It gives a start that must fail the path of a missing model: the zygote really forks the engine,
+and the engine really dies while it loads.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Self
 
 
 class Forks:
-    """A socket at `path` before the one at `zygote`. `fail[worker]`: number of further starts that
-    fail."""
+    """A socket at `path` in front of the one at `zygote`. `fail[worker]`: number of next starts
+    that fail."""
 
     def __init__(self, path: Path, zygote: str) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class Forks:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if not (line := await reader.readline()):
-                return  # it only checked for a listener
+                return  # the client only checked for a listener
             far_reader, far_writer = await asyncio.open_unix_connection(self._zygote)
             far_writer.write(self._changed(line))
             await far_writer.drain()

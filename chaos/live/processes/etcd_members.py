@@ -1,4 +1,4 @@
-"""An etcd of one or more members on loopback, whose members can be struck one by one."""
+"""An etcd of one or more members on loopback; faults can strike single members."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from relume.events.etcd.maintenance import NOSPACE, Maintenance
 from relume.events.log.errors import LogError
 
 HEARTBEAT_MS = 50
-"""Elections within a second; etcd then grants leases of a second and more."""
+"""Short enough for elections within a second; etcd then grants leases of one second or more."""
 
 HEALTHY_S = 60.0
 
@@ -32,7 +32,7 @@ HEALTHY_S = 60.0
 class Etcd:
     """An async context manager: inside, all members answer; outside, nothing is left.
 
-    Data lies in memory where it can: fsync costs nothing there. `quota_bytes` 0: etcd's own.
+    Data lies in memory if possible: fsync costs nothing there. `quota_bytes` 0: etcd's default.
     """
 
     def __init__(self, members: int, quota_bytes: int = 0) -> None:
@@ -112,7 +112,7 @@ class Etcd:
             return False
 
     async def leader(self) -> str:
-        """The member that leads; the first one where none says so."""
+        """The member that leads; if none claims to, the first one."""
         timeout = aiohttp.ClientTimeout(total=2)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             for name in self.names:
@@ -130,14 +130,14 @@ class Etcd:
         self._children[name].process.wait()
 
     async def restart(self, name: str) -> None:
-        """Start a killed member again on its data; one that runs stays."""
+        """Restart a killed member on its data; no effect on one that runs."""
         if not self._children[name].alive:
             self._start(name)
         await self.healthy((name,))
 
     async def fill(self) -> None:
-        """Raise the alarm of a full database at every member: puts and lease grants are
-        refused. Raises LogError."""
+        """Raise the alarm of a full database at every member: etcd then refuses puts and lease
+        grants. Raises LogError."""
         async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
             for member in (await Maintenance(client).space()).members:
                 request = rpc.AlarmRequest(action=1, memberID=member.member, alarm=NOSPACE)

@@ -1,6 +1,7 @@
-"""The fleet of one run: each worker's links, forks and clock in the run's hands.
+"""The fleet of one run, with control over each worker's links, forks and clock.
 
-Only what a scenario strikes is put in between: a fleet without link faults has none.
+The host interposes only the relays that a scenario's faults need: a fleet without link faults has
+none.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from relume.controlplane.local.orphans import daemons
 CLOCK = Path(__file__).parents[1] / "clock"
 _BLOCKS = ("stream-loss", "stream-duplicate", "stream-reorder")
 NEVER = ("--snapshot-every-s", "1000000", "--snapshot-every-revisions", "100000000")
-"""The log of a run stays whole in etcd, unless etcd is full."""
+"""Flags that keep the whole log of a run in etcd, unless etcd is full."""
 
 
 class Host(LocalFleet):
-    """A local fleet of which parts can be struck. `etcd`: where its log lies, under `prefix`.
+    """A local fleet that faults can strike. `etcd` has its log, under `prefix`.
 
-    `etcd_links`: of each worker to each member; `gateway_links`: to its engine and to its
-    agent's notices; `disturbers`: in front of each worker's state daemon; `forks`: what starts
-    engines; each empty or None where no fault of `faults` needs it.
+    `etcd_links`: from each worker to each member; `gateway_links`: to its engine and to its
+    agent's notices; `disturbers`: in front of each worker's state daemon; `forks`: in front of the
+    zygote. Each is empty or None if no fault of the schedule needs it.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Host(LocalFleet):
             raise
 
     async def stop(self) -> None:
-        """End everything of this run."""
+        """End all processes and links of this run."""
         await super().stop()
         await self._stack.aclose()
 
@@ -106,12 +107,12 @@ class Host(LocalFleet):
                 disturber.target = port
 
     def agent_flags(self, index: int) -> list[str]:
-        """Its domain, its way to the log, and the links it is reached by."""
+        """Flags for its domain, its link to the log, and the links that lead to it."""
         name = f"w{index}"
         endpoints = self.etcd.endpoints
         if links := self.etcd_links.get(name):
             endpoints = tuple(link.endpoint for link in links)
-        # Niced, a restart would not be over before the traffic is, on two busy cores.
+        # On two busy cores, a niced restart would outlast the traffic.
         flags = ["--domain", self.schedule.workers[name], "--restart-nice", "0"]
         flags += ["--etcd", f"http://{','.join(endpoints)}{self.prefix}"]
         if links := self.gateway_links.get(name):
@@ -125,31 +126,31 @@ class Host(LocalFleet):
         return flags
 
     def agent_env(self, index: int) -> dict[str, str]:
-        """Where its clock's error is read, if a fault sets clocks wrong."""
+        """Environment with the file of its clock's error, if a fault changes clocks."""
         if not self._clocks:
             return ENGINE_ENV
         path = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH", ""))))
         return {**ENGINE_ENV, "PYTHONPATH": path, "RELUME_CLOCK": str(self.clock_of(f"w{index}"))}
 
     def clock_of(self, worker: str) -> Path:
-        """The file that says by how many seconds the clock of a worker's host is wrong."""
+        """The file with the error in seconds of the clock of a worker's host."""
         return self.dir / "run" / f"{worker}.clock"
 
     # --- targets to strike ------------------------------------------------------------------
 
     def engine_pid(self, worker: str) -> int:
-        """The engine its agent has recorded; 0 when there is none. Not from the log, which
-        may be away."""
+        """The engine that its agent has recorded; 0: none. Read from the agent's file, since the
+        log may be unreachable."""
         record = self._state(worker).get("engine")
         return record["process"][0] if record else 0
 
     def agent_pid(self, worker: str) -> int:
-        """0 when it is dead."""
+        """Its agent; 0: dead."""
         child = self.children[worker]
         return child.pid if child.alive else 0
 
     def daemon_pid(self, worker: str) -> int:
-        """Its host's state daemon; 0 when there is none."""
+        """Its host's state daemon; 0: none."""
         record = self._state(worker).get("daemon")
         pid = record["process"][0] if record else 0
         return pid if pid in daemons(self.dir / "run") else 0
@@ -161,7 +162,7 @@ class Host(LocalFleet):
             return {}
 
     def pids(self) -> list[int]:
-        """Of all that this run started and that lives."""
+        """Pids of all live processes that this run started."""
         found = [child.pid for child in self.children.values() if child.alive]
         found += [pid for name in self.schedule.workers if (pid := self.engine_pid(name))]
         return found + daemons(self.dir / "run")
@@ -176,7 +177,7 @@ def options_of(
     prefix: str,
     fleet: Fleet,
 ) -> FleetOptions:
-    """What `Host` starts for a schedule of `fleet`."""
+    """Options of a `Host` for a schedule of `fleet`."""
     endpoints = ",".join(etcd.endpoints)
     waiting = [f"{name}={value}" for name, value in fleet.waiting.items()]
     waiting = ["--waiting-limits", ",".join(waiting)] if waiting else []
@@ -198,7 +199,7 @@ def options_of(
 
 
 async def gone(pids: Sequence[int], timeout_s: float = 10.0) -> list[int]:
-    """Wait until none of these processes is left; those that are."""
+    """Wait until these processes have exited; return those that have not after `timeout_s`."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
         if asyncio.get_running_loop().time() > deadline:

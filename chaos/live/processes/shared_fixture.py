@@ -1,8 +1,7 @@
-"""What outlives a run: the process engines are forked from, an etcd of each size, and what
-undisturbed answers are.
+"""The parts that runs share: the zygote, an etcd of each size, and the undisturbed answers.
 
-None of it remembers anything of a run that another could see: a run's log stands under a key
-prefix of its own, and its agents, engines, daemons and replicas are its own.
+None of them carries state of a run that another run could see: a run's log has a key prefix of its
+own, and its agents, engines, daemons and replicas are its own.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny"))
 
 
 class Bed:
-    """An async context manager; outside it nothing is left. `say` receives progress.
-    `zygote`: socket of a running one to use instead of starting one. `known`: undisturbed
-    answers, by what was asked."""
+    """An async context manager; its exit leaves nothing. `say` receives progress.
+    `zygote`: socket of a running zygote, instead of a new one. `known`: undisturbed answers, by
+    a digest of the request."""
 
     def __init__(
         self, say: Callable[[str], None] = print, model: Path = MODEL, zygote: str = ""
@@ -73,20 +72,20 @@ class Bed:
             await asyncio.sleep(0.1)
 
     async def etcd(self, members: int) -> Etcd:
-        """The etcd with `members` members, healthy; it is started when first asked for."""
+        """The etcd with `members` members, healthy; the first call starts it."""
         if members not in self._etcds:
             self._etcds[members] = await self._stack.enter_async_context(Etcd(members))
         await self._etcds[members].healthy()
         return self._etcds[members]
 
     def discard(self, members: int) -> None:
-        """Give this etcd to no run any more: its state is unknown."""
+        """Stop using this etcd for further runs: its state is unknown."""
         self._etcds.pop(members, None)
 
     def place(self, name: str) -> tuple[Path, str]:
-        """A directory and a key prefix that no run had before."""
+        """A new directory and a new key prefix."""
         self._runs += 1
-        # Short: sockets lie in it.
+        # The path must be short: it contains sockets.
         path = self.directory / f"{self._runs}"
         path.mkdir()
         return path, f"/chaos/{self._runs}-{name}"

@@ -19,7 +19,7 @@ def there(pid: int) -> bool:
 
 
 def state_of(task: Path) -> str:
-    """State letter of a process or thread (proc(5)); empty when it is gone."""
+    """State letter of a process or thread (proc(5)); empty: it is gone."""
     try:
         return (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -27,12 +27,12 @@ def state_of(task: Path) -> str:
 
 
 def kill(pid: int) -> bool:
-    """SIGKILL; whether there was something to kill."""
+    """Send SIGKILL; False if the process is gone."""
     return send(pid, signal.SIGKILL)
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal; False when the process is gone."""
+    """Send a signal; False if the process is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
         return True
@@ -40,7 +40,7 @@ def send(pid: int, number: int) -> bool:
 
 
 async def stop(pid: int) -> bool:
-    """SIGSTOP, and wait until each thread of it is stopped; False when it is gone."""
+    """Send SIGSTOP, and wait until each of its threads is stopped; False if it is gone."""
     if not send(pid, signal.SIGSTOP):
         return False
     deadline = time.monotonic() + STOP_S
@@ -61,7 +61,7 @@ def go_on(pid: int) -> None:
 
 
 async def slow(pid: int, times: float) -> None:
-    """Let it run a moment at a time, so that all takes `times` as long; until cancelled."""
+    """Stop and continue it in turn, so that all takes `times` as long, until cancelled."""
     try:
         while send(pid, signal.SIGSTOP):
             await asyncio.sleep(MOMENT_S * (times - 1))

@@ -1,1 +1,1 @@
-"""AnchorTP's published results beside ours."""
+"""AnchorTP's published results, compared with ours."""

@@ -1,8 +1,8 @@
-"""AnchorTP Table I: time to first success, time to peak and overhead after two failures, state
-kept (AnchorTP) against restart.
+"""AnchorTP Table I: time to first success, time to peak and overhead after two failures, for
+AnchorTP (which preserves state) against restart.
 
 Two questions. Do the ratios of the text follow from the table's seconds? And do they follow from
-what has to be moved: a restart loads the whole model, AnchorTP the lost part (Eq. 1), at the rate
+the bytes to move: a restart loads the whole model, AnchorTP the lost part (Eq. 1), at the rate
 that the two restart rows give together?
 """
 
@@ -16,7 +16,7 @@ from relume.policies.elastic.reshard import after_failure, continuous
 
 
 class Row(Struct, frozen=True):
-    """Seconds of one method: TFS and TTP after the first and second failure, the whole run."""
+    """Seconds of one method: TFS and TTP after the first and second failure, and the whole run."""
 
     tfs: tuple[float, float]
     ttp: tuple[float, float]
@@ -48,7 +48,7 @@ MIXTRAL = Model(
     restart=Row((195.82, 198.49), (35.69, 41.27), 610.79),
 )
 UNITS = 840
-"""Divides evenly by 2 to 8."""
+"""A number that 2 to 8 divide."""
 
 
 def restart_rate() -> tuple[float, float]:
@@ -65,14 +65,14 @@ def reload_share(ranks: int) -> float:
 
 
 def most_ratio(model: Model, failure: int) -> float:
-    """Restart / AnchorTP by bytes, were everything but the reload free for AnchorTP."""
+    """Restart / AnchorTP by bytes, if AnchorTP's only cost were the reload."""
     rate, _ = restart_rate()
     reload_s = model.bytes * reload_share(model.ranks[0] - failure) / rate
     return model.restart.tfs[failure] / reload_s
 
 
 def overhead(row: Row) -> float:
-    """Seconds that two failures cost: nothing is served for TFS, half for TTP."""
+    """Cost of two failures in seconds: no service during TFS, half of it during TTP."""
     return sum(row.tfs) + sum(row.ttp) / 2
 
 
@@ -86,7 +86,7 @@ def run(_: Sampling) -> Found:
             figures[f"{name}_{at}_bytes"] = most_ratio(model, i)
         figures[f"{name}_overhead"] = (restart.total - model.static) / (kept.total - model.static)
         figures[f"{name}_overhead_down"] = overhead(restart) / overhead(kept)
-        for said, row in (("kept", kept), ("restart", restart)):
+        for said, row in (("AnchorTP", kept), ("restart", restart)):
             lines.append(
                 f"{name}, {said}: overhead {row.total - model.static:.1f} s; its two TFS "
                 f"{sum(row.tfs):.1f} s, with half of TTP {overhead(row):.1f} s"
@@ -104,16 +104,16 @@ def run(_: Sampling) -> Found:
 
 
 BYTES = (
-    "these are upper bounds, with everything but the reload free, and the published ratios lie "
-    "above them: the lost share of the weights (Eq. 1) cannot come at the rate of the restart "
-    "rows within AnchorTP's TFS. Either its reload is faster than the restart's (host memory "
-    "against files), or service resumes before it ends; the text tells neither."
+    "these are upper bounds, with everything but the reload free, and the published ratios exceed "
+    "them. At the rate of the restart rows, the lost share of the weights (Eq. 1) cannot arrive "
+    "within AnchorTP's TFS. Either its reload is faster than the restart's (host memory "
+    "against files), or service resumes before it ends; the text says neither."
 )
 DOWN = (
     "time without service and a linear rise to peak alone. AnchorTP's overhead is more than "
-    "that for Qwen (fewer ranks are slower afterwards), and in the restart row of Mixtral the "
+    "that for Qwen (fewer ranks are slower afterwards). In the restart row of Mixtral the "
     "published overhead is less than its own two TFS (337 s, 394 s): with a fixed arrival "
-    "pattern the baseline idles, and what waited is caught up. Rates are not given."
+    "pattern the baseline idles, and catches up on waiting requests. The text gives no rates."
 )
 
 
@@ -123,7 +123,7 @@ def _text(key: str, what: str, value: float, unit: str = "") -> Published:
 
 RESULT = Result(
     name="anchortp-table1",
-    about="recovery with state kept against restart: TFS, TTP, overhead",
+    about="recovery with preserved state against restart: TFS, TTP, overhead",
     source="AnchorTP Table I and Section V.B",
     published=(
         _text("qwen_25", "TFS ratio Qwen @25", 10.8),
@@ -173,7 +173,7 @@ RESULT = Result(
     ),
     run=run,
     inputs=(
-        "Bandwidths and the arrival rate are not given. Weights: 30.5 G and 141 G parameters of "
-        "two bytes. The second failure loses one of the ranks that were left.",
+        "The text gives no bandwidths and no arrival rate. Weights: 30.5 G and 141 G parameters of "
+        "two bytes. The second failure loses one of the remaining ranks.",
     ),
 )

@@ -1,4 +1,4 @@
-"""AnchorTP Figure 3: 1,024 rows on four ranks, one dies, three go on."""
+"""AnchorTP Figure 3: 1,024 rows on four ranks, one dies, three continue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _exact(key: str, what: str, value: float) -> Published:
 
 RESULT = Result(
     name="anchortp-figure3",
-    about="rows kept, copied and reloaded when one of four ranks dies",
+    about="rows retained, copied and reloaded when one of four ranks dies",
     source="AnchorTP Fig. 3, Alg. 1",
     published=(
         _exact("reload", "reloaded in all", 256),

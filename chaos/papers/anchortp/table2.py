@@ -1,7 +1,7 @@
-"""AnchorTP Table II: reload and copy of three planners, Mixtral-8x22B from 8 to 7 ranks; and
-ours beside them, also for the other changes of the evaluation.
+"""AnchorTP Table II: reload and copy of three planners and ours, Mixtral-8x22B from 8 to 7 ranks;
+also for the other changes of the evaluation.
 
-Shares of the model are exact; the mean over which rank dies, since the table does not say.
+Shares of the model are exact, and means over the dead rank, which the table does not name.
 Seconds come from one bandwidth, that of the table's own Full Reload row.
 """
 
@@ -24,7 +24,7 @@ from relume.policies.elastic.reshard import (
 from relume.policies.elastic.reshard_time import Links, busiest_us
 
 UNITS = 8 * 7 * 3 * 10
-"""Divides evenly by every number of ranks here."""
+"""A number that every number of ranks here divides."""
 
 MODEL_BYTES = 2 * 141 * 10**9
 FULL_RELOAD_S, CM_S, GREEDY_S, CM_PEER_S = 197.31, 17.56, 26.15, 1.87
@@ -40,8 +40,8 @@ CHANGES = ((4, 3), (8, 7), (8, 6), (4, 2))
 
 
 def shares(planner: str, before: int, after: int) -> tuple[float, float, float, float]:
-    """Parts of the model: reloaded, copied, and the busiest rank's reload at least and at most;
-    means (the last two: extremes) over every set of ranks that may die."""
+    """Parts of the model: reloaded, copied, and the busiest rank's minimum and maximum reload;
+    means (the last two: extremes) over every possible set of dead ranks."""
     made = []
     for dead in combinations(range(before), before - after):
         held = after_failure(UNITS, before, dead)
@@ -57,8 +57,8 @@ def _ends(values: list[float]) -> tuple[float, float]:
 
 
 def own_links_s(planner: str) -> tuple[float, float]:
-    """Reload from 8 to 7 ranks were each rank's own link the limit, at the rate that Full Reload
-    then needs: seconds at least and at most, over who dies."""
+    """Reload from 8 to 7 ranks if each rank's own link were the limit, at the rate that Full Reload
+    then needs: minimum and maximum seconds over the dead rank."""
     links = Links(host=round(BYTES_PER_S / 7))
     times = []
     for dead in range(8):
@@ -103,12 +103,12 @@ def run(_: Sampling) -> Found:
 
 ONE_RATE = (
     "by Eq. 1 CM reloads an eighth of the model, so its seconds and those of Full Reload need "
-    "different bandwidths (2.0 and 1.4 GB/s): a cost that grows with the bytes, or a slower "
-    "loader for the whole model, is not in the text."
+    "different bandwidths (2.0 and 1.4 GB/s). The text mentions no cost that grows with the bytes, "
+    "and no slower loader for the whole model."
 )
 GREEDY = (
-    "with the targets of Alg. 1 a rank lacks, beyond the lost eighth, what CM would have copied "
-    "to it: a quarter of the model in the mean, 0.16 at the least for any dead rank. The "
+    "with the targets of Alg. 1 a rank lacks, beyond the lost eighth, the part that CM would have "
+    "copied to it: a quarter of the model on average, at least 0.16 for any dead rank. The "
     "published 1.49 leaves 0.06, so the Greedy measured there must keep more in place than "
     "the text says."
 )
@@ -131,7 +131,8 @@ RESULT = Result(
     ),
     run=run,
     inputs=(
-        "Which rank died is not said: the mean of all eight. Mixtral-8x22B: 141 G parameters "
-        "of two bytes. Bandwidths are not given: one for all rows, from the row Full Reload.",
+        "The text does not name the dead rank: the mean of all eight. Mixtral-8x22B: 141 G "
+        "parameters of two bytes. The text gives no bandwidths: one for all rows, from the row "
+        "Full Reload.",
     ),
 )

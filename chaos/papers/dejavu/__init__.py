@@ -1,1 +1,1 @@
-"""DéjàVu's published results beside ours."""
+"""DéjàVu's published results, compared with ours."""

@@ -1,9 +1,9 @@
 """DéjàVu Figures 10 and 11: a stage of a pipeline dies, with and without a replicated KV cache.
 OPT-66B, four machines, microbatches of 8, 500 prompt and 1,000 generated tokens.
 
-Without replicas everything under way starts from its prompt again; with them it goes on from the
-last replicated token. Both wait the same time for the stage to be noticed and back, which the
-text does not give: it is what Figure 10's 1.24 leaves.
+Without replicas, all running microbatches start from their prompts again; with replicas, they
+continue from the last replicated token. Both wait the same time until the stage is back. The text
+does not give that time: it is the rest of Figure 10's 1.24.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Pipeline:
         self.token_ns = round(token * slower / STAGES)
 
     def ends(self, count: int, tokens: int = TOKENS) -> list[float]:
-        """Seconds at which each of `count` microbatches, all waiting from the start, ends."""
+        """End times in seconds of `count` microbatches that all wait from the start."""
         jobs = [Job(0, self.prompt_ns, tokens)] * count
         return [end / 1e9 for end in ends(jobs, STAGES, self.token_ns)]
 
     def latency_s(self, tokens: int = TOKENS) -> float:
-        """Of the first of as many microbatches as there are stages."""
+        """Latency of the first of as many microbatches as there are stages."""
         return self.ends(STAGES, tokens)[0]
 
     @property
     def down_s(self) -> float:
-        """Until a failed stage is back, by Figure 10's ratio with replicas."""
+        """Time until a failed stage is back, by Figure 10's ratio with replicas."""
         return (KEPT - 1) * self.latency_s()
 
     def runtime_s(self, count: int, failures: tuple[int, ...]) -> tuple[float, float]:
-        """Seconds until all of `count` end, through `failures`: from scratch, with replicas."""
+        """Seconds until all `count` end, despite `failures`: from scratch, with replicas."""
         begun, left = 0.0, count
         for failure in failures:
             done = sum(begun + end <= failure for end in self.ends(left)) if left else 0
@@ -59,7 +59,7 @@ class Pipeline:
 
 
 def filled(pipeline: Pipeline) -> int:
-    """Microbatches that keep the pipeline busy beyond the last failure."""
+    """Number of microbatches that keep the pipeline busy beyond the last failure."""
     groups = int(FAILURES_S[-1] / pipeline.latency_s()) + 1
     return STAGES * groups
 
@@ -93,13 +93,13 @@ def run(_: Sampling) -> Found:
 
 SHORT = (
     "a failure loses at most one microbatch's latency for each slot, and 1.16 needs about 100 s "
-    "lost at each of the three: more than a microbatch takes by the roofline. With microbatches "
-    "twice as long it comes out (lines above); their latency there is not in the text."
+    "lost at each of the three: more than a microbatch needs by the roofline. Microbatches twice "
+    "as long give the figure (lines above); the text does not give their latency."
 )
 
 RESULT = Result(
     name="dejavu-failures",
-    about="what a failed pipeline stage costs with and without replicas",
+    about="cost of a failed pipeline stage with and without replicas",
     source="DéjàVu Section 5.2.3, Fig. 10 and 11",
     published=(
         Published(key="kept", what="latency with replicas", value=KEPT, unit="x", calibrated=True),

@@ -1,4 +1,4 @@
-"""DéjàVu Eq. 2 and 3 against Tables 2 to 5: what fits, and from how many machines on."""
+"""DéjàVu Eq. 2 and 3 against Tables 2 to 5: microbatches that fit, and the machines they need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def footprint(model: Model, machine: Machine, batch: int) -> Footprint:
 
 
 def row_fits(setting: Setting, row: Best) -> bool:
-    """Whether every pipeline a row names is at least as deep as Eq. 2 and 3 ask."""
+    """Whether every pipeline of a row is at least as deep as Eq. 2 and 3 require."""
     serving = [(row.machines, row.batch)]
     prompts: list[tuple[int, int]] = []
     if row.parallel:
@@ -105,7 +105,7 @@ RESULT = Result(
     ),
     run=run,
     inputs=(
-        "Memory is kept for 2,000 tokens a request, prompt and up to 1,000 generated, as in the "
+        "Memory is reserved for 2,000 tokens per request, prompt and up to 1,000 generated, as in the "
         "authors' public simulator; the text says only that prompts have 1,000.",
     ),
 )

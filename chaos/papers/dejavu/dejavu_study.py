@@ -29,8 +29,8 @@ class Run(Struct, frozen=True, order=True):
 
 
 class _Way(Struct, frozen=True):
-    """A configuration to try. `least_s`: the work of its busiest stage, which no schedule beats;
-    `took`: computes its makespan."""
+    """A configuration to try. `least_s`: the work of its busiest stage, a lower bound of its
+    makespan; `took`: computes its makespan."""
 
     least_s: float
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class _Way(Struct, frozen=True):
 
 
 def _best(ways: Iterable[_Way]) -> Run | None:
-    """The shortest; what cannot be shorter than the best so far is not simulated."""
+    """The shortest; skips configurations whose lower bound exceeds the best so far."""
     best: Run | None = None
     for way in sorted(ways, key=lambda way: (way.least_s, way.shape)):
         if best is None or way.least_s <= best.makespan_s:

@@ -16,8 +16,8 @@ from relume.chaos.papers.dejavu.inputs import (
 
 
 class Best(Struct, frozen=True):
-    """The best of `machines`: the microbatch of one pipeline; of several: how many, their depth
-    and microbatch; apart: machines and microbatch for prompts, and for tokens."""
+    """The best of `machines`. One pipeline: its microbatch. Several: their number, depth and
+    microbatch. Apart: machines and microbatch for prompts, and for tokens."""
 
     machines: int
     batch: int

@@ -17,7 +17,7 @@ MACHINE = a100(4)
 
 
 def level(given: list[int]) -> list[int]:
-    """As many microbatches with the mean length each: none stops before another."""
+    """As many microbatches, each of the mean length: none stops before another."""
     return [round(sum(given) / len(given))] * len(given)
 
 

@@ -1,13 +1,13 @@
-"""Models, machines and lengths for DéjàVu's studies, and what stands in for what the paper
-measured and did not print.
+"""Models, machines and lengths for DéjàVu's studies, and substitutes for measurements that the
+paper does not print.
 
 The paper plans with prompt and token times measured for each batch size, and with output lengths
 of LMSys-Chat-1M; neither is in its text or its repository. Here:
 
-- Times are a roofline: a prompt does 2 FLOP a weight and token, a token step reads the weights
-  and the microbatch's KV cache. Two efficiencies come from two figures of the text: 3.1 s a
-  prompt stage (Table 6), and prompts that take 14 token steps for two requests of OPT-66B on
-  two A100 (Appendix H.3, of another engine; their 1,000 tokens are assumed).
+- Times are a roofline: a prompt does 2 FLOP per weight and token, a token step reads the weights
+  and the microbatch's KV cache. Two efficiencies come from two figures of the text: 3.1 s per
+  prompt stage (Table 6), and prompts that last 14 token steps. The latter are two requests of
+  OPT-66B on two A100 (Appendix H.3, of another engine); their 1,000 tokens are assumed.
 - Lengths have the distribution of the Azure conversation trace and one mean, chosen so that
   Eq. 1 halves the machines as Table 3 does. As in the authors' public simulator: 2 to 1,000
   tokens, a length for each 64 requests, so repeated 64 / b times for microbatches of b.
@@ -25,13 +25,13 @@ from relume.chaos.scenario import request_traces as traces
 
 PROMPT_TOKENS = 1000
 CONTEXT_TOKENS = 2000
-"""What KV memory is kept for: prompt and up to 1,000 generated tokens."""
+"""Tokens that KV memory is reserved for: prompt and up to 1,000 generated tokens."""
 
 BATCHES = (4, 8, 16, 32)
-"""Microbatch sizes tried; beside these, Tables 2 to 5 name 2, once."""
+"""Microbatch sizes tried; Tables 2 to 5 also name 2, once."""
 
 LARGEST = 64
-"""A length of the trace stands for so many requests, so for 64 / b microbatches of b."""
+"""Number of requests per length of the trace, so 64 / b microbatches of b."""
 
 ROWS = 256
 
@@ -100,8 +100,8 @@ TOKEN_EFFICIENCY = (
 
 
 def prompt_ns(model: Model, machine: Machine, batch: int, prompt: int = PROMPT_TOKENS) -> int:
-    """A microbatch's prompt on the whole model with one machine's GPUs, in nanoseconds; a
-    stage of d takes a d-th."""
+    """Time of a microbatch's prompt on the whole model with one machine's GPUs, in ns; one of d
+    stages needs a d-th."""
     return round(_ideal_prompt_s(model, machine, batch, prompt) / PROMPT_EFFICIENCY * 1e9)
 
 

@@ -95,19 +95,19 @@ def _grows(ratios: list[float], figure: int) -> bool:
 
 
 MEASURED = (
-    "the paper does not say whether its figure is a mean or the most; taken is the most. Other "
-    "lengths drawn from the same trace (--seed) move these by a few per cent only; what is "
-    "left are the measured times and LMSys's distribution, which decides how unequal the parts "
+    "the paper does not say whether its figure is a mean or a maximum; ours is the maximum. Other "
+    "lengths drawn from the same trace (--seed) move these by a few per cent only. The remaining "
+    "causes are the measured times and LMSys's distribution, which decides how unequal the parts "
     "of several pipelines are."
 )
 SPLITS = (
     "most of the divisions that differ are BLOOM's: Table 5 gives prompts up to 10 of 16 "
-    "machines, so its token steps must be shorter, by its prompts, than the roofline's; with 0.7 "
-    "of them most of these and the 4.2 come out (last lines above)."
+    "machines, so its token steps must be shorter, by its prompts, than the roofline's. With 0.7 "
+    "times these steps, most of the divisions and the 4.2 agree (last lines above)."
 )
 PARALLEL = (
     "8, 12 and 16 machines: with OPT-66B and BLOOM, pipelines two machines deep and four deep "
-    "are near each other here, and which is best hangs on the measured times."
+    "are near each other here, and the measured times decide which is best."
 )
 
 RESULT = Result(

@@ -1,12 +1,12 @@
-"""A pipeline that serves microbatches, exactly, in virtual time: what DéjàVu's studies need.
+"""An exact model of a pipeline that serves microbatches in virtual time, for DéjàVu's studies.
 
 `stages` machines in a row, each first come first served. A microbatch passes all of them once
-for its prompt and once for every token, coming back to the first stage after the last. As many
-microbatches as there are stages are under way; when one ends, the next one takes its slot.
+for its prompt and once for every token, and returns to the first stage after the last. As many
+microbatches as there are stages run at once; when one ends, the next one gets its slot.
 
-Passes are taken in the order in which they reach the first stage, so none overtakes. While only
-tokens are generated and nobody waits, every round is like the one before, and rounds are skipped
-up to the next end. Times are whole nanoseconds.
+The stages serve passes in the order in which they reach the first stage, so none overtakes. While
+all microbatches generate tokens and none waits, every round is like the one before; the model then
+skips rounds up to the next end. Times are whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from msgspec import Struct
 
 
 class Job(Struct, frozen=True):
-    """A microbatch: when it may enter, its prompt's time at a stage (0: computed elsewhere),
-    its token passes."""
+    """A microbatch: its earliest entry, its prompt's time at a stage (0: computed elsewhere), its
+    token passes."""
 
     ready_ns: int
     prompt_ns: int
@@ -28,8 +28,8 @@ class Job(Struct, frozen=True):
 
 
 def ends(jobs: Sequence[Job], stages: int, token_ns: int, slots: int = 0) -> list[int]:
-    """When each of `jobs`, taken in this order, has its last token. `slots`: microbatches
-    under way at once (default: as many as stages)."""
+    """Time of the last token of each of `jobs`, which enter in this order. `slots`: microbatches
+    in the pipeline at once (default: as many as stages)."""
     done = [0] * len(jobs)
     free = [0] * stages
     upcoming = iter(range(len(jobs)))
@@ -100,8 +100,8 @@ def apart(
     extra_ns: int = 0,
 ) -> list[int]:
     """Ends with prompts in a pipeline of their own. `arrivals`: none means all wait from the
-    start. `extra_ns`: what streaming the KV cache adds at a stage of the prompt; it delays that
-    microbatch and keeps nobody else from computing."""
+    start. `extra_ns`: time that streaming the KV cache adds at a stage of the prompt; it delays
+    that microbatch alone."""
     jobs: list[Job] = []
     begins = 0
     for i, tokens in enumerate(lengths):

@@ -1,5 +1,5 @@
-"""DéjàVu Eq. 1 and 4 to 7: what the planner says where the search of `dejavu-makespan` measured,
-and how good its equations are."""
+"""DéjàVu Eq. 1 and 4 to 7: the planner's divisions against the search of `dejavu-makespan`, and the
+accuracy of its equations."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ def run(_: Sampling) -> Found:
     limit = {machines: float(overhead_limit(machines)) for machines in (4, 16)}
     lines += [
         f"two pipelines can pay up to m = {limit[4]:.2f} with 4 machines, {limit[16]:.2f} with 16",
-        f"Eq. 4 promises at most {max(gains):.2f} times one pipeline's throughput here, and less "
-        "than 2 always; what is beyond that in the makespans are stops that do not overlap",
+        f"Eq. 4 promises at most {max(gains):.2f} times one pipeline's throughput here, and always "
+        "less than 2; a larger gain in the makespans comes from stops that do not overlap",
     ]
     figures = {"exact": exact, "near": near, "limit_4": limit[4], "limit_16": limit[16]}
     return Found(figures, tuple(lines))
 
 
 LIMIT = (
-    "Eq. 5 as printed is only an inequality for a positive denominator D (2 - m) - 1, so it asks "
-    "for m < 2 - 1 / D; m < 2 is its limit for many machines."
+    "Eq. 5 as printed is only an inequality for a positive denominator D (2 - m) - 1, so it needs "
+    "m < 2 - 1 / D; m < 2 is its limit for many machines."
 )
 SPLITS = (
     "most of those that differ are BLOOM's, whose token steps must be shorter than the "
     "roofline's (see dejavu-makespan). With 2 and 4 machines Eq. 4 prefers one pipeline where "
-    "the table names the best division; for 4 machines of Table 2 the planner is asked for "
-    "microbatches of 2."
+    "the table names the best division; for 4 machines of Table 2 the planner gets microbatches "
+    "of 2."
 )
 
 RESULT = Result(

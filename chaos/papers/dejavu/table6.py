@@ -1,5 +1,5 @@
-"""DéjàVu Table 6: what slow networks do to prompts and tokens apart. BLOOM-176B, three machines
-for prompts, four for tokens, microbatches of 8."""
+"""DéjàVu Table 6: the effect of slow networks on separate prompt and token pipelines. BLOOM-176B,
+three machines for prompts, four for tokens, microbatches of 8."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def transfer_s(gbit_s: float) -> float:
 
 
 def extra_s(gbit_s: float) -> float:
-    """What of it the next microbatch's prompt does not hide."""
+    """The part of it that the next microbatch's prompt does not hide."""
     return max(0.0, transfer_s(gbit_s) - TABLE_6_PROMPT_S)
 
 
 def latency_s(gap_s: float, extra: float, seed: int) -> float:
-    """Median over microbatches of time in the system per token, with Poisson arrivals `gap_s`
-    apart in the mean."""
+    """Median over microbatches of time in the system per token, with Poisson arrivals at a mean
+    interval of `gap_s`."""
     drawn = random.Random(f"{seed}:table6")
     tokens = [drawn.choice(sampled(seed)) for _ in range(REQUESTS)]
     at, arrivals = 0.0, []
@@ -64,7 +64,7 @@ def latency_s(gap_s: float, extra: float, seed: int) -> float:
 
 
 def calibrated_gap_s(goal_s: float, seed: int) -> float:
-    """Mean time between arrivals at which the median latency a token is `goal_s`."""
+    """Mean time between arrivals at which the median latency per token is `goal_s`."""
     low, high = 0.1, 1000.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -84,7 +84,7 @@ def run(sampling: Sampling) -> Found:
     served_s = sum(sampled(sampling.seed)) / len(sampled(sampling.seed)) * step_s / TOKEN_MACHINES
     lines = (
         f"arrivals fitted to {gap_s:.2f} s apart, the token pipeline ends one in {served_s:.2f} s;",
-        f"1.29 s is mostly waiting (nearly alone {alone:.2f} s), growing over {REQUESTS} arrivals",
+        f"most of 1.29 s is waiting (nearly alone {alone:.2f} s), growing over {REQUESTS} arrivals",
         f"10.7 GB are a third of a microbatch's {KV_BYTES * PROMPT_MACHINES / 1e9:.1f} GB: what "
         "one of the three prompt machines sends",
         f"m = transfer / prompt passes 2 - 1/7 (Eq. 5) at "
@@ -127,8 +127,8 @@ def _published() -> tuple[Published, ...]:
 
 
 RATE = (
-    "the table's last rows hang on the lengths (a delay of x at each of three prompt stages adds "
-    "3 x / N to a request of N tokens) and on the load, which is fitted to the first row alone."
+    "the table's last rows depend on the lengths, and on the load, which is fitted to the first row "
+    "alone. A delay of x at each of three prompt stages adds 3 x / N to a request of N tokens."
 )
 
 RESULT = Result(
@@ -139,7 +139,7 @@ RESULT = Result(
     run=run,
     inputs=(
         "The arrival rate is not given: fitted to 1.29 s at 100 Gbit/s. Lengths as of "
-        "dejavu-makespan. A token step on four machines is the roofline's. What is not hidden "
-        "delays a microbatch at each prompt stage and keeps no stage from computing.",
+        "dejavu-makespan. A token step on four machines is the roofline's. The part of a transfer "
+        "that is not hidden delays a microbatch at each prompt stage, but blocks no stage.",
     ),
 )

@@ -1,1 +1,1 @@
-"""LUMEN's published results beside ours."""
+"""LUMEN's published results, compared with ours."""

@@ -10,13 +10,13 @@ MECHANISMS = (
     "neighbour", "spread", "neighbour-eq6", "lumen",
     "neighbour+drafts", "spread+drafts", "neighbour-eq6+drafts", "lumen+drafts",
 )  # fmt: skip
-"""Where checkpoints lie, whether Eq. 6 redirects, whether the loading host drafts."""
+"""Placement of checkpoints, whether Eq. 6 redirects, whether the loading host drafts."""
 STEPS = {
     "placement": ("spread", "neighbour"),
-    "Eq. 6 behind a fixed neighbour": ("neighbour-eq6", "neighbour"),
-    "Eq. 6 behind load-aware placement": ("lumen", "spread"),
+    "Eq. 6 after a fixed neighbour": ("neighbour-eq6", "neighbour"),
+    "Eq. 6 after load-aware placement": ("lumen", "spread"),
     "drafts alone": ("neighbour+drafts", "neighbour"),
-    "drafts behind both": ("lumen+drafts", "lumen"),
+    "drafts after both": ("lumen+drafts", "lumen"),
     "ours in place of Eq. 6": ("ours", "lumen"),
     "all three": ("lumen+drafts", "neighbour"),
 }
@@ -38,8 +38,8 @@ def run(sampling: Sampling) -> Found:
 
 
 ENGINE = (
-    "drafts help one survivor of three, and while it has prompts to compute it verifies drafts "
-    "beside them; TTFT comes back with the engine."
+    "drafts help one survivor of three, which also verifies drafts while it computes prompts; TTFT "
+    "is back to normal only when the engine is back."
 )
 
 RESULT = Result(

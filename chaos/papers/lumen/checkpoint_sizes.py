@@ -42,7 +42,7 @@ def run(sampling: Sampling) -> Found:
             f"{size.name}, GPUs a worker: {size.gpus}; {PER_S * model.per_s:.2f} requests a second "
             f"and worker, engine back after {model.reload_s:.0f} s, "
             f"{model.spec.kv_bytes_per_token >> 10} KiB a token, "
-            f"a draft takes {model.draft_share:.0%} of a step"
+            f"a draft needs {model.draft_share:.0%} of a step"
         )
         lines += study.table((*RECOVERY, TPOT))
         of = {rule: f"{name}, {title(rule)}" for rule in RULES}
@@ -55,7 +55,9 @@ def run(sampling: Sampling) -> Found:
     return Found(figures, tuple(lines[:-1]))
 
 
-LOAD = "how much a failure costs hangs on how near to their limit survivors are, which is not told."
+LOAD = (
+    "the cost of a failure depends on the survivors' spare capacity, which the paper does not give."
+)
 FEW = (
     "kernels for few tokens on many GPUs lie above the roofline; between the models, at the same "
     "weights a GPU, profiles differ from it by 2 to 18 %."
@@ -94,9 +96,9 @@ RESULT = Result(
     sample=True,
     inputs=(
         "No step profiles of these models: the fitted formula of Qwen3-32B on two RTX PRO 6000, "
-        "each part scaled by what it reads or computes a GPU, on as many of these GPUs as hold "
-        "the model (7B, 14B: 1; 70B: 4; 405B: 16 in two hosts); what GPUs exchange keeps its "
-        "share of the dense layers, though 16 would need faster links for that. Compared with "
+        "each part scaled by its reads or computations per GPU. Each model runs on as many of these "
+        "GPUs as hold it (7B, 14B: 1; 70B: 4; 405B: 16 in two hosts). Exchange between GPUs keeps "
+        "its share of the dense layers, though 16 would need faster links for that. Compared with "
         "profiles of CodeLlama-34B and Llama-2-70B (Vidur, H100). Loading: 3.3 GB/s a host.",
         "Lengths and load: as elsewhere; arrivals scaled so that each size is as busy as "
         "Qwen3-32B at 2.75 a second and worker. Host memory for checkpoints: 64 GiB.",

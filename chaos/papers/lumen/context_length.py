@@ -1,4 +1,4 @@
-"""Long contexts against the memory hosts give to checkpoints: Mooncake's prompts."""
+"""Long contexts against the hosts' memory for checkpoints: Mooncake's prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relume.chaos.sim.engine import host_types as hosts
 
 BUDGETS = (1, 4, 16, 64)
 PER_S = 0.15
-"""Of a worker: about half of what one serves of these prompts."""
+"""Requests per second and worker: about half of a worker's capacity for these prompts."""
 GIB = 1 << 30
 
 
@@ -26,7 +26,7 @@ def case(rule: str, budget_gib: int = 64) -> Case:
 
 
 def cases() -> Mapping[str, Case]:
-    """Budgets of a host, and no checkpoints."""
+    """Checkpoint budgets of a host, and no checkpoints."""
     found = {"stop and restart": case("restart")}
     for rule, budget in product(("lumen", "ours"), BUDGETS):
         found[f"{rule}, {budget} GiB a host"] = case(rule, budget)
@@ -48,9 +48,9 @@ def run(sampling: Sampling) -> Found:
 
 TWICE = "Table A is twice what Eq. 1 gives, in every row."
 LATE = (
-    "ours computes anew what is sooner computed than moved, though blocks are there (LUMEN's "
-    "rules restore more, and wait longer); and what was being computed when its engine died is "
-    "with nobody."
+    "ours recomputes tokens that are sooner computed than moved, even if holders have them (LUMEN's "
+    "rules restore more, and wait longer). No holder has tokens that were in computation when the "
+    "engine died."
 )
 
 RESULT = Result(
@@ -84,8 +84,8 @@ RESULT = Result(
     sample=True,
     inputs=(
         "Lengths: 512 of Mooncake's 12,031 conversation requests, prompts of 12,100 tokens on "
-        "average, cut at 100,000 (one of them); arrivals are Poisson, 0.15 a second and "
-        "worker (the trace's 3.4 would take some 24 such workers). Its shared prefixes are left "
+        "average, cut at 100,000 (one of them). Arrivals are Poisson, 0.15 per second and "
+        "worker (the trace's 3.4 would need about 24 such workers). Its shared prefixes are left "
         "out: every prompt is computed and held whole. Qwen3-32B on two RTX PRO 6000, 131,072 "
         "tokens at most.",
         RELOAD,

@@ -1,4 +1,4 @@
-"""Draft assistance by acceptance, drafts and what the survivors lack: tokens or prompts."""
+"""Draft assistance by acceptance, drafts and the survivors' bottleneck: tokens or prompts."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from relume.chaos.sim.engine.speed import Assisted, Drafts
 
 ACCEPTED, DRAFTED, BATCHES = (0.3, 0.6, 0.9), (2, 4, 8), (1, 16, 64, 128)
 RUN = (2, 6)
-"""Drafts in whole fleets."""
+"""Numbers of drafts in runs of whole fleets."""
 CONTEXT = 1200
 BOTTLENECKS = {
     "decoding": replace(ONE_LOST, per_s=3.5, prompts=(50, 200), outputs=(300, 500)),
     "both (the trace)": ONE_LOST,
     "prompts": replace(ONE_LOST, per_s=1.4, prompts=(2000, 4000), outputs=(20, 60)),
 }
-"""Each at about three quarters of what four workers serve."""
+"""Loads, each about three quarters of four workers' capacity."""
 PLAIN = "no drafts"
 SPARING = "0.6, 6 drafts, where they pay"
 
 
 def cases(bottleneck: str) -> Mapping[str, Case]:
-    """All of one bottleneck."""
+    """All cases of one bottleneck."""
     plain = BOTTLENECKS[bottleneck]
     found = {f"{bottleneck}: {PLAIN}": plain}
     for accepted, drafts in product(ACCEPTED, RUN):
@@ -47,7 +47,7 @@ def cases(bottleneck: str) -> Mapping[str, Case]:
 
 
 def decoding() -> list[str]:
-    """How much sooner a token comes of an engine that is drafted for and only decodes."""
+    """Speed-up of tokens of an engine that only decodes and has a drafter."""
     plain = cost.load(f"{MODEL}_{HARDWARE}")
     lines = ["a token with drafts, times as fast: by acceptance, drafts, sequences"]
     lines.append(f"{'':18}" + "".join(f"{batch:>8}" for batch in BATCHES))
@@ -85,8 +85,8 @@ def run(sampling: Sampling) -> Found:
 
 
 LOAD = (
-    "how much a token or a prompt that comes sooner shortens the queue hangs on how near to their "
-    "limit survivors are."
+    "how much an earlier token or prompt shortens the queue depends on the survivors' spare "
+    "capacity."
 )
 
 RESULT = Result(

@@ -1,4 +1,4 @@
-"""Holders that die with those whose blocks they hold: one or two of each, at random or by rack."""
+"""Holders that die together with their primaries: one or two holders each, at random or by rack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKERS, RACKS = 8, 4
 WHOM = {
     "any": "any two",
     "rack": "a rack of two",
-    "neighbours": "a rack that nobody was told of",
+    "neighbours": "an undeclared rack",
 }
 
 
@@ -36,14 +36,14 @@ def cases() -> Mapping[str, Case]:
             short=True,
         )
         found[f"{WHOM[whom]}, {rule}, holders: {holders}"] = case
-    found["a rack that nobody was told of, fixed neighbour"] = Case(
+    found["an undeclared rack, fixed neighbour"] = Case(
         rules="neighbour", workers=WORKERS, seed=0, whom="neighbours", daemons=True, short=True
     )
     return found
 
 
 def run(sampling: Sampling) -> Found:
-    """Who is lost, by how many holders."""
+    """The figures by lost workers and number of holders."""
     study = Study(sampling, cases())
     lines = study.table(RECOVERY)
     for whom, rule in product(WHOM.values(), ("lumen", "ours")):
@@ -60,10 +60,10 @@ def run(sampling: Sampling) -> Found:
 
 
 TAIL = (
-    "what is in no full block of an engine yet, or not yet sent, when it dies, is with nobody; and "
-    "what is computed sooner than restored is computed."
+    "no holder has tokens that were in no full block, or not yet sent, when the engine died; and "
+    "tokens that are computed sooner than restored are computed."
 )
-PLANNED = "with one holder, about a seventh of the blocks of two lost workers lies with the other. "
+PLANNED = "with one holder, either of two lost workers has about a seventh of the other's blocks. "
 
 RESULT = Result(
     name="lumen-holders",
@@ -96,7 +96,7 @@ RESULT = Result(
     sample=True,
     inputs=(
         *INPUTS,
-        "The review names no figures: 'published' is what one expects, 1 or, with one holder "
+        "The review names no figures: 'published' is the expected value, 1 or, with one holder "
         "chosen among seven, six sevenths.",
     ),
 )

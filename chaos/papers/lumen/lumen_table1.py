@@ -12,8 +12,8 @@ PRINTED = {4: (4.1, 25.6), 8: (3.8, 24.0), 16: (3.5, 27.1), 32: (3.5, 29.4), 64:
 
 
 def run(sampling: Sampling) -> Found:
-    """Sizes that are asked for, two at least; all that the paper says by size is that it does
-    not matter."""
+    """Compare the requested sizes, at least two; the paper's only statement by size is that the
+    size does not matter."""
     lines = ["workers  uninterrupted TTFT, s       over no failure             interrupted TTFT, s"]
     whole: list[str] = []
     plain, lost = {}, {}
@@ -34,7 +34,7 @@ def run(sampling: Sampling) -> Found:
     return Found(figures, tuple(lines))
 
 
-FEW = "small fleets differ by which requests the lost worker has; large ones are alike."
+FEW = "small fleets differ by the requests on the lost worker; large ones are alike."
 
 RESULT = Result(
     name="lumen-table1",

@@ -1,10 +1,11 @@
-"""Models of 7B to 405B: what a step takes, by the formula of Qwen3-32B and a roofline.
+"""Models of 7B to 405B: the time of a step, by the formula of Qwen3-32B and a roofline.
 
-On as many of the same GPUs as hold them. The dense layers, and what GPUs exchange, take as long
-as weights a GPU; attention of prompts as layers x heads a GPU, of decoding as KV bytes a GPU; the
-host's part of a step stays. Loading and KV memory follow from the weights, checkpoints from layers
-and KV heads. That the dense part goes with weights a GPU is what published profiles of
-CodeLlama-34B and Llama-2-70B show, on other GPUs (`MEASURED_MS`).
+Each model runs on as many of the same GPUs as hold it. The time of dense layers and of exchange
+between GPUs scales with weights per GPU, that of prompt attention with layers x heads per GPU, that
+of decode attention with KV bytes per GPU. The host's part of a step is constant. Loading and KV
+memory follow from the weights, checkpoints from layers and KV heads. Published profiles of
+CodeLlama-34B and Llama-2-70B, on other GPUs, show that the dense part scales with weights per GPU
+(`MEASURED_MS`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from relume.chaos.sim.engine.step_cost import StepCost
 GPU_BYTES, USED = 96e9, 0.9
 HEAD = 128
 RELOAD_S_A_BYTE = 20.0 / 65.6e9
-"""Of a host: 20 s for Qwen3-32B."""
+"""Loading time per byte on a host: 20 s for Qwen3-32B."""
 LEAST_DRAFT_SHARE = 0.02
-"""Of a step; smaller draft models take as long as this for their launches."""
+"""Minimum share of a step: smaller draft models need as long for their kernel launches."""
 
 
 class Size(Struct, frozen=True, kw_only=True):
@@ -69,13 +70,13 @@ MEASURED_MS: Mapping[tuple[float, str, int], tuple[float, ...]] = {
     (70, "H100", 4): (14.32, 15.28, 19.20, 30.00, 62.08, 110.56),
     (70, "H100", 8): (8.36, 8.96, 11.52, 17.68, 32.64, 63.72),
 }
-"""By parameters, GPU, and how many: ms of the dense layers of `TOKENS` tokens. Sums of the
+"""By parameters, GPU and number of GPUs: ms of the dense layers of `TOKENS` tokens. Sums of the
 operators' medians times layers, from microsoft/vidur `data/profiling/compute` (7d475133, MIT)."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A size as the simulator takes it. `per_s`: requests a second that load it as one loads
-    Qwen3-32B."""
+    """A size in the simulator's terms. `per_s`: requests per second that load it as one per second
+    loads Qwen3-32B."""
 
     size: Size
     spec: HostSpec
@@ -120,7 +121,7 @@ def _scaled(base: StepCost, size: Size) -> StepCost:
     f = base.formula
     dense = _a_gpu(size.params, size) / _a_gpu(QWEN.params, QWEN)
     heads = _a_gpu(size.heads, size) / _a_gpu(QWEN.heads, QWEN)
-    # A GPU has at least one KV head: beyond that they are copied.
+    # A GPU has at least one KV head: with more GPUs than heads, heads are copied.
     kv = max(_a_gpu(size.kv_heads, size), 1.0) / _a_gpu(QWEN.kv_heads, QWEN)
     d, p, m = f.decode, f.prefill, f.mixed
     return StepCost(
@@ -144,15 +145,15 @@ def _a_gpu(amount: float, size: Size) -> float:
 
 
 def _request_ns(steps: StepCost) -> float:
-    """What a request of the trace's mean lengths takes of an engine that decodes 40 at once."""
+    """Engine time of a request of the trace's mean lengths, if the engine decodes 40 at once."""
     prompt, output, batch = 1155, 211, 40
     alone = steps.step([(prompt, 0)], 0, 0) - steps.step([(1, 0)], 0, 0)
     return alone + output / batch * steps.decode(batch, batch * (prompt + output // 2))[0]
 
 
 def checked() -> float:
-    """The most by which published profiles are off the roofline: ms of the dense layers over
-    weights a GPU, each pair of sizes or numbers of GPUs, a part of it."""
+    """Maximum relative deviation of published profiles from the roofline: ms of the dense layers
+    over weights per GPU, for each pair of sizes or numbers of GPUs."""
     off = 0.0
     known = list(MEASURED_MS.items())
     for at, ((size, _, gpus), one) in enumerate(known):

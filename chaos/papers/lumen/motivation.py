@@ -1,4 +1,4 @@
-"""LUMEN, motivation: one worker of four is lost, and requests are served from scratch."""
+"""LUMEN, motivation: one worker of four is lost, and its requests start from scratch."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def run(sampling: Sampling) -> Found:
 
 
 QUEUE = (
-    "survivors are asked for as much as they can serve for 20 s here; a queue grows with the time "
-    "they are asked for more, which the paper does not give, and engines here have places left "
-    "(up to 128 sequences), so that part of the load shows as longer steps."
+    "here, survivors run at their capacity for 20 s; a queue grows while their load exceeds it, for "
+    "a time that the paper does not give. Engines here have places left (up to 128 sequences), so "
+    "part of the load shows as longer steps."
 )
 REPLAY = (
     "a replayed request waits for the queue of prompts and its own, 2 to 4 s at 11,000 prompt "
-    "tokens a second; 24 to 29 s is the paper's whole recovery time, as if they waited for the "
+    "tokens per second. 24 to 29 s is the paper's whole recovery time, as if they waited for the "
     "restarted worker."
 )
-SHARE = "interrupted requests over those of the 40 s looked at; the paper's are of a longer run."
+SHARE = "interrupted requests over those of the 40 s window; the paper's are of a longer run."
 
 RESULT = Result(
     name="lumen-motivation",

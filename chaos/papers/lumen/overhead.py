@@ -31,7 +31,7 @@ TIMED = {
 
 @contextmanager
 def timed() -> Iterator[dict[str, list[float]]]:
-    """us of this thread's CPU time that each decision takes meanwhile."""
+    """CPU time of this thread per decision inside, in us."""
     took: dict[str, list[float]] = defaultdict(list)
     former = {name: getattr(*where) for name, where in TIMED.items()}
 
@@ -73,10 +73,10 @@ def observed(rule: str, workers: int, seed: int) -> tuple[dict[str, list[float]]
 
 
 def run(sampling: Sampling) -> Found:
-    """Every size that is asked for, a quarter lost."""
+    """Every requested size, with a quarter lost."""
     lines = [
         f"{'':34}{'mean':>9}{'median':>9}{'99 %':>9}{'most':>9}  us; how many",
-        "bytes and records: what the control plane says, in the log",
+        "bytes and records: those of the control plane in the log",
     ]
     under, total = 0, 0
     figures: dict[str, float] = {}

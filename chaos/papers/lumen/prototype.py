@@ -12,8 +12,8 @@ PRINTED = {
     4: {"restart": (-44.4, -15.9, -50.0), "neighbour": (-7.1, -7.0, -34.9)},
     8: {"restart": (-29.6, -7.1, -64.1), "neighbour": (-15.9, -4.2, -63.9)},
 }
-"""LUMEN, with drafts, over another, %: what the tables' columns say. Absolute figures beside them
-disagree (148 ms is 34 % below 224.6, not 15.9), as do those of the text."""
+"""LUMEN with drafts over another rule, %, from the tables' columns. The tables' absolute figures
+disagree with them (148 ms is 34 % below 224.6, not 15.9), as do those of the text."""
 BACK = ("neighbour", "lumen", "lumen+drafts", "ours")
 AGAINST = {"restart": "stop and restart", "neighbour": "fixed neighbour"}
 
@@ -27,8 +27,8 @@ KEYS = {
 
 
 def run(sampling: Sampling) -> Found:
-    """Both tables, of 4 workers alone where no more are asked for, and what the paper does not
-    print of them."""
+    """Both tables (for 4 workers alone, if `--workers` is smaller than 8), and figures that the
+    paper does not print."""
     figures: dict[str, float] = {}
     lines: list[str] = []
     sizes = sampling.sizes(PRINTED) or [min(PRINTED)]
@@ -56,8 +56,8 @@ def run(sampling: Sampling) -> Found:
 
 
 LESS = (
-    "how much checkpoints save hangs on how long recomputing takes beside what is waited for "
-    "anyway, and on the load of the survivors, which the paper does not give."
+    "how much checkpoints save depends on the time to recompute, relative to other waits, and on "
+    "the load of the survivors, which the paper does not give."
 )
 DRAFTS = (
     "survivors stay crowded until the engine is back (20 s), under every rule; drafts relieve one "
@@ -95,7 +95,7 @@ RESULT = Result(
     inputs=(
         *INPUTS,
         "Recovery time is compared as time until TTFT is within 10 % of the run without a failure "
-        "for good (means of 5 s, all seeds together); beside it: until the last interrupted stream "
-        "goes on, and until the time between tokens is within 10 %.",
+        "for good (means of 5 s, all seeds together). Further lines: time until the last interrupted "
+        "stream continues, and until the time between tokens is within 10 %.",
     ),
 )

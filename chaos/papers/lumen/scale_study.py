@@ -13,7 +13,7 @@ RULES = (*COMPARED, "ours-ttft")
 
 
 def run(sampling: Sampling) -> Found:
-    """Means of the sizes that are asked for."""
+    """Means over the requested sizes."""
     over: dict[str, list[float]] = {rule: [] for rule in RULES}
     lines = []
     for size in sampling.sizes(SIZES):
@@ -32,8 +32,8 @@ def run(sampling: Sampling) -> Found:
 
 SHAPE = "the paper prints these as about 4, 3 and 1.5 to 2. "
 LITTLE = (
-    "restoring out of a host's memory takes little here, even where one holder does all of it; "
-    "what a dead holder had is computed anew."
+    "restoring from a host's memory is fast here, even if one holder does all of it; engines "
+    "recompute the blocks of a dead holder."
 )
 
 RESULT = Result(

@@ -1,4 +1,4 @@
-"""Checkpoints in storage that all hosts share, against those in other hosts' memory."""
+"""Checkpoints in storage that all hosts share, against checkpoints in other hosts' memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ STORES = {
     "25 Gbit/s, 10 ms": (3.125e9, 1e-2),
     "10 Gbit/s, 10 ms": (1.25e9, 1e-2),
 }
-"""What all hosts have of it together, each way."""
+"""Storage bandwidth of all hosts together, each way, and latency."""
 SPACIOUS_MB = 1 << 20
 
 
 def cases() -> Mapping[str, Case]:
-    """Memory and storage, of the trace and of long prompts."""
+    """Memory and storage, for the trace and for long prompts."""
     found = {}
     for name, rate in LINKS.items():
         found[f"memory, {name}"] = replace(ONE_LOST, link_bytes_s=rate)
@@ -53,12 +53,12 @@ def run(sampling: Sampling) -> Found:
 
 
 MEMORY = (
-    "most go on at their holder, out of its own memory (25 GB/s): half a GB is 20 ms, and ten or "
-    "so of them move one behind the other."
+    "most continue at their holder, from its own memory (25 GB/s): half a GB is 20 ms, and about ten "
+    "of them move one after the other."
 )
 STORED = (
-    "storage that all share carries what a failure needs at once, one request behind the other, "
-    "while blocks of others go on coming."
+    "the shared storage serves all restores of a failure at once, one request after the other, "
+    "while blocks of others continue to arrive."
 )
 
 RESULT = Result(
@@ -88,8 +88,8 @@ RESULT = Result(
     inputs=(
         *INPUTS,
         "LUMEN's rules; long prompts: ours. Storage: one queue each way for all hosts, at the "
-        "rate named, and a wait before the first byte of a request; as much of it as is needed; "
-        "it does not fail. Which requests' blocks exist is asked as with memory. Long prompts: as "
+        "rate named, and a wait before the first byte of a request; its capacity has no limit; "
+        "it does not fail. Engines look blocks up as with memory. Long prompts: as "
         "in lumen-context.",
         "'Published': the review's 'a few hundred ms' for 2,000 tokens, and 'seconds'.",
     ),

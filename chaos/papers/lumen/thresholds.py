@@ -1,4 +1,4 @@
-"""Eq. 6's thresholds: which of them redirect anything, and what a bad pair costs."""
+"""Eq. 6's thresholds: which pairs redirect requests, and the cost of a bad pair."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from relume.chaos.papers.result import Found, Published, Result
 from relume.chaos.papers.sampling import Sampling
 
 THETAS, TAUS = (50, 100, 200), (0, 512, 2048, 1_000_000)
-"""Per cent of the mean load; tokens. With tau 0 the holder always restores, with the last it never
-does when its load is above theta."""
+"""Per cent of the mean load; tokens. With tau 0 the holder always restores; with the last tau it
+never restores while its load is above theta."""
 OURS = "ours, least total"
 
 
@@ -42,7 +42,7 @@ def run(sampling: Sampling) -> Found:
     return Found(figures, tuple(lines))
 
 
-COST = "what recomputing costs hangs on the load of the survivors; that simulation's is not known."
+COST = "recomputation costs depend on the survivors' load, which is unknown for that simulation."
 
 RESULT = Result(
     name="lumen-thresholds",

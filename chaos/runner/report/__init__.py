@@ -1,1 +1,1 @@
-"""A kept run shown as text, JSON or a page."""
+"""Shows a stored run as text, JSON or a page."""

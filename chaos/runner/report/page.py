@@ -1,7 +1,7 @@
-"""A run on one HTML page that needs nothing else: no script from elsewhere, no font, no image.
+"""A run on one self-contained HTML page: no external script, font or image.
 
-The templates are `page.html.j2` and `charts.html.j2` beside this module; here are the rows that
-they show.
+The templates are `page.html.j2` and `charts.html.j2` in this folder; this module computes their
+rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from relume.chaos.scenario.catalogue import FIGURES, PROMISES
 from relume.events.vocabulary.enums import RequestOutcome
 
 MOST_DECISIONS = 1200
-"""Decisions on the page; those beyond an ordinary arrival come first. The JSON has all."""
+"""Maximum number of decisions on the page; ordinary arrivals come last. The JSON has all."""
 MOST_REQUESTS = 400
 MOST_POINTS = 6000
 
 WIDTH, LEFT, ROW, PLOT_HEIGHT = 1160, 64, 5, 230
-"""Pixels: of a chart, of its names, of an attempt, of a plot."""
+"""Sizes in pixels: of a chart, of its names, of an attempt, of a plot."""
 
 Row = tuple[Any, ...]
 
@@ -89,7 +89,7 @@ def ticks(most: float) -> list[float]:
 
 
 def _lanes(told: Timeline) -> list[dict[str, Any]]:
-    """Workers, then replicas, each with its place."""
+    """Workers, then replicas, each with its vertical position."""
     rows, top = [], 34.0
     heights = [(lane, lane.rows * ROW + 8.0) for lane in told.workers]
     for lane, height in [*heights, *((lane, 14.0) for lane in told.replicas)]:

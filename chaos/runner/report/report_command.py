@@ -1,4 +1,4 @@
-"""`relume-chaos report`: a kept run as text, JSON or a page."""
+"""`relume-chaos report`: a stored run as text, JSON or a page."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class Life(Struct, kw_only=True):
 
 
 class Attempt(Struct, kw_only=True):
-    """One attempt on a worker; `row` is a place among those that ran beside it. `end`: finished,
-    or how it was lost."""
+    """One attempt on a worker; `row` is its row among concurrent attempts. `end`: finished, or how
+    it was lost."""
 
     request: str
     attempt: int
@@ -66,7 +66,7 @@ class Struck(Struct, frozen=True, kw_only=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """A request as its client lived it, with our id of it and the workers it was on."""
+    """A request as its client saw it, with its id in the log and its workers."""
 
     request: str
     id: str
@@ -81,7 +81,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """A decision with all that was looked at, as `relume why` would tell it."""
+    """A decision with all candidates, as `relume why` shows it."""
 
     at_ms: float
     kind: str
@@ -105,19 +105,19 @@ class Timeline(Struct, kw_only=True):
 def timeline(run: Outcome) -> Timeline:
     """The timeline of `run`. Raises LogError if its log cannot be read."""
     log = Log(run.groups)
-    told = _Told(run)
+    reading = _LogReading(run)
     for at in events_of(log):
-        told.see(at)
-    for lane in told.workers.values():
+        reading.see(at)
+    for lane in reading.workers.values():
         _pack(lane)
     requests = list(_requests(run, log))
     gaps: tuple[list[float], list[float]] = [], []
     for request, history in zip(requests, real(run), strict=True):
         gaps[request.interrupted].extend(history.record.gaps_ms)
     return Timeline(
-        ends_ms=max(run.ended_ns / MS, told.last_ms),
-        workers=list(told.workers.values()),
-        replicas=list(told.replicas.values()),
+        ends_ms=max(run.ended_ns / MS, reading.last_ms),
+        workers=list(reading.workers.values()),
+        replicas=list(reading.replicas.values()),
         faults=[
             Struck(
                 name=f.name, what=f.what, target=f.target, from_ms=f.at_ns / MS,
@@ -126,13 +126,13 @@ def timeline(run: Outcome) -> Timeline:
             for f in run.fired
         ],
         requests=requests,
-        decisions=told.decisions,
+        decisions=reading.decisions,
         gaps_ms=gaps,
     )  # fmt: skip
 
 
-class _Told:
-    """What the log tells, event by event."""
+class _LogReading:
+    """Collects a timeline's data from the log, event by event."""
 
     def __init__(self, run: Outcome) -> None:
         self.began_ms = run.began_ms

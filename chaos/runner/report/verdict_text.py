@@ -9,7 +9,7 @@ from relume.chaos.runner.judge import Expectation, Struck, Verdict
 from relume.chaos.scenario.catalogue import FIGURES
 
 _SHOWN = 5
-"""Violations of one promise in the text; the JSON has more."""
+"""Maximum number of violations of one promise in the text; the JSON has more."""
 _MARKS = {"passed": "PASSED", "failed": "FAILED", "inconclusive": "INCONCLUSIVE"}
 
 
@@ -27,24 +27,24 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
     if verdict.unknown:
         yield f"\n{verdict.unknown} answers broke off: how they ended is unknown"
     if verdict.not_yet:
-        told = f"not yet applicable: {', '.join(verdict.not_yet)}"
+        text = f"not yet applicable: {', '.join(verdict.not_yet)}"
         yield ""
-        yield from textwrap.wrap(told, 100, subsequent_indent="  ")
+        yield from textwrap.wrap(text, 100, subsequent_indent="  ")
     yield ""
     yield f"{_MARKS[verdict.result]}" + (f": {verdict.why[0]}" if verdict.why else "")
     yield from (f"  {reason}" for reason in verdict.why[1:])
 
 
 def _promises(verdict: Verdict) -> Iterator[str]:
-    unproven = {told.partition(":")[0]: told.partition(": ")[2] for told in verdict.unproven}
+    unproven = {entry.partition(":")[0]: entry.partition(": ")[2] for entry in verdict.unproven}
     kept = [name for name in verdict.judged if name not in unproven and name not in verdict.broken]
     yield f"kept      {' '.join(kept) or 'none'}"
     for name, why in unproven.items():
         yield f"unproven  {name}: {why}"
     for name, count in verdict.broken.items():
         yield f"BROKEN    {name}: {count} times"
-        told = [violation for violation in verdict.violations if violation.promise == name]
-        yield from (f"          {violation}" for violation in told[:_SHOWN])
+        listed = [violation for violation in verdict.violations if violation.promise == name]
+        yield from (f"          {violation}" for violation in listed[:_SHOWN])
         if count > _SHOWN:
             yield f"          and {count - _SHOWN} more"
 
@@ -58,7 +58,7 @@ def _figures(verdict: Verdict) -> Iterator[str]:
 
 
 def bound(expectation: Expectation | None) -> str:
-    """What a figure had to be, and whether it was; empty for one without a bound."""
+    """A figure's bound, and whether it holds; empty for a figure without a bound."""
     if expectation is None:
         return ""
     words = [
@@ -80,5 +80,5 @@ def struck(fault: Struck) -> str:
         return f"not yet applicable: needs {fault.needs}"
     if not fault.at_ns:
         return "did not strike"
-    told = f"struck at {', '.join(f'{at / 1e9:.3f} s' for at in fault.at_ns[:4])}"
-    return told + (f" and {len(fault.at_ns) - 4} more" if len(fault.at_ns) > 4 else "")
+    text = f"struck at {', '.join(f'{at / 1e9:.3f} s' for at in fault.at_ns[:4])}"
+    return text + (f" and {len(fault.at_ns) - 4} more" if len(fault.at_ns) > 4 else "")

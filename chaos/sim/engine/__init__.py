@@ -1,1 +1,1 @@
-"""vLLM's engine as a model, and what its steps cost."""
+"""A model of vLLM's engine, and the cost of its steps."""

@@ -1,9 +1,9 @@
-"""The simulated engine beside a real vLLM run: mean TTFT, TPOT and makespan.
+"""Compares the simulated engine with a real vLLM run: mean TTFT, TPOT and makespan.
 
     python -m relume.chaos.sim.engine.compare
 
 The run: vLLM 0.19.0, Qwen3-32B on two RTX PRO 6000, 300 requests in 29 s, more than it can
-take at once. Times are seconds from the first arrival; TTFT begins when a request reaches the
+run at once. Times are seconds from the first arrival; TTFT begins when a request reaches the
 engine.
 """
 
@@ -20,8 +20,8 @@ from relume.chaos.sim.engine.engine_model import EngineConfig, Job, SimEngine
 from relume.chaos.sim.engine.step_cost import FOLDER, Formula, StepCost, load
 
 CONFIG = EngineConfig(kv_blocks=25_000, max_seqs=128, max_tokens=2048)
-"""The run's own limits. It tells no number of blocks; this is what 90 % of the memory holds
-beside the weights, twice what the run can use."""
+"""The run's own limits. Its record lacks the number of blocks; this is the number that 90 % of the
+memory holds after the weights, twice the run's maximum use."""
 
 BOUND = 0.10
 
@@ -97,7 +97,7 @@ def figures(run: Sequence[Served]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Print both and how far they are apart; 1 if it is more than 10 %."""
+    """Print both and their difference; 1 if it exceeds 10 %."""
     real = real_run()
     simulated = simulate(load("qwen3-32b_rtxpro6000x2").formula, real)
     was, found = figures(real), figures(simulated)

@@ -1,9 +1,9 @@
-"""Draft assistance while an engine loads (LUMEN, mechanism 3, Algorithm 3), of the simulated
-engines alone: the control plane knows nothing of it.
+"""Draft assistance while an engine loads (LUMEN, mechanism 3, Algorithm 3), in simulated engines
+alone: the control plane does not know of it.
 
-A host whose engine died has a draft model some seconds after the next one began to load. From
-then on until that one answers it drafts for the survivor with most requests without a drafter yet;
-if that one dies, for the next. Loading takes no longer for it.
+A host whose engine died has a draft model some seconds after its next engine began to load. Until
+that engine answers, the host drafts for the survivor with most requests that has no drafter yet; if
+that survivor dies, for the next one. Drafting does not slow the loading.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOK_S = 0.25
 
 
 class Assist(Struct, frozen=True):
-    """`after_s` the start of an engine its host drafts for another, as `drafts` says."""
+    """`after_s` after the start of an engine, its host drafts for another, as `drafts` says."""
 
     drafts: Drafts
     after_s: float = 2.0

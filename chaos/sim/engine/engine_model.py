@@ -1,19 +1,19 @@
 """A vLLM engine in virtual time: continuous batching as its scheduler does it.
 
-A step takes one token of each decoding sequence, then chunks of prompts, older ones first, up
-to `max_tokens`; waiting jobs are admitted in their order while there are places and blocks. A
+A step consists of one token of each decoding sequence, then chunks of prompts, older ones first, up
+to `max_tokens`. The engine admits waiting jobs in their order while there are places and blocks. A
 step that lacks blocks preempts the sequence admitted last, which is computed again later.
 
-Steps that only decode are not simulated one by one: from one change of the batch to the next
-they are one *run*, whose steps take a, a+b, a+2b, ... ns. A job that comes meanwhile ends the
-run behind the step on its way. What each sequence has follows from the number of decode steps alone
-(`_decoded`), so that a run costs the same however long it is and however many decode. The blocks a
-run needs follow from counts of sequences that begin a block, by step modulo block length. A step
-with prompts that gives several tokens of each (drafts, `StepCost.given`) is a run as well, which
-cannot be cut short.
+The model does not simulate decode-only steps one by one. From one change of the batch to the next
+they are one *run*, whose steps last a, a+b, a+2b, ... ns. A job that arrives meanwhile ends the
+run after the current step. The tokens of each sequence follow from the number of decode steps alone
+(`_decoded`), so a run's cost does not depend on its length or batch. The blocks that a run needs
+follow from counts of sequences that begin a block, by step modulo block length. A step with prompts
+that gives each sequence several tokens (drafts, `StepCost.given`) is also a run, which cannot be
+cut short.
 
-No I/O and no clock: `submit`, `abort`, `kill` and `advance` are given the time, `next_ns` says
-when to come back.
+The model has no I/O and no clock: `submit`, `abort`, `kill` and `advance` receive the time,
+`next_ns` returns the time of the next call.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A request to an engine. `generated` of its `output_tokens` are there already and are
-    computed with the prompt; `restored` tokens, whole blocks from the first on, were brought
-    back; `prefix` holds the ids of its first segments of `prefix_block` tokens."""
+    """A request to an engine. `generated` of its `output_tokens` exist already and are computed
+    with the prompt; `restored` tokens, whole blocks from the first on, were restored; `prefix`
+    holds the ids of its first segments of `prefix_block` tokens."""
 
     name: str
     prompt_tokens: int
@@ -56,9 +56,9 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Told(Struct, frozen=True, gc=False, kw_only=True):
-    """What happened to a job: `admitted` (`amount` tokens need no computing), `chunk` (`amount`
-    tokens were computed of it), `first` (token since it was admitted), `preempted`, `finished`,
-    `aborted`. `tokens` of its output are there."""
+    """An event of a job: `admitted` (`amount` tokens need no computing), `chunk` (`amount` of its
+    tokens were computed), `first` (token since its admission), `preempted`, `finished`, `aborted`.
+    `tokens` of its output exist."""
 
     what: str
     name: str
@@ -68,8 +68,8 @@ class Told(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Step(NamedTuple):
-    """The last step that is over: what it took, sequences that decoded and their context,
-    prompt tokens computed."""
+    """The last completed step: its duration, decoding sequences and their context, prompt tokens
+    computed."""
 
     took_ns: int = 0
     batch: int = 0
@@ -114,13 +114,13 @@ class SimEngine:
         self.waiting: deque[_Sequence] = deque()
         self.running: dict[str, _Sequence] = {}
         self.steps = 0
-        """Steps taken, each of a run counted."""
+        """Number of steps, with each step of a run counted."""
         self.preemptions = 0
         self.busy_ns = 0
-        """Time spent in steps that are over."""
+        """Time spent in completed steps."""
         self.last = Step()
         self.runs = Runs()
-        """Those that are over and gave tokens."""
+        """Number of completed steps that gave tokens."""
         self._held_ns: int | None = None
         self._prefilling: dict[str, _Sequence] = {}
         self._ending: list[tuple[int, int, _Sequence]] = []
@@ -130,7 +130,7 @@ class SimEngine:
         self._context = 0
         self._begin_block = [0] * self.config.block_tokens
         self._gone: set[str] = set()
-        # The run on its way: its begin, steps, and what the first and each further step take.
+        # The current run: its start, steps, first duration, and increase per step.
         self._began = self._count = self._first = self._more = 0
         self._due: int | None = None
         self._owed = 0.0
@@ -138,7 +138,7 @@ class SimEngine:
 
     @property
     def next_ns(self) -> int | None:
-        """When the run on its way ends; None if the engine is idle."""
+        """End of the current run; None: the engine is idle."""
         return self._due
 
     @property
@@ -166,8 +166,7 @@ class SimEngine:
         return told
 
     def abort(self, name: str, now_ns: int) -> bool:
-        """Drop a job: at once if it waits, else behind the step on its way. False if it is not
-        here."""
+        """Drop a job: at once if it waits, else after the current step. False: it is not here."""
         for sequence in self.waiting:
             if sequence.job.name == name:
                 self.waiting.remove(sequence)
@@ -179,7 +178,7 @@ class SimEngine:
         return True
 
     def kill(self, now_ns: int) -> dict[str, int]:
-        """Die: what was there is lost. Returns how many tokens each job's stream has by now,
+        """Die, and lose all jobs. Returns the number of tokens that each job's stream has by now,
         in the order of admission, then of arrival."""
         self._cut(now_ns)
         done = self._steps_by(now_ns) if self._due is not None else 0
@@ -193,7 +192,7 @@ class SimEngine:
         return found
 
     def hold(self, now_ns: int) -> None:
-        """Stand still in the step on its way; `advance` must have been called."""
+        """Stand still in the current step; call `advance` first."""
         self._cut(now_ns)
         self._held_ns = now_ns
 
@@ -205,22 +204,22 @@ class SimEngine:
             self._due += now_ns - held
 
     def paced(self, cost: StepCost, now_ns: int) -> None:
-        """Steps behind the one on its way take what `cost` says."""
+        """Use `cost` for the steps after the current one."""
         self._cut(now_ns)
         self.cost = cost
 
     @property
     def decoded(self) -> int:
-        """Decode steps that are over, those of the run on its way left out."""
+        """Number of completed decode steps, without those of the current run."""
         return self._decoded
 
     @property
     def kv_used(self) -> int:
-        """KV blocks that sequences hold; what the run on its way takes is left out."""
+        """KV blocks that sequences hold, without those that the current run adds."""
         return self.kv.total - self.kv.available
 
     def running_run(self, now_ns: int) -> Run | None:
-        """The part of the run on its way that is over by now; None without one."""
+        """The completed part of the current run; None: there is no run."""
         if self._due is None or not self._decoding or self._held_ns is not None:
             return None
         if now_ns - self._began < self._first:
@@ -229,7 +228,7 @@ class SimEngine:
         return Run(self._decoded, self._began, self._first, self._more, steps) if steps else None
 
     def under_way(self, now_ns: int) -> tuple[int, Step]:
-        """Steps made by now, and the last of them, of a run on its way too if it only decodes."""
+        """Number of steps by now, and the last of them; counts those of a current decode-only run."""
         run = self.running_run(now_ns)
         if run is None or any(sequence.chunk for sequence in self._prefilling.values()):
             return self.steps, self.last
@@ -238,7 +237,7 @@ class SimEngine:
         return self.steps + run.count, Step(took_ns, self._decoding, context)
 
     def progress(self, now_ns: int) -> tuple[int, int, int]:
-        """Steps made, age of the step on its way (0: none) and time spent in steps, ns."""
+        """Number of steps, age of the current one (0: none) and time spent in steps, ns."""
         if self._due is None:
             return self.steps, 0, self.busy_ns
         until = self._held_ns if self._held_ns is not None else now_ns
@@ -247,7 +246,7 @@ class SimEngine:
         return self.steps + done, now_ns - self._began - self._took(done), self.busy_ns + spent
 
     def advance(self, now_ns: int) -> list[Told]:
-        """Everything up to and including `now_ns`, in order."""
+        """Simulate up to and including `now_ns`; returns the events in order."""
         told: list[Told] = []
         if self._held_ns is not None:
             return told
@@ -260,7 +259,7 @@ class SimEngine:
     # --- a run ---------------------------------------------------------------------------
 
     def _steps_by(self, now_ns: int) -> int:
-        """Steps of the run that are over at `now_ns`: the greatest k of which
+        """Number of the run's steps completed at `now_ns`: the greatest k with
         a k + b k (k - 1) / 2 <= now - began."""
         spent, a, b = now_ns - self._began, self._first, self._more
         if not b:
@@ -273,7 +272,7 @@ class SimEngine:
         return self._first * steps + self._more * (steps * (steps - 1) // 2)
 
     def _cut(self, now_ns: int) -> None:
-        """End the run behind the step that is on its way at `now_ns`."""
+        """End the run after the step that is current at `now_ns`."""
         if self._due is None or self._count == 1 or self._whole:
             return
         steps = self._steps_by(now_ns)
@@ -354,12 +353,12 @@ class SimEngine:
         heapq.heappush(self._ending, (sequence.ends, self._joins, sequence))
 
     def _stands(self, entry: tuple[int, int, _Sequence]) -> bool:
-        """Whether an end still is one: its sequence may have been preempted or dropped."""
+        """Whether an end is still valid: its sequence may have been preempted or dropped."""
         ends, _, sequence = entry
         return sequence.ends == ends and self.running.get(sequence.job.name) is sequence
 
     def _residue(self, sequence: _Sequence) -> int:
-        """At decode steps of this number, modulo block length, the sequence begins a block."""
+        """Decode step, modulo block length, at which the sequence begins a block."""
         return (sequence.joined - sequence.context) % self.config.block_tokens
 
     def _blocks_for(self, steps: int) -> int:
@@ -371,7 +370,7 @@ class SimEngine:
         return whole * self._decoding + sum(begin[first : first + rest]) + sum(begin[:beyond])
 
     def _leave(self, sequence: _Sequence) -> None:
-        """A sequence that ran goes: its blocks and its share of the sums."""
+        """Remove a running sequence: its blocks and its share of the sums."""
         private = sequence.blocks
         if sequence.joined >= 0:
             grown = self._decoded - sequence.joined
@@ -392,7 +391,7 @@ class SimEngine:
         return bool(self.waiting) and len(self.running) < self.config.max_seqs
 
     def _schedule(self, now_ns: int, told: list[Told]) -> None:
-        """Choose the next run, or fall idle."""
+        """Choose the next run, or become idle."""
         before = self.preemptions
         while self._spare() < 0:
             self._preempt(now_ns, told)
@@ -444,14 +443,14 @@ class SimEngine:
         most = self.kv.available
         if self._blocks_for(steps) <= most:
             return steps
-        low, high = 1, steps  # blocks for `low` are there, those for `high` are not
+        low, high = 1, steps  # enough blocks for `low`, not for `high`
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._blocks_for(middle) <= most else (low, middle)
         return low
 
     def _preempt(self, now_ns: int, told: list[Told]) -> None:
-        """The sequence admitted last has to wait; it is computed again later."""
+        """Preempt the sequence admitted last; it is computed again later."""
         name, sequence = self.running.popitem()
         self._leave(sequence)
         sequence.reset()
@@ -460,8 +459,8 @@ class SimEngine:
         told.append(Told(what="preempted", name=name, at_ns=now_ns, tokens=sequence.generated))
 
     def _chunk(self, sequence: _Sequence, left: int) -> int:
-        """Give a prompt its next chunk, of at most `left` tokens, with its blocks, which are
-        there; returns its tokens."""
+        """Give a prompt its next chunk, of at most `left` tokens, with its blocks, which must be
+        available; returns the number of tokens."""
         sequence.chunk = min(sequence.target - sequence.computed, left)
         more = self._chunk_blocks(sequence, sequence.chunk)
         self.kv.take(more)
@@ -469,7 +468,7 @@ class SimEngine:
         return sequence.chunk
 
     def _chunk_blocks(self, sequence: _Sequence, tokens: int) -> int:
-        """Blocks that a prompt needs beside its own for further tokens."""
+        """Blocks that a prompt needs in addition to its own for further tokens."""
         held = sequence.blocks + sequence.segments
         return max(self.kv.for_tokens(sequence.computed + tokens) - held, 0)
 
@@ -478,8 +477,8 @@ class SimEngine:
         return self.kv.available - self._begin_block[self._decoded % self.config.block_tokens]
 
     def _admit(self, left: int, now_ns: int, told: list[Told]) -> int:
-        """Admit the job that waits longest if blocks for its first chunk are there; returns
-        the tokens of that chunk, 0 if it has to wait."""
+        """Admit the job that has waited longest if blocks for its first chunk are available;
+        returns the tokens of that chunk; 0: it must wait."""
         sequence = self.waiting[0]
         job, length = sequence.job, self.config.block_tokens
         hit: tuple[int, ...] = ()
@@ -499,7 +498,7 @@ class SimEngine:
         sequence.shared, sequence.published = hit, len(hit)
         sequence.segments = self.kv.use(hit)
         sequence.computed = cached
-        sequence.restored = 0  # once; after a preemption it is computed
+        sequence.restored = 0  # used once; after a preemption the tokens are computed
         told.append(
             Told(
                 what="admitted",
@@ -512,7 +511,7 @@ class SimEngine:
         return self._chunk(sequence, left)
 
     def _publish(self, sequence: _Sequence) -> None:
-        """Let others use the segments of the prefix that are computed by now."""
+        """Publish the prefix segments computed by now for other jobs."""
         job = sequence.job
         if not self.config.prefix_cache or not job.prefix:
             return
@@ -521,7 +520,7 @@ class SimEngine:
         while size and sequence.published == len(sequence.shared) and sequence.published < full:
             segment = job.prefix[sequence.published]
             if not self.kv.publish(segment, size, sequence.published * size):
-                return  # another one computed it meanwhile; this copy stays private
+                return  # another job computed it meanwhile; this copy stays private
             sequence.shared = (*sequence.shared, segment)
             sequence.published += 1
             sequence.blocks -= size

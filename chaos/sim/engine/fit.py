@@ -1,13 +1,13 @@
-"""Fit the formula of `step_cost` to profiles, and what profiles leave out to the start of a real
-run.
+"""Fit the formula of `step_cost` to profiles, and the parts that profiles lack to the start of a
+real run.
 
     python -m relume.chaos.sim.engine.fit            write data/qwen3-32b_rtxpro6000x2.json again
 
 Attention and the dense layers are fitted by least squares of the relative error to kernel
-profiles. `base` and `collective`, which no profile holds, are chosen so that a simulated run
-takes as long as the real one up to two points of its first `CALIBRATION_S` seconds: the first
-tokens of the prompts (steps full of prompt) and the tokens generated while nothing else is
-(steps that only decode). What comes after is not looked at: `compare` is about that.
+profiles. No profile has `base` and `collective`. They are chosen so that a simulated run reaches two
+points of the real run's first `CALIBRATION_S` seconds at the same time. These are the first tokens
+of the prompts (steps full of prompt) and the tokens generated afterwards (decode-only steps). The
+fit ignores the rest of the run, which `compare` uses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLOOR = 320
 BEND = 224_000
 CALIBRATION_S = 40.0
 ALIKE = 1e-13
-"""Of the largest, what is left of a column that says nothing new."""
+"""Relative pivot below which a column counts as linearly dependent on the others."""
 ONCE = ("embedding", "final_layernorm")
 TWICE = ("layernorm",)
 SOURCE = "LLMServingSim profiles of Qwen3-32B on two RTX PRO 6000, vLLM 0.19.0 (see LICENCES.md)"
@@ -47,11 +47,11 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def least_squares(points: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients that make the relative errors' squares least, by normal equations. A column
-    that says nothing beside the ones before it (all steps alike) gets 0."""
+    """Coefficients that minimise the squares of relative errors, by normal equations. A column that
+    depends linearly on the ones before it (all steps alike) gets 0."""
     size = len(points[0])
     matrix = [[0.0] * (size + 1) for _ in range(size)]
-    # Columns of like size keep the equations well conditioned.
+    # Columns of similar size keep the equations well conditioned.
     scale = [max(abs(point[i]) for point in points) or 1.0 for i in range(size)]
     for point, value in zip(points, values, strict=True):
         scaled = [x / s / value for x, s in zip(point, scale, strict=True)]
@@ -136,7 +136,7 @@ def _hats(tokens: int) -> list[float]:
 
 
 def calibrated(formula: Formula) -> Formula:
-    """`formula` with base and collective, microseconds and microseconds a token."""
+    """`formula` with base and collective, microseconds and microseconds per token."""
     real = compare.real_run()
     early = [r.first_s for r in real if r.first_s < CALIBRATION_S / 2]
     series = {float(row["t"]): float(row["gen_throughput"]) for row in rows("vllm_timeseries")}
@@ -160,7 +160,7 @@ def calibrated(formula: Formula) -> Formula:
 
 
 def _there(real: Sequence[compare.Served], at_s: float) -> tuple[int, int]:
-    """Sequences that decode at a time, and the tokens of context they have."""
+    """Sequences that decode at a time, and their tokens of context."""
     there = [r for r in real if r.first_s <= at_s < r.last_s]
     shares = [(at_s - r.first_s) / (r.last_s - r.first_s) for r in there]
     grown = sum(r.output * share for r, share in zip(there, shares, strict=True))
@@ -172,7 +172,7 @@ def _with(formula: Formula, base: float, collective: float) -> Formula:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function is 0, by halving."""
+    """Zero of an increasing function, by bisection."""
     for _ in range(24):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) < 0 else (low, middle)
@@ -180,7 +180,7 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def main() -> int:
-    """Write the formula and print how it fits."""
+    """Write the formula and print its error."""
     formula = calibrated(profiled())
     text = msgspec.json.format(msgspec.json.encode(formula), indent=1)
     (FOLDER / f"{NAME}.json").write_bytes(text + b"\n")

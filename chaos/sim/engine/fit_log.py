@@ -2,9 +2,9 @@
 
     python -m relume.chaos.sim.engine.fit_log LOG --name tiny_cpu
 
-For models without profiles of their kernels. Steps beyond ten times the median of their kind
-(compilation, a host that did something else) are left out. Attention and dense layers are not
-told apart: the formula has one layer and no knots beyond 0.
+It serves models without profiles of their kernels. It leaves out steps beyond ten times the median
+of their kind (compilation, other load on the host). The fit cannot separate attention and dense
+layers: the formula has one layer and no knots beyond 0.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Points = tuple[list[tuple[float, ...]], list[float]]
 
 
 def steps_of(path: Path) -> list[v.EngineStep]:
-    """Steps that took time, of the log at `path`."""
+    """Steps with a duration, from the log at `path`."""
     with StoredLog(path) as log:
         told = (entry.event for entry in entries(log.groups(), "w."))
         return [event for event in told if type(event) is v.EngineStep and event.duration_us > 0]
 
 
 def fitted(steps: Sequence[v.EngineStep], source: str) -> Formula:
-    """The formula of recorded steps. Raises ValueError where a kind of step is missing."""
+    """The formula of recorded steps. Raises ValueError if a kind of step is missing."""
     decode = [s for s in steps if s.batch and not s.prefill_tokens]
     prefill = [s for s in steps if s.prefill_tokens]
     if not decode or not prefill:
-        raise ValueError("no steps of both kinds: prompts, and tokens behind them")
+        raise ValueError("no steps of both kinds: with prompts, and decode-only")
     base = least_squares(*_points(decode, lambda s: (1.0, float(s.batch))))
     a, b = max(base[0], 0.0), max(base[1], 0.0)
     more = least_squares(*_points(prefill, lambda s: (1.0, float(s.prefill_tokens))))

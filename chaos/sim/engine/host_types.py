@@ -1,5 +1,5 @@
-"""What a worker's host is, by model and hardware class: the engine's settings, what its KV cache
-takes, how long it loads, and what its links carry."""
+"""Properties of a worker's host, by model and hardware class: the engine's settings, the size of
+its KV cache, its loading time, and the bandwidth of its links."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TOKEN_ID_BYTES = 4
 
 
 class HostSpec(Struct, frozen=True, kw_only=True):
-    """`reload_s`: from the start of an engine's process until it answers. `link_bytes_s`: what
-    the host's network carries each way, for checkpoints and restores together; `local_bytes_s`
-    what comes from a daemon of the same machine. `source` says where the figures are from."""
+    """`reload_s`: from the start of an engine's process until it answers. `link_bytes_s`: bandwidth
+    of the host's network each way, for checkpoints and restores together; `local_bytes_s`:
+    bandwidth from a daemon of the same machine. `source`: origin of the figures."""
 
     source: str
     kv_blocks: int
@@ -30,7 +30,7 @@ class HostSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """A block's bytes in a checkpoint: its token ids, then what the layers hold."""
+        """A block's bytes in a checkpoint: its token ids, then the layers' KV."""
         return self.block_tokens * (TOKEN_ID_BYTES + self.kv_bytes_per_token)
 
     def engine(self, prefix_cache: bool = True) -> EngineConfig:
@@ -45,6 +45,6 @@ class HostSpec(Struct, frozen=True, kw_only=True):
 
 
 def spec(model: str, hardware: str) -> HostSpec:
-    """Of a model on a hardware class. Raises FileNotFoundError."""
+    """The host type of a model on a hardware class. Raises FileNotFoundError."""
     text = (FOLDER / "hosts" / f"{model}_{hardware}.json").read_bytes()
     return msgspec.json.decode(text, type=HostSpec)

@@ -1,7 +1,7 @@
-"""Streams that a simulated engine keeps for clients that may return (`stream_buffer` of the shim).
+"""A simulated engine's buffers of streams whose clients may return (`stream_buffer` of the shim).
 
-A stream continues without its connection for the grace time. Whoever shows its claim attaches to
-it meanwhile, as often as it likes.
+A stream continues without its connection for the grace time. A connection with its resume token may
+attach to it meanwhile, any number of times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relume.chaos.sim.message_ports import Answer, Dispatch, Stretch
 from relume.events.wire.worker_calls import Attach
 
 LEAST_KNOWN = 3
-"""An attached connection gets up to so many tokens less one again that its client has."""
+"""An attached connection gets fewer than this number of its client's tokens again."""
 
 
 class Track(Protocol):
@@ -55,7 +55,7 @@ class Kept(Struct, eq=False, kw_only=True):
 
 
 class KeptStreams:
-    """All of one engine. `later` runs a function of it after seconds; `abort` ends an attempt."""
+    """All streams of one engine. `later` runs a function after seconds; `abort` ends an attempt."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class KeptStreams:
         self._kept[track.name] = Kept(track=track)
 
     def finished(self, name: str, finish: str) -> None:
-        """It has come to its end, which its client may miss."""
+        """The stream has ended; its client may miss the end."""
         kept = self._kept.get(name)
         if kept is not None:
             kept.finish = finish
             self._begin_grace(kept)
 
     def forget(self, name: str) -> None:
-        """It is over, and nothing of it is kept."""
+        """The stream is over; drop its buffer."""
         self._kept.pop(name, None)
 
     def left(self, name: str, answer: Answer, begun: bool) -> bool:
-        """The connection of `answer` is gone. False: its attempt must be aborted."""
+        """The connection of `answer` is gone. False: abort its attempt."""
         kept = self._kept.get(name)
         if kept is None:
             return False
@@ -98,7 +98,7 @@ class KeptStreams:
         return True
 
     def attach(self, what: Attach, answer: Answer, wrong: bool, short: float = 0.0) -> None:
-        """`answer` has the stream from now on. Of a share `short` of them only the end is here."""
+        """`answer` has the stream from now on. A share `short` of streams has only its end here."""
         kept = self._kept.get(f"{what.request}/{what.attempt}")
         if kept is None or kept.track.what.claim != what.claim:
             answer.refused(404 if kept is None else 403)
@@ -123,7 +123,7 @@ class KeptStreams:
             self._begin_grace(kept)
 
     def release(self, what: Attach) -> None:
-        """No client will come for these."""
+        """No client will return for these."""
         for request, attempt, claim in ((what.request, what.attempt, what.claim), *what.also):
             name = f"{request}/{attempt}"
             kept = self._kept.get(name)

@@ -1,9 +1,9 @@
-"""KV blocks of one engine and its prefix cache, counted and not held.
+"""KV blocks of one engine and its prefix cache, as counts.
 
 Blocks are numbers, except those of shared prefixes: a prefix is a chain of segments with ids,
 equal leading ids being equal tokens. An unused segment stays until its blocks are
-needed, the one unused longest first. (vLLM keeps blocks of unshared tokens as well, so that
-under pressure it loses shared ones a little sooner than is done here.)
+needed, the one unused longest first. (vLLM caches blocks of unshared tokens as well, so under
+pressure it loses shared ones a little sooner than this model.)
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class KvBlocks:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._before: dict[int, int] = {}
         self.moves: list[Moved] | None = None
-        """What was published and evicted, if a reader empties it."""
+        """Published and evicted segments, if a reader empties it."""
 
     @property
     def available(self) -> int:
-        """Blocks that can be taken, those of unused segments included."""
+        """Number of available blocks, with those of unused segments."""
         return self._free + self._idle_blocks
 
     def for_tokens(self, tokens: int) -> int:
@@ -39,8 +39,8 @@ class KvBlocks:
         return -(-tokens // self.block_tokens)
 
     def take(self, blocks: int) -> None:
-        """Take blocks, evicting unused segments if need be. Raises ValueError if there are
-        fewer than `blocks` available."""
+        """Allocate blocks, evicting unused segments if needed. Raises ValueError if fewer than
+        `blocks` are available."""
         if blocks > self.available:
             raise ValueError(f"{blocks} blocks of {self.available}")
         while self._free < blocks:
@@ -55,11 +55,11 @@ class KvBlocks:
         self._free -= blocks
 
     def give(self, blocks: int) -> None:
-        """Give blocks back."""
+        """Free blocks."""
         self._free += blocks
 
     def held(self, prefix: Sequence[int]) -> int:
-        """How many leading segments of `prefix` are here."""
+        """Number of leading segments of `prefix` in the cache."""
         for index, segment in enumerate(prefix):
             if segment not in self._users:
                 return index
@@ -70,7 +70,7 @@ class KvBlocks:
         return sum(self._sizes[segment] for segment in prefix if segment in self._idle)
 
     def use(self, prefix: Sequence[int]) -> int:
-        """Use segments that are here; returns their blocks."""
+        """Use cached segments; returns their blocks."""
         for segment in prefix:
             if not self._users[segment]:
                 del self._idle[segment]
@@ -79,8 +79,8 @@ class KvBlocks:
         return sum(self._sizes[segment] for segment in prefix)
 
     def publish(self, segment: int, blocks: int, before: int = 0) -> bool:
-        """Make a segment of blocks already taken, behind `before` others of its prompt; False if
-        there is such a one already."""
+        """Make a segment of allocated blocks, after `before` others of its prompt; False: it
+        exists already."""
         if segment in self._users:
             return False
         self._users[segment], self._sizes[segment] = 1, blocks
@@ -90,7 +90,7 @@ class KvBlocks:
         return True
 
     def cached(self) -> list[Moved]:
-        """All segments that are here."""
+        """All cached segments."""
         return [Moved(one, self._before[one], size, True) for one, size in self._sizes.items()]
 
     def leave(self, prefix: Sequence[int]) -> None:

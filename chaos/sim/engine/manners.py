@@ -1,6 +1,6 @@
-"""How a simulated engine refuses requests and breaks answers off, when a fault has it do so.
+"""Refusals and broken answers of a simulated engine under a fault.
 
-What becomes of an attempt is a function of its name, whatever else happens.
+The fate of an attempt is a function of its name alone.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from relume.events.vocabulary.enums import AttemptMode
 from relume.events.wire.frames import FailureKind
 
 REFUSALS = (200, 302, 400, 400, 404, 409, 413, 429, 429, 500, 503, 503)
-"""200: an answer that is none."""
+"""Status codes of refusals; 200: an answer with an invalid body."""
 LATEST_S = 2.0
 """An answer breaks within this time."""
 UNHEARD_OF = "unheard-of"
 """A kind of failure that no gateway knows."""
 GARBAGE = "garbage"
-"""What comes contradicts what came before."""
+"""The frame contradicts earlier ones."""
 BROKEN = frozenset((*FailureKind, UNHEARD_OF, GARBAGE))
 LATE_CUT, LATE_MOVED = "late-cut", "late-moved"
-"""Instead of the end frame, when all else has come: nothing, or that another worker continues the answer."""
+"""Replacements of the end frame, after all tokens: nothing, or a handover to another worker."""
 LATE = frozenset((LATE_CUT, LATE_MOVED))
 NOBODY_TAKES = (400, 400, 409, 422)
 
 
 def refusal(attempt: str, share: float) -> int:
-    """The status with which an engine that refuses such a share answers; 0: it takes it. Some requests
-    none of them takes, once they have to go on elsewhere."""
+    """The status with which an engine that refuses `share` answers; 0: it accepts the request. For
+    some requests, all engines refuse every attempt after the first."""
     request, _, number = attempt.partition("/")
     chance = Random(f"{request}:refused")
     if number != "1" and chance.random() < share / 2:
@@ -38,7 +38,7 @@ def refusal(attempt: str, share: float) -> int:
 
 def break_off(attempt: str, mode: str, share: float) -> tuple[str, float]:
     """How the answer breaks, and after how many seconds; an empty kind: not at all. An engine
-    notices other tokens than it had made before only in what it makes again."""
+    detects a token mismatch only in tokens that it generates again."""
     chance = Random(f"{attempt}:broken")
     if not share or chance.random() >= share:
         return "", 0.0

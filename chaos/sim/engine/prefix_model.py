@@ -1,5 +1,5 @@
-"""Marks of simulated prompts, whose tokens are segments with ids: what a gateway would compute
-from token ids, and what an engine would tell of its prefix cache."""
+"""Marks of simulated prompts, whose tokens are segments with ids: the marks that a gateway would
+compute from token ids, and those that an engine would report of its prefix cache."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from relume.events.wire import prefix
 
 
 class Moved(NamedTuple):
-    """A segment of `blocks` blocks, behind `before` others of its prompt, came into a prefix
-    cache, or left it."""
+    """A segment of `blocks` blocks, after `before` others of its prompt, entered a prefix cache,
+    or left it."""
 
     segment: int
     before: int

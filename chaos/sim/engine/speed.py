@@ -1,4 +1,4 @@
-"""Steps that take more, or give more, than the formula says: slow hosts, speculative decoding."""
+"""Steps that last longer, or give more tokens, than by the formula: slow hosts, speculative decoding."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Slowed(StepCost):
 
 
 class Speculative(StepCost):
-    """Draft-assisted decoding, as it is on average. Of `drafts` proposed tokens each is accepted
-    with probability `acceptance` if those before it were, so that a step gives
-    (1 - a^(k+1)) / (1 - a) tokens (LUMEN Eq. 3); it verifies k + 1 tokens a sequence, and the
-    draft model takes `draft_share` of a decode step of one token for each it proposes. A step
-    here is what one token of a sequence takes."""
+    """Draft-assisted decoding, on average. Each of `drafts` proposed tokens is accepted with
+    probability `acceptance` if those before it were, so a step gives (1 - a^(k+1)) / (1 - a)
+    tokens (LUMEN Eq. 3). The step verifies k + 1 tokens per sequence, and the draft model needs
+    `draft_share` of a decode step of one token per proposal. A step here is the time of one token
+    of a sequence."""
 
     def __init__(
         self, cost: StepCost, acceptance: float, drafts: int, draft_share: float = 0.05
@@ -44,12 +44,12 @@ class Speculative(StepCost):
         self._draft_share = draft_share
         powers = [acceptance**n for n in range(drafts + 1)]
         self.gain = sum(powers)
-        """Tokens a step gives."""
+        """Tokens per step."""
 
     def decode(self, sequences: int, context: int) -> tuple[int, int]:
         """See StepCost.decode."""
         first, more = self._cost.decode(sequences, context)
-        # What verifying adds is a step of prompt chunks of k + 1 tokens behind the context.
+        # Verification adds a step of prompt chunks of k + 1 tokens after the context.
         k = self._drafts + 1
         plain, _ = self._cost.decode(sequences, 0)
         wide, _ = self._cost.decode(sequences * k, 0)
@@ -62,10 +62,10 @@ class Speculative(StepCost):
 
 
 class Drafts(Struct, frozen=True, kw_only=True):
-    """Of `count` proposed tokens each is accepted with probability `acceptance` if those before
-    it were. The draft model takes `share` of a decode step of one token for each it proposes;
-    proposals and what became of them go to and fro in `exchange_us`. `sparing`: drafts only in
-    steps without prompts, and only where they give a token sooner."""
+    """Each of `count` proposed tokens is accepted with probability `acceptance` if those before it
+    were. The draft model needs `share` of a decode step of one token per proposal; proposals and
+    results travel in `exchange_us`. `sparing`: drafts only in steps without prompts, and only if
+    they give a token sooner."""
 
     acceptance: float
     count: int
@@ -75,8 +75,8 @@ class Drafts(Struct, frozen=True, kw_only=True):
 
 
 class Assisted(Speculative):
-    """The same with drafts from another host, which verifies also beside prompts: k + 1 tokens of
-    each sequence, behind the drafts."""
+    """The same with drafts from another host; steps with prompts also verify: k + 1 tokens of each
+    sequence, after the drafts."""
 
     def __init__(self, cost: StepCost, drafts: Drafts) -> None:
         super().__init__(cost, drafts.acceptance, drafts.count, drafts.share)

@@ -1,7 +1,7 @@
-"""What one engine step takes, by a formula fitted to profiles of its kernels.
+"""Duration of one engine step, by a formula fitted to profiles of its kernels.
 
 A step of d decoding sequences with s tokens of context in all, and of prompt chunks of c_i
-tokens behind p_i already computed ones, takes
+tokens after p_i computed ones, takes
 
     base + collective * T + dense(T) + layers * attention        with T = d + sum(c_i)
 
@@ -9,9 +9,9 @@ dense: the layers' operators without attention, linear between knots. attention,
   decoding only:   k0 + k1 d + k2 s
   chunks only:     k0 + k1 sum(c) + k2 sum(max(c, floor) p) + k3 sum(c^2)
   both:            the sum of the terms of both with one constant, with coefficients of their
-                   own, and k6 max(0, s - bend): a kernel given both reads contexts that large
+                   own, and k6 max(0, s - bend): a kernel with both reads such large contexts
                    badly.
-base and collective stand for what the profiles leave out: the host, sampling, all-reduce.
+base and collective stand for the parts that profiles lack: the host, sampling, all-reduce.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parents[1] / "data"
 
 class Formula(Struct, frozen=True, kw_only=True):
     """Coefficients of one model on one hardware class, microseconds and tokens. `source` says
-    what they were fitted to."""
+    the data they were fitted to."""
 
     source: str
     layers: int
@@ -42,7 +42,7 @@ class Formula(Struct, frozen=True, kw_only=True):
 
 
 def names() -> list[str]:
-    """Models on hardware classes there are formulas of: `<model>_<hardware>`."""
+    """Names of all formulas: `<model>_<hardware>`."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
@@ -60,8 +60,8 @@ def between(knots: Sequence[tuple[int, float]], tokens: int) -> float:
 
 
 class StepCost:
-    """The formula in whole nanoseconds. A decoding sequence takes `width` tokens of a step's
-    budget, and gets `given` of a step with prompts, on average; more than one with drafts."""
+    """The formula in whole nanoseconds. A decoding sequence uses `width` tokens of a step's budget,
+    and on average gets `given` tokens in a step with prompts; more than one with drafts."""
 
     width = 1
     given = 1.0
@@ -71,7 +71,7 @@ class StepCost:
         self._flat: list[int] = []
 
     def _without_attention(self, tokens: int) -> int:
-        """ns of everything but attention; remembered for each number of tokens."""
+        """ns of everything but attention; cached per number of tokens."""
         known = self._flat
         while len(known) <= tokens:
             f = self.formula
@@ -80,8 +80,8 @@ class StepCost:
         return known[tokens]
 
     def decode(self, sequences: int, context: int) -> tuple[int, int]:
-        """ns of a step that only decodes, and by how many each next one of the same sequences
-        takes longer. `context`: tokens of all, those being computed included."""
+        """ns of a decode-only step, and the increase per next step of the same sequences.
+        `context`: tokens of all sequences, with those being computed."""
         f = self.formula
         k0, k1, k2 = f.decode
         us = f.layers * (k0 + k1 * sequences + k2 * context)

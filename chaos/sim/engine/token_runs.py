@@ -1,4 +1,4 @@
-"""Decode steps of a simulated engine, kept as runs: when each token of a stream was made."""
+"""Decode steps of a simulated engine, stored as runs: the time of each token of a stream."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """Steps in a row that gave each decoding sequence a token: decode steps
-    `before + 1 .. before + count`, from `began_ns` on, taking first, first + more, ... ns."""
+    """Consecutive steps that gave each decoding sequence a token: decode steps
+    `before + 1 .. before + count`, from `began_ns` on, which lasted first, first + more, ... ns."""
 
     before: int
     began_ns: int
@@ -17,17 +17,17 @@ class Run(NamedTuple):
     count: int  # type: ignore[assignment]  # a field hides the method of tuples
 
     def end_ns(self, step: int) -> int:
-        """When decode step `step` of it is over."""
+        """End of decode step `step` of it."""
         steps = step - self.before
         return self.began_ns + self.first_ns * steps + self.more_ns * (steps * (steps - 1) // 2)
 
     def took_ns(self, step: int) -> int:
-        """What decode step `step` of it takes."""
+        """Duration of decode step `step` of it."""
         return self.first_ns + self.more_ns * (step - self.before - 1)
 
 
 class Runs:
-    """Runs that are over, in their order. `ends`: the last step of each."""
+    """Completed runs, in order. `ends`: the last step of each."""
 
     __slots__ = ("_all", "_slowest", "ends")
 
@@ -43,7 +43,7 @@ class Runs:
         return self._all[at]
 
     def add(self, run: Run) -> None:
-        """One more is over."""
+        """Add a completed run."""
         end = run.before + run.count
         self._all.append(run)
         self.ends.append(end)
@@ -51,12 +51,12 @@ class Runs:
 
     @property
     def over_ns(self) -> int:
-        """When the last of them was over; 0 without one."""
+        """End of the last run; 0: there is none."""
         return self._all[-1].end_ns(self.ends[-1]) if self._all else 0
 
     def times(self, first: int, last: int, now: Run | None) -> tuple[int, int, int]:
-        """When decode steps `first` and `last` were over, and the longest step behind `first`,
-        ns. `now`: the part of the run on its way that is over. As far as steps were made."""
+        """Ends of decode steps `first` and `last`, and the longest step after `first`, ns. `now`:
+        the completed part of the current run. Covers only completed steps."""
         ends, runs = self.ends, self._all
         at = bisect_left(ends, first)
         begun = runs[at] if at < len(runs) else now

@@ -1,9 +1,9 @@
-"""The process of one simulated engine: requests in, tokens out, and what it reports of its steps.
+"""The process of one simulated engine: requests in, tokens out, and reports of its steps.
 
-It writes what the real one's scheduler reports (`engine_shim/engine/reporting_scheduler.py`),
-merged between changes of a request's course as the agent merges it when it sheds detail, so that a
-run of decode steps costs nothing however long it is. Streams are reported when their state changes,
-and on a read (`flush`): a token's time does not depend on its report.
+It writes the reports of the real scheduler (`engine_shim/engine/reporting_scheduler.py`), merged
+between changes of a request's state as the agent merges them when it sheds detail. So the cost of a
+run of decode steps does not depend on its length. The engine reports streams when their state
+changes, and on a read (`flush`): a token's time does not depend on its report.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SAMPLE_NS = 5 * NS
 """Interval at which two steps are reported one by one, for readers that estimate step times."""
 
 PULSE_NS = NS
-"""An engine with work tells of it so often at the least. A real one tells of each step."""
+"""Maximum interval between reports of an engine with work. A real one reports each step."""
 
 EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "choices")
 
 
 class Track:
-    """One attempt in the engine. `told` tokens of its stream were sent; token `base + n` comes
-    with decode step `joined + n` (`joined` < 0: it does not decode)."""
+    """One attempt in the engine. `told`: number of tokens of its stream that were sent. Decode step
+    `joined + n` gives token `base + n` (`joined` < 0: it does not decode)."""
 
     __slots__ = (
         "answer", "base", "blocks", "joined", "last_ns", "late", "leaving", "name", "pump", "told", "what",
@@ -62,8 +62,8 @@ class Track:
         self.pump: Any = None
 
     def by(self, decoded: int) -> int:
-        """Tokens of its stream after a number of decode steps of the engine, those that were there
-        before it came included."""
+        """Tokens of its stream after a number of decode steps of the engine, with those that
+        existed before the attempt."""
         if self.joined < 0:
             return self.told
         return min(self.base + decoded - self.joined, self.what.output_tokens)
@@ -73,31 +73,31 @@ Submit = Callable[[Track, int], None]
 
 
 class Checkpoints(Protocol):
-    """The engine's part in checkpoints, where it takes part."""
+    """The engine's part in checkpoints, if it has one."""
 
     def arrived(self, track: Track, submit: Submit) -> bool:
-        """A new attempt; True when it waits for its blocks: `submit` is called with what came."""
+        """Add an attempt; True: it waits for its blocks, then calls `submit` with the restored ones."""
         ...
 
     def restoring(self, track: Track) -> bool:
-        """Whether its blocks are on their way."""
+        """Whether a restore of its blocks is in progress."""
         ...
 
     def finished(self, track: Track, ended: bool) -> None:
-        """It left the engine; `ended`: by itself."""
+        """The attempt left the engine; `ended`: by itself."""
         ...
 
     def retarget(self, track: Track, endpoints: tuple[str, ...]) -> None:
-        """Other holders for a running attempt."""
+        """Change the holders of a running attempt."""
         ...
 
     def has_envelope(self, endpoint: str) -> bool:
-        """Whether the state daemon there has the requests of what it holds."""
+        """Whether the state daemon there has the requests of its blocks."""
         ...
 
 
 class EngineProcess:
-    """`ports.Endpoint` of one incarnation. `report` takes encoded events to the agent."""
+    """`ports.Endpoint` of one incarnation. `report` passes encoded events to the agent."""
 
     def __init__(self, machine: Machine, incarnation: int, report: Callable[[bytes], bool]) -> None:
         self.machine = machine
@@ -122,7 +122,7 @@ class EngineProcess:
         self._armed: int | None = None
         self._lost = 0
         self._sent_ns = 0
-        self._anew = True  # what is cached must be reported from the beginning
+        self._anew = True  # cached segments must be reported from the beginning
         if machine.settings.prefix_cache:
             self.engine.kv.moves = []
 
@@ -137,7 +137,7 @@ class EngineProcess:
     died_of, died_how = "killed", "signal 9"
 
     def kill(self) -> None:
-        """SIGKILL. What it had sent by now is on its way."""
+        """SIGKILL. Its messages so far are on their way."""
         if self.process.alive:
             if not self.process.stopped:
                 self.process.context.run(self.flush_all)
@@ -164,7 +164,7 @@ class EngineProcess:
             self.process.call_soon(self.step)
 
     def pace(self) -> None:
-        """Steps take what the machine says from the next one on."""
+        """Use the machine's cost of steps from the next one on."""
         if self.process.alive and not self.process.stopped:
             self.process.context.run(self._pace)
 
@@ -211,7 +211,7 @@ class EngineProcess:
             self._submit(track, 0)
 
     def _submit(self, track: Track, restored: int) -> None:
-        """Into the scheduler, `restored` tokens of its KV being there."""
+        """Submit to the scheduler, with `restored` tokens of its KV present."""
         what = track.what
         generated = what.delivered if what.mode == AttemptMode.CONTINUE else 0
         restored = max(restored, self.machine.warm.pop(what.asked, 0))
@@ -256,12 +256,12 @@ class EngineProcess:
         return max(self._sent_ns, self._decoded_ns())
 
     def _decoded_ns(self) -> int:
-        """When the last decode step was over."""
+        """End of the last decode step."""
         run = self.engine.running_run(self._loop.now_ns)
         return self.engine.runs.over_ns if run is None else run.end_ns(run.before + run.count)
 
     def flush_all(self) -> None:
-        """Tell what is there of every stream, and what is there to report."""
+        """Send all streams up to now, and all due reports."""
         if self.process.stopped:
             return
         self.step()
@@ -301,15 +301,15 @@ class EngineProcess:
             self._abort(track, kind)
 
     def _abort(self, track: Track, why: str) -> None:
-        """Have it out of the engine behind the step on its way."""
+        """Remove it from the engine after the current step."""
         self.step()
         if track.name not in self.tracks:
-            return  # it ended in that very moment
+            return  # it ended at that moment
         waiting = track.name not in self.engine.running
         track.leaving = why
         if not self.engine.abort(track.name, self._loop.now_ns):
             if self.checkpoints is not None and self.checkpoints.restoring(track):
-                return  # it leaves when its blocks are there
+                return  # it leaves when its blocks have arrived
         elif waiting:
             self._gone(track, 0)
         self._write()
@@ -338,7 +338,7 @@ class EngineProcess:
         return 404, {"error": "no such path"}
 
     def state(self) -> dict[str, Any]:
-        """What `GET /relume/state` answers."""
+        """The answer to `GET /relume/state`."""
         self.step()
         steps, age_ns, busy_ns = self.engine.progress(self._loop.now_ns)
         return {
@@ -357,7 +357,7 @@ class EngineProcess:
     # --- steps -----------------------------------------------------------------------------
 
     def step(self, first: list[Told] | None = None) -> None:
-        """Bring the engine up to now; report and tell what came of it."""
+        """Advance the engine to now; send the resulting reports and tokens."""
         told = self.engine.advance(self._loop.now_ns)
         for one in (*first, *told) if first else told:
             _TOLD[one.what](self, self.tracks[one.name], one)
@@ -436,10 +436,10 @@ class EngineProcess:
         elif track.leaving in BROKEN:
             track.answer.broken(track.leaving)
 
-    # --- telling tokens --------------------------------------------------------------------
+    # --- sending tokens --------------------------------------------------------------------
 
     def decoded(self) -> int:
-        """Decode steps that are over by now."""
+        """Number of decode steps completed by now."""
         run = self.engine.running_run(self._loop.now_ns)
         return self.engine.decoded + (run.count if run is not None else 0)
 
@@ -447,7 +447,7 @@ class EngineProcess:
         self._stretch(track, track.by(self.decoded()))
 
     def _stretch(self, track: Track, tokens: int) -> None:
-        """Send its stream up to `tokens`, which decode steps up to now made."""
+        """Send its stream up to `tokens`, which decode steps up to now generated."""
         if tokens <= track.told or track.joined < 0:
             return
         offset = track.joined - track.base
@@ -482,7 +482,7 @@ class EngineProcess:
         self._urgent = self._urgent or urgent
 
     def _write(self) -> None:
-        """What is due: progress alone waits for the next change of a request's course."""
+        """Send due reports: progress alone waits for the next change of a request's state."""
         if not self._urgent:
             return
         self._tell_prefixes()
@@ -514,7 +514,7 @@ class EngineProcess:
         self._tell_steps(engine.steps, engine.last)
 
     def _tell_steps(self, steps: int, last: Step) -> None:
-        """What the steps since the last report did."""
+        """Report the steps since the last report."""
         engine = self.engine
         changes, self._changes, self._told_steps = tuple(self._changes), [], steps
         took_us = max(last.took_ns // 1000, self._longest_us, 1)
@@ -534,7 +534,7 @@ class EngineProcess:
         )
 
     def _pulse(self) -> None:
-        """Report steps after a while without another report, while there is work."""
+        """Report steps after an interval without a report, while there is work."""
         engine, now = self.engine, self._loop.now_ns
         self._pulsing = bool(engine.running)
         if not self._pulsing:
@@ -548,7 +548,7 @@ class EngineProcess:
         self.process.call_at(self._pulse_ns / NS, self._pulse)
 
     def _sample(self, now: int, steps: int, waiting: int, used: int) -> None:
-        """Two of the steps before the last one by one, if they only decoded."""
+        """Report two of the steps before the last one singly, if they only decoded."""
         runs, behind = self.engine.runs, 0
         if len(runs) > 1 and runs[-1].count == 1:
             behind = 1
@@ -574,7 +574,7 @@ class EngineProcess:
             )
 
     def _tell_prefixes(self) -> None:
-        """What the prefix cache gained and lost."""
+        """Report additions to and removals from the prefix cache."""
         kv = self.engine.kv
         if kv.moves is None or not (kv.moves or self._anew):
             return
@@ -593,7 +593,7 @@ class EngineProcess:
         self._anew = not self._report(encode(told))
 
     def tell(self, event: v.Event) -> None:
-        """An event for the log, by way of the agent."""
+        """Send an event for the log through the agent."""
         if self.machine.seen is not None:
             self.machine.seen(self.machine.name, event)
         if self._lost and isinstance(event, v.EngineStep):

@@ -1,1 +1,1 @@
-"""etcd as a model: members, stored keys, the stubs of its client."""
+"""A model of etcd: members, stored keys, the stubs of its client."""

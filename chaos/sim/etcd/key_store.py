@@ -1,8 +1,8 @@
-"""What an etcd cluster has agreed on: keys with their history, leases, revisions.
+"""The agreed state of an etcd cluster: keys with their history, leases, revisions.
 
-Only what the log uses: ranges at any revision, transactions that compare create revisions,
-puts, deletes, leases that take their keys with them, and the changes of each revision for
-watches. No member, no time, no fault: those are `relume.chaos.sim.etcd.members`.
+It has only the features that the log uses: ranges at any revision, transactions that compare create
+revisions, puts, deletes, leases whose expiry deletes their keys, and the changes of each revision
+for watches. Members, time and faults are in `relume.chaos.sim.etcd.members`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Lease(Struct):
 
 
 class OutOfHistory(Exception):
-    """The revision asked for is compacted, or not there yet."""
+    """The requested revision is compacted, or in the future."""
 
 
 class NoSuchLease(Exception):
@@ -112,13 +112,13 @@ class Store:
         self.revision = 1
         self.compacted = 0
         self.changes: list[tuple[Event, ...]] = [()]
-        """Of revision 1, 2, ..."""
+        """Changes of revision 1, 2, ..."""
         self.leases: dict[int, Lease] = {}
         self._versions: dict[bytes, list[KeyValue]] = {}
         self._folders: dict[bytes, list[bytes]] = {}
         self._decoded: dict[bytes, Segment] = {}
         self._names: list[bytes] = []
-        """Of folders, in order."""
+        """Keys of folders, in order."""
 
     # --- reading -------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Store:
         return self._done(True, txn.reads)
 
     def delete(self, key: bytes, end: bytes = b"") -> int:
-        """How many keys there were."""
+        """Delete a range; return the number of keys."""
         keys = list(self._keys_in(key, end)) if end else [key]
         gone = [k for k in keys if self._at(k, self.revision) is not None]
         self._drop(gone)
@@ -227,7 +227,7 @@ class Store:
         self.leases[lease.id] = lease
 
     def revoke(self, lease: int) -> None:
-        """Its keys go in one revision. Raises NoSuchLease."""
+        """Revoke a lease; deletes its keys in one revision. Raises NoSuchLease."""
         found = self.leases.pop(lease, None)
         if found is None:
             raise NoSuchLease

@@ -1,11 +1,11 @@
-"""Simulated etcd: members that agree, die, stand still, elect, run out of space.
+"""Simulated etcd: members that agree, die, stop, elect, run out of space.
 
     client --line--> member --(quorum, fsync)--> Store --> members --watches--> clients
 
-A member is a process. What changes the store waits for a leader, a quorum and the disks of a
-majority; a batch under way when the leader is lost was agreed on or not, as the seed has it,
-and its clients do not hear. Leases are counted by the leader; one that takes over gives
-each its whole TTL again. The log's own code (`relume.events.etcd`) runs on top, unchanged.
+A member is a process. A change of the store waits for a leader, a quorum and the disks of a
+majority. If the leader is lost, the seed decides whether the current batch was agreed on; its
+clients get no answer. The leader counts leases; a new leader gives each its whole TTL again. The
+log's own code (`relume.events.etcd`) runs on top, unchanged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PEER_S = 0.0002
 READ_S = 0.0003
 """A linearizable read."""
 ELECTION_S = (1.1, 2.1)
-"""Between losing a leader and the next write (ETCD.md)."""
+"""Time from the loss of a leader to the next write (ETCD.md)."""
 RESTART_S = 0.4
 LEASE_CHECK_S = 0.5
 PORT = 2379
@@ -61,7 +61,7 @@ _NO_LEASE = Failure(grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not 
 
 
 class Member:
-    """One etcd process. `fsync_s`: how long its disk takes."""
+    """One etcd process. `fsync_s`: duration of an fsync."""
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class Member:
 
     @property
     def runs(self) -> bool:
-        """Whether it does anything now."""
+        """Whether it lives and is not stopped."""
         return self.process.alive and not self.process.stopped
 
 
@@ -80,9 +80,9 @@ Proposal = tuple[Member, str, Any, Reply]
 
 
 class SimEtcd:
-    """A cluster. `names`: of its members, which are processes on hosts of their own.
+    """A cluster. `names`: those of its members, which are processes on hosts of their own.
 
-    Call `close` at the end: spools lie in a temporary directory.
+    Call `close` at the end: it removes the temporary directory of the spools.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class SimEtcd:
         self.store = Store()
         loop.stand_ins["segments"] = lambda: mock.patch.multiple(scan, unpack=self.store.unpack)
         self.no_space = False
-        """Puts and lease grants are refused, as under the alarm NOSPACE."""
+        """Whether puts and lease grants are refused, as under the alarm NOSPACE."""
         self.elections = 0
         self.landed: list[Landed] = []
-        """What was acknowledged to writers as durable (I13)."""
+        """Appends acknowledged to writers as durable (I13)."""
         self.observers: list[Callable[[int, bool], None]] = []
-        """Called when something was agreed on, with the first of its revisions and whether
-        the leader's stream is among what changed."""
+        """Called after each agreed batch, with its first revision and whether it changed the
+        leader's stream."""
         self._spools = tempfile.TemporaryDirectory(prefix="relume-sim-", dir=memory_folder())
         addresses = tuple(f"{name}:{PORT}" for name in names)
         self.config = replace(config or EtcdConfig(), endpoints=addresses)
@@ -130,7 +130,7 @@ class SimEtcd:
     # --- for those who use the log -------------------------------------------------------
 
     def log(self, process: Process) -> EtcdLog:
-        """The log as `process` has it; it shares one client."""
+        """The log for `process`; all its uses share one client."""
         found = self._logs.get(process)
         if found is None:
             disk = f"{self._spools.name}/{host_of(process.name)}"
@@ -142,7 +142,7 @@ class SimEtcd:
     def writer(
         self, stream: str, process: Process, *, wait_s: float = 0.0, gather_s: float = 0.0
     ) -> EtcdWriter:
-        """The real writer. What its process spooled stays when it is killed."""
+        """The real writer. Its process's spool survives a kill."""
         writer = self.log(process).writer(stream, wait_s=wait_s, gather_s=gather_s)
         writer.on_landed(self.landed.append)
 
@@ -160,11 +160,11 @@ class SimEtcd:
         return self.log(process).reader()
 
     def groups(self) -> tuple[RevisionGroup, ...]:
-        """The whole log, as the cluster has it."""
+        """The whole log."""
         return self.store.groups(self.config.prefix)
 
     def groups_from(self, first: int, last: int = 0) -> tuple[RevisionGroup, ...]:
-        """The same from revision `first` on, up to `last` if it is given."""
+        """The log from revision `first` on, up to `last` if given."""
         return self.store.groups(self.config.prefix, first, last)
 
     @property
@@ -180,7 +180,7 @@ class SimEtcd:
         return tuple(self._members)
 
     def process(self, name: str) -> Process:
-        """The process of a member; another one after each start."""
+        """The process of a member; each start makes a new one."""
         return self._members[name].process
 
     def kill(self, name: str) -> None:
@@ -191,7 +191,7 @@ class SimEtcd:
         self._check()
 
     def start(self, name: str) -> None:
-        """Start a killed member again, with its disk; it takes a moment."""
+        """Restart a killed member with its disk, after a short delay."""
         member = self._members[name]
         if member.process.alive:
             return
@@ -208,7 +208,7 @@ class SimEtcd:
         self._check()
 
     def slow(self, name: str, more_s: float) -> None:
-        """Each fsync of the member takes `more_s` longer; 0: as long as ever."""
+        """Make each fsync of the member `more_s` longer; 0: normal."""
         self._members[name].fsync_s = FSYNC_S + more_s
 
     # --- calls, in the member's process --------------------------------------------------
@@ -224,7 +224,7 @@ class SimEtcd:
         return end
 
     def serve(self, end: End, method: str, asked: Any, reply: Reply) -> None:
-        """What a client sent to a member."""
+        """A client's message to a member."""
         assert end.served is not None
         member: Member = end.served.what
         if method in ("Range", "Txn", "LeaseGrant", "LeaseRevoke", "DeleteRange"):
@@ -278,7 +278,7 @@ class SimEtcd:
             self._next_batch()
 
     def _next_batch(self) -> None:
-        """The batch is written to the disks of a majority, then it is agreed on."""
+        """Write the batch to the disks of a majority, then agree on it."""
         assert self.leader is not None
         self._committing = True
         running = sorted(m.fsync_s for m in self._members.values() if m.runs)
@@ -292,7 +292,7 @@ class SimEtcd:
 
     def _commit(self, batch: list[Proposal], term: int) -> None:
         if term != self.elections:
-            return  # a leader of the past: the election has settled what became of it
+            return  # a former leader: the election has decided the batch
         if not self._quorum:
             self._waiting[:0] = batch + self._batch
             self._batch, self._under_way, self._committing = [], [], False
@@ -365,7 +365,7 @@ class SimEtcd:
                 reply(_told(member, events=events))
 
     def _spread(self) -> None:
-        """The store changed: each member that runs applies it and tells its watchers."""
+        """The store changed: each running member applies it and notifies its watchers."""
         now = self.loop.time()
         for member in self._members.values():
             if member is self.leader:
@@ -402,7 +402,7 @@ class SimEtcd:
         self._check()
 
     def _check(self) -> None:
-        """Members came or went."""
+        """Members started or stopped."""
         leader = self.leader
         if leader is not None and not leader.process.alive:
             self.leader = leader = None
@@ -424,7 +424,7 @@ class SimEtcd:
         self.elections += 1
         for lease in self.store.leases.values():
             lease.deadline_s = self.loop.time() + lease.ttl_s
-        # What the last leader had sent to its followers stands or falls as a whole.
+        # The batch that the last leader had sent to its followers is agreed on whole or not at all.
         lost, self._under_way = self._under_way + self._batch, []
         self._batch, self._committing = [], False
         if self._random.random() < 0.5:

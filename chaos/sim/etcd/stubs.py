@@ -1,9 +1,9 @@
 """gRPC's side of simulated etcd: the stubs' methods, over the simulated network.
 
-The real client, writer, reader and their kin of `relume.events.etcd` run on it unchanged; what
-they call a channel and its methods is `Endpoint` here. A call that is not answered in time
-fails with DEADLINE_EXCEEDED though it may still be carried out; one whose member is dead or
-dies with UNAVAILABLE.
+The real client, writer, reader and related classes of `relume.events.etcd` run on it unchanged;
+`Endpoint` stands for their channel and its methods. A call without an answer in time fails with
+DEADLINE_EXCEEDED, though the member may still execute it; a call to a member that is dead or dies
+fails with UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Reply = Callable[[Any], object]
 
 
 class Cluster(Protocol):
-    """What a client needs of a cluster."""
+    """A client's interface to a cluster."""
 
     def line(self, process: Process, address: str) -> End | None:
         """A connection to the member at `address`; None when it is not running."""
         ...
 
     def serve(self, end: End, method: str, asked: Any, reply: Reply) -> None:
-        """In the member's process: what a client sent; `reply` takes the answers."""
+        """Receive a client's message in the member's process; answers go to `reply`."""
         ...
 
 
@@ -63,8 +63,8 @@ def _error(code: grpc.StatusCode, detail: str) -> aio.AioRpcError:
 
 
 class Form:
-    """What the appends of one stream under one epoch ask for, read once from the request of
-    one of them: later ones differ in their keys and data alone."""
+    """The request of the appends of one stream under one epoch, parsed once: later appends differ in
+    their keys and data alone."""
 
     __slots__ = ("_asked", "_names")
 
@@ -73,7 +73,7 @@ class Form:
         self._names = names_of(append)
 
     def txn(self, append: Append) -> Txn:
-        """What `append.request` asks for."""
+        """The content of `append.request`."""
         of = dict(zip(self._names, names_of(append), strict=True)).get
         asked = self._asked
         return Txn(
@@ -88,7 +88,7 @@ class Form:
 
 
 def names_of(append: Append) -> tuple[bytes, bytes]:
-    """The keys that differ: of its segment, of the one before."""
+    """The keys that differ: that of its segment, and that of the one before."""
     shape = append.shape
     return shape.key(append.seq), shape.key(append.seq - 1)
 
@@ -103,7 +103,7 @@ class SimClient(EtcdClient):
         self._forms: dict[tuple[Shape, bool], Form] = {}
 
     async def append(self, append: AppendCall) -> Any:
-        """See EtcdClient; the request is built for the first of a stream and epoch only."""
+        """See EtcdClient; builds the request only for the first append of a stream and epoch."""
         assert isinstance(append, Append)
         which = append.shape, append.seq == 1
         form = self._forms.get(which)
@@ -120,7 +120,7 @@ class SimClient(EtcdClient):
 
 
 class Endpoint:
-    """One member as one client has it. `channel.close` does nothing worth simulating."""
+    """One member for one client. `channel.close` has no simulated effect."""
 
     def __init__(self, etcd: Cluster, process: Process, address: str) -> None:
         self._etcd = etcd
@@ -131,7 +131,7 @@ class Endpoint:
         self._streams: dict[int, Stream] = {}
         self._number = 0
         self._late: deque[tuple[float, int]] = deque()
-        """When calls are too late, in order; those that were answered are among them."""
+        """Deadlines of calls, in order, with those of answered calls."""
         self.channel = self
         self.methods: dict[str, Callable[..., Any]] = {
             name: self._unary(name, read) for name, read in _READ.items()
@@ -140,18 +140,18 @@ class Endpoint:
         self.methods["LeaseKeepAlive"] = lambda metadata: Stream(self, "keep")
 
     async def close(self) -> None:
-        """The client is left."""
+        """The client is closed."""
         if self._end is not None:
             self._end.close()
             self._lost("eof", "the channel is closed")
 
     def number(self) -> int:
-        """A number no call of this endpoint had before."""
+        """A new number for a call of this endpoint."""
         self._number += 1
         return self._number
 
     def connected(self) -> End:
-        """The connection to the member. Raises AioRpcError when it is not there."""
+        """The connection to the member. Raises AioRpcError if there is none."""
         if self._end is None:
             end = self._etcd.line(self._process, self._address)
             if end is None:
@@ -174,7 +174,7 @@ class Endpoint:
         )
 
     def unfollow(self, number: int) -> None:
-        """The stream is over for this side."""
+        """End the stream on this side."""
         if self._streams.pop(number, None) is not None and self._end is not None:
             end = self._end
             end.send(self._etcd.serve, end.peer, "unwatch", (number, None), _nobody)
@@ -214,7 +214,7 @@ class Endpoint:
         return call
 
     def _wait_for(self, due_s: float, number: int) -> None:
-        """Let a call fail at that time. One timer stands for many: most are answered long
+        """Fail a call at its deadline. One timer serves many calls: most get their answers long
         before."""
         late = self._late
         if late and due_s < late[-1][0]:
@@ -266,7 +266,7 @@ class Stream:
         self._failure: Failure | None = None
 
     async def write(self, request: Any) -> None:
-        """Send a request. Raises AioRpcError, InvalidStateError when it is over."""
+        """Send a request. Raises AioRpcError; InvalidStateError if the call is over."""
         if self._failure is not None:
             raise asyncio.InvalidStateError
         if self._method == "keep":
@@ -290,7 +290,7 @@ class Stream:
         self._endpoint.unfollow(self._number)
 
     def take(self, answer: Any) -> None:
-        """An answer came, or the end of it all."""
+        """An answer came, or the end of the call."""
         if isinstance(answer, Failure):
             self._failure = answer
         else:
@@ -308,7 +308,7 @@ class Stream:
         return self._failure.detail if self._failure is not None else ""
 
     async def initial_metadata(self) -> Any:
-        """None of it."""
+        """Metadata: none."""
         return aio.Metadata()
 
     trailing_metadata = initial_metadata

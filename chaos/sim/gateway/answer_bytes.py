@@ -1,9 +1,9 @@
-"""What an answer is in bytes: the events of a simulated engine, and how its clients read them.
+"""The bytes of an answer: the events of a simulated engine, and how its clients read them.
 
-Token i of a request is a function of what was asked and of i, so that a gap, a repetition or
-another's answer shows in what a client reads. An event shows one number. In front of some tokens
-of some requests stands a note, which shows no token; after the last one an engine sends a usage
-event, then `DONE`.
+Token i of a request is a function of the request's content and of i, so a client can detect a gap,
+a repetition or another request's answer. An event has one number. Before some tokens of some
+requests comes a note without a token. After the last token an engine sends a usage event, then
+`DONE`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def bare(numbers: Sequence[int]) -> bytes:
 
 
 def server_sent(numbers: Sequence[int]) -> bytes:
-    """Server-sent events, which take ids."""
+    """Server-sent events, which may carry ids."""
     return b"".join([b"data: %d\n\n" % number for number in numbers])
 
 
@@ -63,7 +63,7 @@ UNNAMED = Style(shown=bare, note=b"", usage=bare((_USAGE,)))
 RELAYED = Style(shown=bare, note=b"", usage=b"")
 CHOICES = Style(shown=bare, note=b"", usage=bare((_USAGE,)))
 OTHER_CHOICE = 512
-"""What is added to the numbers that show the second choice."""
+"""Offset of the numbers of the second choice."""
 RESUMABLE = Style(
     shown=server_sent, note=server_sent((_NOTE,)), usage=server_sent((_USAGE,)), is_small=True
 )
@@ -79,7 +79,7 @@ _STYLES = {
 
 
 def second_choice(tokens: Sequence[int]) -> list[int]:
-    """What the second of two choices has where the first has these tokens."""
+    """Tokens of the second choice where the first has these."""
     return [token if token == WRONG else (token + _CYCLE // 2) % _CYCLE for token in tokens]
 
 
@@ -94,14 +94,14 @@ def style_of(asked: str, kind: str) -> Style:
 
 
 def has_note(at: int) -> bool:
-    """Whether a note stands in front of token `at` of an answer in small frames."""
+    """Whether a note comes before token `at` of an answer in small frames."""
     return at % NOTE_EVERY == 0
 
 
 class AnswerReader:
-    """Reads one answer's bytes as they come. What is no answer reads as WRONG. `last_id`: of the
-    last whole event; `other_tokens`: those read of the second choice, `_due` of it the ones that the
-    first has."""
+    """Reads one answer's bytes as they come. Invalid bytes read as WRONG. `last_id`: id of the last
+    whole event; `other_tokens`: number of tokens read of the second choice; `_due`: the second
+    choice's next tokens, by the first."""
 
     __slots__ = (
         "_count",
@@ -156,8 +156,8 @@ class AnswerReader:
         return [token if token <= WRONG else WRONG for token in tokens]
 
     def _first_choice(self, numbers: list[int]) -> list[int]:
-        """The tokens of the first choice; WRONG where the second is not as it has to be. It comes
-        after the first."""
+        """The tokens of the first choice; WRONG where the second, which comes after it, differs from
+        the expected one."""
         tokens = []
         for number in numbers:
             if number < OTHER_CHOICE:
@@ -177,18 +177,18 @@ class AnswerReader:
         return self._over and not self._due
 
     def cut(self) -> None:
-        """The connection is gone: of an event that did not come whole nothing is kept."""
+        """The connection is gone: drop a partial event."""
         self._odd = b""
 
     def _numbers(self, data: bytes) -> list[int]:
-        """What whole server-sent events show."""
+        """The numbers of whole server-sent events."""
         *events, self._odd = data.split(b"\n\n")
         numbers = []
         for event in events:
             line, _, shown = event.partition(b"\n")
             found = parse(line.removeprefix(b"id: ").decode())
             if found is None or found.position <= self._position:
-                numbers.append(WRONG)  # an event without an id, or one that was there already
+                numbers.append(WRONG)  # an event without an id, or a repeated one
                 continue
             self._position = found.position
             self.last_id = line.removeprefix(b"id: ").decode()
@@ -197,8 +197,8 @@ class AnswerReader:
         return numbers
 
     def _judged(self, numbers: list[int]) -> list[int]:
-        """The tokens among these numbers; WRONG for a note that is missing, one too many, and what
-        comes after the end."""
+        """The tokens among these numbers; WRONG for a missing note, a surplus one, and numbers after
+        the end."""
         tokens = []
         for number in numbers:
             due = has_note(self._count) and not self._noted

@@ -20,11 +20,11 @@ from relume.controlplane.stream.arrival import Assignment
 from relume.events.wire.worker_calls import Attach
 
 STALE_S = 0.1
-"""What an engine was last heard of is looked up again after so long."""
+"""Age at which the time of an engine's last byte is refreshed."""
 
 
 class Receiver(Protocol):
-    """Who takes what an engine answers to a dispatch, offered by `sim_session.SimSession`."""
+    """Receiver of an engine's answers to a dispatch; `sim_session.SimSession` is one."""
 
     def on_stretch(self, stretch: Stretch) -> None: ...
     def on_cut_frame(self, sent: int) -> None: ...
@@ -60,7 +60,7 @@ class _Transport:
 
 
 class SimUpstream(Upstream):
-    """A connection to an engine; `endpoint` is what answers there."""
+    """A connection to an engine; `endpoint` answers there."""
 
     __slots__ = ("_answer", "_attempt", "_end", "_endpoint")
 
@@ -82,21 +82,21 @@ class SimUpstream(Upstream):
         self._end.send(self._endpoint.dispatch, what, answer)
 
     def attach(self, consumer: Receiver, what: Attach) -> None:
-        """Ask for a stream that runs already."""
+        """Attach to a stream that runs already."""
         answer = self._expect(consumer, what.request, what.attempt, 0)
         self._end.send(self._endpoint.attach, what, answer)
 
     def send(
         self, consumer: Any, head: bytes, body: bytes, tail: bytes = b"", generates: bool = True
     ) -> None:
-        """Make a call whose answer tells nothing; the connection serves others at once."""
+        """Make a call without waiting for its answer; the connection serves others at once."""
         path = head.split(b" ", 2)[1].decode()
         self._end.send(self._endpoint.call, path, msgspec.json.decode(body))
         self._complete = True
         self.release()
 
     def _expect(self, consumer: Receiver, request: str, attempt: int, sent: int) -> AnswerSender:
-        """What is sent to `consumer` of an attempt, as its engine has it."""
+        """The engine's side of the answer that goes to `consumer`."""
         end, endpoint = self._end, self._endpoint
         port: Any = consumer  # the part of `upstream.Consumer` that is used here
         self.consumer = port
@@ -115,18 +115,18 @@ class SimUpstream(Upstream):
         return answer
 
     def look(self) -> None:
-        """Have the engine tell how far it is."""
+        """Have the engine report its progress."""
         if self._attempt is not None and self.consumer is not None:
             self._end.look(self._endpoint.flush, *self._attempt)
 
     def last_byte(self) -> float:
-        """When the last token came that the engine has sent by now, told or not; loop time."""
+        """Loop time of the last token that the engine has sent by now, reported or not."""
         if self._attempt is None or not self._end.would_come():
             return 0.0
         return self._endpoint.last_ns(*self._attempt) / NS
 
     def newest_byte(self) -> float:
-        """The same of all that its engine sends."""
+        """Loop time of the last token of any stream of its engine."""
         return self._endpoint.newest_ns() / NS
 
     def reset(self) -> None:
@@ -134,7 +134,7 @@ class SimUpstream(Upstream):
         self._end.reset()
 
     def frame_copies(self) -> int:
-        """How often the next frame comes."""
+        """Number of times that the next frame arrives."""
         return self._end.frame_copies()
 
     def heard_of(self, stretch: Stretch) -> None:
@@ -144,7 +144,7 @@ class SimUpstream(Upstream):
         self.activity.last_byte = stretch.last_ns / NS
 
     def done(self) -> None:
-        """The response is complete: the engine is not told of an end."""
+        """The response is complete: the engine gets no notice of an end."""
         self._complete = True
         self._attempt = self._answer = None
         self._end.peer.lost = _nobody
@@ -166,8 +166,8 @@ class SimUpstream(Upstream):
 
 
 class _Reply:
-    """The `Answer` to one dispatch; late ones go nowhere. `sent`: the tokens up to which its engine
-    has sent it."""
+    """The `Answer` to one dispatch; it drops late messages. `sent`: number of tokens that its engine
+    has sent."""
 
     def __init__(self, upstream: SimUpstream, consumer: Receiver, sent: int) -> None:
         self._upstream = upstream
@@ -234,7 +234,7 @@ class _Reply:
 
 
 class SimActivity(Activity):
-    """An account whose last byte is looked up when it is old."""
+    """An account that refreshes the time of its last byte when it is old."""
 
     __slots__ = ("_at", "_now", "upstreams")
 
@@ -260,7 +260,7 @@ class SimActivity(Activity):
 
 
 class SimPool(UpstreamPool):
-    """The real pool; connections are made over the network."""
+    """The real pool, with connections over the simulated network."""
 
     def __init__(self, wires: Wires, process: Process, config: GatewayConfig) -> None:
         super().__init__(

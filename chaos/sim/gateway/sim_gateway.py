@@ -1,8 +1,8 @@
 """The gateway in virtual time: the real `Gateway` without a socket.
 
 Its sessions are the real `RequestSession` (`sim_session`), fed with the bytes of real frames; its
-connections to engines are those of the simulated network (`sim_connections`). Streams are told
-late: whoever needs to know how far one is (`look`) has its engine tell what has left it by now.
+connections to engines are those of the simulated network (`sim_connections`). Engines report streams
+late: a reader that needs the position of one (`look`) has its engine report it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _relayed(what: Ask) -> RelayedRequest:
 
 
 class PromptCounts:
-    """The tokenising process, which counts what a body says, answers late, or does not answer."""
+    """The tokenising process: it returns the body's number, late, or does not answer."""
 
     wait_s = 0.25
 
@@ -66,7 +66,7 @@ class PromptCounts:
 
 
 class SimGateway(Gateway):
-    """A `Door` for clients, and the real `GatewayPort`. Clients mean the fleet's one model."""
+    """A `Door` for clients, and the real `GatewayPort`. The fleet has one model."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class SimGateway(Gateway):
         )
 
     async def start(self) -> None:
-        """Without a socket: whoever serves it on the network gives it an address."""
+        """Start without a socket: the network gives it an address."""
         ready = asyncio.Event()
         self._runner = asyncio.create_task(self._run(ready), name="gateway")
         await ready.wait()
@@ -165,7 +165,7 @@ class SimGateway(Gateway):
             client.reply(served)
 
     def flush(self, connection: str) -> None:
-        """Tell now what of the answer is there."""
+        """Report the answer up to now."""
         client = self._connections.get(connection)
         if client is not None:
             client.session.look()
@@ -177,7 +177,7 @@ class SimGateway(Gateway):
             client.session.gone()
 
     def cut_frame(self, worker: str, incarnation: int, random: Random) -> bool:
-        """Break the connection of one answer from that engine; False when none comes."""
+        """Break the connection of one answer from that engine; False: there is none."""
         self._look_at(worker, incarnation)
         found = [
             attempt.upstream

@@ -1,8 +1,8 @@
 """One request in the simulated gateway: the real `RequestSession`, fed with real frames.
 
-An engine sends stretches of tokens, of which a session makes frames with their ids and events;
-clients read the bytes that the machine passes on. Where a connection is lost, the frame under way
-is cut at some byte of it.
+An engine sends stretches of tokens, from which a session makes frames with ids and events; clients
+read the bytes that the state machine passes on. A lost connection cuts the current frame at some
+byte.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ BODY = b"{}"
 
 
 class SimClient:
-    """The client's connection as the machine's effects use it: what it is told goes to `Caller`.
-    `sessions`: by connection, of one gateway."""
+    """The client's connection for the machine's effects: it passes bytes to `Caller`. `sessions`:
+    those of one gateway, by connection."""
 
     chunked = True
     session: SimSession
@@ -74,7 +74,7 @@ class SimClient:
         sessions[what.key] = self
 
     def forget(self) -> None:
-        """Nothing more is said of it."""
+        """Drop it: no further call names it."""
         self._sessions.pop(self.what.key, None)
 
     @property
@@ -100,7 +100,7 @@ class SimClient:
             self._caller.refused(self._status, "a worker's answer to a relayed request")
         else:
             finish = self.session.stream.answer.finish
-            # Where the end frame is lost, a client still knows it from the last event.
+            # If the end frame is lost, a client still knows the finish from the last event.
             self._caller.end("length" if finish == "-" else finish)
 
     def write(self, data: bytes) -> None:
@@ -121,7 +121,7 @@ class SimClient:
         self._held = []
 
     def send_held(self) -> None:
-        """Send what was written since `hold` at once."""
+        """Send all writes since `hold` at once."""
         held, self._held = self._held, None
         if held:
             self.write(b"".join(held))
@@ -160,7 +160,7 @@ class SimClient:
 
 
 class SimSession(RequestSession):
-    """The real session; stretches of tokens come as frames, and are told as stretches."""
+    """The real session; stretches of tokens come as frames, and leave as stretches."""
 
     __slots__ = ("_altered", "_first_ns", "_gap_ns", "_groups", "_has_head", "_has_of",
                  "_last_ns", "_next", "_preface",
@@ -198,7 +198,7 @@ class SimSession(RequestSession):
         super().came_back(client, have)
 
     def look(self) -> None:
-        """Take what has left the engine by now."""
+        """Receive all tokens that have left the engine by now."""
         upstream = self.upstream
         if isinstance(upstream, SimUpstream):
             upstream.look()
@@ -238,7 +238,7 @@ class SimSession(RequestSession):
         choices = _resumed_from(fields, sent)
         known = choices[0]
         self._whole = known.note
-        # An engine that is given other tokens than it made before makes others after them.
+        # An engine that gets tokens that differ from its own continues with other tokens.
         self._altered = known.ids != tuple(tokens_of(what.asked, 0, len(known.ids)))
         begun = len(known.ids)
         if self._style is CHOICES:
@@ -313,9 +313,9 @@ class SimSession(RequestSession):
         assert isinstance(upstream, SimUpstream)
         copies = upstream.frame_copies()
         if self._style is WHOLE:
-            copies = max(copies, 1)  # the answer, which has no position, does not show a lost one
+            copies = max(copies, 1)  # the answer has no positions, so a lost frame would not show
         elif self._style is UNNAMED:
-            copies = 1  # nothing would show it
+            copies = 1  # a lost or repeated frame would not show
         if copies != 1:
             self._on_frames(frame * copies)
         elif stretch.count != 1 or not self.take_chunk(_chunk_of(frame), stretch.last_ns / NS):
@@ -338,7 +338,7 @@ class SimSession(RequestSession):
         return both
 
     def _last_frames(self, sent: int) -> tuple[bytes, bytes]:
-        """Those of the usage event and of the end, after `sent` tokens."""
+        """The frames of the usage event and of the end, after `sent` tokens."""
         usage = self._style.usage
         if self._style is UNNAMED:
             return encode_tokens(UNKNOWN_START, [], usage), encode_tokens(UNKNOWN_START, [], DONE)
@@ -348,7 +348,7 @@ class SimSession(RequestSession):
         return encode_tokens(sent, [], usage), encode_tokens(sent, [], DONE)
 
     def _relay(self, stretch: Stretch) -> None:
-        """The same of a route without frames."""
+        """More tokens, on a route without frames."""
         self._on_relayed_head(200)
         if isinstance(self.machine.state, Relaying):
             self._time(stretch)
@@ -364,8 +364,8 @@ class SimSession(RequestSession):
                 self.feed(e.Head(status, {b"content-type": b"application/json"}))
 
     def _on_small_frames(self, stretch: Stretch, tokens: list[int]) -> None:
-        """The same in frames of few tokens with notes between them, in reads that end at any
-        byte, or in an HTTP chunk each."""
+        """More tokens, in frames of few tokens with notes between them; the reads end at any byte,
+        or are one HTTP chunk each."""
         chance = Random(f"{self.stream.arrival.request}:{stretch.start}")
         to, client = self.machine.attempt, self.client
         frames = self._small_frames(stretch.start, tokens, chance)
@@ -380,15 +380,15 @@ class SimSession(RequestSession):
             client.hold()
         for read in reads:
             if self.machine.attempt is not to:
-                break  # one was refused
+                break  # a frame was refused
             if not self.take_chunk(_chunk_of(read), stretch.last_ns / NS):
                 self._on_frames(read)
         if isinstance(client, SimClient):
             client.send_held()
 
     def _small_frames(self, first: int, tokens: list[int], chance: Random) -> list[bytes]:
-        """An engine groups the tokens of a resumable stream as it likes when it makes them, and
-        sends them one by one when it sends or makes them again."""
+        """The frames of these tokens. An engine groups new tokens of a resumable stream at will, and
+        sends repeated or recomputed ones singly."""
         style, upstream = self._style, self.upstream
         assert isinstance(upstream, SimUpstream)
         sizes = (1, 1, 1, 2, 3) if self._groups else (1,)
@@ -410,9 +410,8 @@ class SimSession(RequestSession):
         return tokens_of(self.what.asked, start, count)
 
     def on_cut_frame(self, sent: int) -> None:
-        """The connection breaks within the frame after token `sent`: some bytes of it come, never
-        all of them. Of an answer whose tokens have all come, the usage event comes and a part of
-        what follows."""
+        """The connection breaks within the frame after token `sent`, of which some bytes arrive,
+        never all. If all tokens have arrived, the usage event arrives, and a part of the rest."""
         if not isinstance(self.machine.state, Receiving):
             return
         at, style = sent, self._style
@@ -462,11 +461,11 @@ class SimSession(RequestSession):
             self._on_frames(last + encode_end(finish))
 
     def on_moved(self) -> None:
-        """The engine gave it up as asked."""
+        """The engine gave it up on request."""
         self.on_broken(FailureKind.MOVED)
 
     def on_broken(self, kind: str) -> None:
-        """The engine gave it up. A route without frames cannot say so."""
+        """The engine gave it up. A route without frames cannot report that."""
         if kind == GARBAGE and self._style is not RELAYED:
             self._on_frames(self._garbage())
         elif self._style is not RELAYED:
@@ -475,7 +474,7 @@ class SimSession(RequestSession):
             self.feed(e.ConnectionLost(TransportKind.EOF, "the engine gave it up"))
 
     def _garbage(self) -> bytes:
-        """A frame that cannot be in this place."""
+        """A frame that is invalid here."""
         if self._style is WHOLE:
             return encode_tokens(self.delivered, [], b"what no answer in one piece has")
         if not (self.stream.begun or self.delivered or self.stream.have > (0, 0)):
@@ -489,7 +488,7 @@ class SimSession(RequestSession):
         self._on_frames(encode_failure(FailureKind.TAKEN, "another connection has it"))
 
     def on_attached(self, base: int, known: int) -> None:
-        """The stream is here: its request, and ids of the tokens that come without payload."""
+        """Attached: the stream's request, and ids of the tokens without payload."""
         headers = {b"content-type": CONTENT_TYPE, h.FROM.encode(): b"%d" % base}
         self._has_head = True
         if not isinstance(self.machine.state, Receiving):
@@ -500,7 +499,7 @@ class SimSession(RequestSession):
             self.feed(e.Data(self._envelope() + ids))
 
     def on_refused(self, status: int) -> None:
-        """The engine has no such stream, not the request, or does not take it."""
+        """The engine has no such stream, lacks the request, or refuses it."""
         to = self.machine.attempt
         if self._style is RELAYED:
             self._on_relayed_head(500 if status == 200 else status)
@@ -527,7 +526,7 @@ class SimSession(RequestSession):
             self.feed(e.Data(data))
 
     def worker_lost(self, cause: str, detail: str = "") -> None:
-        """See RequestSession; what had come by then counts."""
+        """See RequestSession; bytes that came before count."""
         to = self.machine.attempt
         self.look()
         if self.machine.attempt is to:
@@ -541,7 +540,7 @@ def _parsed(head: bytes) -> tuple[str, dict[str, str]]:
 
 
 def _resumed_from(fields: dict[str, str], sent: do.Send) -> tuple[Delivered, ...]:
-    """What a dispatch says that its client has of each choice."""
+    """The tokens of each choice that the client has, by the dispatch."""
     if h.RESUME not in fields:
         return (Delivered(),)
     return parse_resume(fields[h.RESUME], sent.body + sent.tail)[0].choices

@@ -1,7 +1,7 @@
-"""Answers over the network: each end holds something that looks like the other (`message_ports`).
+"""Answers over the network: each end has a proxy of the other (`message_ports`).
 
-A call of a proxy runs at the other end, later. Tokens that were held up on their way (a cut,
-a process that was stopped) are as late as they came.
+A call of a proxy runs at the other end, later. Delayed tokens (by a cut, or a stopped process) get
+the times of their arrival.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from relume.chaos.sim.message_ports import Answer, Caller, Stretch
 
 LATE_NS = 100_000_000
-"""Travel time above which a message was held up."""
+"""Travel time above which a message counts as delayed."""
 
 
 class Connection(Protocol):
@@ -24,21 +24,21 @@ class Connection(Protocol):
         ...
 
     def send(self, work: Callable[..., object], *args: Any) -> None:
-        """Run `work` at the other end, after all that was sent before."""
+        """Run `work` at the other end, after all earlier messages."""
         ...
 
     @property
     def closed(self) -> bool:
-        """Whether it is gone."""
+        """Whether the connection is gone."""
         ...
 
     def finish(self) -> None:
-        """Close both ends without a word to either."""
+        """Close both ends without a notice to either."""
         ...
 
 
 class TokenSender:
-    """Tokens from `end` to the other end."""
+    """Sends tokens from `end` to the other end."""
 
     __slots__ = ("_end", "_to")
 
@@ -50,7 +50,7 @@ class TokenSender:
         self._end.send(self.arrived, stretch, self._end.now_ns)
 
     def arrived(self, stretch: Stretch, sent_ns: int) -> None:
-        """They are at the other end."""
+        """The tokens have reached the other end."""
         now_ns = self._end.now_ns
         if now_ns - sent_ns > LATE_NS:
             stretch = Stretch(
@@ -65,7 +65,7 @@ class TokenSender:
 
 
 class AnswerSender(TokenSender):
-    """An `Answer` as the engine has it; `end` is the engine's."""
+    """The engine's proxy of an `Answer`; `end` is the engine's."""
 
     __slots__ = ()
     _to: Answer
@@ -93,8 +93,8 @@ class AnswerSender(TokenSender):
 
 
 class CallerSender(TokenSender):
-    """A `Caller` as the gateway has it; `end` is the gateway's. The connection ends with it.
-    `arrived_whole`: the client has the end."""
+    """The gateway's proxy of a `Caller`; `end` is the gateway's. The connection ends with it.
+    `arrived_whole`: the client has received the end."""
 
     __slots__ = ("_forget", "arrived_whole")
     _to: Caller

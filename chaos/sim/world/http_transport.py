@@ -1,8 +1,8 @@
 """HTTP calls and sockets of the control plane, over the simulated network.
 
 `Session` stands in for `aiohttp.ClientSession` (one GET or POST and its JSON), `connect` for
-the loop's `create_connection` (an agent's notices). Both are in place while `standing_in` is
-entered, which also keeps structlog quiet; the code that uses them is the control plane's own.
+the loop's `create_connection` (an agent's notices). Both are in place inside `standing_in`, which
+also silences structlog; the code that uses them is the control plane's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Body = dict[str, Any]
 
 @contextmanager
 def standing_in(wires: Wires) -> Iterator[None]:
-    """HTTP sessions and connections made meanwhile are simulated; nothing is logged."""
+    """Simulates HTTP sessions and connections made inside; silences logs."""
     kept = structlog.get_config()
     structlog.configure(
         processors=[_drop],
@@ -55,7 +55,7 @@ def _me() -> Process:
 
 
 class Session:
-    """As much of `aiohttp.ClientSession` as the control plane uses."""
+    """The part of `aiohttp.ClientSession` that the control plane uses."""
 
     def __init__(self, wires: Wires, timeout: aiohttp.ClientTimeout | None = None, **_: Any):
         self._wires = wires
@@ -72,7 +72,7 @@ class Session:
         return _Call(self._wires, url, json or {}, timeout or self._timeout)
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """No effect: no connection stays open."""
 
     async def __aenter__(self) -> Session:
         return self
@@ -141,7 +141,7 @@ class _Call:
 
 
 class _Socket:
-    """Options are taken and forgotten."""
+    """Accepts and ignores options."""
 
     def setsockopt(self, *_: Any) -> None:
         """Nothing."""

@@ -1,5 +1,5 @@
-"""What holds for links of the simulated network: which processes are cut off from each other, and
-how slow and unreliable the link is.
+"""Rules for links of the simulated network: which processes cannot reach each other, and how slow
+and unreliable a link is.
 
 A process named `w0.engine` is on host `w0`. A rule names its ends (a process, a host, or "" for
 all) and a kind of link.
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 DELAY_S = 0.0001
-"""One way, at least; up to twice as long."""
+"""Minimum delay one way; the maximum is twice as long."""
 
 
 class Rule(Struct, eq=False, kw_only=True):
-    """What holds for a link while it stands. Shares are between 0 and 1."""
+    """A rule for a link while it is in force. Shares are between 0 and 1."""
 
     one: str
     other: str
@@ -32,7 +32,7 @@ class Rule(Struct, eq=False, kw_only=True):
 
 
 class Way(Struct, kw_only=True):
-    """One direction between two processes, all rules taken together."""
+    """One direction between two processes, with all rules combined."""
 
     cut: bool = False
     delay_s: float = DELAY_S
@@ -49,7 +49,7 @@ def host_of(name: str) -> str:
 
 
 def way_by(rules: Iterable[Rule], sender: str, receiver: str, kind: str) -> Way:
-    """The way from one process to another under all rules that apply."""
+    """The direction from one process to another under all rules that apply."""
     way = Way()
     for rule in rules:
         if _applies(rule, sender, receiver, kind):

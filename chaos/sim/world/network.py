@@ -1,13 +1,13 @@
 """The network between simulated processes: connections like TCP's, and datagrams.
 
 A process named `w0.engine` is on host `w0`. Links are named by their ends (a process, a host,
-or "" for anybody) and a kind: etcd, gateway (workers and control plane), holder (KV streams),
-client. `cut` stops what goes over such a link, in both directions or one; `shape` makes it
-slow or unreliable. What is cut lies in the sender's kernel and comes when the link is healed.
+or "" for any) and a kind: etcd, gateway (workers and control plane), holder (KV streams),
+client. `cut` stops all messages over such a link, in both directions or one; `shape` makes it
+slow or unreliable. Messages on a cut link stay in the sender's kernel and arrive when it is healed.
 
 A connection delivers in order; loss on it is delay. The peer's kernel signals its end: a
-process that dies resets its connections soon afterwards, unless the link is cut: then no side gets
-anything. Processes that were stopped accept connections and say nothing.
+process that dies resets its connections soon afterwards. If the link is cut, no side gets a
+message. Stopped processes accept connections and send nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from relume.chaos.sim.world.link_rules import Rule, Way, way_by
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop, current
 
 CLOSED_S = 0.02
-"""Time for the kernel to close what a killed process had open."""
+"""Time until the kernel closes a killed process's connections."""
 RETRANSMIT_S = 0.2
-"""A lost segment of a connection comes so much later, twice as much each further time."""
+"""Delay of a lost segment of a connection, doubled with each further loss."""
 
 RESET = "connection reset by peer"
 
@@ -41,7 +41,7 @@ class Refused(ConnectionRefusedError):
 
 
 class Served(Struct):
-    """What answers at an address, and in which process."""
+    """The object that answers at an address, and its process."""
 
     process: Process
     what: Any
@@ -50,7 +50,7 @@ class Served(Struct):
 
 
 class Wires:
-    """The one network of a run; `ports.Net` for those who offer something on it."""
+    """The network of a run; a `ports.Net` for processes that serve on it."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
@@ -68,8 +68,7 @@ class Wires:
     # --- addresses -----------------------------------------------------------------------
 
     def serve(self, address: str, process: Process, what: Any) -> None:
-        """`what` answers at `address` (`host:port`) from now on, in `process`; until that is
-        killed."""
+        """Have `what` answer at `address` (`host:port`), in `process`, until that is killed."""
         served = self.served[address] = Served(process, what)
 
         def gone() -> None:
@@ -79,7 +78,7 @@ class Wires:
         process.at_death.append(gone)
 
     def close(self, address: str) -> None:
-        """No process answers there any more; connections to it are reset."""
+        """Close the address; resets connections to it."""
         served = self.served.pop(address, None)
         for end in served.ends if served is not None else ():
             self.loop.call_later(CLOSED_S, end.shut, "reset", RESET)
@@ -89,24 +88,24 @@ class Wires:
         return address in self.served
 
     def door(self, address: str) -> Door:
-        """A gateway's door as clients see it: what is called on it travels."""
+        """A gateway's door for clients: calls on it travel over the network."""
         return ClientDoor(self, address)
 
     # --- faults --------------------------------------------------------------------------
 
     def cut(self, one: str, other: str = "", kind: str = "", both: bool = True) -> Rule:
-        """Let nothing through from `one` to `other` (and back, if `both`) until healed."""
+        """Stop all messages from `one` to `other` (and back, if `both`) until healed."""
         return self.shape(Rule(one=one, other=other, kind=kind, both=both, cut=True))
 
     def shape(self, rule: Rule) -> Rule:
-        """Let `rule` hold until healed."""
+        """Apply `rule` until healed."""
         self._rules.append(rule)
         self._ways.clear()
         self.shaped += 1
         return rule
 
     def heal(self, rule: Rule) -> None:
-        """Remove a rule; what it held up continues."""
+        """Remove a rule; messages that it stopped continue."""
         if rule not in self._rules:
             return
         self._rules.remove(rule)
@@ -119,7 +118,7 @@ class Wires:
         changed.set()
 
     def way(self, sender: str, receiver: str, kind: str) -> Way:
-        """How things are from one process to another."""
+        """The direction from one process to another."""
         key = sender, receiver, kind
         found = self._ways.get(key)
         if found is None:
@@ -131,7 +130,7 @@ class Wires:
     def post(
         self, sender: Process, to: Process, kind: str, work: Callable[..., object], *args: Any
     ) -> None:
-        """Run `work` in process `to`: perhaps never, twice, or after what is sent later."""
+        """Run `work` in process `to`: perhaps never, twice, or after later messages."""
         way = self.way(sender.name, to.name, kind)
         draw = self._random.random
         if way.cut or (way.loss and draw() < way.loss):
@@ -146,7 +145,7 @@ class Wires:
     # --- connections ---------------------------------------------------------------------
 
     async def connect(self, near: Process, address: str, kind: str) -> tuple[End, Any]:
-        """A connection from `near`, and what answers there.
+        """A connection from `near`, and the object that answers there.
 
         Raises Refused. Never returns while the link is cut: the caller has a time limit.
         """
@@ -166,7 +165,7 @@ class Wires:
             return self.line(near, served, kind), served.what
 
     def line(self, near: Process, there: Served, kind: str) -> End:
-        """A connection that is there at once; returns the near end, `peer` is the far one."""
+        """Make a connection without delay; returns the near end, `peer` is the far one."""
         one, other = End(self, near, kind), End(self, there.process, kind)
         one.peer, other.peer = other, one
         other.served = there
@@ -193,8 +192,8 @@ class Wires:
 
 
 class End:
-    """One end of a connection. `lost(kind, detail)` is called in its process, once, when the
-    other side is gone (eof, reset); never after `close`."""
+    """One end of a connection. The network calls `lost(kind, detail)` in its process, once, when
+    the other side is gone (eof, reset); never after `close`."""
 
     __slots__ = (
         "_arrives",
@@ -233,16 +232,16 @@ class End:
         return self._wires.loop.now_ns
 
     def send(self, work: Callable[..., object], *args: Any) -> None:
-        """Run `work` at the other end, behind all that was sent before."""
+        """Run `work` at the other end, after all earlier messages."""
         if not self.closed:
             self._send(work, args)
 
     def close(self) -> None:
-        """Close it from this side; the other end hears eof behind what was sent."""
+        """Close it from this side; the other end gets eof after all messages."""
         self.shut("eof", "closed by the peer")
 
     def shut(self, kind: str, detail: str) -> None:
-        """Close it; the other end hears `kind`."""
+        """Close it; the other end gets `kind`."""
         if self.closed:
             return
         self.closed = True
@@ -251,16 +250,16 @@ class End:
         self._send(self.peer._ended, (kind, detail))
 
     def reset(self) -> None:
-        """Break the connection: both ends hear of it, this one behind what was sent to it."""
+        """Break the connection: both ends get a reset, this one after all messages to it."""
         far = self.peer
         if self.closed or far.closed:
             return
-        told = far.lost
+        on_lost = far.lost
         far.shut("reset", RESET)
-        far.process.call_soon(told, "reset", RESET)
+        far.process.call_soon(on_lost, "reset", RESET)
 
     def frame_copies(self) -> int:
-        """How often the next frame of an answer comes here: once, unless a rule says otherwise."""
+        """Number of times that the next frame of an answer arrives here: 1, unless a rule changes it."""
         wires = self._wires
         if not wires.shaped:
             return 1
@@ -270,16 +269,16 @@ class End:
         return 2 if way.frame_repeated and wires.draw() < way.frame_repeated else 1
 
     def finish(self) -> None:
-        """Both sides know that it is over; neither is notified."""
+        """Close both ends without a notice: both sides know that it is over."""
         for end in (self, self.peer):
             end.closed = True
             end.lost = _nobody
             self._wires._forget(end)
 
     def look(self, work: Callable[..., object], *args: Any) -> None:
-        """Run `work` at the other end and take the tokens it sends, all at once: how a stream with
-        late reports is brought up to date. Nothing where nothing would come. What else is on its
-        way, such as its end, comes in its own time: the reader is about to decide something."""
+        """Run `work` at the other end and receive the tokens that it sends, at once: this updates a
+        stream with late reports. No effect on a cut link. Other messages, such as the end, arrive
+        at their own times: the reader is about to make a decision."""
         peer = self.peer
         if not self.would_come():
             return
@@ -293,14 +292,14 @@ class End:
             next_work(*next_args)
 
     def would_come(self) -> bool:
-        """Whether what the other end sends now comes here: no cut is between."""
+        """Whether messages of the other end arrive now: the link is not cut."""
         peer = self.peer
         if self.closed or peer._waiting:
             return False
         return not self._wires.way(peer.process.name, self.process.name, self.kind).cut
 
     def resend(self) -> None:
-        """The link may be healed."""
+        """Send waiting messages again: the link may be healed."""
         waiting, self._waiting = self._waiting, deque()
         for work, args in waiting:
             self._send(work, args)
@@ -348,7 +347,7 @@ def _nobody(kind: str, detail: str) -> None:
 
 
 class ClientDoor:
-    """A `Door` as clients see it, who each call it in their own process."""
+    """A `Door` for clients; each calls it in its own process."""
 
     def __init__(self, wires: Wires, address: str) -> None:
         self._wires = wires
@@ -379,7 +378,7 @@ class ClientDoor:
         near.send(served.what.ask, what, CallerSender(near.peer, caller, forget))
 
     def flush(self, connection: str) -> None:
-        """Bring the answer up to date, at once."""
+        """Update the answer, at once."""
         near, served = self._calls.get(connection), self._wires.served.get(self._address)
         if near is not None and served is not None and not served.process.stopped:
             near.look(served.what.flush, connection)

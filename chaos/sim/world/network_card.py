@@ -1,13 +1,13 @@
-"""A host's network card: when what it carries has reached the other host."""
+"""A host's network card: arrival times of its transfers at other hosts."""
 
 from __future__ import annotations
 
 
 class Links:
-    """A host's network card: what it carries each way, one thing after the other. Times in s.
-    `buffered`: what waits for its receiver does not hold up the sender's other traffic; and what
-    is `fetched` goes by connections of its own, which get half of a card that blocks leave or
-    reach meanwhile."""
+    """A host's network card, which carries one transfer after the other each way. Times in s.
+    `buffered`: a transfer that waits for its receiver does not delay the sender's other traffic.
+    `fetched` transfers use connections of their own, which get half of a card that also carries
+    blocks."""
 
     def __init__(self, bytes_s: float, buffered: bool = False) -> None:
         self.bytes_s = bytes_s

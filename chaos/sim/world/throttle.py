@@ -1,5 +1,5 @@
-"""A share of a core for processes whose work takes no virtual time: they stand still for the rest
-of each period, as under a quota of a control group."""
+"""A share of a core for processes whose work takes no virtual time: they stop for the rest of each
+period, as under the quota of a control group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PERIOD_S = 0.04
 
 
 class Throttle:
-    """Lets what `processes` says lives run for `share` of each period, until `end`."""
+    """Lets the live processes of `processes` run for `share` of each period, until `end`."""
 
     def __init__(
         self, loop: VirtualLoop, processes: Callable[[], Sequence[Process]], share: float

@@ -1,4 +1,4 @@
-"""Virtual time: what is due, in one order."""
+"""Virtual time: due times in one order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Who = TypeVar("Who")
 
 
 class Clock(Generic[Who]):
-    """One due time for each of many; the earliest comes first, of equal ones the one set
-    first. Setting and taking are O(log n)."""
+    """One due time per key; the earliest comes first, among equal ones the one set first. `set` and
+    `next` are O(log n)."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -19,7 +19,7 @@ class Clock(Generic[Who]):
         self._set = 0
 
     def set(self, who: Who, at_ns: int | None) -> None:
-        """When `who` is due next; None: not any more. Raises ValueError for a time past."""
+        """Set the next due time of `who`; None: remove it. Raises ValueError for a past time."""
         if at_ns is None:
             self._valid.pop(who, None)
             return
@@ -30,7 +30,7 @@ class Clock(Generic[Who]):
         heapq.heappush(self._heap, (at_ns, self._set, who))
 
     def next(self) -> Who | None:
-        """Advance to the next due time and tell whose it is; None if there is none."""
+        """Advance to the next due time and return its key; None: there is none."""
         while self._heap:
             at_ns, number, who = heapq.heappop(self._heap)
             if self._valid.get(who) == number:

@@ -1,12 +1,12 @@
 """An asyncio event loop in virtual time, with processes that can be killed and stopped.
 
-Nothing waits: if no process can run, time advances to the next timer. Code of the control plane
-runs on it unchanged. Each callback belongs to the `Process` in whose context it was made, as
-asyncio hands contexts on; callbacks of a killed process never run again (no `finally` does
-either, as after kill -9), those of a stopped one wait until it continues.
+The loop never sleeps: if no process can run, time advances to the next timer. Code of the control
+plane runs on it unchanged. Each callback belongs to the `Process` in whose context it was made, as
+asyncio passes contexts on. Callbacks of a killed process never run again (nor do `finally` clauses,
+as after kill -9); those of a stopped one wait until it continues.
 
-`patched` has the standard library's clocks, process ids and sources of randomness answer from
-the loop, so that a run is a function of its seed.
+`patched` replaces the standard library's clocks, process ids and sources of randomness by the
+loop's, so a run is a function of its seed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_CLAUSES = 100
 
 
 class Stuck(RuntimeError):
-    """No process can run and no timer is set: what is waited for never comes."""
+    """No process can run and no timer is set: the run is deadlocked."""
 
 
 class Late(RuntimeError):
@@ -44,7 +44,7 @@ class Late(RuntimeError):
 
 
 class Process:
-    """One process of the simulated fleet. `clock_s` is what its wall clock is ahead."""
+    """One process of the simulated fleet. `clock_s`: seconds by which its wall clock is ahead."""
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
@@ -53,17 +53,17 @@ class Process:
         self.stopped = self.halted = self.paused = False
         self.clock_s = 0.0
         self.at_death: list[Callable[[], None]] = []
-        """Called when it is killed: what its kernel does, not the process."""
+        """Called when it is killed: actions of its kernel, not of the process."""
         self.tasks: set[asyncio.Task[Any]] = set()
         self._loop = loop
         self._parked: list[asyncio.Handle] = []
         self.own_context = copy_context()
-        """For callbacks of the loop, of which one runs at a time; nothing is set in it."""
+        """Context for callbacks of the loop, one of which runs at a time; nothing is set in it."""
         self.own_context.run(_PROCESS.set, self)
 
     @property
     def context(self) -> Context:
-        """A context of this process, for code that runs something in it within a callback."""
+        """A context of this process, for code that enters it within a callback."""
         return self.own_context.copy()
 
     def spawn(self, work: Coroutine[Any, Any, Result], name: str = "") -> asyncio.Task[Result]:
@@ -84,13 +84,13 @@ class Process:
         return self._loop.call_at(when_s, work, *args, context=self.own_context)
 
     def kill(self) -> None:
-        """End it like SIGKILL does: nothing of it ever runs again."""
+        """End it like SIGKILL: none of its callbacks ever runs again."""
         if not self.alive:
             return
         self.alive = False
         self._parked.clear()
         for task in self.tasks:
-            # Nobody will: not retrieved exceptions and pending tasks are no news.
+            # Their results stay unread: suppress warnings about unretrieved exceptions and pending tasks.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._loop.bury(self.tasks)
         self.tasks = set()
@@ -99,7 +99,7 @@ class Process:
             self._loop.root.copy().run(tell)  # its killer may be dead by then
 
     def stop(self) -> None:
-        """SIGSTOP: what becomes due lies until `go_on`."""
+        """SIGSTOP: due callbacks wait until `go_on`."""
         self.stopped = self.halted = True
 
     def go_on(self) -> None:
@@ -134,7 +134,7 @@ def current() -> Process | None:
 
 
 def _let_go(task: asyncio.Task[Any]) -> None:
-    """End what a task was doing; the effects of its `finally` clauses are ignored."""
+    """End a task's coroutine; ignore the effects of its `finally` clauses."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     work: Any = task.get_coro()
     for _ in range(MOST_CLAUSES):
@@ -145,7 +145,7 @@ def _let_go(task: asyncio.Task[Any]) -> None:
 
 
 class _Numbered:
-    """Sets of these are in the same order in every run."""
+    """Objects whose sets have the same order in every run."""
 
     __slots__ = ()
     _number: int
@@ -190,7 +190,7 @@ class _Call(asyncio.TimerHandle):
 class VirtualLoop(BaseEventLoop):
     """See the module. No sockets, no threads, no subprocesses."""
 
-    # Of BaseEventLoop, whose stubs do not tell of them.
+    # Attributes of BaseEventLoop that its stubs lack.
     _ready: deque[Any]
     _closed: bool
     _stopping: bool
@@ -204,7 +204,7 @@ class VirtualLoop(BaseEventLoop):
         self.connector: Callable[[Any, str, int], Coroutine[Any, Any, Any]] | None = None
         """Makes connections; see `relume.chaos.sim.world.http_transport`."""
         self.stand_ins: dict[str, Callable[[], AbstractContextManager[None]]] = {}
-        """What else is replaced while it runs, by name."""
+        """Further replacements while it runs, by name."""
         self._buried: list[set[asyncio.Task[Any]]] = []
         self._numbers = 0
         self._order = 0
@@ -216,7 +216,7 @@ class VirtualLoop(BaseEventLoop):
         self.failures: list[BaseException] = []
         """Unhandled exceptions; `run` raises the first."""
 
-    get_debug = staticmethod(bool)  # every future asks: no, without running anything of ours
+    get_debug = staticmethod(bool)  # every future calls it: False, without a Python function
 
     def time(self) -> float:
         return self._now_s
@@ -235,7 +235,7 @@ class VirtualLoop(BaseEventLoop):
         return _Future(loop=self)
 
     def next_pid(self) -> int:
-        """A process id that no other has."""
+        """A unique process id."""
         self._pids += 1
         return self._pids
 
@@ -244,15 +244,15 @@ class VirtualLoop(BaseEventLoop):
         return Process(self, name)
 
     def bury(self, tasks: set[asyncio.Task[Any]]) -> None:
-        """Keep what killed processes were doing: a coroutine that is let go of runs its
+        """Hold references to tasks of killed processes: a released coroutine would run its
         `finally` clauses."""
         self._buried.append(tasks)
 
     def close(self) -> None:
-        """Let go of everything, the living included, without a word."""
+        """Release all tasks, also live ones, without warnings."""
         if self.is_closed():
             return
-        told, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             left = [t for tasks in self._buried for t in tasks]
             for task in (*asyncio.all_tasks(self), *left):
@@ -263,13 +263,13 @@ class VirtualLoop(BaseEventLoop):
             self._timers.clear()
             gc.collect()
         finally:
-            sys.unraisablehook = told
+            sys.unraisablehook = hook
 
     def run(self, main: Coroutine[Any, Any, Result], until_s: float = float("inf")) -> Result:
         """Run `main` to its end, with clocks and randomness patched.
 
         Raises Stuck, Late (past `until_s` of virtual time), what `main` raises, and the first
-        exception that a callback let go.
+        unhandled exception of a callback.
         """
         self.until_s = until_s
         with self.patched():
@@ -280,7 +280,7 @@ class VirtualLoop(BaseEventLoop):
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Clocks, process ids and randomness are the loop's."""
+        """Replaces clocks, process ids and randomness by the loop's."""
 
         def wall() -> float:
             process = _PROCESS.get()
@@ -321,7 +321,7 @@ class VirtualLoop(BaseEventLoop):
         error = context.get("exception")
         self.failures.append(error or RuntimeError(str(context.get("message"))))
 
-    # --- what BaseEventLoop asks of us ---------------------------------------------------
+    # --- hooks of BaseEventLoop -----------------------------------------------------------
 
     def call_at(  # type: ignore[override]  # the stubs tie arguments to callbacks
         self,
@@ -354,7 +354,7 @@ class VirtualLoop(BaseEventLoop):
         return handle
 
     def _run_once(self) -> None:
-        """All there is to do, until the loop is stopped."""
+        """Run all callbacks until the loop is stopped."""
         ready, timers, failures, pop = self._ready, self._timers, self.failures, heappop
         while not self._stopping:
             if failures:
@@ -391,7 +391,7 @@ class VirtualLoop(BaseEventLoop):
                     failures.append(error)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # they fall out of the heap when they are due
+        pass  # they leave the heap when they are due
 
     def _process_events(self, event_list: Any) -> None:
         pass
@@ -407,7 +407,7 @@ class VirtualLoop(BaseEventLoop):
     def run_in_executor(  # type: ignore[override]  # the stubs tie arguments to callbacks
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> Any:
-        """At once, here: there are no threads."""
+        """Run it at once, here: there are no threads."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -418,7 +418,7 @@ class VirtualLoop(BaseEventLoop):
     async def create_connection(  # type: ignore[override]  # all that its users pass
         self, factory: Any, host: Any = None, port: Any = None
     ) -> Any:
-        """Over the simulated network."""
+        """Connect over the simulated network."""
         if self.connector is None:
             raise ConnectionRefusedError(f"there is no network: {host}:{port}")
         return await self.connector(factory, host, port)

@@ -1,7 +1,7 @@
-"""A worker's machine: what of a host outlives its processes.
+"""A worker's machine: the state of a host that outlives its processes.
 
-Daemon, engine and agent know the machine they run on, and not one another's starters: those are
-the host's (`relume.chaos.sim.worker_host`).
+Daemon, engine and agent know the machine they run on. The host (`relume.chaos.sim.worker_host`)
+starts them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from relume.engine_shim.agent.run_directory import AgentState, RunDirectory
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
-    """What the scenario does not say of workers. `reload_s` None: as the hardware class has it;
-    `jitter`: share by which loading takes longer or shorter. `exact_links`: an engine reads
-    its own host's daemon at `local_bytes_s`, else as if over the network; and blocks that find
-    a link full wait in the engine, else in the link, before what is to be restored; a busy receiver
-    holds up no other traffic; and an engine restores one request after the other, as the real one's
-    loading thread does, over connections that share the link fairly. `measured_links`: engines
-    measure what the links to their holders carry."""
+    """Settings of workers that a scenario cannot express. `reload_s` None: that of the hardware
+    class; `jitter`: maximum relative deviation of loading times. `exact_links`: an engine reads its
+    own host's daemon at `local_bytes_s`, else as if over the network. Blocks for a full link wait in
+    the engine, else in the link, ahead of restores. A busy receiver delays no other traffic. An
+    engine restores one request after the other, like the real loading thread, over connections
+    that share the link fairly. `measured_links`: engines measure the bandwidth to their holders."""
 
     lease_ttl_s: int = 8
     prefix_cache: bool = True
@@ -41,7 +40,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
 
 
 class HostDirectory(RunDirectory):
-    """A run directory on a disk that is not simulated: it outlives the agent."""
+    """An agent's run directory, which outlives the agent; the disk is not simulated."""
 
     def __init__(self, name: str) -> None:
         self.path = Path("/nowhere") / name
@@ -53,7 +52,7 @@ class HostDirectory(RunDirectory):
 
 
 class Disk:
-    """A host's. `used`: bytes of its daemon's file; `full`: nothing more can be written."""
+    """A host's disk. `used`: bytes of its daemon's file; `full`: writes fail."""
 
     def __init__(self) -> None:
         self.used = 0
@@ -83,43 +82,42 @@ class Machine:
         self.links = Links(spec.link_bytes_s, settings.exact_links)
         self.local = Links(spec.local_bytes_s) if settings.exact_links else self.links
         self.daemon_links, self.daemon_delay_s = self.links, 0.0
-        """What carries the blocks its daemon holds to other hosts, and s before it begins to."""
+        """The card that carries its daemon's blocks to other hosts, and the latency in s."""
         self.random = Random(f"{loop.random.random()}:{name}")
         self.directory = HostDirectory(name)
         self.disk = Disk()
         self.warm: dict[str, int] = {}
-        """Tokens that need no computing in the first attempt at what a client asked."""
+        """Tokens that the first attempt at a request need not compute, by request."""
         self.factor = self.share = 1.0
-        """Steps take so many times as long; and processes get such a share of a core."""
+        """Factor of slow steps, and share of a core for processes."""
         self.drafts: Drafts | None = None
-        """Another host drafts for this one's engine."""
+        """Whether, and how, another host drafts for this one's engine."""
         self.seen: Callable[[str, Any], None] | None = None
-        """Called with each event an engine tells."""
+        """Called with each event that an engine reports."""
         self.met: Callable[[str, str], None] | None = None
-        """Called with each attempt's request, and what its client asked."""
+        """Called with each attempt's request, and its `asked`."""
         self._root = copy_context()
 
     refusing = breaking = 0.0
-    """Its engine refuses such a share of the requests that come, and breaks such a share of its
-    answers off."""
+    """Share of requests that its engine refuses, and share of answers that it breaks off."""
     clock_s = 0.0
-    """What the machine's wall clock is ahead."""
+    """Seconds by which the machine's wall clock is ahead."""
 
     def end(self, process: Process) -> None:
         """Kill a process; its effects run outside the processes that died with it."""
         self._root.copy().run(process.kill)
 
     def later(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
-        """Run `work`, whether processes live or not."""
+        """Run `work`, regardless of whether processes live."""
         self.loop.call_at(self.loop.time() + seconds, work, *args, context=self._root.copy())
 
     @property
     def steps(self) -> StepCost:
-        """What steps take now."""
+        """The current cost of steps."""
         cost = self.cost if self.drafts is None else Assisted(self.cost, self.drafts)
         return cost if self.slower == 1 else Slowed(cost, self.slower)
 
     @property
     def slower(self) -> float:
-        """Steps take so many times as long."""
+        """Factor for the duration of steps."""
         return self.factor / self.share

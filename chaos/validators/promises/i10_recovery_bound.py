@@ -1,11 +1,11 @@
 """I10: recovery ends within its bound.
 
-From the log: what was cut (a connection observed broken, an engine dead under it) gets
-its next first token, or an honest end, within `bound_ms`. From the clients: no gap in a
-completed stream is longer. Times are those of the segments, so hosts' clocks must agree
-to much better than the bound; one machine's do, and what a `Log` knows to have jumped is put
-right. A resumable stream whose client is absent may wait for it: its recovery begins when the client
-returns, and one that ends as cancelled, or that the leader ends, had no client.
+From the log: an attempt that was cut (its connection broke, or its engine died) gets its next first
+token, or an honest end, within `bound_ms`. From the clients: no gap in a completed stream is
+longer. Times are those of the segments, so hosts' clocks must agree much better than the bound.
+Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream may wait for its
+absent client: its recovery begins when the client returns. A stream that ends as cancelled, or that
+the leader ends, had no client.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SILENCE_MS = 3000
 
 
 class Recovery(Struct, frozen=True, kw_only=True):
-    """One attempt that was cut. It was lost at `begun_ms`; `back_ms` is when the request went
-    on (its next first token, else the next cut or its end); -1: it never did. `resumed_on`: the
-    worker that made that token, if one did. Wall times as in `Segment.at_ms`."""
+    """One attempt that was cut. It was lost at `begun_ms`; the request continued at `back_ms` (its
+    next first token, else the next cut or its end); -1: never. `resumed_on`: the worker of that
+    token, if there is one. Wall times as in `Segment.at_ms`."""
 
     request: str
     attempt: int
@@ -51,7 +51,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
 
 
 def _summed(stopped: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """Of each stream, all its stops together."""
+    """Total time of stops per stream."""
     found: dict[str, int] = {}
     for stream, ms in stopped:
         found[stream] = found.get(stream, 0) + ms
@@ -66,10 +66,10 @@ def check(
     unserved_ms: int = 0,
     killed: Sequence[tuple[str, int]] = (),
 ) -> list[Violation]:
-    """Recoveries that took too long or never ended. `stopped`: streams of replicas that stood
-    still, and for how many ms: so much longer may take what they serve. `unserved_ms`: time in
-    which no process could reach a worker. `killed`: streams of replicas that were killed, and when
-    (wall ms): the recovery of what they served starts over then."""
+    """Recoveries that took too long or never ended. `stopped`: streams of stopped replicas, and the
+    duration in ms, which extends the bound of their requests. `unserved_ms`: time in which no
+    process could reach a worker. `killed`: streams of killed replicas, and the time (wall ms), at
+    which the recovery of their requests starts over."""
     out = []
     bound_ms += unserved_ms
     patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
@@ -104,8 +104,8 @@ def check(
 
 
 def _silences(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
-    """Times in which nothing could be written, as ticks show it: what happened meanwhile was
-    written when it was over. Clients know better."""
+    """Times in which no process could write, according to ticks: events of that time were written
+    after it. Clients' records are more exact."""
     last = 0
     for at in events_of(groups, "fleet"):
         if type(at.event) is v.Tick:
@@ -115,8 +115,8 @@ def _silences(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
 
 
 def _unheard(groups: Sequence[RevisionGroup]) -> dict[str, list[tuple[int, int]]]:
-    """Of each worker, the times in which it could not write, as a lost lease shows: what it did
-    meanwhile has the time of its next segment."""
+    """Per worker, the times in which it could not write, according to lost leases: its events of
+    that time have the time of its next segment."""
     found: dict[str, list[tuple[int, int]]] = {}
     last: dict[str, int] = {}
     lost: set[str] = set()
@@ -135,7 +135,7 @@ def _unheard(groups: Sequence[RevisionGroup]) -> dict[str, list[tuple[int, int]]
 def _patience(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], stopped: dict[str, int]
 ) -> dict[str, int]:
-    """Of each request, by our id and by its client's: how long its replica stood still."""
+    """Time for which a request's replica stood still, by the log's id and by the client's."""
     found: dict[str, int] = {}
     for client, course in of_clients(courses(groups), clients):
         if course is not None:
@@ -145,8 +145,8 @@ def _patience(
 
 
 def _is_left(course: Course) -> bool:
-    """Whether it could be resumed, and its client did not return: its owner said so, or the
-    leader, once the owner was gone."""
+    """Whether it was resumable and its client did not return, according to its owner, or to the
+    leader after the owner's death."""
     arrived, end = course.arrived, course.end
     if arrived is None or not arrived.event.resumable or end is None:
         return False
@@ -156,7 +156,7 @@ def _is_left(course: Course) -> bool:
 
 
 def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
-    """Every attempt in the log that was cut, and when its request continued."""
+    """Every attempt in the log that was cut, and the time at which its request continued."""
     first_tokens: dict[tuple[str, int], Entry] = {}
     died: dict[tuple[str, int], int] = {}
     for at in events_of(groups, "w."):

@@ -1,7 +1,7 @@
 """I12: after drain, no blocks, leases or streams are left.
 
-Asked of the end of a log whose traffic has ended. With `stopped`, everything was also
-shut down: then no stream has an owner.
+It checks the end of a log whose traffic has ended. With `stopped`, everything was also shut down:
+then no stream has an owner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROMISE = "I12"
 def check(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], stopped: bool = False
 ) -> list[Violation]:
-    """What is left over in the fold of the whole log."""
+    """Remains in the fold of the whole log."""
     fleet = log_of(groups).end
     out = [Violation(PROMISE, about, text) for about, text in left_over(fleet)]
     if stopped:
@@ -28,7 +28,7 @@ def check(
 
 
 def left_over(fleet: Fleet) -> Iterator[tuple[str, str]]:
-    """The workers with something left in a fold, and what."""
+    """Remains in a fold, by worker or request."""
     for name in fleet.requests:
         yield name, "is still live"
     for worker in fleet.workers.values():

@@ -1,8 +1,8 @@
 """I13: every acknowledged append is readable, with the same hash.
 
-`landed` is what was acknowledged to writers as durable (`StreamWriter.on_landed`), recorded by the
-runner of the faults. The hash follows from the chain: the segment that was acknowledged with this
-number is part of a chain that I6 has checked to the end of its stream.
+`landed` has the appends acknowledged to writers as durable (`StreamWriter.on_landed`), as the runner
+recorded them. The hash follows from the chain: I6 has checked the chain with the acknowledged
+segment to the end of its stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def check(
     clients: Sequence[ClientRecord],
     landed: Iterable[Landed] = (),
 ) -> list[Violation]:
-    """Acknowledged segments that are not there, or not the ones acknowledged."""
+    """Acknowledged segments that are missing or differ."""
     held: dict[tuple[str, int], tuple[int, Segment]] = {
         (segment.stream, segment.seq): (group.revision, segment)
         for group in groups
@@ -35,9 +35,9 @@ def check(
             out.append(Violation(PROMISE, ack.stream, text, ack.revision))
             continue
         revision, segment = found
-        told = ack.revision, ack.first, ack.last
+        acknowledged = ack.revision, ack.first, ack.last
         here = revision, segment.first, segment.last
-        if told != here:
-            text = f"segment {ack.seq} was acknowledged as {told}, it is {here}"
+        if acknowledged != here:
+            text = f"segment {ack.seq} was acknowledged as {acknowledged}, it is {here}"
             out.append(Violation(PROMISE, ack.stream, text, ack.revision))
     return out

@@ -1,9 +1,9 @@
 """I14: no bad block is consumed.
 
-A restore that failed could use the first `tokens` of what it asked for; all behind them
-must be computed. So the first prefill chunk of that attempt begins no later than there,
-and the answers of requests that were restored equal the undisturbed ones token for token.
-A restore without a recorded end, although its request continued, is a violation too.
+A failed restore could use the first `tokens` of the wanted ones; the engine must compute all after
+them. So the first prefill chunk of that attempt begins no later than there, and the answers of
+restored requests equal the undisturbed ones token for token. A restore without a recorded end,
+although its request continued, is a violation too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Key = tuple[str, int, str, int]
 
 
 class _Restore:
-    """One attempt's restore. `usable`: the token up to which it gave something."""
+    """One attempt's restore. `usable`: number of tokens up to the last one restored."""
 
     def __init__(self, revision: int, event: v.RestoreStarted) -> None:
         self.revision = revision
@@ -37,9 +37,9 @@ def check(
     clients: Sequence[ClientRecord],
     shared: Mapping[str, int] | None = None,
 ) -> list[Violation]:
-    """Blocks that were used though they could not be. `shared`: number of tokens that a client's
-    prompt shares with others from its start; while it waited for its blocks the engine may have
-    computed those for another request."""
+    """Uses of unusable blocks. `shared`: number of tokens that a client's prompt shares with others
+    from its start; while it waited for its blocks, the engine may have computed those for another
+    request."""
     restores, several = _restores(groups)
     alike: dict[str, int] = {}
     if shared:
@@ -49,7 +49,7 @@ def check(
     out = []
     for (worker, _, request, attempt), restore in restores.items():
         if (worker, request, attempt) in several:
-            continue  # choices of one request are not told apart in steps
+            continue  # steps do not distinguish choices of one request
         about = f"{request}/{attempt}"
         if restore.usable < 0:
             if restore.begun >= 0 and not restore.died:
@@ -58,7 +58,7 @@ def check(
         elif restore.begun > max(restore.usable, alike.get(request, 0)):
             text = (
                 f"{worker} computed from token {restore.begun} on, but only "
-                f"{restore.usable} of {restore.wanted} could be had"
+                f"{restore.usable} of {restore.wanted} were restored"
             )
             out.append(Violation(PROMISE, about, text, restore.revision))
     restored = {request for _, _, request, _ in restores}
@@ -97,7 +97,7 @@ def _restores(
 
 
 def _begin(found: Mapping[Key, _Restore], worker: str, step: v.EngineStep) -> None:
-    """Note from which token each restored request was computed on."""
+    """Record the first computed token of each restored request."""
     for change in step.changes:
         restore = found.get((worker, step.incarnation, change.request, change.attempt))
         if restore is None or type(change) is not v.PrefillChunkDone:
@@ -109,14 +109,14 @@ def _begin(found: Mapping[Key, _Restore], worker: str, step: v.EngineStep) -> No
 def _answers(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], restored: set[str]
 ) -> list[Violation]:
-    kept = [
+    compared = [
         client
         for client, course in of_clients(courses(groups), clients)
         if client.undisturbed or (course is not None and course.request in restored)
     ]
-    if all(client.undisturbed for client in kept):
+    if all(client.undisturbed for client in compared):
         return []
     return [
         Violation(PROMISE, broken.about, f"was restored, and {broken.detail}", broken.revision)
-        for broken in i2_identical_stream.check(groups, kept)
+        for broken in i2_identical_stream.check(groups, compared)
     ]

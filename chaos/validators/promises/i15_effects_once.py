@@ -1,7 +1,7 @@
 """I15: every effect is applied at most once, by the worker it is for, after it was decided.
 
-Agents write `EffectApplied` before they acknowledge; `outcome` tells an application
-(`applied`) from a refusal or from finding the target state there already.
+Agents write `EffectApplied` before they acknowledge; `outcome` distinguishes an application
+(`applied`) from a refusal, and from a target state that existed already.
 """
 
 from __future__ import annotations

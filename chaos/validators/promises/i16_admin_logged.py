@@ -1,7 +1,6 @@
 """I16: every admin change is in the log with its principal; resent, it changes nothing more.
 
-`sent` is what the operator's side kept: (command id, principal) of every change that was
-acknowledged to it.
+`sent` is the operator's own record: (command id, principal) of every acknowledged change.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ def check(
     clients: Sequence[ClientRecord],
     sent: Iterable[tuple[str, str]] = (),
 ) -> list[Violation]:
-    """Commands without principal, answered more than once or never, and changes that no
-    command asked for."""
+    """Commands without principal, commands answered more than once or never, and changes without a
+    command."""
     out: list[Violation] = []
     commands: dict[str, v.AdminCommanded] = {}
     answers: dict[str, int] = {}
@@ -46,7 +45,7 @@ def check(
 
 
 def _asked(revision: int, event: v.AdminCommanded, first: v.AdminCommanded) -> Iterator[Violation]:
-    """What is wrong with a command. `first`: the first of its id."""
+    """Errors of a command. `first`: the first one with its id."""
     if not event.principal:
         yield Violation(PROMISE, event.command_id, "has no principal", revision)
     if first != event:

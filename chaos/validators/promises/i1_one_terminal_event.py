@@ -1,15 +1,16 @@
 """I1: every accepted request has one terminal event, matching what its client saw.
 
-The first terminal event in the total order ends a request; the fold does not count a
-later one. One kind of second event is no violation: when a gateway is cut from etcd long enough,
-the leader takes it for dead and ends its requests; the gateway, back again, lands its own
-word, and that is what its client saw, so clients are compared with it. So a leader's end
-may be followed by the owner's, never by another of the leader's, and the owner never
-says it twice. A gateway that was killed may have served a client to the end without having
-written so; of a short answer nothing at all, and then the dispatch that its engine told of
-stands for it (`unheard`), and the leader ends it. All that the gateway wrote of it may land at once
-while the leader's end is on its way, and in front of it. A request that arrived, or that no other process
-will end, by the log, and that is not ended is a violation: ask when drained.
+The first terminal event in the total order ends a request; the fold ignores a later one. One kind
+of second event is no violation. If a gateway is cut from etcd long enough, the leader declares it
+dead and ends its requests. When the gateway is back, it lands its own terminal event, which is what
+its client saw, so clients are compared with it. So the owner's end may follow a leader's end; a
+second end of the leader or of the owner is a violation.
+
+A killed gateway may have served a client to the end without a terminal event in the log. Of a short
+answer the log may have no event of the gateway at all; then the dispatch in its engine's record
+stands for it (`unheard`), and the leader ends it. The gateway's events of such a request may land
+together, ahead of the leader's end, while that one is in flight. An arrived request without an end
+is a violation, as is one that only the leader can end, by the log. Check a drained log only.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from relume.events.vocabulary.enums import RequestOutcome
 
 PROMISE = "I1"
 _UNTOLD = ("", "-", "multi")
-"""Finish reasons that say nothing."""
+"""Finish reasons without information."""
 SLACK_TICKS = 5
-"""What the leader owes it has written by then."""
+"""Number of ticks within which the leader writes a due end."""
 _FAILURES = (RequestOutcome.FAILED, RequestOutcome.REJECTED)
 IN_FLIGHT = 2
-"""Transactions that land while the leader's is under way."""
+"""Number of transactions that may land while the leader's is in flight."""
 _SHOWN_AS = {"tool_calls": "stop"}
-"""What the engine ended with where its parser tells the client something else."""
+"""The engine's finish reason, by the one that its parser reports to the client."""
 
 
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
@@ -49,8 +50,12 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     found = courses(groups)
     broken, lost = _broken(groups)
     unheard = Unheard(groups, lost) if broken else None
-    told = set(unheard.tokens) if unheard is not None else set()
-    out = [Violation(PROMISE, c.request, text) for c in found.values() for text in _ends(c, told)]
+    unacknowledged = set(unheard.tokens) if unheard is not None else set()
+    out = [
+        Violation(PROMISE, c.request, text)
+        for c in found.values()
+        for text in _ends(c, unacknowledged)
+    ]
     out += [Violation(PROMISE, name, "has no terminal event") for name in _left(groups)]
     unknown = []
     for client, course in of_clients(found, clients):
@@ -67,18 +72,16 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
 
 
 def _answered(client: ClientRecord, broken: set[str]) -> bool:
-    """One of which the log must know."""
+    """Whether the log must have the client's request."""
     refused = client.status == 0 or client.status >= 400
     unheard = client.outcome in ("cut", "gone") and bool(broken)  # killed before it could write
     return not refused and not unheard
 
 
 def _left(groups: Sequence[RevisionGroup]) -> list[str]:
-    """Requests that only their engines told of, which no leader ended in time."""
+    """Requests known from engines alone, which no leader ended in time."""
     end = log_of(groups).end
-    due = [
-        (name, told.due) for name, told in end.unacknowledged.items() if told.due and not told.ended
-    ]
+    due = [(name, one.due) for name, one in end.unacknowledged.items() if one.due and not one.ended]
     return [name for name, tick in due if end.tick - tick >= SLACK_TICKS]
 
 
@@ -109,17 +112,17 @@ def _ends(course: Course, unheard: set[str]) -> list[str]:
 def _agreement(client: ClientRecord, course: Course, broken: set[str]) -> list[str]:
     end = course.end
     if end is None:
-        return []  # told already
+        return []  # reported already
     owner = course.owners[-1] if course.owners else ""
     unsaid = owner in broken and all(at.stream == "fleet" for at in course.ends)
     if unsaid and client.outcome == RequestOutcome.COMPLETED:
-        return []  # killed between the last bytes and the word on them
+        return []  # killed between the last bytes and their record
     if client.outcome == RequestOutcome.CANCELLED and end.outcome in _FAILURES:
         resumable = course.arrived is not None and course.arrived.event.resumable
         if resumable or not client.status:
             return []  # it was absent when it failed
     if client.outcome == "cut" and end.outcome == RequestOutcome.FAILED and _is_relayed(course):
-        return []  # such an answer has no other way to say that it will not come whole
+        return []  # only a broken connection can show that such an answer will not come whole
     return _OUTCOMES[client.outcome](client, end, owner in broken)
 
 
@@ -130,15 +133,15 @@ def _is_relayed(course: Course) -> bool:
 
 def _completed(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
     if end.outcome == RequestOutcome.FAILED and broken:
-        return []  # killed between the last byte and its word on it
+        return []  # killed between the last byte and its record
     if end.outcome != RequestOutcome.COMPLETED:
         return [f"its client has the whole answer, the log says {end.outcome}: {end.detail}"]
     texts = []
     counted = client.token_count + client.other_tokens
     if counted and end.tokens > 0 and counted != end.tokens:
         texts.append(f"its client counted {counted} tokens, the log {end.tokens}")
-    told = _SHOWN_AS.get(client.finish, client.finish)
-    if told and end.finish not in _UNTOLD and told != end.finish:
+    finish = _SHOWN_AS.get(client.finish, client.finish)
+    if finish and end.finish not in _UNTOLD and finish != end.finish:
         texts.append(f"its client was told {client.finish}, the log says {end.finish}")
     return texts
 
@@ -181,7 +184,7 @@ _OUTCOMES = {
 
 
 def _broken(groups: Sequence[RevisionGroup]) -> tuple[set[str], set[str]]:
-    """Streams of replicas that were started again or declared lost, and of the latter."""
+    """Streams of replicas that restarted or were declared lost, and of the latter alone."""
     lives = Counter(
         at.stream for at in events_of(groups, "r.") if type(at.event) is v.ReplicaStarted
     )

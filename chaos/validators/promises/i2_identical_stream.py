@@ -1,10 +1,9 @@
-"""I2: a request's token stream equals the fault-free one, where its verdict is exact.
+"""I2: a request's token stream equals the fault-free one, if its resume guarantee is exact.
 
-Compared are text, token ids, count and finish of every completed answer with those of
-an undisturbed request that asked the same; of an answer that was not completed, the token
-ids there are, as the beginning of it: how far it came is unknown. What the verdict calls
-sampled, replayed or restarted was not promised to be identical; what was disturbed must
-still be complete.
+The validator compares text, token ids, count and finish of every completed answer with those of an
+equal undisturbed request. Of an answer that did not complete, it compares the received token ids
+with the beginning of that answer: its length is unknown. Guarantees sampled, replay and restart do
+not promise identical answers; disturbed answers must still be complete.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ PROMISE = "I2"
 
 
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
-    """Answers that differ. An exact request without a counterpart cannot be judged, and a
-    run where none could be compared although some should is itself a violation."""
+    """Answers that differ. An exact request without a counterpart cannot be judged. A run with
+    exact answers of which none could be compared is itself a violation."""
     references: dict[str, ClientRecord] = {}
     for client in clients:
         if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.asked:
@@ -54,7 +53,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
 
 
 def _unlike(reference: Sequence[int], beginning: Sequence[int]) -> int:
-    """Where `beginning` is not the beginning of `reference`; -1: it is, or it is unknown."""
+    """First position where `beginning` and `reference` differ; -1: none, or unknown."""
     if not reference or reference[: len(beginning)] == beginning:
         return -1
     pairs = enumerate(zip(reference, beginning, strict=False))

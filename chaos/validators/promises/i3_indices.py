@@ -1,8 +1,8 @@
-"""I3: delivered token indices are 0, 1, 2, ...: nothing twice, nothing left out.
+"""I3: delivered token indices are 0, 1, 2, ...: no repetition, no gap.
 
 From the client: where chunks name their first index, they join. From the log: each attempt
-continues exactly from what the attempt before it had delivered (or a client that came back said
-that it has), and what the gateway delivered in all is what the client counted (I1 compares that).
+continues exactly after the tokens that the attempt before it had delivered, or after those that a
+returning client has. The gateway's total equals the client's count (I1 compares them).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROMISE = "I3"
 
 
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
-    """Breaks in what was delivered."""
+    """Breaks in the delivered indices."""
     out = [Violation(PROMISE, c.request, text) for c in clients for text in _chunks(c)]
     for course in courses(groups).values():
         out += [Violation(PROMISE, course.request, text) for text in _attempts(course)]

@@ -1,9 +1,9 @@
-"""I4: one live epoch a request: one gateway owns it at a time (another one when its client
-came back there), one attempt of it is live.
+"""I4: one live epoch per request: one gateway owns it at a time (another one after its client
+returned there), and one attempt of it is live.
 
-Attempts are numbered 1, 2, ...; a further one is dispatched only after the gateway has
-given up the one before; nothing is dispatched after the end; an engine takes an attempt
-only when the dispatch named it and its incarnation.
+Attempts are numbered 1, 2, ... The gateway dispatches a further one only after it has given up
+the one before. It dispatches nothing after the end. An engine accepts an attempt only if the
+dispatch named it and its incarnation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
 def _owners(course: Course) -> list[str]:
     streams = {at.stream for at in course.events if at.stream != "fleet"}
     if len(streams) > 1 and streams - set(course.owners):
-        return [f"is written of by {' and '.join(sorted(streams))}"]
+        return [f"has events of {' and '.join(sorted(streams))}"]
     leader = [at for at in course.events if at.stream == "fleet"]
     if any(type(at.event) is not v.RequestEnded for at in leader):
         return ["is served by the leader's stream"]

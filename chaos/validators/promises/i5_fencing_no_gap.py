@@ -1,8 +1,7 @@
 """I5: no append by a fenced epoch, no gap in a stream.
 
-Segments of a stream are numbered without gap, their positions join, and their epoch is
-the one of the living owner key where the log shows owners. An epoch that was followed by
-a later one never writes again.
+Segments of a stream are numbered without gap, and their positions join. Where the log shows owners,
+their epoch is that of the live owner key. An epoch never writes after a later one.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     owners: dict[str, int] = {}
     last: dict[str, Segment] = {}
     for group in groups:
-        # An owner key is created before the first segment under it, so in a transaction
-        # that does both, the key counts.
+        # An owner creates its key before its first segment, so in a transaction that does both,
+        # the key counts.
         owners.update((stream, epoch) for stream, epoch in group.owners if epoch)
         for segment in group.segments:
             wrong = _wrong(segment, last.get(segment.stream), owners.get(segment.stream))

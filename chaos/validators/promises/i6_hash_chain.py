@@ -1,6 +1,6 @@
 """I6: the hash chain holds, across archive and etcd.
 
-Every segment hashes to what it says, and names the hash of the one before it.
+Every segment has the hash that it states, and names the hash of the one before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROMISE = "I6"
 
 
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
-    """Segments that are not what they hash to, and broken links (the first a stream)."""
+    """Segments with a wrong hash, and broken links (the first per stream)."""
     out = []
     chain = Chain()
     broken: set[str] = set()

@@ -1,7 +1,6 @@
 """I7: replay gives identical decisions and state hash.
 
-A log in which nothing was decided between alternatives, or no state hash was recorded,
-proves nothing and fails.
+A log without a decision between alternatives, or without a state hash, proves nothing and fails.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """I8: checkpoint bytes never exceed the budget; a holder is never in the primary's failure
-domain while another is up.
+domain while a worker of another domain is up.
 
-Two accounts: what each state daemon says of its memory and its file, and what the log adds
-up of acknowledgements. The second counts blocks that requests share once for each, so it is
-compared only up to the first report that tells of sharing. The budget is what the daemon says,
-and that is no more than its host was given. A decision is judged on the fold it was taken on.
+There are two accounts: each state daemon's report of its memory and its file, and the log's sum of
+acknowledgements. The second counts a shared block once per request, so it is compared only up to
+the first report with sharing. The budget is the one that the daemon reports, which must not exceed
+that of its host. The validator judges a decision on the fold of its basis.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PROMISE = "I8"
 def check(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], given: int | None = None
 ) -> list[Violation]:
-    """Budgets that were exceeded, and holders beside their primary. `given`: bytes that each
-    host was given, where that is known."""
+    """Exceeded budgets, and holders in their primary's domain. `given`: each host's budget in
+    bytes, if known."""
     log = log_of(groups)
     decided = sorted(
         (at for at in events_of(log, "r.") if type(at.event) is v.HolderChosen),
@@ -49,8 +49,8 @@ def check(
 
 
 class _Account:
-    """What was seen so far. `_most`: the most the log's account of a holder said since its
-    last report, where nothing was shared yet."""
+    """The accounts so far. `_most`: maximum of the log's account of a holder since its last
+    report, and its revision."""
 
     def __init__(self, given: int | None) -> None:
         self._given = given
@@ -61,7 +61,7 @@ class _Account:
         self._limit: dict[str, int] = {}
         self._files: dict[str, int] = {}
 
-    def _tell(self, about: str, detail: str, revision: int = 0) -> None:
+    def _add(self, about: str, detail: str, revision: int = 0) -> None:
         self.found.append(Violation(PROMISE, about, detail, revision or self.revision))
 
     def seen(self, fleet: Fleet, _stream: str, event: object) -> None:
@@ -72,7 +72,7 @@ class _Account:
             self._files[event.worker] = event.file_bytes
             if self._given is not None and event.budget_bytes > self._given:
                 text = f"takes {event.budget_bytes} bytes for its budget, given {self._given}"
-                self._tell(event.worker, text)
+                self._add(event.worker, text)
         elif type(event) is v.StateDaemonReported:
             self._reported(event)
         elif isinstance(event, v.CheckpointAcknowledged | v.CheckpointsAcknowledged):
@@ -85,11 +85,11 @@ class _Account:
         budget = self._limit.get(event.worker, 0)
         for name in ("memory_used", "memory_resident"):
             if figures.get(name, 0) > budget:
-                self._tell(event.worker, f"{name} is {figures[name]}, its budget {budget}")
+                self._add(event.worker, f"{name} is {figures[name]}, its budget {budget}")
         file_budget = max(self._files.get(event.worker, 0), figures.get("file_budget", 0))
         self._files[event.worker] = file_budget
         if figures.get("file_used", 0) > file_budget:
-            self._tell(event.worker, f"file of {figures['file_used']} bytes, not {file_budget}")
+            self._add(event.worker, f"file of {figures['file_used']} bytes, not {file_budget}")
         self._shares[event.worker] |= figures.get("shared", 0) > 0
         self._settle(event.worker)
 
@@ -98,14 +98,14 @@ class _Account:
         most, revision = self._most.pop(worker, (0, 0))
         limit = self._limit.get(worker, 0) + self._files.get(worker, 0)
         if most > limit and not self._shares.get(worker):
-            self._tell(worker, f"{most} bytes were acknowledged, its budget is {limit}", revision)
+            self._add(worker, f"{most} bytes were acknowledged, its budget is {limit}", revision)
 
     def end(self) -> None:
         for worker in list(self._most):
             self._settle(worker)
 
     def judge(self, fleet: Fleet, event: v.HolderChosen) -> None:
-        """Whether a holder beside the primary was chosen although it need not be."""
+        """Record each holder in the primary's domain that had an alternative."""
         primary = fleet.workers.get(event.primary)
         if primary is None:
             return
@@ -117,7 +117,7 @@ class _Account:
             elsewhere = [site.worker for site in up if site.domain != primary.domain]
             if elsewhere or name == event.primary:
                 others = ", ".join(elsewhere) or "no other worker"
-                self._tell(
+                self._add(
                     event.request,
                     f"{name} is in the failure domain of {event.primary}; {others} was up",
                     event.basis.revision,

@@ -24,9 +24,9 @@ from relume.controlplane.stream.stream_events import (
     ConnectFailed,
     ConnectionLost,
     Data,
+    EngineGivenUp,
     Head,
     ResponseEnded,
-    EngineGivenUp,
 )
 from relume.controlplane.stream.stream_states import (
     Attaching,

@@ -1,1 +1,1 @@
-"""What the reproductions of LUMEN share."""
+"""Common parts of the reproductions of LUMEN."""

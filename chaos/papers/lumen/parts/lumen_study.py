@@ -12,10 +12,10 @@ from relume.chaos.papers.lumen.parts.lumen_tables import RELOAD, TRAFFIC
 from relume.chaos.papers.lumen.parts.study_runs import Case
 from relume.chaos.papers.sampling import Estimate, Sampling, average, ratio
 
-SHORT = "Looked at are the 20 s behind the failure, that is until the engine is back."
+SHORT = "The figures cover the 20 s after the failure, that is until the engine is back."
 INPUTS = (TRAFFIC, RELOAD, SHORT)
 ONE_LOST = Case(rules="lumen", workers=4, seed=0, fails=1, short=True)
-"""What most of them vary: one of four is lost under LUMEN's rules."""
+"""The case that most of them vary: one of four is lost under LUMEN's rules."""
 
 
 class Column(NamedTuple):
@@ -33,7 +33,7 @@ LOST = Column("lost", "interrupted, s")
 RESTORED = Column("restored", "restored, part")
 TTFT_OVER = Column("ttft", "TTFT / first row", True)
 RECOVERY = (TTFT, P99, LOST, RESTORED, TTFT_OVER)
-"""What most of them are about."""
+"""Figures of most of them."""
 
 
 class Study:
@@ -46,13 +46,13 @@ class Study:
         self.count = sampling.count
 
     def values(self, figure: str, *names: str) -> list[list[float]]:
-        """The figure of each of `names`, of those seeds that have it of all."""
+        """The figure of each of `names`, for the seeds that have it for all."""
         rows = list(zip(*(self.runs[name] for name in names), strict=True))
         kept = [row for row in rows if all(figure in run.figures for run in row)]
         return [[row[at].figures[figure] for row in kept] for at in range(len(names))]
 
     def mean(self, figure: str, name: str) -> Estimate | None:
-        """Its mean over the seeds; None where no seed has it."""
+        """Its mean over the seeds; None: no seed has it."""
         values = self.values(figure, name)[0]
         return average(values) if values else None
 
@@ -68,7 +68,7 @@ class Study:
         return f"  {said}: " + "; ".join(f"{f} {self.ratio(f, name, to)}" for f in figures)
 
     def value(self, figure: str, name: str, to: str = "") -> float:
-        """The same as a number; 0 where no seed has it."""
+        """The same as a number; 0: no seed has it."""
         found = self.ratio(figure, name, to) if to else self.mean(figure, name)
         return found.value if found is not None else 0.0
 

@@ -1,4 +1,4 @@
-"""What LUMEN's results have in common: cases of a comparison, and its table."""
+"""Common parts of LUMEN's results: cases of a comparison, and its table."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ COMPARED = ("restart", "neighbour", "lumen", "ours")
 WITHOUT_DRAFTS = (
     "Speculation-assisted recovery (mechanism 3) is no feature of the control plane. Rows with "
     "drafts have it in the simulated engines: from 2 s after its engine died until the next one "
-    "is there, a host drafts for the survivor with most requests; 4 tokens, each accepted with "
-    "0.6, by a model of a twentieth, 0.2 ms to and fro, verified beside whatever the step has. "
+    "is there, a host drafts for the survivor with most requests. It drafts 4 tokens, each accepted "
+    "with 0.6, by a model of a twentieth, 0.2 ms to and fro, verified in steps of any kind. "
     "All other rows are without it."
 )
 TRAFFIC = (
     "Lengths are drawn from Splitwise-Conv's first 512 rows (the packaged part), "
-    "arrivals are Poisson, 2.75 a second and worker, which the simulated engine serves to about "
-    "three quarters. Engine: Qwen3-32B on two RTX PRO 6000, fitted to profiles; the paper's GPUs "
+    "arrivals are Poisson, 2.75 per second and worker, about three quarters of the simulated "
+    "engine's capacity. Engine: Qwen3-32B on two RTX PRO 6000, fitted to profiles; the paper's GPUs "
     "are slower. Blocks of 64 tokens, 64 GiB for checkpoints a host, 100 Gbit/s."
 )
 RELOAD = (
@@ -62,7 +62,7 @@ class Compared:
 
     def back_s(self, kind: str, rule: str, seeds: Sequence[int] | None = None) -> float:
         """Seconds until TTFT (`ttft`) or the time between tokens (`itl`) is back, of all seeds
-        together: one run's five seconds tell little."""
+        together: five seconds of one run are too few."""
         chosen = range(len(self.runs[rule])) if seeds is None else seeds
 
         def pooled(runs: Sequence[Measured]) -> list[tuple[float, int]]:

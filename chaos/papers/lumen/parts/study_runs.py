@@ -1,16 +1,17 @@
-"""Runs of simulated fleets that LUMEN's results are made of, and what is measured of each.
+"""Runs of simulated fleets for LUMEN's results, and their measurements.
 
 A fleet serves Poisson traffic until it is steady; then a quarter of its engines (or none, or
-as many as a case says) dies at once and loads anew, while traffic goes on. Control plane and
-gateways are the real code; `RULES` are settings of it. What is measured of a run:
+as many as a case says) dies at once and loads again, while traffic continues. Control plane and
+gateways are the real code; `RULES` are settings of it. The measurements of a run:
 
 - *interrupted* requests were on an engine that died; their time to first token is from its
-  death to the next token. *Uninterrupted* ones are sent within `window_s` of it; theirs is from
-  sending. `ttft` is over both. Of each, `queue` is the share until an engine gives it blocks.
+  death to the next token. *Uninterrupted* ones are sent within `window_s` of it; their time to
+  first token is from sending. `ttft` is over both. For both, `queue` is the share of that time
+  until an engine gives the request blocks.
 - `tpot`: time between tokens, over all decoding sequences within the window.
-- `resumed`: until the last interrupted request goes on. `restored`: share of the tokens that
-  they had to have in a cache again which came from checkpoints; `moving_s`: how long they took.
-- `series`: sums by the second, from which `returns_s` tells when TTFT and time between tokens
+- `resumed`: until the last interrupted request continues. `restored`: of the tokens that these
+  requests needed in a cache again, the share from checkpoints; `moving_s`: time of these restores.
+- `series`: sums by the second, from which `returns_s` computes when TTFT and time between tokens
   are back.
 """
 
@@ -52,21 +53,21 @@ if TYPE_CHECKING:
 
 MODEL, HARDWARE = "qwen3-32b", "rtxpro6000x2"
 BLOCK_TOKENS = 64
-"""Longer blocks than vLLM's usual ones: a quarter of the messages, and at most 63 tokens of a
-request more to compute."""
+"""Longer blocks than vLLM's default: a quarter of the messages, and at most 63 more tokens to
+compute per request."""
 PER_S = 2.75
-"""Requests a second and worker: about three quarters of what one can serve."""
+"""Requests per second and worker: about three quarters of a worker's capacity."""
 FAILS_S = 25.0
 WINDOW_S = 40.0
 LASTS_S = 75.0
 SHORT_FAILS_S, SHORT_WINDOW_S, SHORT_LASTS_S = 15.0, 20.0, 36.0
-"""Of short runs: no further than until an engine is back."""
+"""Times of short runs, which end when an engine is back."""
 LARGE = 32
 RELOAD_S = 20.0
 BUDGET_MB = 65536
 OUTPUTS = (50, 400)
 LONGEST = 131072
-"""Tokens a request may have, where lengths are of another trace: Qwen3-32B's with YaRN."""
+"""Maximum tokens of a request with lengths of another trace: Qwen3-32B's limit with YaRN."""
 DRAFT_SHARE, EXCHANGE_US, DRAFTS_AFTER_S = 0.05, 200, 2.0
 """A draft model of a twentieth of the weights on the loading host, half a round trip each way,
 and Figure 4's time until it is there."""
@@ -74,16 +75,16 @@ SMOOTH_S = 5
 NEAR = 1.1
 
 ROUTING = "least_load"
-"""Of fresh requests, under all rules but `ROUTED`."""
+"""Routing policy of fresh requests, under all rules but `ROUTED`."""
 ROUTED = {"ours-ttft": "predicted_ttft", "lumen-jsq": "jsq"}
 """The review draws LUMEN's router as join-shortest-queue."""
 STRAIGHT = WaitingConfig(requests=0)
-"""The paper's system has no waiting room: what workers are busy with waits at them."""
+"""The paper's system has no admission queue: requests wait at busy workers."""
 _ALWAYS = 1_000_000
 LOAD_AWARE = CheckpointConfig(placement="load_aware", alpha=BLOCK_TOKENS // 16, beta=64)
-"""Eq. 4's alpha is for blocks of 16 tokens. Beta is about what a request's prompt has of them:
-Algorithm 2 adds what a redirected one computes anew, and with our default of 4 all of them
-went to one worker."""
+"""Eq. 4's alpha is for blocks of 16 tokens. Beta is about the number of blocks of a prompt:
+Algorithm 2 adds the tokens that a redirected request recomputes, and with our default of 4 all
+redirected requests went to one worker."""
 RULES: Mapping[str, CheckpointConfig | None] = {
     "restart": None,
     "neighbour": replace(
@@ -99,10 +100,10 @@ RULES: Mapping[str, CheckpointConfig | None] = {
     "delay": replace(LOAD_AWARE, recovery="least_delay"),
 }  # fmt: skip
 """Stop and restart: no checkpoints. DéjàVu: a fixed neighbour, which always restores. LUMEN:
-Algorithm 1 and Eq. 6. Ours: the same placement, recovery as it is by default; engines measure
-their links. The others differ in one thing."""
+Algorithm 1 and Eq. 6. Ours: the same placement, our default recovery; engines measure their links.
+Each other rule differs in one respect."""
 MEASURED = ("completion", "delay", "ours", "ours-ttft")
-"""Rules under which they do."""
+"""Rules under which engines measure their links."""
 TITLES = {
     "none": "no failure",
     "restart": "stop and restart",
@@ -121,11 +122,10 @@ TITLES = {
 class Case(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One run. `fails`: engines that die, -1: a quarter. `whom`: any of them, or `neighbours` in
     the ring, or `rack`: those of one domain, of which there are `racks`. `daemons`: state daemons
-    die with their engines. `lengths`: of another trace, without its
-    common prefixes, `prompts`, `outputs`: bounds of them
-    instead. `assist`: acceptance and drafts of hosts whose engines load, `sparing` or not. `short`
-    runs are looked at for 20 s, not 40. `size`: of `lumen_models`; `storage`: see
-    simulated.Settings. 0 or empty: as usual."""
+    die with their engines. `lengths`: those of another trace, without its common prefixes;
+    `prompts`, `outputs`: bounds of lengths instead. `assist`: acceptance and drafts of hosts whose
+    engines load, `sparing` or not. The window of `short` runs is 20 s, not 40. `size`: one of
+    `lumen_models`; `storage`: see simulated.Settings. 0 or empty: the default."""
 
     rules: str
     workers: int
@@ -157,12 +157,12 @@ class Case(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def lasts_s(self) -> float:
-        """How long requests come."""
+        """Duration of the arrivals."""
         return SHORT_LASTS_S if self.short else LASTS_S
 
     @property
     def window_s(self) -> float:
-        """How long after it is looked at."""
+        """Duration of the window after the failure."""
         return SHORT_WINDOW_S if self.short else WINDOW_S
 
     @property
@@ -175,7 +175,7 @@ class Case(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 ASSUMED_DRAFTS = (0.6, 4)
-"""Acceptance and drafts of rules with `+drafts`; what others do is in `lumen-drafts`."""
+"""Acceptance and drafts of rules with `+drafts`; `lumen-drafts` has other values."""
 
 
 def case_of(rule: str, workers: int, seed: int = 0, fails: int = -1) -> Case:
@@ -189,13 +189,13 @@ def case_of(rule: str, workers: int, seed: int = 0, fails: int = -1) -> Case:
 
 
 def title(rule: str) -> str:
-    """What a rule is called in tables."""
+    """Name of a rule in tables."""
     rules, _, drafts = rule.partition("+")
     return TITLES[rules] + (" + drafts" if drafts else "")
 
 
 class Measured(Struct):
-    """What one run gave. `figures` in seconds and shares; `ttft_series`: sum of seconds and
+    """Result of one run. `figures` in seconds and shares; `ttft_series`: sum of seconds and
     count of requests by the second they were sent, `itl_series`: sequence-seconds and tokens;
     both from the failure on."""
 
@@ -244,7 +244,7 @@ def _budget(case: Case) -> int:
 
 
 def settings_of(case: Case, meter: Meter) -> simulated.Settings:
-    """What the scenario does not say of the case."""
+    """The parts of the case that a scenario cannot express."""
     model = lumen_models.of(case.size)
     spec = model.spec if model is not None else hosts.spec(MODEL, HARDWARE)
     blocks = spec.kv_blocks * spec.block_tokens // BLOCK_TOKENS
@@ -292,9 +292,8 @@ def settings_of(case: Case, meter: Meter) -> simulated.Settings:
 
 
 class Meter:
-    """Looks at a fleet while it runs: when engines give requests blocks and first tokens, and
-    how many tokens they make. It changes nothing of the run, and holds nothing of it once it is
-    over."""
+    """Observes a running fleet: when engines give requests blocks and first tokens, and how many
+    tokens they generate. It changes nothing in the run, and keeps no reference to it afterwards."""
 
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
@@ -303,14 +302,14 @@ class Meter:
         self.attempts: dict[str, int] = {}
         self.moved_us: dict[tuple[str, int], int] = {}
         self.tokens: dict[tuple[str, int], tuple[int, int]] = {}
-        """What an attempt had to have in a cache, and what of it was restored."""
+        """Tokens that an attempt needed in a cache, and the restored ones of them."""
         self.began_ns = 0
         self.samples: list[tuple[int, float, int]] = []
-        """When, sequence-seconds and tokens of the second before."""
+        """Time, and sequence-seconds and tokens of the second before."""
         self._made: dict[int, int] = {}
 
     def attach(self, fleet: SimFleet) -> None:
-        """Look at `fleet` from now on."""
+        """Observe `fleet` from now on."""
         self._loop = weakref.proxy(fleet.loop)
         for host in fleet.hosts.values():
             host.met = self.asked.__setitem__
@@ -427,8 +426,8 @@ def _ratio(series: Sequence[tuple[float, int]]) -> float:
 
 
 def returns_s(series: Sequence[tuple[float, int]], whole: Sequence[tuple[float, int]]) -> float:
-    """Seconds from the failure from which on every mean over `SMOOTH_S` is within 10 % of the
-    same stretch without a failure. The length of the series, if it is not so by its end."""
+    """Seconds from the failure after which every mean over `SMOOTH_S` is within 10 % of the same
+    stretch without a failure. The length of the series, if this does not happen by its end."""
     last = len(series) - SMOOTH_S
     for at in range(last, -1, -1):
         stretch = slice(at, at + SMOOTH_S)
