@@ -13,7 +13,9 @@ from relume.events import vocabulary as v
 from relume.policies.liveness import stall
 from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
 from tests.pace import outlast
+from tests.processes import cpu_time, starved
 from tests.signals import stop
+from tests.suite.outcomes import inconclusive
 
 
 async def test_hung_slow_and_orphaned_engines(options: FleetOptions) -> None:
@@ -31,6 +33,8 @@ async def _slow_engine_is_left_alone(scene: Scene, calm: dict) -> None:
     """Stopped nine tenths of the time it still progresses: no stream leaves it."""
     victim = await scene.worker("w0")
     pid = victim["engine_pid"]
+    engines = [w["engine_pid"] for w in await scene.fleet.workers()]
+    since = cpu_time(engines)
 
     async def slow(streams: dict) -> None:
         await scene.ripe(streams, 4)
@@ -44,7 +48,10 @@ async def _slow_engine_is_left_alone(scene: Scene, calm: dict) -> None:
     hit = await scene.streams(6, 500, "slow", slow)
     assert not whole(hit)
     assert same(calm, hit) == []
-    assert {len(made) for made in (await scene.routes(hit)).values()} == {1}
+    attempts = {len(made) for made in (await scene.routes(hit)).values()}
+    if attempts != {1} and starved(since, cpu_time(engines)):
+        inconclusive(f"engines waited for processors, and streams left one: {attempts} attempts")
+    assert attempts == {1}
     assert (await scene.worker("w0"))["incarnation"] == victim["incarnation"]
 
 
@@ -56,6 +63,8 @@ async def _hung_engine_is_rescued_and_rejoins(scene: Scene, calm: dict) -> None:
     """Judged within the cap; continued while the moved streams still run, it adds nothing."""
     victim = await scene.worker("w0")
     pid = victim["engine_pid"]
+    other = [(await scene.worker("w1"))["engine_pid"]]
+    since = cpu_time(other)
 
     async def hang(streams: dict) -> None:
         await scene.paced(streams, 16, "w0", pid)
@@ -72,6 +81,8 @@ async def _hung_engine_is_rescued_and_rejoins(scene: Scene, calm: dict) -> None:
     assert not whole(hit)
     assert same(calm, hit) == []
     judged = await _judged_hung(scene)
+    if "w1" in {e.worker for e in judged} and starved(since, cpu_time(other)):
+        inconclusive(f"w1 got no processor and was judged hung too: {judged}")
     assert {e.worker for e in judged} == {"w0"}
     cap_us = stall.StallConfig().cap_us
     assert all(e.bound_us <= cap_us for e in judged)
