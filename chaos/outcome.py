@@ -9,13 +9,13 @@ from msgspec import Struct
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.schedule import Schedule
 from relume.chaos.validators.records import ClientRecord
-from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.interface import LandedSegment, RevisionGroup
 
 Kind = Literal["sim", "live"]
 
 
-class Fired(Struct, frozen=True, kw_only=True):
-    """A fault that struck. `name` is that of the schedule's `Planned`; `target` is the process
+class FiredFault(Struct, frozen=True, kw_only=True):
+    """A fault that struck. `name` is that of the schedule's `PlannedFault`; `target` is the process
     that it struck, with roles resolved. Times are in ns from the start of the run; `until_ns`
     None: the fault was over at once, or lasted to the end."""
 
@@ -50,10 +50,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
     schedule: Schedule
     groups: tuple[RevisionGroup, ...]
     histories: tuple[History, ...]
-    fired: tuple[Fired, ...]
+    fired: tuple[FiredFault, ...]
     began_ms: int
     ended_ns: int
     drained: bool
     error: str = ""
-    landed: tuple[Landed, ...] = ()
+    landed: tuple[LandedSegment, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()

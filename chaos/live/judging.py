@@ -22,7 +22,7 @@ from relume.events.log.errors import RelumeError
 NICE = 19
 
 
-class Judged(Struct, frozen=True):
+class JudgingResult(Struct, frozen=True):
     """`wrong`: reasons why the run did not pass; `took_s`: time spent on judging."""
 
     result: str
@@ -41,7 +41,7 @@ class Judging:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    async def judge(self, run: Outcome, folder: Path | None, command: str) -> Judged:
+    async def judge(self, run: Outcome, folder: Path | None, command: str) -> JudgingResult:
         """Judge a run; store it in `folder`, if given, with the `command` that repeats it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, _judged, run, folder, command)
@@ -52,12 +52,12 @@ def _begin(parent: int) -> None:
     os.nice(NICE)
 
 
-def _judged(run: Outcome, folder: Path | None, command: str) -> Judged:
+def _judged(run: Outcome, folder: Path | None, command: str) -> JudgingResult:
     began = time.monotonic()
     try:
         verdict = judge(run)
     except RelumeError as error:
-        return Judged("failed", (f"cannot be judged: {error}",), time.monotonic() - began)
+        return JudgingResult("failed", (f"cannot be judged: {error}",), time.monotonic() - began)
     if folder is not None:
         keep(folder, run, verdict, command)
-    return Judged(verdict.result, sets.wrong_of(run, verdict), time.monotonic() - began)
+    return JudgingResult(verdict.result, sets.wrong_of(run, verdict), time.monotonic() - began)

@@ -26,7 +26,7 @@ from relume.chaos.live.processes.shared_fixture import Bed
 from relume.chaos.live.quiesce import at_rest
 from relume.chaos.live.scale import scaled
 from relume.chaos.live.timing import Plan
-from relume.chaos.outcome import Fired, Outcome
+from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.schedule import Schedule, expand
 from relume.controlplane.local.local_fleet import FleetFailed
@@ -34,7 +34,7 @@ from relume.controlplane.replay.recorded_log import History, from_etcd
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.log.errors import RelumeError
-from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.interface import LandedSegment, RevisionGroup
 
 TRAFFIC_S = 150.0
 REST_S = 60.0
@@ -129,7 +129,7 @@ class _Run:
         self.directory, self._prefix = bed.place(scenario.name)
         self._watch = Watch()
         self._groups: tuple[RevisionGroup, ...] = ()
-        self._landed: tuple[Landed, ...] = ()
+        self._landed: tuple[LandedSegment, ...] = ()
         self._clients: Clients | None = None
         self._plan: Plan | None = None
         self._operator: Operator | None = None
@@ -162,7 +162,7 @@ class _Run:
             commands=tuple(self._operator.acknowledged) if self._operator is not None else (),
         )
 
-    def _fired(self) -> tuple[Fired, ...]:
+    def _fired(self) -> tuple[FiredFault, ...]:
         return tuple(self._plan.fired) if self._plan is not None else ()
 
     async def _act(self, stack: AsyncExitStack) -> None:
@@ -250,7 +250,7 @@ class _Run:
 
 async def read(
     watch: Watch, reading: Awaitable[History]
-) -> tuple[tuple[RevisionGroup, ...], tuple[Landed, ...]]:
+) -> tuple[tuple[RevisionGroup, ...], tuple[LandedSegment, ...]]:
     """The log, and the appends seen before: a later append may be missing in the log as read."""
     landed = watch.landed()
     return tuple((await reading).groups), landed

@@ -14,10 +14,10 @@ from typing import Any
 from msgspec import Struct
 
 from relume.chaos.phases import Phases, Seen, fits, subject
-from relume.chaos.scenario.schedule import Planned
+from relume.chaos.scenario.schedule import PlannedFault
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
-from relume.events.log.interface import Landed, LogReader, RevisionGroup
+from relume.events.log.interface import LandedSegment, LogReader, RevisionGroup
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 
@@ -32,7 +32,7 @@ OF_LENGTHS = 0.25
 
 
 class _Waiting(Struct):
-    planned: Planned
+    planned: PlannedFault
     future: asyncio.Future[Seen]
     count: int = 0
 
@@ -67,7 +67,7 @@ class Watch:
         except LogError as error:
             self.error = f"the log cannot be followed: {error}"
 
-    def due(self, planned: Planned, behind: Seen | None = None) -> asyncio.Future[Seen]:
+    def due(self, planned: PlannedFault, behind: Seen | None = None) -> asyncio.Future[Seen]:
         """Done when the event that `planned` waits for has been seen `nth` times, from now on
         or after event `behind`, which an earlier wait found."""
         waiting = _Waiting(planned, asyncio.get_running_loop().create_future())
@@ -100,10 +100,10 @@ class Watch:
             await asyncio.sleep(0.05)
         return True
 
-    def landed(self) -> tuple[Landed, ...]:
+    def landed(self) -> tuple[LandedSegment, ...]:
         """All segments read so far: etcd has shown them, so they must stay (I13)."""
         return tuple(
-            Landed(
+            LandedSegment(
                 stream=segment.stream,
                 revision=group.revision,
                 seq=segment.seq,

@@ -11,7 +11,7 @@ import math
 import msgspec
 
 from relume.chaos.scenario.language import Bound, Closed, Fleet, Scenario, Traffic
-from relume.chaos.scenario.schedule import Planned, Request, Schedule
+from relume.chaos.scenario.schedule import PlannedFault, Request, Schedule
 
 MOST_WORKERS = 4
 MOST_CHECKPOINT_MB = 64
@@ -109,7 +109,7 @@ def fitting(fleet: Fleet) -> Fleet:
     )
 
 
-def _fault(planned: Planned, fleet: Fleet, fewer: float) -> Planned:
+def _fault(planned: PlannedFault, fleet: Fleet, fewer: float) -> PlannedFault:
     target = planned.target
     counts = {
         "w": fleet.workers, "d": fleet.domains, "r": fleet.control_planes, "e": fleet.etcd

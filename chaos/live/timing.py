@@ -15,10 +15,10 @@ from relume.chaos.live.faults.live_faults import Faults, Undo
 from relume.chaos.live.live_clients import Clients
 from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.processes.fleet_host import Host
-from relume.chaos.outcome import Fired
+from relume.chaos.outcome import FiredFault
 from relume.chaos.phases import Seen
 from relume.chaos.scenario.catalogue import FAULTS
-from relume.chaos.scenario.schedule import Planned, Schedule
+from relume.chaos.scenario.schedule import PlannedFault, Schedule
 
 AGAIN_S = 0.1
 """Time after which a fault that found nothing to strike is tried again, while there is traffic. A
@@ -43,7 +43,7 @@ class Plan:
         faults: Faults,
         say: Callable[[str], None],
     ) -> None:
-        self.fired: list[Fired] = []
+        self.fired: list[FiredFault] = []
         self._schedule = schedule
         self._host = host
         self._watch = watch
@@ -78,13 +78,13 @@ class Plan:
         for name in list(self._undo):
             await self._undo.pop(name)()
 
-    async def _one(self, planned: Planned) -> None:
+    async def _one(self, planned: PlannedFault) -> None:
         try:
             await self._strike(planned)
         finally:
             self._left -= 1
 
-    async def _strike(self, planned: Planned) -> None:
+    async def _strike(self, planned: PlannedFault) -> None:
         due, seen = await self._due(planned)
         if not due:
             self._say(f"{planned.name} {planned.what} has not struck: its event never came")
@@ -130,7 +130,7 @@ class Plan:
                 if undo := self._undo.pop(planned.name, None):
                     await undo()
         self.fired.append(
-            Fired(
+            FiredFault(
                 name=planned.name,
                 what=planned.what,
                 target=names,
@@ -140,7 +140,7 @@ class Plan:
             )
         )
 
-    async def _lasts(self, planned: Planned) -> None:
+    async def _lasts(self, planned: PlannedFault) -> None:
         """Wait for its duration; the alarm of a full etcd ends earlier if the control plane lifts it."""
         assert planned.for_ns is not None
         deadline = time.monotonic() + planned.for_ns / 1e9
@@ -150,7 +150,9 @@ class Plan:
                 return
             await asyncio.sleep(min(left, 0.5) if planned.what == "etcd-quota" else left)
 
-    async def _due(self, planned: Planned, behind: Seen | None = None) -> tuple[bool, Seen | None]:
+    async def _due(
+        self, planned: PlannedFault, behind: Seen | None = None
+    ) -> tuple[bool, Seen | None]:
         """Wait until it is due. Returns whether it became due, and the event that it waited for,
         if any (from now on, or after event `behind`)."""
         over: asyncio.Future[Any] = asyncio.create_task(self._over.wait())
@@ -174,12 +176,12 @@ class Plan:
             with suppress(asyncio.CancelledError):
                 await over
 
-    def _late(self, planned: Planned, seen: Seen | None) -> str:
+    def _late(self, planned: PlannedFault, seen: Seen | None) -> str:
         if seen is None or not planned.phase or self._watch.phases.is_in(planned.phase, seen.event):
             return ""
         return f"the {planned.phase} was over by then"
 
-    async def _targets(self, planned: Planned, seen: Seen | None) -> list[str]:
+    async def _targets(self, planned: PlannedFault, seen: Seen | None) -> list[str]:
         """Its target, by name. Raises CannotStrike if no process has a role now."""
         kind, fleet = FAULTS[planned.what].target, self._watch.fleet
         names = {

@@ -40,7 +40,7 @@ import msgspec
 from relume.chaos.columns import columns
 from relume.chaos.papers import registry
 from relume.chaos.papers.lumen.scale_study import SIZES
-from relume.chaos.papers.result import OPEN, Compared, Found, Result, compare
+from relume.chaos.papers.result import OPEN, FigureComparison, Found, Result, compare
 from relume.chaos.papers.sampling import Sampling
 
 
@@ -86,7 +86,7 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
 
 
-def table(compared: Sequence[Compared]) -> list[str]:
+def table(compared: Sequence[FigureComparison]) -> list[str]:
     """Table of published figures and ours."""
     rows = [("", "published", "ours", "ratio", "within", "verdict")]
     for line in compared:
@@ -97,7 +97,9 @@ def table(compared: Sequence[Compared]) -> list[str]:
     return list(columns(rows, right=range(1, 5)))
 
 
-def printed(result: Result, found: Found, compared: Sequence[Compared], took_s: float) -> str:
+def printed(
+    result: Result, found: Found, compared: Sequence[FigureComparison], took_s: float
+) -> str:
     """One result for people."""
     lines = [f"{result.name}: {result.about}", f"  {result.source}; {took_s:.1f} s", ""]
     lines += table(compared)
@@ -110,7 +112,7 @@ def printed(result: Result, found: Found, compared: Sequence[Compared], took_s: 
 
 
 def as_json(
-    result: Result, found: Found, compared: Sequence[Compared], seed: int, took_s: float
+    result: Result, found: Found, compared: Sequence[FigureComparison], seed: int, took_s: float
 ) -> str:
     """One result for programs."""
     said: dict[str, Any] = {

@@ -15,7 +15,7 @@ EXPLAINED = "differs, explained"
 OPEN = "DIFFERS, NOT EXPLAINED"
 
 
-class Published(Struct, frozen=True, kw_only=True):
+class PublishedFigure(Struct, frozen=True, kw_only=True):
     """A figure as printed. `key` names ours; `within`: tolerance as a share of it; `because`: the
     known reason of a difference. `calibrated`: an input was chosen to meet it, so it proves
     nothing."""
@@ -46,13 +46,13 @@ class Result(Struct, frozen=True, kw_only=True):
     name: str
     about: str
     source: str
-    published: tuple[Published, ...]
+    published: tuple[PublishedFigure, ...]
     run: Callable[[Sampling], Found]
     inputs: tuple[str, ...] = ()
     sample: bool = False
 
 
-class Compared(Struct, frozen=True, kw_only=True):
+class FigureComparison(Struct, frozen=True, kw_only=True):
     """A published figure and ours."""
 
     what: str
@@ -65,19 +65,19 @@ class Compared(Struct, frozen=True, kw_only=True):
     because: str = ""
 
 
-def compare(result: Result, found: Found) -> list[Compared]:
+def compare(result: Result, found: Found) -> list[FigureComparison]:
     """Every requested published figure with ours. Raises KeyError if a run lacks one of them."""
     asked = [figure for figure in result.published if figure.key not in found.left_out]
     return [_beside(figure, found.figures[figure.key]) for figure in asked]
 
 
-def _beside(figure: Published, ours: float) -> Compared:
+def _beside(figure: PublishedFigure, ours: float) -> FigureComparison:
     off = abs(ours - figure.value)
     if off <= figure.within * abs(figure.value):
         verdict = "calibrated" if figure.calibrated else REPRODUCED
     else:
         verdict = EXPLAINED if figure.because else OPEN
-    return Compared(
+    return FigureComparison(
         what=figure.what,
         published=figure.value,
         ours=ours,

@@ -15,7 +15,7 @@ from random import Random
 import msgspec
 from msgspec import Struct
 
-from relume.chaos.papers.lumen.parts.study_runs import Case, Measured, measure
+from relume.chaos.papers.lumen.parts.study_runs import Case, RunResult, measure
 from relume.chaos.runner import pool
 
 RESAMPLES = 2000
@@ -41,7 +41,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
         """Those of `sizes` that are within `most`."""
         return [size for size in sizes if size <= self.most]
 
-    def run(self, cases: Iterable[Case]) -> dict[Case, Measured]:
+    def run(self, cases: Iterable[Case]) -> dict[Case, RunResult]:
         """The measurements of each case. Raises RuntimeError if a run failed."""
         wanted = list(dict.fromkeys(cases))
         found = self._kept()
@@ -63,11 +63,11 @@ class Sampling(Struct, frozen=True, kw_only=True):
             )
         return {case: found[case] for case in wanted}
 
-    def _kept(self) -> dict[Case, Measured]:
+    def _kept(self) -> dict[Case, RunResult]:
         if self.kept is None or not self.kept.exists():
             return {}
         lines = self.kept.read_bytes().splitlines()
-        return dict(msgspec.json.decode(line, type=tuple[Case, Measured]) for line in lines)
+        return dict(msgspec.json.decode(line, type=tuple[Case, RunResult]) for line in lines)
 
 
 class Estimate(Struct, frozen=True):

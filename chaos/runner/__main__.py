@@ -124,7 +124,7 @@ def _shrink(given: argparse.Namespace) -> int:
     case = case_of(given.scenario, given.seed)
     _say(f"{case.scenario.name}, seed {case.schedule.seed}: {size_of(case)}")
 
-    def attempt(smaller: Case) -> world.Judged:
+    def attempt(smaller: Case) -> world.JudgedRun:
         return world.judged(lambda: world.simulate(smaller), given.limit)
 
     try:

@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from relume.chaos.outcome import Fired, History, Kind, Outcome
+from relume.chaos.outcome import FiredFault, History, Kind, Outcome
 from relume.chaos.runner.cases import scenario_yaml
 from relume.chaos.runner.judge import Verdict
 from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.schedule import Schedule
 from relume.controlplane.replay.store import StoredLog, relume_version, save
 from relume.events.log.errors import LogError
-from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.interface import LandedSegment, RevisionGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "log.rlog"
@@ -49,7 +49,7 @@ class Run(Struct, frozen=True, kw_only=True):
     drained: bool
     error: str
     log_error: str = ""
-    landed: tuple[Landed, ...] = ()
+    landed: tuple[LandedSegment, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
 
 
@@ -98,7 +98,9 @@ def outcome_in(folder: Path) -> tuple[Outcome, Run]:
     try:
         run = msgspec.json.decode((folder / "run.json").read_bytes(), type=Run)
         schedule = msgspec.json.decode((folder / "schedule.json").read_bytes(), type=Schedule)
-        fired = msgspec.json.decode((folder / "fired.json").read_bytes(), type=tuple[Fired, ...])
+        fired = msgspec.json.decode(
+            (folder / "fired.json").read_bytes(), type=tuple[FiredFault, ...]
+        )
         lines = (folder / "clients.jsonl").read_bytes().splitlines()
         histories = tuple(msgspec.json.decode(line, type=History) for line in lines)
     except msgspec.MsgspecError as error:

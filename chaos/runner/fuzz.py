@@ -29,7 +29,7 @@ TIME_OVER = "time is over"
 """Requested ends of `fuzz`."""
 
 
-class Asked(Struct, frozen=True):
+class PlannedRun(Struct, frozen=True):
     """One planned run. `limit_s` is real time; `folder`: destination of a failed run."""
 
     given: str
@@ -105,15 +105,15 @@ def usable(names: Sequence[str] = ()) -> tuple[list[str], list[str]]:
 
 def asked(
     names: Sequence[str], first: int, count: int, limit_s: float, out: Path | None
-) -> Iterator[Asked]:
+) -> Iterator[PlannedRun]:
     """`count` runs: each seed with the next scenario."""
     for seed in range(first, first + count):
         name = names[(seed - first) % len(names)]
         folder = None if out is None else out / f"{Path(name).stem}-{seed}"
-        yield Asked(name, seed, limit_s, folder)
+        yield PlannedRun(name, seed, limit_s, folder)
 
 
-def one(given: Asked) -> Ran:
+def one(given: PlannedRun) -> Ran:
     """Run and judge one case."""
     try:
         case = case_of(given.given, given.seed)
@@ -140,10 +140,10 @@ def one(given: Asked) -> Ran:
 
 
 def fuzz(
-    runs: Iterator[Asked],
+    runs: Iterator[PlannedRun],
     jobs: int,
     for_s: float | None,
-    seen: Callable[[Asked, Ran, dict[str, Tally]], Any],
+    seen: Callable[[PlannedRun, Ran, dict[str, Tally]], Any],
 ) -> tuple[dict[str, Tally], str]:
     """Make `runs` until they, or `for_s` seconds, are over, or until Ctrl-C or SIGTERM. It calls
     `seen` with each, and works in the main thread only. Returns the tallies by scenario, and why

@@ -12,7 +12,16 @@ from typing import Any
 import msgspec
 
 from relume.chaos.columns import columns
-from relume.chaos.runner.fuzz import INTERRUPTED, TIME_OVER, Asked, Ran, Tally, asked, fuzz, usable
+from relume.chaos.runner.fuzz import (
+    INTERRUPTED,
+    TIME_OVER,
+    PlannedRun,
+    Ran,
+    Tally,
+    asked,
+    fuzz,
+    usable,
+)
 
 _EVERY_S = 0.5
 _EVERY_S_IN_A_FILE = 15.0
@@ -28,7 +37,7 @@ class Progress:
         self._watched = sys.stderr.isatty()
         self.done = self.failed = self.inconclusive = 0
 
-    def seen(self, given: Asked, ran: Ran, _tallies: dict[str, Tally]) -> None:
+    def seen(self, given: PlannedRun, ran: Ran, _tallies: dict[str, Tally]) -> None:
         """A run has ended."""
         self.done += 1
         self.failed += ran.result == "failed"

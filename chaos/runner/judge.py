@@ -15,11 +15,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from relume.chaos.outcome import Fired, Kind, Outcome
+from relume.chaos.outcome import FiredFault, Kind, Outcome
 from relume.chaos.runner.run_statistics import figures_of, real
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
-from relume.chaos.scenario.schedule import Planned
-from relume.chaos.validators import CHECKS, Known, untracked, violations
+from relume.chaos.scenario.schedule import PlannedFault
+from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
 from relume.chaos.validators.records import THE_RUN, Log, Violation
 
 Result = Literal["passed", "failed", "inconclusive"]
@@ -135,9 +135,9 @@ def not_yet() -> list[str]:
     ]
 
 
-def _known(run: Outcome) -> Known:
+def _known(run: Outcome) -> RecordedFacts:
     given = run.scenario.fleet.checkpoint_mb << 20
-    return Known(
+    return RecordedFacts(
         given_bytes=given or None,
         stopped=_stopped(run),
         killed=_killed(run),
@@ -223,7 +223,7 @@ def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:
                 yield fired.at_ns, name
 
 
-def _stops_log(run: Outcome, fired: Fired) -> bool:
+def _stops_log(run: Outcome, fired: FiredFault) -> bool:
     """Whether the fault left etcd without a majority, or without space."""
     outvoted = 2 * len(fired.target.split(",")) > len(run.schedule.etcd)
     stops = fired.what in ("etcd-stop", "etcd-kill", "disk-slow")
@@ -277,7 +277,7 @@ def _faults(run: Outcome) -> Iterator[Struck]:
         )  # fmt: skip
 
 
-def _target(planned: Planned) -> str:
+def _target(planned: PlannedFault) -> str:
     return f"{planned.target} to {planned.peer}" if planned.peer else planned.target
 
 

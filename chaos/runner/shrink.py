@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from relume.chaos.runner.cases import Case
 from relume.chaos.runner.judge import OF_TRAFFIC
-from relume.chaos.runner.world import Judged
-from relume.chaos.scenario.schedule import Planned, Request, Schedule
+from relume.chaos.runner.world import JudgedRun
+from relume.chaos.scenario.schedule import PlannedFault, Request, Schedule
 
 Item = TypeVar("Item")
 _SHORTEST = 4
@@ -33,7 +33,7 @@ class Shrunk(Struct, frozen=True, kw_only=True):
     """The smallest case found, its verdict, its failure, and the number of runs."""
 
     case: Case
-    judged: Judged
+    judged: JudgedRun
     target: str
     runs: int
     complete: bool
@@ -41,7 +41,7 @@ class Shrunk(Struct, frozen=True, kw_only=True):
 
 def shrink(
     case: Case,
-    attempt: Callable[[Case], Judged],
+    attempt: Callable[[Case], JudgedRun],
     until: float,
     seen: Callable[[int, Case], None] = lambda runs, case: None,
 ) -> Shrunk:
@@ -152,7 +152,7 @@ def _shorter(case: Case, fails: Fails) -> None:
             case = smaller
 
 
-def with_faults(case: Case, kept: Sequence[Planned]) -> Case:
+def with_faults(case: Case, kept: Sequence[PlannedFault]) -> Case:
     """`case` with these faults of its schedule alone."""
     names = {planned.name for planned in kept}
     faults = case.schedule.faults

@@ -15,7 +15,7 @@ from relume.chaos.runner.cases import Case
 from relume.chaos.runner.judge import Verdict, judge
 
 
-class Judged(Struct, frozen=True, kw_only=True):
+class JudgedRun(Struct, frozen=True, kw_only=True):
     """A run and its verdict; or neither, if the code that makes them failed: then `signature`
     names the kind of failure and `why` describes it. `took_s`: real time."""
 
@@ -51,7 +51,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
+def judged(work: Callable[[], Outcome], limit_s: float) -> JudgedRun:
     """The outcome of `work`, judged, within `limit_s` of real time. A failure of the chaos code
     counts as a failure of the run."""
     began = time.monotonic()
@@ -61,7 +61,7 @@ def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
             run = work()
             verdict = judge(run)
     except pool.TooLong as error:
-        return Judged(
+        return JudgedRun(
             run=run,
             verdict=None,
             signature=("too long",),
@@ -70,7 +70,7 @@ def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
         )
     except Exception as error:  # an edge: any failure must be reported with its seed
         kind = type(error).__name__
-        return Judged(
+        return JudgedRun(
             run=run,
             verdict=None,
             signature=(kind,),
@@ -79,7 +79,7 @@ def judged(work: Callable[[], Outcome], limit_s: float) -> Judged:
         )
     first = tuple(str(violation) for violation in verdict.violations[:1])
     took = time.monotonic() - began
-    return Judged(
+    return JudgedRun(
         run=run,
         verdict=verdict,
         signature=verdict.signature,

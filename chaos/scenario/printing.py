@@ -9,7 +9,7 @@ from pathlib import Path
 from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.language import Scenario
-from relume.chaos.scenario.schedule import Planned, Request, Schedule
+from relume.chaos.scenario.schedule import PlannedFault, Request, Schedule
 from relume.chaos.validators import CHECKS
 
 
@@ -34,7 +34,7 @@ def _seconds(ns: int) -> str:
     return f"{ns / 1e9:.3f} s"
 
 
-def _when(fault: Planned) -> str:
+def _when(fault: PlannedFault) -> str:
     if fault.at_ns is not None:
         return f"at {_seconds(fault.at_ns)}"
     where = "".join(f" {key}={value}" for key, value in sorted(fault.where.items()))
@@ -44,7 +44,7 @@ def _when(fault: Planned) -> str:
     return f"on {fault.event} #{fault.nth}{where}{delay}"
 
 
-def _strike(fault: Planned) -> str:
+def _strike(fault: PlannedFault) -> str:
     words = [fault.what, fault.target]
     if fault.peer:
         words.append(f"to {fault.peer}")

@@ -73,7 +73,7 @@ class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
     client: Client = "streaming"
 
 
-class Planned(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class PlannedFault(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A fault of a schedule, with all choices of the seed made.
 
     It strikes at `at_ns`; or, if that is None, `after_ns` after the `nth` event of type
@@ -106,7 +106,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     control_planes: tuple[str, ...]
     etcd: tuple[str, ...]
     requests: tuple[Request, ...]
-    faults: tuple[Planned, ...]
+    faults: tuple[PlannedFault, ...]
 
     def digest(self) -> str:
         """SHA-256 of the whole, 16 hex digits: equal schedules have equal ones."""
@@ -258,7 +258,7 @@ class _Lengths:
         return prompt, output, prefix, traces.PREFIX_BLOCK_TOKENS if prefix else 0
 
 
-def _planned(fault: Fault, scenario: Scenario, index: int, rng: Random) -> Planned:
+def _planned(fault: Fault, scenario: Scenario, index: int, rng: Random) -> PlannedFault:
     when, kind = fault.when, FAULTS[fault.what]
     # Every fault draws the same numbers in the same order, regardless of which ones it uses.
     at, after, lasting, chosen, fraction, nth = (rng.random() for _ in range(6))
@@ -267,7 +267,7 @@ def _planned(fault: Fault, scenario: Scenario, index: int, rng: Random) -> Plann
     if target == "any" and names:
         target = names[int(chosen * len(names))]
     low, high = when.nth if isinstance(when.nth, tuple) else (when.nth, when.nth)
-    return Planned(
+    return PlannedFault(
         name=f"f{index}",
         what=fault.what,
         target=target,

@@ -37,7 +37,7 @@ from relume.events.log.errors import RelumeError
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary import EngineDied, WorkerDeregistered
 from relume.events.vocabulary.enums import DeathReason
-from relume.events.wire.notices import Died
+from relume.events.wire.notices import DeathNotice
 from relume.events.wire.reports import Layout, Ready
 
 SEEN_S = 0.001
@@ -182,14 +182,14 @@ class SimBoard(Board):
         self.told_at = 0.0
         self._loop = loop
         self._journal = journal
-        self._hear: list[Callable[[Died], None]] = []
-        self._died: Died | None = None
+        self._hear: list[Callable[[DeathNotice], None]] = []
+        self._died: DeathNotice | None = None
 
     @property
     def listeners(self) -> int:
         return len(self._hear)
 
-    def listen(self, hear: Callable[[Died], None]) -> None:
+    def listen(self, hear: Callable[[DeathNotice], None]) -> None:
         """See ports.Board."""
         self._hear.append(hear)
         if self._died is not None:
@@ -200,7 +200,7 @@ class SimBoard(Board):
         if self._died is not None and incarnation <= self._died.incarnation:
             return
         self.told_at = self._loop.time()
-        self._died = Died(self._journal.epoch, incarnation)
+        self._died = DeathNotice(self._journal.epoch, incarnation)
         for hear in self._hear:
             hear(self._died)
 

@@ -114,7 +114,7 @@ class SimKeeper:
         more = True
         while more:
             cursor, changes, more = ledger.since(reports.cursor, m.MAX_REQUESTS)
-            changed = m.Changed(
+            changed = m.ChangesAnswer(
                 seq=0, cursor=cursor, boot=daemon.boot, changes=tuple(changes), more=more
             )
             found += together(reports.take(changed))

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from relume.chaos.phases import Phases, Seen, fits, subject
-from relume.chaos.scenario.schedule import Planned
+from relume.chaos.scenario.schedule import PlannedFault
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.events import vocabulary as v
@@ -28,7 +28,7 @@ OF_ENGINES = (v.EngineStep, v.RestoreStarted, v.RestoreDone, v.RestoreFailed, v.
 
 
 class _Waiting(Struct):
-    planned: Planned
+    planned: PlannedFault
     strike: Callable[[Seen], None]
     count: int = 0
 
@@ -46,7 +46,7 @@ class Watch:
         self.phases = Phases(PHASE_S, 0.5)
         etcd.observers.append(self._changed)
 
-    def due(self, planned: Planned, strike: Callable[[Seen], None]) -> None:
+    def due(self, planned: PlannedFault, strike: Callable[[Seen], None]) -> None:
         """Call `strike` when the event that `planned` waits for was seen `nth` times."""
         self._waiting.append(_Waiting(planned, strike))
 

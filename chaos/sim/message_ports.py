@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from relume.chaos.sim.world.virtual_loop import Process
-from relume.events.wire.notices import Died
+from relume.events.wire.notices import DeathNotice
 from relume.events.wire.worker_calls import Attach
 
 
@@ -195,7 +195,7 @@ class Door(Protocol):
 class Board(Protocol):
     """An agent's notice board, in its process (`relume.events.wire.notices`)."""
 
-    def listen(self, hear: Callable[[Died], None]) -> None:
+    def listen(self, hear: Callable[[DeathNotice], None]) -> None:
         """Add a replica as listener; sends it the last death."""
         ...
 

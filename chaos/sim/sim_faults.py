@@ -14,10 +14,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from relume.chaos.outcome import Fired
+from relume.chaos.outcome import FiredFault
 from relume.chaos.phases import Seen
 from relume.chaos.scenario.catalogue import FAULTS
-from relume.chaos.scenario.schedule import Planned, Schedule
+from relume.chaos.scenario.schedule import PlannedFault, Schedule
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.event_watch import Watch
 from relume.chaos.sim.replica_process import Plane
@@ -70,7 +70,7 @@ class Faults:
     """Strikes one run's fleet. `open` counts pending and active faults."""
 
     def __init__(self, fleet: Targets, watch: Watch) -> None:
-        self.fired: list[Fired] = []
+        self.fired: list[FiredFault] = []
         self.open = 0
         self._fleet = fleet
         self._loop = fleet.loop
@@ -79,7 +79,7 @@ class Faults:
         self._random = Random(f"{fleet.schedule.seed}:faults")
         self._began_ns = 0
         self._traffic = True
-        self._lasting: dict[str, tuple[int, Planned, str, list[Undo]]] = {}
+        self._lasting: dict[str, tuple[int, PlannedFault, str, list[Undo]]] = {}
 
     def start(self) -> None:
         """The run begins: schedule its faults."""
@@ -110,7 +110,7 @@ class Faults:
         at = self._loop.time() + seconds
         self._loop.call_at(at, work, *args, context=self._root.copy())
 
-    def _await(self, planned: Planned) -> None:
+    def _await(self, planned: PlannedFault) -> None:
         def seen(what: Seen) -> None:
             wait_s = planned.after_ns / NS
             if planned.phase:
@@ -122,13 +122,13 @@ class Faults:
         else:
             self.open -= 1
 
-    def _in_phase(self, planned: Planned, seen: Seen) -> None:
+    def _in_phase(self, planned: PlannedFault, seen: Seen) -> None:
         if planned.phase and not self._watch.phases.is_in(planned.phase, seen.event):
             self._await(replace(planned, nth=1))  # that phase was over; wait for the next
             return
         self._strike(planned, seen)
 
-    def _strike(self, planned: Planned, seen: Seen | None) -> None:
+    def _strike(self, planned: PlannedFault, seen: Seen | None) -> None:
         try:
             targets = self._targets(planned, seen)
             act = getattr(self, "_" + planned.what.replace("-", "_"))
@@ -166,17 +166,17 @@ class Faults:
                 one()
             self._tell(planned, names, at, self._loop.now_ns - self._began_ns)
 
-    def _tell(self, planned: Planned, names: str, at_ns: int, until_ns: int | None) -> None:
+    def _tell(self, planned: PlannedFault, names: str, at_ns: int, until_ns: int | None) -> None:
         self.open -= 1
         self.fired.append(
-            Fired(
+            FiredFault(
                 name=planned.name, what=planned.what, target=names, at_ns=at_ns, until_ns=until_ns
             )
         )
 
     # --- targets ----------------------------------------------------------------------------------
 
-    def _targets(self, planned: Planned, seen: Seen | None) -> list[str]:
+    def _targets(self, planned: PlannedFault, seen: Seen | None) -> list[str]:
         kind, fleet = FAULTS[planned.what].target, self._fleet
         names = {
             "worker": list(fleet.hosts),
@@ -212,36 +212,36 @@ class Faults:
             raise CannotStrike(f"{target} has no engine")
         return host
 
-    def _engine_kill(self, planned: Planned, target: str) -> None:
+    def _engine_kill(self, planned: PlannedFault, target: str) -> None:
         engine = self._engine(target).engine
         assert engine is not None
         engine.kill()
 
-    def _engine_stop(self, planned: Planned, target: str) -> Undo:
+    def _engine_stop(self, planned: PlannedFault, target: str) -> Undo:
         engine = self._engine(target).engine
         assert engine is not None
         engine.stop()
         return engine.go_on
 
-    def _agent_kill(self, planned: Planned, target: str) -> None:
+    def _agent_kill(self, planned: PlannedFault, target: str) -> None:
         host = self._fleet.hosts[target]
         if host.agent is None or not host.agent.process.alive:
             raise CannotStrike(f"{target} has no agent")
         host.end(host.agent.process)
 
-    def _agent_stop(self, planned: Planned, target: str) -> Undo:
+    def _agent_stop(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         if host.agent is None or not host.agent.process.alive or host.agent.process.halted:
             raise CannotStrike(f"{target} has no agent that runs")
         host.agent.process.stop()
         return host.agent.process.go_on
 
-    def _worker_slow(self, planned: Planned, target: str) -> Undo:
+    def _worker_slow(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         host.slow(planned.amount or 1.0)
         return lambda: host.slow(1.0)
 
-    def _cpu_limit(self, planned: Planned, target: str) -> Undo:
+    def _cpu_limit(self, planned: PlannedFault, target: str) -> Undo:
         """Slow the engine's work to that share; agent and daemon stop for the rest of each
         period."""
         host, share = self._fleet.hosts[target], planned.amount or 1.0
@@ -254,23 +254,23 @@ class Faults:
 
         return undo
 
-    def _reload_fails(self, planned: Planned, target: str) -> None:
+    def _reload_fails(self, planned: PlannedFault, target: str) -> None:
         self._fleet.hosts[target].failing_starts += int(planned.amount or 1)
 
-    def _domain_loss(self, planned: Planned, target: str) -> None:
+    def _domain_loss(self, planned: PlannedFault, target: str) -> None:
         for name, domain in self._fleet.schedule.workers.items():
             if domain == target:
                 self._fleet.hosts[name].lose()
 
-    def _clock_jump(self, planned: Planned, target: str) -> None:
+    def _clock_jump(self, planned: PlannedFault, target: str) -> None:
         self._fleet.hosts[target].jump(planned.amount or 0.0)
 
-    def _clock_back(self, planned: Planned, target: str) -> None:
+    def _clock_back(self, planned: PlannedFault, target: str) -> None:
         self._fleet.hosts[target].jump(-(planned.amount or 0.0))
 
     # --- links ---------------------------------------------------------------------------------
 
-    def _cut(self, planned: Planned, target: str, both: bool = True) -> Undo:
+    def _cut(self, planned: PlannedFault, target: str, both: bool = True) -> Undo:
         fleet, kind = self._fleet, planned.peer or ""
         engine = fleet.hosts[target].engine
         if kind == "gateway" and engine is not None and engine.process.alive:
@@ -279,10 +279,10 @@ class Faults:
         rule = fleet.wires.cut(target, "", kind, both)
         return lambda: fleet.wires.heal(rule)
 
-    def _cut_one_way(self, planned: Planned, target: str) -> Undo:
+    def _cut_one_way(self, planned: PlannedFault, target: str) -> Undo:
         return self._cut(planned, target, both=False)
 
-    def _link_slow(self, planned: Planned, target: str) -> Undo:
+    def _link_slow(self, planned: PlannedFault, target: str) -> Undo:
         delay_s = (planned.amount or 0.0) / 1000
         return self._shaped(
             Rule(one=target, other="", kind=planned.peer or "", both=True, delay_s=delay_s)
@@ -293,24 +293,24 @@ class Faults:
         wires.shape(rule)
         return lambda: wires.heal(rule)
 
-    def _stream_loss(self, planned: Planned, target: str) -> Undo:
+    def _stream_loss(self, planned: PlannedFault, target: str) -> Undo:
         return self._shaped(
             Rule(one=target, other="", kind="holder", both=True, loss=planned.amount or 0.0)
         )
 
-    def _stream_duplicate(self, planned: Planned, target: str) -> Undo:
+    def _stream_duplicate(self, planned: PlannedFault, target: str) -> Undo:
         return self._shaped(
             Rule(one=target, other="", kind="holder", both=True, duplicate=planned.amount or 0.0)
         )
 
-    def _stream_reorder(self, planned: Planned, target: str) -> Undo:
+    def _stream_reorder(self, planned: PlannedFault, target: str) -> Undo:
         return self._shaped(
             Rule(one=target, other="", kind="holder", both=True, reorder=planned.amount or 0.0)
         )
 
     # --- answers -------------------------------------------------------------------------------
 
-    def _frame_cut(self, planned: Planned, target: str) -> None:
+    def _frame_cut(self, planned: PlannedFault, target: str) -> None:
         engine = self._engine(target).engine
         assert engine is not None
         planes = [plane for plane in self._fleet.planes.values() if plane.running]
@@ -318,17 +318,17 @@ class Faults:
         if not any(plane.cut_frame(target, engine.incarnation, self._random) for plane in planes):
             raise CannotStrike(f"no answer comes from {target}")
 
-    def _frame_lost(self, planned: Planned, target: str) -> Undo:
+    def _frame_lost(self, planned: PlannedFault, target: str) -> Undo:
         lost = planned.amount or 0.0
         return self._shaped(Rule(one=target, other="", kind="gateway", both=False, frame_lost=lost))
 
-    def _frame_repeated(self, planned: Planned, target: str) -> Undo:
+    def _frame_repeated(self, planned: PlannedFault, target: str) -> Undo:
         repeated = planned.amount or 0.0
         return self._shaped(
             Rule(one=target, other="", kind="gateway", both=False, frame_repeated=repeated)
         )
 
-    def _dispatch_refused(self, planned: Planned, target: str) -> Undo:
+    def _dispatch_refused(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         host.refusing = planned.amount or 0.0
 
@@ -337,7 +337,7 @@ class Faults:
 
         return undo
 
-    def _answer_broken(self, planned: Planned, target: str) -> Undo:
+    def _answer_broken(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         host.breaking = planned.amount or 0.0
 
@@ -348,18 +348,18 @@ class Faults:
 
     # --- state daemons -------------------------------------------------------------------------
 
-    def _holder_kill(self, planned: Planned, target: str) -> None:
+    def _holder_kill(self, planned: PlannedFault, target: str) -> None:
         if not self._fleet.hosts[target].kill_daemon():
             raise CannotStrike(f"{target} has no state daemon")
 
-    def _holder_stop(self, planned: Planned, target: str) -> Undo:
+    def _holder_stop(self, planned: PlannedFault, target: str) -> Undo:
         daemon = self._fleet.hosts[target].daemon
         if daemon is None or not daemon.process.alive or daemon.process.halted:
             raise CannotStrike(f"{target} has no state daemon that runs")
         daemon.process.stop()
         return daemon.process.go_on
 
-    def _disk_full(self, planned: Planned, target: str) -> Undo:
+    def _disk_full(self, planned: PlannedFault, target: str) -> Undo:
         disk = self._fleet.hosts[target].disk
         if disk.full or not disk.used:
             raise CannotStrike(f"{target} has nothing in files")
@@ -370,7 +370,7 @@ class Faults:
 
         return room
 
-    def _primary_and_holder_kill(self, planned: Planned, target: str) -> None:
+    def _primary_and_holder_kill(self, planned: PlannedFault, target: str) -> None:
         host = self._engine(target)
         holder = self._fleet.holder_of(host)
         if holder is None:
@@ -379,11 +379,11 @@ class Faults:
         host.engine.kill()
         holder.kill_daemon()
 
-    def _block_corrupt(self, planned: Planned, target: str) -> None:
+    def _block_corrupt(self, planned: PlannedFault, target: str) -> None:
         if not self._fleet.hosts[target].corrupt(int(planned.amount or 1), self._random):
             raise CannotStrike(f"{target} holds nothing")
 
-    def _dram_budget(self, planned: Planned, target: str) -> Undo:
+    def _dram_budget(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         if not host.shrink(planned.amount or 1.0):
             raise CannotStrike(f"{target} has no state daemon")
@@ -391,11 +391,11 @@ class Faults:
 
     # --- control plane -------------------------------------------------------------------------
 
-    def _gateway_kill(self, planned: Planned, target: str) -> None:
+    def _gateway_kill(self, planned: PlannedFault, target: str) -> None:
         if not self._fleet.kill_plane(target):
             raise CannotStrike(f"{target} does not run")
 
-    def _gateway_cpu_limit(self, planned: Planned, target: str) -> Undo:
+    def _gateway_cpu_limit(self, planned: PlannedFault, target: str) -> Undo:
         plane = self._fleet.planes[target]
         if not plane.running:
             raise CannotStrike(f"{target} does not run")
@@ -405,14 +405,14 @@ class Faults:
 
         return Throttle(self._loop, processes, planned.amount or 1.0).end
 
-    def _leader_stop(self, planned: Planned, target: str) -> Undo:
+    def _leader_stop(self, planned: PlannedFault, target: str) -> Undo:
         if not self._fleet.stop_plane(target):
             raise CannotStrike(f"{target} does not run")
         return lambda: self._fleet.go_on_plane(target)
 
     # --- etcd ----------------------------------------------------------------------------------
 
-    def _etcd_kill(self, planned: Planned, target: str) -> Undo | None:
+    def _etcd_kill(self, planned: PlannedFault, target: str) -> Undo | None:
         etcd = self._fleet.etcd
         if not etcd.process(target).alive:
             raise CannotStrike(f"{target} does not run")
@@ -422,7 +422,7 @@ class Faults:
         self._later(ETCD_DOWN_S, etcd.start, target)
         return None
 
-    def _etcd_stop(self, planned: Planned, target: str) -> Undo:
+    def _etcd_stop(self, planned: PlannedFault, target: str) -> Undo:
         etcd = self._fleet.etcd
         process = etcd.process(target)
         if not process.alive or process.stopped:
@@ -430,7 +430,7 @@ class Faults:
         etcd.stop(target)
         return lambda: etcd.go_on(target)
 
-    def _etcd_quota(self, planned: Planned, target: str) -> Undo:
+    def _etcd_quota(self, planned: PlannedFault, target: str) -> Undo:
         etcd = self._fleet.etcd
         etcd.no_space = True
 
@@ -439,14 +439,14 @@ class Faults:
 
         return room
 
-    def _disk_slow(self, planned: Planned, target: str) -> Undo:
+    def _disk_slow(self, planned: PlannedFault, target: str) -> Undo:
         etcd = self._fleet.etcd
         etcd.slow(target, (planned.amount or 0.0) / 1000)
         return lambda: etcd.slow(target, 0.0)
 
     # --- clients -------------------------------------------------------------------------------
 
-    def _client_gone(self, planned: Planned, target: str) -> None:
+    def _client_gone(self, planned: PlannedFault, target: str) -> None:
         call = self._fleet.clients.calls.get(target)
         if call is None or call.over:
             raise CannotStrike(f"{target} is not under way")

@@ -2,7 +2,7 @@
 
 One module per promise, named after it; each has
 `check(groups, clients, ...) -> list[Violation]`. `check_all` runs them, with further facts of the
-run (`Known`).
+run (`RecordedFacts`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from relume.chaos.validators.promises import (
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
 from relume.controlplane.replay.verify import no_cyclic_garbage as untracked
-from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.interface import LandedSegment, RevisionGroup
 
 Check = Callable[[Sequence[RevisionGroup], Sequence[ClientRecord]], list[Violation]]
 
@@ -51,10 +51,18 @@ CHECKS: Mapping[str, Check] = {
     "I16": i16_admin_logged.check,
 }
 
-__all__ = ["CHECKS", "ClientRecord", "Known", "Violation", "check_all", "untracked", "violations"]
+__all__ = [
+    "CHECKS",
+    "ClientRecord",
+    "RecordedFacts",
+    "Violation",
+    "check_all",
+    "untracked",
+    "violations",
+]
 
 
-class Known(Struct, frozen=True, kw_only=True):
+class RecordedFacts(Struct, frozen=True, kw_only=True):
     """Recorded facts in addition to log and clients' records. `given_bytes`: each host's budget for
     checkpoints (None: unknown); `stopped`: streams of stopped replicas, and the duration in ms;
     `killed`: streams of killed replicas, and the time (ms, as in `Segment.at_ms`); `unserved_ms`:
@@ -67,12 +75,12 @@ class Known(Struct, frozen=True, kw_only=True):
     killed: Sequence[tuple[str, int]] = ()
     unserved_ms: int = 0
     shared: Mapping[str, int] = {}
-    landed: Sequence[Landed] = ()
+    landed: Sequence[LandedSegment] = ()
     commands: Sequence[tuple[str, str]] = ()
 
 
 def violations(
-    log: Log, clients: Sequence[ClientRecord], promises: Sequence[str], known: Known
+    log: Log, clients: Sequence[ClientRecord], promises: Sequence[str], known: RecordedFacts
 ) -> Iterator[Violation]:
     """Violations of each promise in turn."""
     checks: dict[str, Check] = {
@@ -96,8 +104,8 @@ def check_all(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     promises: Sequence[str] = tuple(CHECKS),
-    known: Known | None = None,
+    known: RecordedFacts | None = None,
 ) -> list[Violation]:
     """All violations of `promises`. The log must be whole and the fleet drained (I12)."""
     with untracked():
-        return list(violations(log_of(groups), clients, promises, known or Known()))
+        return list(violations(log_of(groups), clients, promises, known or RecordedFacts()))

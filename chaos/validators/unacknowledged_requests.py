@@ -19,7 +19,7 @@ _Life = tuple[str, str]
 """A replica, and its boot."""
 
 
-class Unheard:
+class UnacknowledgedRequests:
     """Requests without an arrival whose dispatch came after the last decision in the log of a life
     of their gateway that is over. `tokens`: the engines' counts; None: unknown."""
 

@@ -12,9 +12,9 @@ from relume.chaos.whatif.continuation import go_on, rules_of
 from relume.chaos.whatif.costs import cost_of, paces
 from relume.chaos.whatif.outcome_statistics import (
     Agreement,
+    ChangedRequest,
     Course,
     Figures,
-    Moved,
     agreement,
     figures,
     most_changed,
@@ -55,7 +55,7 @@ class Continuation(Struct, frozen=True, kw_only=True):
     changes: dict[str, float | None]
     agreement: Agreement
     telling: bool | None
-    most_changed: list[Moved]
+    most_changed: list[ChangedRequest]
     errors: tuple[str, ...] = ()
 
 

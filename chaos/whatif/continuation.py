@@ -61,7 +61,7 @@ def rules_of(stream: str, fold: Fleet, changed: dict[str, str]) -> Rules:
     return Rules(config, changed.get(WEIGHT), frozenset(changed))
 
 
-class Continued(SimFleet):
+class ContinuedFleet(SimFleet):
     """A fleet that begins as `start` says. `first`: the worker of the first decision's request, by
     its id; `paces`: costs of steps on workers that have a pace of their own."""
 
@@ -185,7 +185,7 @@ def go_on(
     settings = Settings(
         workers=WorkerSettings(jitter=0.0), replica=rules.replica, steps=cost, spec=start.host
     )
-    make = partial(Continued, start=start, first=first, paces=paces, fixed=rules.fixed)
+    make = partial(ContinuedFleet, start=start, first=first, paces=paces, fixed=rules.fixed)
     scope = weight(rules.request_tokens) if rules.request_tokens else nullcontext()
     with scope:
         return run(

@@ -63,7 +63,7 @@ def off_by(cost: StepCost, steps: Sequence[v.EngineStep]) -> float:
     return math.expm1(median(ratios))
 
 
-class Paced(StepCost):
+class PacedStepCost(StepCost):
     """`cost` with decode steps `decodes` times and prompt steps `prompts` times as long, and
     `gap_us` between two steps."""
 
@@ -84,7 +84,7 @@ class Paced(StepCost):
         return round(self._cost.step(chunks, sequences, context) * prompts + gap_us * 1000)
 
 
-def paces(events: Sequence[Entry], cost: StepCost) -> dict[str, Paced]:
+def paces(events: Sequence[Entry], cost: StepCost) -> dict[str, PacedStepCost]:
     """Pace of each worker relative to `cost`, from the sums of its steps and of the time between
     them while it had work. Leaves out workers whose steps the log has merged."""
     records: dict[str, list[tuple[int, v.EngineStep]]] = {}
@@ -99,7 +99,7 @@ def paces(events: Sequence[Entry], cost: StepCost) -> dict[str, Paced]:
     return found
 
 
-def _paced(rows: Sequence[tuple[int, v.EngineStep]], cost: StepCost) -> Paced | None:
+def _paced(rows: Sequence[tuple[int, v.EngineStep]], cost: StepCost) -> PacedStepCost | None:
     sums_of = {False: [0.0, 0.0, 0.0], True: [0.0, 0.0, 0.0]}  # has prompts: real, foretold, count
     timed = single = spent_us = wall_ms = 0
     last: tuple[int, v.EngineStep] | None = None
@@ -124,7 +124,9 @@ def _paced(rows: Sequence[tuple[int, v.EngineStep]], cost: StepCost) -> Paced | 
         real / foretold if steps >= FEW and foretold else 1.0
         for real, foretold, steps in (sums_of[False], sums_of[True])
     )
-    return Paced(cost, decodes, prompts, gap_us=max(wall_ms * 1000 - spent_us, 0) / max(single, 1))
+    return PacedStepCost(
+        cost, decodes, prompts, gap_us=max(wall_ms * 1000 - spent_us, 0) / max(single, 1)
+    )
 
 
 def _ended(step: v.EngineStep) -> int:

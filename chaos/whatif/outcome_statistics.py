@@ -18,7 +18,7 @@ from relume.events.vocabulary.enums import RequestOutcome
 MS = 1e6
 
 
-class Lived(Struct, frozen=True, kw_only=True):
+class ContinuedRequest(Struct, frozen=True, kw_only=True):
     """A request after the cut. `ttft_ms` None: it had its first token before, or none came;
     `tpot_ms` covers tokens after the cut; `last_ms` is from the cut on; `workers`: its workers."""
 
@@ -32,7 +32,7 @@ class Lived(Struct, frozen=True, kw_only=True):
 class Course(Struct, frozen=True):
     """A whole continuation."""
 
-    requests: Mapping[str, Lived]
+    requests: Mapping[str, ContinuedRequest]
     recoveries: tuple[float, ...]
     error: str = ""
 
@@ -71,7 +71,7 @@ def of_run(outcome: Outcome, start: Start, known: Read) -> Course:
             tpot = (last - first) / MS / (record.token_count - 1)
         workers = tuple(d.worker for d in course.decisions) if course is not None else ()
         ended = None if last is None else (last - LEAD_NS) / MS
-        found[name] = Lived(
+        found[name] = ContinuedRequest(
             ttft_ms=ttft,
             tpot_ms=tpot,
             last_ms=ended,
@@ -101,7 +101,7 @@ def of_log(log: Log, start: Start, known: Read) -> Course:
         if start.pins.get(name) in workers:
             workers = workers[workers.index(start.pins[name]) :]
         last = float(facts.end_ms - start.at_ms)
-        found[name] = Lived(
+        found[name] = ContinuedRequest(
             ttft_ms=ttft,
             tpot_ms=tpot,
             last_ms=last,
@@ -181,7 +181,7 @@ def agreement(really: Course, simulated: Course) -> Agreement:
     )  # fmt: skip
 
 
-class Moved(Struct, frozen=True, kw_only=True):
+class ChangedRequest(Struct, frozen=True, kw_only=True):
     """A request whose time changed: TTFT if it has one in both, else the time of its end."""
 
     request: str
@@ -192,7 +192,7 @@ class Moved(Struct, frozen=True, kw_only=True):
     changed_workers: tuple[str, ...]
 
 
-def most_changed(recorded: Course, changed: Course, count: int = 5) -> list[Moved]:
+def most_changed(recorded: Course, changed: Course, count: int = 5) -> list[ChangedRequest]:
     """The requests that changed most."""
     found = []
     for name, was in recorded.requests.items():
@@ -204,7 +204,7 @@ def most_changed(recorded: Course, changed: Course, count: int = 5) -> list[Move
             what, before, after = "end", was.last_ms, is_.last_ms
         if before is not None and after is not None and before != after:
             found.append(
-                Moved(
+                ChangedRequest(
                     request=name,
                     what=what,
                     recorded_ms=before,

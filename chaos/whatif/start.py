@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from relume.chaos.scenario.language import Burst, Fixed, Fleet, Scenario, Traffic
-from relume.chaos.scenario.schedule import Planned, Request, Schedule
+from relume.chaos.scenario.schedule import PlannedFault, Request, Schedule
 from relume.chaos.sim.engine import host_types as hosts
 from relume.chaos.sim.engine.host_types import TOKEN_ID_BYTES, HostSpec
 from relume.chaos.sim.engine.step_cost import names
@@ -274,9 +274,9 @@ def _request(
 
 def _faults(
     start: Start, fold: Fold, events: Sequence[Entry], left_out: Counter[str]
-) -> list[Planned]:
+) -> list[PlannedFault]:
     """Faults after the cut, at their recorded times."""
-    found: list[Planned] = []
+    found: list[PlannedFault] = []
     seen_ms: dict[tuple[str, int], int] = {}
     agents: dict[str, int] = {}
     replicas = {name for name, replica in fold.replicas.items() if replica.alive}
@@ -291,7 +291,7 @@ def _faults(
         at_ns = max(int((ms - start.at_ms) * MS), 0) + LEAD_NS
         lasts = None if for_ms is None else int(max(for_ms, 1) * MS)
         found.append(
-            Planned(name=f"f{len(found)}", what=what, target=target, at_ns=at_ns, for_ns=lasts)
+            PlannedFault(name=f"f{len(found)}", what=what, target=target, at_ns=at_ns, for_ns=lasts)
         )
 
     for at in events:

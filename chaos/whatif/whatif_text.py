@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relume.chaos.whatif.asking import Continuation
-from relume.chaos.whatif.outcome_statistics import Figures, Moved
+from relume.chaos.whatif.outcome_statistics import ChangedRequest, Figures
 
 ROWS = (
     ("TTFT mean", "ttft_ms_mean", " ms"),
@@ -99,7 +99,7 @@ def _share(share: float | None) -> str:
     return "" if share is None else f"{share:+.1%}"
 
 
-def _moved(one: Moved) -> str:
+def _moved(one: ChangedRequest) -> str:
     before, after = (
         " then ".join(w) or "no worker" for w in (one.recorded_workers, one.changed_workers)
     )

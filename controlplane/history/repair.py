@@ -28,7 +28,7 @@ from relume.policies.state.fold import apply_group
 log = structlog.get_logger("relume.history")
 
 
-class Repaired(Struct, frozen=True):
+class RepairResult(Struct, frozen=True):
     """What came of it. `archived`: the log up to this revision is in files."""
 
     before: Space
@@ -56,7 +56,7 @@ class _FoldReader:
         return cut(self._fleet, self._reached)
 
 
-async def repair(etcd: EtcdLog, archive_dir: str | Path, name: str = "repair") -> Repaired:
+async def repair(etcd: EtcdLog, archive_dir: str | Path, name: str = "repair") -> RepairResult:
     """Archive all of the log, trim it, shrink etcd's database and lift its alarm.
 
     Safe beside a running leader: what it does is refused once leadership changes.
@@ -77,7 +77,7 @@ async def repair(etcd: EtcdLog, archive_dir: str | Path, name: str = "repair") -
         moment = reading.cut()
         manifest = await vault.snapshot(moment.dumped, moment.covers)
         await maintenance.commit(moment.covers, msgspec.json.encode(manifest), epoch)
-        return Repaired(before, after, vault.archive.last)
+        return RepairResult(before, after, vault.archive.last)
     finally:
         await vault.close()
 

@@ -27,7 +27,7 @@ STALE_PLAN_US = 1_000_000
 """A plan is of one failure: of a later one another is made."""
 
 
-class Replaced(Struct, frozen=True, kw_only=True):
+class HolderChange(Struct, frozen=True, kw_only=True):
     """Other holders for a running attempt: its engine must be informed."""
 
     request: str
@@ -174,7 +174,7 @@ class Checkpoints:
 
     # --- holders come and go -------------------------------------------------------------
 
-    def replace(self) -> list[Replaced]:
+    def replace(self) -> list[HolderChange]:
         """Place checkpoints again for this replica's running requests that lost a holder, or lack
         one.
 
@@ -196,7 +196,7 @@ class Checkpoints:
                 found.append(self._told(live, holders))
         return found
 
-    def held_by(self, holder: str) -> list[Replaced]:
+    def held_by(self, holder: str) -> list[HolderChange]:
         """Running requests of this replica that `holder` is to hold, with their endpoints as
         they are now: it may be reached elsewhere than before."""
         found = []
@@ -206,9 +206,9 @@ class Checkpoints:
                 found.append(self._told(live, placed.holders))
         return found
 
-    def _told(self, live: LiveRequest, holders: tuple[str, ...]) -> Replaced:
+    def _told(self, live: LiveRequest, holders: tuple[str, ...]) -> HolderChange:
         endpoints = checkpoints.endpoints(self._view, holders, live.worker)
-        return Replaced(
+        return HolderChange(
             request=live.arrival.request,
             attempt=live.attempt,
             worker=live.worker,

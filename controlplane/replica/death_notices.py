@@ -26,7 +26,7 @@ from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import EnginePhase, TransportKind
 from relume.events.wire.errors import NoticeError
-from relume.events.wire.notices import Died, NoticeReader
+from relume.events.wire.notices import DeathNotice, NoticeReader
 
 TOLD = "its agent saw it die"
 CONNECT_TIMEOUT_S = 5.0
@@ -111,7 +111,7 @@ class NoticeWatch:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def died(self, name: str, notice: Died) -> None:
+    def died(self, name: str, notice: DeathNotice) -> None:
         """An agent says that an engine is dead. What is not about the present one is old."""
         worker = self._scheduler.view.fleet.workers.get(name)
         incarnation = notice.incarnation

@@ -15,7 +15,7 @@ import aiohttp
 import structlog
 
 from relume.controlplane.replica import engine_calls
-from relume.controlplane.replica.checkpoint_scheduling import Replaced
+from relume.controlplane.replica.checkpoint_scheduling import HolderChange
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
@@ -42,8 +42,8 @@ class HolderWatch:
         self._scheduler = scheduler
         self._changed = False
         self._started: list[str] = []
-        self._to_tell: asyncio.Queue[tuple[Replaced, int]] = asyncio.Queue(WAITING)
-        self._newest: dict[str, Replaced] = {}
+        self._to_tell: asyncio.Queue[tuple[HolderChange, int]] = asyncio.Queue(WAITING)
+        self._newest: dict[str, HolderChange] = {}
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """Called with each event folded."""
@@ -69,7 +69,7 @@ class HolderWatch:
             self._newest[told.request] = told
             self._put(told, 1)
 
-    def _put(self, told: Replaced, turn: int) -> None:
+    def _put(self, told: HolderChange, turn: int) -> None:
         if self._newest.get(told.request) is not told:
             return  # other holders were chosen meanwhile
         try:
@@ -77,7 +77,7 @@ class HolderWatch:
         except asyncio.QueueFull:
             self._done(told, "too many wait")
 
-    def _done(self, told: Replaced, refusal: str) -> None:
+    def _done(self, told: HolderChange, refusal: str) -> None:
         if self._newest.get(told.request) is told:
             del self._newest[told.request]
         if refusal:

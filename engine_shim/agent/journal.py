@@ -18,7 +18,7 @@ from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.step_detail import PER_S, Merger
 from relume.events.log.codec import encode
 from relume.events.log.errors import Fenced, LogFull
-from relume.events.log.interface import Landed, StreamWriter
+from relume.events.log.interface import LandedSegment, StreamWriter
 from relume.events.log.segment import MAX_SEGMENT_BYTES
 
 # Restarts continue while etcd is unavailable; at four events per restart and 30 s between them
@@ -58,7 +58,7 @@ class Journal:
         """Call `callback(epoch)` when the stream was resumed under another epoch."""
         known = self._writer.epoch
 
-        def landed(_: Landed) -> None:
+        def landed(_: LandedSegment) -> None:
             nonlocal known
             if self._writer.epoch != known:
                 known = self._writer.epoch

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from relume.engine_shim.agent.agent_logging import Logger
-from relume.events.wire.notices import Died, hello_line
+from relume.events.wire.notices import DeathNotice, hello_line
 
 MAX_LISTENERS = 64
 
@@ -84,7 +84,7 @@ class NoticeBoard:
                 return
             self._died = incarnation
             self.told_at = time.monotonic()
-            self._line = Died(self._epoch(), incarnation).line()
+            self._line = DeathNotice(self._epoch(), incarnation).line()
             for client in self._open:
                 self._send(client, self._line)
 

@@ -37,7 +37,7 @@ SETTLES_S = 1.0
 WAITING = 64
 
 
-class Saved(Struct, frozen=True, kw_only=True):
+class SavedBlocks(Struct, frozen=True, kw_only=True):
     """Blocks of a request that were handed to a link: `count` from the first one on, of
     `size` bytes each."""
 
@@ -66,10 +66,10 @@ class LinkProbe:
         self._report = report
         self._known: set[str] = set()
         self._tried: dict[str, float] = {}
-        self._due: queue.Queue[tuple[float, Saved] | None] = queue.Queue(WAITING)
+        self._due: queue.Queue[tuple[float, SavedBlocks] | None] = queue.Queue(WAITING)
         threading.Thread(target=self._run, name="relume-kv-probe", daemon=True).start()
 
-    def saved(self, what: Saved) -> None:
+    def saved(self, what: SavedBlocks) -> None:
         """Blocks are on their way; called by the engine's thread, and cheap."""
         if what.endpoint in self._known or what.count * what.size < LEAST_PROBED:
             return
@@ -101,7 +101,7 @@ class LinkProbe:
             except KvStreamError as error:
                 logger.debug("no measure of %s: %s", what.endpoint, error)
 
-    def _probe(self, what: Saved) -> None:
+    def _probe(self, what: SavedBlocks) -> None:
         peer = self._readers.peer(what.endpoint)
         self._read(peer, what, 1)  # the link is there, and has been greeted
         began = time.monotonic_ns()
@@ -111,7 +111,7 @@ class LinkProbe:
             self._known.add(what.endpoint)
             self._report(LinkMeasured(self._incarnation, what.endpoint, read, took_us))
 
-    def _read(self, peer: Peer, what: Saved, count: int) -> int:
+    def _read(self, peer: Peer, what: SavedBlocks, count: int) -> int:
         """Number of blocks, copied as a restore copies them."""
         at_once = min(max(peer.read_bytes // what.size, 1), m.MAX_PIECES)
         first, read, asked = 0, 0, []

@@ -115,7 +115,7 @@ class Lookup:
         _, key, _, ranks = self._arguments
         own = held(answers[0], key, ranks)
         other = answers[1] if len(answers) > 1 else None
-        if isinstance(other, m.Matched) and own < other.blocks <= len(self.chains):
+        if isinstance(other, m.MatchAnswer) and own < other.blocks <= len(self.chains):
             lender = Lender(other.request, other.child, tuple(self.chains[: other.blocks]))
             return LookupResult(endpoint, other.blocks, lender)
         return LookupResult(endpoint, own)

@@ -3,7 +3,7 @@
 Out: on the engine's thread one copy a block, into buffers the link's thread hashes and
 sends; what does not fit is shed, and reported. In: on a separate thread, into blocks that
 belong to the waiting request alone, while other requests run. A cache that is no memory of
-ours (`staged_saves.Staged`) is read and written by way of staging memory.
+ours (`staged_saves.StagedCacheProtocol`) is read and written by way of staging memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from relume.engine_shim.checkpoints.link.block_stream import (
     BlockIn,
     BlockOut,
     CacheView,
-    Loaded,
+    LoadResult,
     gather,
     reason_of,
     scatter,
 )
 from relume.engine_shim.checkpoints.link.peer import Peer
-from relume.engine_shim.checkpoints.link_probe import LinkProbe, Saved
-from relume.engine_shim.checkpoints.staging.staged_saves import STOP_S, Loading, Staged, StagedSaves
+from relume.engine_shim.checkpoints.link_probe import LinkProbe, SavedBlocks
+from relume.engine_shim.checkpoints.staging.staged_saves import (
+    STOP_S,
+    Loading,
+    StagedCacheProtocol,
+    StagedSaves,
+)
 from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 from relume.events.vocabulary.enums import RestoreFailure
 from relume.events.wire.kv import kv_messages as m
@@ -49,7 +54,7 @@ class CheckpointRank:
 
     def __init__(
         self,
-        view: CacheView | Staged,
+        view: CacheView | StagedCacheProtocol,
         rank: int,
         config: LinkConfig,
         worker: str,
@@ -57,8 +62,8 @@ class CheckpointRank:
         fingerprint: Fingerprint,
         report: Callable[[Any], None],
     ) -> None:
-        self._staged = view if isinstance(view, Staged) else None
-        self._view = None if isinstance(view, Staged) else view
+        self._staged = view if isinstance(view, StagedCacheProtocol) else None
+        self._view = None if isinstance(view, StagedCacheProtocol) else view
         self._rank = rank
         self._config = config
         self._incarnation = incarnation
@@ -131,7 +136,7 @@ class CheckpointRank:
             self._tell(key.request, key.attempt, key.child, job.endpoint, have)
         size = self._block_bytes
         self._probe.saved(
-            Saved(
+            SavedBlocks(
                 endpoint=job.endpoint, request=key.request, child=key.child, count=have, size=size
             )
         )
@@ -199,7 +204,7 @@ class CheckpointRank:
     def _load_all(self) -> None:
         while (due := self._loads.get()) is not None:
             job, begin = due
-            loaded = Loaded(0, 0, "internal")
+            loaded = LoadResult(0, 0, "internal")
             try:
                 loaded = self._load_one(job, begin)
             except Exception:  # thread edge: the request must continue, by computing
@@ -208,7 +213,7 @@ class CheckpointRank:
                 self._failed.update(job.block_ids[loaded.blocks :])
                 self._loaded.add(job.engine_id)
 
-    def _load_one(self, job: LoadJob, begin: Begin | None) -> Loaded:
+    def _load_one(self, job: LoadJob, begin: Begin | None) -> LoadResult:
         key, size = job.key, len(job.tokens[0])
         named: dict[str, Any] = {
             "incarnation": self._incarnation,
@@ -234,7 +239,7 @@ class CheckpointRank:
             )
         return loaded
 
-    def _fetch(self, job: LoadJob, begin: Begin | None) -> Loaded:
+    def _fetch(self, job: LoadJob, begin: Begin | None) -> LoadResult:
         source = job.lender or job.key
         chains = job.lender.chains if job.lender is not None else ()
         wanted = [
@@ -250,17 +255,17 @@ class CheckpointRank:
                 return gather(self._view, wanted, peer, *whose)
             return self._fetch_staged(wanted, peer, whose, begin)
         except KvStreamError as error:
-            return Loaded(0, 0, reason_of(error))
+            return LoadResult(0, 0, reason_of(error))
 
     def _fetch_staged(
         self, wanted: list[BlockIn], peer: Peer, whose: Whose, begin: Begin | None
-    ) -> Loaded:
+    ) -> LoadResult:
         """Nothing is under way to the blocks when it returns."""
         assert self._staged is not None
         if begin is None:
-            return Loaded(0, 0, "device")
+            return LoadResult(0, 0, "device")
         if self._closing:
-            return Loaded(0, 0, "internal")
+            return LoadResult(0, 0, "internal")
         loading = begin()
         try:
             try:
@@ -269,7 +274,7 @@ class CheckpointRank:
                 loading.finish()
         except RuntimeError as error:
             self._staged.fail(error)
-            return Loaded(0, 0, "device")
+            return LoadResult(0, 0, "device")
 
     def take_loaded(self) -> set[str]:
         """Requests (by the engine's name) whose loading ended, well or not."""

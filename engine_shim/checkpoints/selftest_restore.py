@@ -24,7 +24,7 @@ from relume.engine_shim.engine.selftest import (
     LATE,
     TOKENS,
     UNTESTED,
-    Decoded,
+    SampledTokens,
     decode,
     prompt_of,
 )
@@ -96,7 +96,7 @@ class _Test:
 
     async def _once(self) -> bool | str:
         cut = await self._decode(None, CUT, checkpoint=(self._holder.endpoint,))
-        tail = Decoded([cut.ids[0][:CUT]], [cut.logprobs[0][:CUT]])
+        tail = SampledTokens([cut.ids[0][:CUT]], [cut.logprobs[0][:CUT]])
         if not await self._held():
             return NOT_HELD
         before = await self._holder.ask(_served)
@@ -106,10 +106,12 @@ class _Test:
         )
         if await self._holder.ask(_served) < before + BLOCKS * self._ranks:
             return NOT_RESTORED
-        alike = Decoded.same if self._exact else _near
+        alike = SampledTokens.same if self._exact else _near
         return alike(restored, computed) or RESTORE_DIFFERS
 
-    async def _decode(self, tail: Decoded | None, stop_at: int, **places: Any) -> Decoded:
+    async def _decode(
+        self, tail: SampledTokens | None, stop_at: int, **places: Any
+    ) -> SampledTokens:
         """As a dispatched request, cut after `stop_at` tokens. The prefix cache cannot help: each
         attempt has its own salt."""
         attempt = next(self._attempts)
@@ -134,7 +136,7 @@ def _served(store: BlockStore) -> int:
     return store.stats()["served"]
 
 
-def _near(one: Decoded, other: Decoded) -> bool:
+def _near(one: SampledTokens, other: SampledTokens) -> bool:
     """Whether the first token after the cut was about as probable in both."""
     first, second = one.logprobs[0][CUT], other.logprobs[0][CUT]
     return abs(first - second) < INEXACT_TOLERANCE

@@ -23,7 +23,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from relume.engine_shim.generation import CURRENT, UNREPORTED, Generation
-from relume.events.wire.resumption import Delivered, Resume
+from relume.events.wire.resumption import DeliveredChoice, Resume
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +74,13 @@ async def verdicts(engine: Any) -> dict[str, bool | str]:
     return dict.fromkeys(GREEDY, True) | features
 
 
-class Decoded(NamedTuple):
+class SampledTokens(NamedTuple):
     """What was sampled: token ids and their log probabilities (if asked for), by choice."""
 
     ids: list[list[int]]
     logprobs: list[list[float]]
 
-    def same(self, other: Decoded) -> bool:
+    def same(self, other: SampledTokens) -> bool:
         """Equal, up to the last bits of log probabilities."""
         pairs = zip(chain(*self.logprobs), chain(*other.logprobs), strict=False)
         close = all(abs(a - b) < LOGPROB_TOLERANCE for a, b in pairs)
@@ -115,16 +115,17 @@ async def feature_verdict(engine: Any, name: str) -> bool | str:
 
 
 async def _continues(
-    engine: Any, prompts: list[list[int]], whole: list[Decoded], options: Mapping[str, Any]
+    engine: Any, prompts: list[list[int]], whole: list[SampledTokens], options: Mapping[str, Any]
 ) -> bool:
     """Whether each output is the same if it is continued at each of CUTS."""
     for cut in CUTS:
         tails = [
-            Decoded([ids[:cut] for ids in w.ids], [p[:cut] for p in w.logprobs]) for w in whole
+            SampledTokens([ids[:cut] for ids in w.ids], [p[:cut] for p in w.logprobs])
+            for w in whole
         ]
         parts = zip(prompts, tails, strict=True)
         rests = await asyncio.gather(*(decode(engine, p, t, options) for p, t in parts))
-        if not all(map(Decoded.same, rests, whole)):
+        if not all(map(SampledTokens.same, rests, whole)):
             return False
     return True
 
@@ -143,12 +144,12 @@ def prompt_of(engine: Any, length: int) -> list[int]:
 async def decode(
     engine: Any,
     prompt: list[int],
-    tail: Decoded | None = None,
+    tail: SampledTokens | None = None,
     options: Mapping[str, Any] | None = None,
     generation: Generation | None = None,
     salt: str | None = None,
     stop_at: int = 0,
-) -> Decoded:
+) -> SampledTokens:
     """Output of `prompt`, `tail` of it already delivered. Runs in its own context, so that it
     counts as one dispatched request: as `generation`, or as an unreported one. `salt`: of the
     prefix cache, which is not read without one. `stop_at`: it is aborted after this number of
@@ -156,9 +157,9 @@ async def decode(
     options = dict(options or {})
     if pattern := options.pop("structured_outputs", ""):
         options["structured_outputs"] = StructuredOutputsParams(regex=pattern)
-    delivered = tuple(Delivered(tuple(ids)) for ids in tail.ids) if tail else ()
+    delivered = tuple(DeliveredChoice(tuple(ids)) for ids in tail.ids) if tail else ()
 
-    async def run() -> Decoded:
+    async def run() -> SampledTokens:
         resume = Resume("continue", delivered)
         CURRENT.set(generation or Generation(UNREPORTED, 1, resume=resume))
         params = SamplingParams(
@@ -171,7 +172,7 @@ async def decode(
         )
         name = f"selftest-{len(prompt)}-{len(delivered)}-{salt}"
         choices = options.get("n", 1)
-        decoded = Decoded([[] for _ in range(choices)], [[] for _ in range(choices)])
+        decoded = SampledTokens([[] for _ in range(choices)], [[] for _ in range(choices)])
         asked = tokens_input(prompt, cache_salt=salt)
         async with aclosing(engine.generate(asked, params, name)) as outputs:
             async for output in outputs:

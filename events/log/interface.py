@@ -27,7 +27,7 @@ class RevisionGroup(Struct, frozen=True, gc=False):
     owners: tuple[tuple[str, int], ...] = ()
 
 
-class Landed(Struct, frozen=True, gc=False, kw_only=True):
+class LandedSegment(Struct, frozen=True, gc=False, kw_only=True):
     """A segment of this writer became durable: positions `first..last` at `revision`."""
 
     stream: str
@@ -79,7 +79,7 @@ class StreamWriter(Protocol):
         """Wait until all accepted events are durable. Raises TimeoutError, Fenced."""
         ...
 
-    def on_landed(self, callback: Callable[[Landed], None]) -> None:
+    def on_landed(self, callback: Callable[[LandedSegment], None]) -> None:
         """Call `callback` on the event loop for every segment that became durable."""
         ...
 

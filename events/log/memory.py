@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from relume.events.log.codec import encode
 from relume.events.log.errors import Compacted, Fenced, StreamOwned
-from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.interface import LandedSegment, RevisionGroup
 from relume.events.log.segment import GENESIS, pack, unpack
 
 
@@ -93,7 +93,7 @@ class MemoryWriter:
         self._taken: list[bytes] = []
         self._position = 0
         self._durable = 0
-        self._callbacks: list[Callable[[Landed], None]] = []
+        self._callbacks: list[Callable[[LandedSegment], None]] = []
         self._fenced = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -122,7 +122,7 @@ class MemoryWriter:
     def healthy(self) -> bool:
         return not self._log.paused
 
-    def on_landed(self, callback: Callable[[Landed], None]) -> None:
+    def on_landed(self, callback: Callable[[LandedSegment], None]) -> None:
         self._callbacks.append(callback)
 
     def append(self, *events: Any) -> int:
@@ -152,7 +152,7 @@ class MemoryWriter:
         log.heads[self.stream] = (segment.seq, segment.hash, segment.last + 1)
         log.commit(RevisionGroup(log.revision + 1, (segment,)))
         self._durable = segment.last
-        landed = Landed(
+        landed = LandedSegment(
             stream=self.stream,
             revision=log.revision,
             seq=segment.seq,

@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 128
 _HELLO = "relume-notice/1"
 
 
-class Died(Struct, frozen=True):
+class DeathNotice(Struct, frozen=True):
     """Engine `incarnation` is dead, says the owner of its worker's stream under `epoch`."""
 
     epoch: int
@@ -41,7 +41,7 @@ class NoticeReader:
         self._rest = b""
         self.greeted = False
 
-    def feed(self, data: bytes) -> list[Died]:
+    def feed(self, data: bytes) -> list[DeathNotice]:
         """The notices that are complete now. Raises NoticeError."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
@@ -57,10 +57,10 @@ class NoticeReader:
         return found
 
 
-def _died(line: bytes) -> Died:
+def _died(line: bytes) -> DeathNotice:
     if len(line) > MAX_LINE_BYTES:
         raise NoticeError(f"a line of {len(line)} bytes")
     word, *numbers = line.split(b" ")
     if word != b"died" or len(numbers) != 2 or not all(n.isdigit() for n in numbers):
         raise NoticeError(f"{line[:MAX_LINE_BYTES]!r} is no notice")
-    return Died(int(numbers[0]), int(numbers[1]))
+    return DeathNotice(int(numbers[0]), int(numbers[1]))

@@ -21,7 +21,7 @@ MODES: dict[str, Mode] = {"continue": "continue", "replay": "replay"}
 ID_BYTES = 4
 
 
-class Delivered(Struct, frozen=True):
+class DeliveredChoice(Struct, frozen=True):
     """What the client has of one choice: its tokens, and of an answer in one piece what the
     engine noted beside them."""
 
@@ -36,16 +36,16 @@ class Resume(Struct, frozen=True):
     """
 
     mode: Mode
-    choices: tuple[Delivered, ...] = ()
+    choices: tuple[DeliveredChoice, ...] = ()
 
     @classmethod
     def of(cls, mode: Mode, ids: Sequence[int]) -> Resume:
         """Of a request with one choice."""
-        return cls(mode, (Delivered(tuple(ids)),))
+        return cls(mode, (DeliveredChoice(tuple(ids)),))
 
-    def choice(self, index: int) -> Delivered:
+    def choice(self, index: int) -> DeliveredChoice:
         """What was delivered of choice `index`; nothing of one that is not named."""
-        return self.choices[index] if index < len(self.choices) else Delivered()
+        return self.choices[index] if index < len(self.choices) else DeliveredChoice()
 
 
 def format_resume(
@@ -83,6 +83,6 @@ def parse_resume(header: str, body: bytes) -> tuple[Resume, bytes]:
         at += ID_BYTES * ids
     choices = []
     for tail, (_, note) in zip(tails, sizes, strict=True):
-        choices.append(Delivered(tail, body[at : at + note]))
+        choices.append(DeliveredChoice(tail, body[at : at + note]))
         at += note
     return Resume(mode, tuple(choices)), body[:split]

@@ -17,7 +17,14 @@ from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, config_of
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
 from relume.policies.recovery import plan as recovery_plan
-from relume.policies.recovery.plan import Estimates, Interrupted, Links, Rules, Stored, Target
+from relume.policies.recovery.plan import (
+    Estimates,
+    InterruptedRequest,
+    Links,
+    Rules,
+    StoredBlocks,
+    Target,
+)
 from relume.policies.routing import choose_worker as routing
 from relume.policies.state import coverage, dirty_set
 from relume.policies.state.fleet import Fleet, Worker
@@ -195,13 +202,13 @@ def displaced(view: View, request: str, primary: str) -> PlacementCause | None:
 # --- how lost requests continue --------------------------------------------------------------
 
 
-def stored(fleet: Fleet, request: str) -> tuple[Stored, ...]:
+def stored(fleet: Fleet, request: str) -> tuple[StoredBlocks, ...]:
     """Which living holders have a part of the request, and how much."""
     found = []
     for name, site in fleet.holders.items():
         covered = site.covered.get(request) if site.alive else None
         if covered is not None and (tokens := coverage.covered_tokens(fleet, name, request)):
-            found.append(Stored(name, tokens, sum(covered.bytes.values())))
+            found.append(StoredBlocks(name, tokens, sum(covered.bytes.values())))
     return tuple(found)
 
 
@@ -224,7 +231,7 @@ def plan(
 
 def estimates(
     view: View, worker: str, incarnation: int, running: Sequence[Lost]
-) -> tuple[list[Interrupted], Estimates]:
+) -> tuple[list[InterruptedRequest], Estimates]:
     """The options of requests that leave a living engine.
 
     Raises KeyError for a unknown worker.
@@ -236,14 +243,14 @@ def estimates(
 
 def _question(
     view: View, worker: str, incarnation: int, lost: Sequence[Lost], why_not: str
-) -> tuple[list[Interrupted], list[Target], Links, Rules]:
+) -> tuple[list[InterruptedRequest], list[Target], Links, Rules]:
     config = config_of(view)
     failed = view.fleet.workers[worker]
     held = {r.request: stored(view.fleet, r.request) for r in lost}
     if config.recovery == "recompute":
         held = dict.fromkeys(held, ())
     interrupted = [
-        Interrupted(
+        InterruptedRequest(
             request=r.request,
             attempt=r.attempt,
             tokens=r.tokens,

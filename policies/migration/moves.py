@@ -28,7 +28,7 @@ from relume.events.vocabulary.enums import EnginePhase, MigrationCause
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration.migration_settings import MigrationConfig, config_of
-from relume.policies.recovery.plan import Estimates, Interrupted
+from relume.policies.recovery.plan import Estimates, InterruptedRequest
 from relume.policies.routing import choose_worker as routing
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Worker
@@ -125,8 +125,8 @@ class _MigrationPlanner:
         self.requests = {w.name: view.load(w)[1] for w in view.fleet.workers.values()}
 
     def order(
-        self, asked: list[tuple[Running, Interrupted]]
-    ) -> Iterable[tuple[Running, Interrupted]]:
+        self, asked: list[tuple[Running, InterruptedRequest]]
+    ) -> Iterable[tuple[Running, InterruptedRequest]]:
         """The order in which requests choose."""
         raise NotImplementedError
 
@@ -138,7 +138,7 @@ class _MigrationPlanner:
         """Why the best option is not chosen; empty if it is."""
         raise NotImplementedError
 
-    def choose(self, request: Running, asked: Interrupted) -> MigrationChoice:
+    def choose(self, request: Running, asked: InterruptedRequest) -> MigrationChoice:
         options = self.estimates.options(asked)
         goes = [self._go_us(request, o) for o in options]
         open_ = [
@@ -187,8 +187,8 @@ class _MigrationPlanner:
 
 class _Drain(_MigrationPlanner):
     def order(
-        self, asked: list[tuple[Running, Interrupted]]
-    ) -> Iterable[tuple[Running, Interrupted]]:
+        self, asked: list[tuple[Running, InterruptedRequest]]
+    ) -> Iterable[tuple[Running, InterruptedRequest]]:
         """Those with most to lose first, as after a failure."""
         return sorted(asked, key=lambda pair: (-pair[0].tokens, pair[0].request))
 
@@ -209,8 +209,8 @@ class _Imbalance(_MigrationPlanner):
         self.left = self._share()
 
     def order(
-        self, asked: list[tuple[Running, Interrupted]]
-    ) -> Iterable[tuple[Running, Interrupted]]:
+        self, asked: list[tuple[Running, InterruptedRequest]]
+    ) -> Iterable[tuple[Running, InterruptedRequest]]:
         """Those with most to gain first, and of these the cheapest to move."""
         return sorted(asked, key=lambda p: (-p[0].left, p[0].tokens, p[0].request))
 

@@ -48,7 +48,7 @@ OPTIONS_KEPT = 4096
 """Options of one plan that are recorded; of each request the chosen one and the next best."""
 
 
-class Stored(Struct, frozen=True):
+class StoredBlocks(Struct, frozen=True):
     """One holder's checkpoint of a request: `tokens` covered, `bytes` to move for them."""
 
     holder: str
@@ -56,7 +56,7 @@ class Stored(Struct, frozen=True):
     bytes: int
 
 
-class Interrupted(Struct, frozen=True, kw_only=True):
+class InterruptedRequest(Struct, frozen=True, kw_only=True):
     """A request that lost its worker. `tokens`: prompt and delivered ones, all of which
     must be in a cache before the next one comes. `model`, `family`: what it needs. `avoid`:
     `worker:incarnation` that failed it before."""
@@ -64,7 +64,7 @@ class Interrupted(Struct, frozen=True, kw_only=True):
     request: str
     attempt: int
     tokens: int
-    stored: tuple[Stored, ...] = ()
+    stored: tuple[StoredBlocks, ...] = ()
     model: str = ""
     family: str = ""
     avoid: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 def plan(
-    interrupted: Sequence[Interrupted],
+    interrupted: Sequence[InterruptedRequest],
     targets: Sequence[Target],
     links: Links,
     rules: Rules | None = None,
@@ -172,7 +172,7 @@ class Estimates:
         self.waiting = {t.worker: t.waiting for t in targets}
         self.load = {t.worker: t.load for t in targets}
 
-    def options(self, request: Interrupted) -> list[RecoveryOption]:
+    def options(self, request: InterruptedRequest) -> list[RecoveryOption]:
         """Every way to take the request up, in a fixed order."""
         found = []
         for target in self.targets:
@@ -194,12 +194,14 @@ class Estimates:
         ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
         return tuple(options[n] for n in ranked[: self.kept]), min(at, 0)
 
-    def _unfit(self, request: Interrupted, target: Target, stored: Stored) -> str:
+    def _unfit(self, request: InterruptedRequest, target: Target, stored: StoredBlocks) -> str:
         if target.family != request.family:
             return "fingerprint"
         return "" if self.links.rate(stored.holder, target.worker) else "unreachable"
 
-    def _recompute(self, request: Interrupted, target: Target, excluded: str) -> RecoveryOption:
+    def _recompute(
+        self, request: InterruptedRequest, target: Target, excluded: str
+    ) -> RecoveryOption:
         wait = self.free_us[target.worker]
         compute = request.tokens * target.prefill_ns_per_token // 1000
         return RecoveryOption(
@@ -215,7 +217,7 @@ class Estimates:
         )
 
     def _restore(
-        self, request: Interrupted, target: Target, stored: Stored, excluded: str
+        self, request: InterruptedRequest, target: Target, stored: StoredBlocks, excluded: str
     ) -> RecoveryOption:
         """Blocks move while the worker is busy with others; at least one token is left to
         compute, which gives the next."""
@@ -246,7 +248,7 @@ class Estimates:
             return max(self.link_us.get(holder, 0), self.local_us[worker])
         return max(self.link_us.get(holder, 0), self.received_us[worker])
 
-    def _carry(self, stored: Stored, worker: str) -> None:
+    def _carry(self, stored: StoredBlocks, worker: str) -> None:
         """What `stored` is of goes to `worker`."""
         free = self._free_us(stored.holder, worker)
         arrived = free + self.links.move_us(stored.holder, worker, stored.bytes)
@@ -259,7 +261,7 @@ class Estimates:
         if self.considerate:
             self.received_us[worker] = arrived
 
-    def take(self, request: Interrupted, option: RecoveryOption) -> None:
+    def take(self, request: InterruptedRequest, option: RecoveryOption) -> None:
         """The choice is made: the worker computes for it, the holder's link carries it, and
         whatever else was stored of it is no part of anyone's load (Eq. 4, from state)."""
         worker = option.worker
@@ -274,7 +276,7 @@ class Estimates:
             if option.kind == RecoveryKind.RESTORE and stored.holder == option.holder:
                 self._carry(stored, worker)
 
-    def give_back(self, request: Interrupted, home: RecoveryOption) -> None:
+    def give_back(self, request: InterruptedRequest, home: RecoveryOption) -> None:
         """Undo the choice of a worker that holds the checkpoint itself."""
         worker = home.worker
         self.free_us[worker] -= home.compute_us
@@ -285,7 +287,7 @@ class Estimates:
                 self.local_us[worker] -= self.links.move_us(worker, worker, stored.bytes)
 
 
-def _exclusion(request: Interrupted, target: Target) -> str:
+def _exclusion(request: InterruptedRequest, target: Target) -> str:
     if target.excluded:
         return target.excluded
     if f"{target.worker}:{target.incarnation}" in request.avoid:
@@ -293,7 +295,7 @@ def _exclusion(request: Interrupted, target: Target) -> str:
     return "other model" if target.model != request.model else ""
 
 
-def _completion(request: Interrupted, state: Estimates) -> RecoveryChoice:
+def _completion(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
     options = state.options(request)
     open_ = [
         (o.done_us, o.kind != RecoveryKind.RESTORE, at)
@@ -303,7 +305,7 @@ def _completion(request: Interrupted, state: Estimates) -> RecoveryChoice:
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
-def _least_delay(request: Interrupted, state: Estimates) -> RecoveryChoice:
+def _least_delay(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
     options = state.options(request)
     open_ = []
     for at, o in enumerate(options):
@@ -313,7 +315,7 @@ def _least_delay(request: Interrupted, state: Estimates) -> RecoveryChoice:
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
-def _least_total(request: Interrupted, state: Estimates) -> RecoveryChoice:
+def _least_total(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
     options = state.options(request)
     open_ = []
     for at, o in enumerate(options):
@@ -327,7 +329,9 @@ def _least_total(request: Interrupted, state: Estimates) -> RecoveryChoice:
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
-def _at_home(interrupted: Sequence[Interrupted], state: Estimates) -> dict[str, RecoveryOption]:
+def _at_home(
+    interrupted: Sequence[InterruptedRequest], state: Estimates
+) -> dict[str, RecoveryOption]:
     """Where requests are restored by the worker beside the checkpoint, to begin with."""
     found = {}
     for request in interrupted:
@@ -338,7 +342,7 @@ def _at_home(interrupted: Sequence[Interrupted], state: Estimates) -> dict[str, 
     return found
 
 
-def _eq6(request: Interrupted, state: Estimates) -> RecoveryChoice:
+def _eq6(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
     """LUMEN Eq. 6. With several holders the least loaded one is h_r."""
     options = state.options(request)
     open_ = [(at, o) for at, o in enumerate(options) if not o.excluded]
@@ -364,7 +368,7 @@ def _theta(state: Estimates) -> int:
 
 
 def _decide(
-    request: Interrupted, state: Estimates, options: list[RecoveryOption], at: int
+    request: InterruptedRequest, state: Estimates, options: list[RecoveryOption], at: int
 ) -> RecoveryChoice:
     if at >= 0:
         state.take(request, options[at])
@@ -383,30 +387,30 @@ def _rank(option: RecoveryOption) -> tuple[bool, int]:
     return bool(option.excluded), option.done_us
 
 
-def _longest_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
+def _longest_first(interrupted: Sequence[InterruptedRequest]) -> list[InterruptedRequest]:
     return sorted(interrupted, key=lambda r: (-r.tokens, r.request))
 
 
-def _as_given(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
+def _as_given(interrupted: Sequence[InterruptedRequest]) -> list[InterruptedRequest]:
     return list(interrupted)
 
 
-def _least_held_first(interrupted: Sequence[Interrupted]) -> list[Interrupted]:
+def _least_held_first(interrupted: Sequence[InterruptedRequest]) -> list[InterruptedRequest]:
     return sorted(interrupted, key=lambda r: (-_left(r), r.request))
 
 
-def _left(request: Interrupted) -> int:
+def _left(request: InterruptedRequest) -> int:
     """Tokens that no worker holds."""
     return request.tokens - max((stored.tokens for stored in request.stored), default=0)
 
 
-_ORDERS: dict[str, Callable[[Sequence[Interrupted]], list[Interrupted]]] = {
+_ORDERS: dict[str, Callable[[Sequence[InterruptedRequest]], list[InterruptedRequest]]] = {
     "completion": _longest_first,
     "least_delay": _longest_first,
     "least_total": _least_held_first,
     "eq6": _as_given,
 }
-_CHOOSERS: dict[str, Callable[[Interrupted, Estimates], RecoveryChoice]] = {
+_CHOOSERS: dict[str, Callable[[InterruptedRequest, Estimates], RecoveryChoice]] = {
     "completion": _completion,
     "least_delay": _least_delay,
     "least_total": _least_total,

@@ -18,7 +18,7 @@ from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.events import vocabulary as v
 from relume.events.log.memory import MemoryLog
 from relume.events.wire.errors import NoticeError
-from relume.events.wire.notices import Died, NoticeReader, hello_line
+from relume.events.wire.notices import DeathNotice, NoticeReader, hello_line
 from tests.agent.host import until
 from tests.agent.stage import staged
 
@@ -51,7 +51,7 @@ async def listeners(of: NoticeBoard, count: int) -> None:
 
 
 def test_lines_are_read_however_they_are_cut() -> None:
-    told = [Died(7, 1), Died(8, 2)]
+    told = [DeathNotice(7, 1), DeathNotice(8, 2)]
     data = HELLO + b"".join(notice.line() for notice in told)
     for size in range(1, len(data) + 1):
         reader = NoticeReader("w0")
@@ -81,7 +81,7 @@ def test_what_is_no_notice_is_refused(data: bytes) -> None:
 
 
 async def test_all_listeners_hear_at_once_and_later_ones_with_the_greeting() -> None:
-    line = Died(7, 3).line()
+    line = DeathNotice(7, 3).line()
     async with board() as b:
         with closing(connect(b.address)) as one, closing(connect(b.address)) as two:
             assert await received(one, len(HELLO)) == HELLO
@@ -96,7 +96,7 @@ async def test_all_listeners_hear_at_once_and_later_ones_with_the_greeting() -> 
             with closing(connect(b.address)) as late:
                 assert await received(late, len(HELLO + line)) == HELLO + line
             b.tell(4)
-            assert await received(one, len(line)) == Died(7, 4).line(), "told once, in order"
+            assert await received(one, len(line)) == DeathNotice(7, 4).line(), "told once, in order"
 
 
 async def test_listener_that_speaks_leaves_or_is_one_too_many_is_let_go(
@@ -124,7 +124,7 @@ async def test_listener_that_does_not_read_is_cut_off_and_delays_no_other() -> N
             assert await received(hears, len(HELLO)) == HELLO
             for number in range(1, 2_000_000):
                 b.tell(number)
-                line = Died(7, number).line()
+                line = DeathNotice(7, number).line()
                 assert hears.recv(len(line), socket.MSG_WAITALL) == line
                 if number % 256 == 0:
                     await asyncio.sleep(0)
@@ -143,7 +143,7 @@ async def test_killed_engine_is_announced_while_the_log_accepts_nothing(tmp_path
             assert await received(client, len(HELLO)) == HELLO
             log.pause()
             os.kill(stage.events(v.EngineStarted)[0].pid, signal.SIGKILL)
-            line = Died(epoch, 1).line()
+            line = DeathNotice(epoch, 1).line()
             assert await received(client, len(line)) == line
             assert stage.events(v.EngineDied) == []
             log.resume()
@@ -166,7 +166,7 @@ async def test_engine_that_stops_with_its_agent_is_announced_too(tmp_path: Path)
     log = MemoryLog()
     async with staged(tmp_path, log=log) as stage:
         await stage.nth(v.EngineReady, 1)
-        line = Died(log.owner_epochs["w.w0"], 1).line()
+        line = DeathNotice(log.owner_epochs["w.w0"], 1).line()
         client = connect(stage.events(v.WorkerRegistered)[0].notices)
         assert await received(client, len(HELLO)) == HELLO
     with closing(client):

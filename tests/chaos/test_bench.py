@@ -15,7 +15,7 @@ from relume.chaos.bench.eventlog import replay_open
 from relume.chaos.bench.eventlog import validator_cost as validators
 from relume.chaos.bench.failover import recovery_ablation
 from relume.chaos.bench.failover.failover_checkpoints import Arm, _figures
-from relume.chaos.bench.failover.failover_parts import Timed
+from relume.chaos.bench.failover.failover_parts import TimedStream
 from relume.chaos.bench.failover.recovery_ablation import (
     MOST_CONTEXT,
     Way,
@@ -65,7 +65,7 @@ def test_lengths_of_the_trace_fit_the_model() -> None:
 
 
 def test_a_gap_is_counted_from_the_kill_on() -> None:
-    one = Timed(
+    one = TimedStream(
         stream=Stream(request="a", prompt=""), prompt=[], output=5, at=[1.0, 3.0, 3.1, 3.4, 3.5]
     )
     assert one.gap_s(3.15) == pytest.approx(0.3)

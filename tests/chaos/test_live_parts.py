@@ -34,7 +34,7 @@ from relume.chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, 
 from relume.chaos.phases import Seen
 from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.catalogue import FAULTS, PHASES
-from relume.chaos.scenario.schedule import Planned, Request, expand
+from relume.chaos.scenario.schedule import PlannedFault, Request, expand
 from relume.engine_shim.checkpoints.link.block_stream import BlockOut, gather, scatter
 from relume.events import vocabulary as v
 from relume.events.log.memory import MemoryLog
@@ -335,7 +335,7 @@ async def test_a_fault_is_due_at_the_nth_matching_event_and_knows_its_subject() 
     log = MemoryLog()
     watch = Watch()
     following = asyncio.create_task(watch.follow(log))
-    planned = Planned(
+    planned = PlannedFault(
         name="f0",
         what="engine-kill",
         target="subject",
@@ -375,7 +375,7 @@ async def test_what_came_while_a_fault_found_nothing_to_strike_is_not_missed() -
     log = MemoryLog()
     watch = Watch()
     following = asyncio.create_task(watch.follow(log))
-    planned = Planned(
+    planned = PlannedFault(
         name="f0", what="engine-kill", target="subject", event="EngineReady", where={"port": 7}
     )
     due = watch.due(planned)
@@ -423,7 +423,7 @@ async def test_who_was_killed_is_not_killed_again() -> None:
     process = subprocess.Popen(["sleep", "60"])
     host: Any = SimpleNamespace(engine_pid=lambda worker: process.pid)
     faults = Faults(host, Watch(), None, 0)  # type: ignore[arg-type]
-    planned = Planned(name="f0", what="engine-kill", target="w0")
+    planned = PlannedFault(name="f0", what="engine-kill", target="w0")
     assert await faults.strike(planned, ["w0"]) == (None, f"w0 {process.pid}")
     with pytest.raises(CannotStrike):
         await faults.strike(planned, ["w0"])  # a zombie: nobody has waited for it yet

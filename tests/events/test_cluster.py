@@ -15,7 +15,7 @@ from relume.events.etcd.config import EtcdConfig, TlsConfig, parse_url
 from relume.events.etcd.errors import AccessRefused, BadUrl, NoSpace
 from relume.events.etcd.factory import EtcdLog, open_log
 from relume.events.log.errors import LogUnavailable
-from relume.events.log.interface import Landed
+from relume.events.log.interface import LandedSegment
 from tests.etcd_server import EtcdDidNotStart, EtcdServer, etcd_binary
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, tick, until
@@ -54,7 +54,7 @@ async def test_leader_of_three_lost_costs_no_event(fault: str) -> None:
 
 async def test_acknowledged_appends_survive_kills_of_the_only_member(etcd: EtcdServer) -> None:
     """I13: whatever `on_landed` told is there after every kill, at the same revision."""
-    landed: list[Landed] = []
+    landed: list[LandedSegment] = []
     async with EtcdLog(config_for(etcd)) as log, log.writer("w.w0") as writer:
         writer.on_landed(landed.append)
         taken = 0

@@ -10,7 +10,7 @@ import pytest
 from relume.events.etcd.factory import EtcdLog
 from relume.events.log.codec import encode
 from relume.events.log.errors import StreamOwned
-from relume.events.log.interface import Landed, LogReader, StreamWriter
+from relume.events.log.interface import LandedSegment, LogReader, StreamWriter
 from relume.events.log.memory import MemoryLog
 from relume.events.log.segment import Chain
 from tests.etcd_server import EtcdServer, etcd_binary
@@ -90,7 +90,7 @@ async def test_only_one_owner_at_a_time(any_log: Log) -> None:
 
 
 async def test_landed_is_called_once_for_every_event_in_order(any_log: Log) -> None:
-    landed: list[Landed] = []
+    landed: list[LandedSegment] = []
     async with any_log.writer("r.r0") as writer:
         writer.on_landed(landed.append)
         for n in range(50):

@@ -16,7 +16,7 @@ from relume.events.etcd.errors import LeaseGone
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.log.errors import LogUnavailable
-from relume.events.log.interface import Landed
+from relume.events.log.interface import LandedSegment
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, positions, tick, until
@@ -54,7 +54,7 @@ async def test_streams_come_out_whole(tmp_path: Path) -> None:
     seed = int(os.environ.get("RELUME_SEED", "0")) or random.randrange(1 << 30)
     dice = random.Random(seed)
     fired: list[str] = []
-    landed: list[Landed] = []
+    landed: list[LandedSegment] = []
     config = {"spool_dir": str(tmp_path), "memory_limit_bytes": 4_000, "spool_sync_ms": 5}
     async with EtcdServer() as etcd, EtcdLog(config_for(etcd, **config)) as log:
         async with following(log.reader()) as seen, asyncio.TaskGroup() as tasks:

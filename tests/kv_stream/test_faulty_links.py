@@ -18,7 +18,7 @@ from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
 from relume.engine_shim.checkpoints.link.block_stream import (
     BlockIn,
     BlockOut,
-    Loaded,
+    LoadResult,
     gather,
     scatter,
 )
@@ -102,7 +102,7 @@ def test_what_came_before_a_holder_died_is_kept(tmp_path: Path) -> None:
         with peer_of(connect, "reader", secret=SECRET, patient=False) as peer:
             wait(lambda: bool(peer.boot))
             proxy.hold_after = 400_000
-            loaded: list[Loaded] = []
+            loaded: list[LoadResult] = []
             reading = Thread(
                 target=lambda: loaded.append(
                     gather(target, ins(count), peer, "a", 0, 0, timeout_s=600.0)

@@ -49,14 +49,14 @@ def test_messages_before_the_proof_do_nothing(tmp_path: Path) -> None:
             received = channel.receive(5.0)
             assert received is not None
             answer = m.decode(received[0])
-            assert isinstance(answer, m.Refused), answer
+            assert isinstance(answer, m.RefusalAnswer), answer
         channel.send(m.encode(hello(nonce=b"n" * 32)), ())
         received = channel.receive(5.0)
         assert received is not None and isinstance(m.decode(received[0]), m.Challenge)
         channel.send(m.encode(m.Proof(b"\0" * 32)), ())
         received = channel.receive(5.0)
         assert received is not None
-        assert m.decode(received[0]) == m.Refused(0, "authentication", "the proof is wrong")
+        assert m.decode(received[0]) == m.RefusalAnswer(0, "authentication", "the proof is wrong")
         channel.close()
 
 
@@ -187,5 +187,5 @@ def test_a_put_of_more_than_its_chunk_is_refused(tmp_path: Path) -> None:
             received = channel.receive(5.0)
             assert received is not None
             answer = m.decode(received[0])
-            assert isinstance(answer, m.Refused) and answer.code == "malformed"
+            assert isinstance(answer, m.RefusalAnswer) and answer.code == "malformed"
         assert stats(daemon)["memory_used"] == 0

@@ -15,8 +15,8 @@ from relume.chaos.papers.lumen.parts.study_runs import (
     LASTS_S,
     RULES,
     Case,
-    Measured,
     Meter,
+    RunResult,
     measure,
     returns_s,
     scenario_of,
@@ -92,14 +92,14 @@ def test_intervals_are_of_pairs() -> None:
         ratio([], [])
 
 
-def invented(case: Case) -> Measured:
+def invented(case: Case) -> RunResult:
     """A run that took no time: rules differ as their names do."""
     much = 1.0 if not case.fails else 1.5 + list(RULES).index(case.rules)
     figures = dict.fromkeys(("ttft", "p99", "plain", "tpot"), much * (1 + case.seed / 100))
     figures |= {"plain_queue": 0.5, "lost_share": 0.1}
     if case.fails:
         figures |= dict.fromkeys(("lost", "lost_queue", "lost_moving", "resumed"), much)
-    return Measured(figures, flat(much, SECONDS), flat(much, SECONDS))
+    return RunResult(figures, flat(much, SECONDS), flat(much, SECONDS))
 
 
 @pytest.mark.parametrize("name", [name for name in registry.NAMES if registry.load(name).sample])

@@ -32,7 +32,7 @@ from relume.chaos.papers.result import (
     OPEN,
     REPRODUCED,
     Found,
-    Published,
+    PublishedFigure,
     Result,
     compare,
 )
@@ -74,7 +74,7 @@ def test_every_module_with_a_result_is_registered() -> None:
 
 def test_a_figure_that_is_off_is_open_until_it_is_explained() -> None:
     def verdict(within: float, because: str) -> str:
-        figure = Published(key="x", what="x", value=100.0, within=within, because=because)
+        figure = PublishedFigure(key="x", what="x", value=100.0, within=within, because=because)
         result = Result(
             name="r", about="about", source="DéjàVu", published=(figure,), run=lambda _: Found({})
         )
@@ -90,7 +90,7 @@ def test_a_run_that_leaves_a_figure_out_is_an_error() -> None:
         name="r",
         about="a",
         source="s",
-        published=(Published(key="x", what="x", value=1.0),),
+        published=(PublishedFigure(key="x", what="x", value=1.0),),
         run=lambda _: Found({}),
     )
     with pytest.raises(KeyError):
@@ -114,7 +114,7 @@ def test_an_open_figure_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch) 
         name="r",
         about="a",
         source="s",
-        published=(Published(key="x", what="x", value=1.0),),
+        published=(PublishedFigure(key="x", what="x", value=1.0),),
         run=lambda _: Found({"x": 2.0}),
     )
     monkeypatch.setattr(registry, "load", lambda _name: off)

@@ -59,7 +59,7 @@ def test_what_is_told_is_what_is_found() -> None:
 
 
 def test_what_came_and_went_between_two_records_is_not_told() -> None:
-    moves = [prefixes.Moved(1, 0, 8, True), prefixes.Moved(1, 0, 8, False)]
+    moves = [prefixes.SegmentMove(1, 0, 8, True), prefixes.SegmentMove(1, 0, 8, False)]
     assert prefixes.changed(moves) == (b"", b"")
     stored, removed = prefixes.changed([*moves, moves[1], moves[0], moves[0]])
     assert (len(stored) // 8, removed) == (8, b"")

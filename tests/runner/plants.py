@@ -250,13 +250,15 @@ def planted(plant: Plant) -> Iterator[None]:
                 setattr(where, name, old)
 
 
-def runs(first: int, count: int) -> Iterator[fuzz.Asked]:
+def runs(first: int, count: int) -> Iterator[fuzz.PlannedRun]:
     """Those of `relume-chaos fuzz`."""
     names, _ = fuzz.usable()
     return (r for r in fuzz.asked(names, 0, first + count, 60.0, None) if r.seed >= first)
 
 
-def find(plant: Plant, first: int = 0, count: int = SEEDS) -> tuple[fuzz.Asked, fuzz.Ran] | None:
+def find(
+    plant: Plant, first: int = 0, count: int = SEEDS
+) -> tuple[fuzz.PlannedRun, fuzz.Ran] | None:
     """The first run that fails; None: none does."""
     with planted(plant):
         for asked in runs(first, count):

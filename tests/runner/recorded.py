@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from relume.chaos.outcome import Fired, History, Outcome
+from relume.chaos.outcome import FiredFault, History, Outcome
 from relume.chaos.scenario.language import (
     Bound,
     Burst,
@@ -84,7 +84,7 @@ def outcome(**changes: Any) -> Outcome:
     )
     calm.asked, calm.undisturbed = "the same", True
     histories.append(History(request="fault-free", record=calm, sent_ns=0))
-    struck = Fired(
+    struck = FiredFault(
         name="f0", what="engine-kill", target=dead.event.worker, at_ns=(dead.at_ms - times[0]) * MS
     )
     made = Outcome(

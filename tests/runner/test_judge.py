@@ -9,19 +9,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from relume.chaos.outcome import Fired, Outcome
+from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.runner import artifacts
 from relume.chaos.runner import run_statistics as figures
 from relume.chaos.runner.judge import Verdict, _known, judge
 from relume.chaos.runner.report import verdict_text as telling
 from relume.chaos.scenario.catalogue import FIGURES
 from relume.chaos.scenario.language import Bound, Fault, When
-from relume.chaos.scenario.schedule import Planned, expand
+from relume.chaos.scenario.schedule import PlannedFault, expand
 from relume.chaos.validators import CHECKS
 from relume.chaos.validators.records import Log, events_of
 from relume.controlplane.cli.relume_command import main as relume
 from relume.events import vocabulary as v
-from relume.events.log.interface import Landed
+from relume.events.log.interface import LandedSegment
 from tests.runner.recorded import SCENARIO, outcome, told
 
 
@@ -61,7 +61,7 @@ def test_a_broken_promise_fails_and_is_named(good: Outcome) -> None:
 def test_while_every_worker_is_cut_off_no_request_recovers(good: Outcome) -> None:
     names = sorted(good.schedule.workers)
     cuts = tuple(
-        Planned(name=f"c{n}", what="cut-one-way", target=name, at_ns=0, peer="gateway")
+        PlannedFault(name=f"c{n}", what="cut-one-way", target=name, at_ns=0, peer="gateway")
         for n, name in enumerate(names)
     )
     schedule = replace(good.schedule, faults=(*good.schedule.faults, *cuts))
@@ -71,7 +71,7 @@ def test_while_every_worker_is_cut_off_no_request_recovers(good: Outcome) -> Non
         (3, names, "passed"), (2, names, "failed"), (3, names[1:], "failed"),
     ):  # fmt: skip
         cut = tuple(
-            Fired(
+            FiredFault(
                 name=f"c{n}",
                 what="cut-one-way",
                 target=name,
@@ -83,13 +83,15 @@ def test_while_every_worker_is_cut_off_no_request_recovers(good: Outcome) -> Non
         )
         assert judge(replace(waited, fired=(*good.fired, *cut))).result == result
     cut = tuple(
-        Fired(name=f"c{n}", what="cut-one-way", target=name, at_ns=begun_ns, until_ns=4 * begun_ns)
+        FiredFault(
+            name=f"c{n}", what="cut-one-way", target=name, at_ns=begun_ns, until_ns=4 * begun_ns
+        )
         for n, name in enumerate(names[1:], 1)
     )
-    stopped = Fired(
+    stopped = FiredFault(
         name="s", what="agent-stop", target=names[0], at_ns=begun_ns, until_ns=4 * begun_ns
     )
-    died = Fired(name="k", what="engine-kill", target=names[0], at_ns=begun_ns // 2)
+    died = FiredFault(name="k", what="engine-kill", target=names[0], at_ns=begun_ns // 2)
     for more, result in (
         ((stopped,), "failed"), ((stopped, died), "passed"), ((died,), "failed"),
     ):  # fmt: skip
@@ -101,7 +103,7 @@ def test_validators_know_who_was_killed_and_what_prompts_share(good: Outcome) ->
     run = replace(
         good,
         schedule=replace(good.schedule, requests=(*requests, *good.schedule.requests[1:])),
-        fired=(Fired(name="g", what="gateway-kill", target="r0", at_ns=2_000_000_000),),
+        fired=(FiredFault(name="g", what="gateway-kill", target="r0", at_ns=2_000_000_000),),
     )
     known = _known(run)
     assert known.killed == [("r.r0", good.began_ms + 2000)]
@@ -186,7 +188,9 @@ def test_an_unknown_end_is_counted_and_not_held_against_anybody(good: Outcome) -
 
 def test_what_was_acknowledged_counts(good: Outcome) -> None:
     verdict = judge(
-        replace(good, landed=(Landed(stream="w.w1", revision=9, seq=100_000, first=1, last=2),))
+        replace(
+            good, landed=(LandedSegment(stream="w.w1", revision=9, seq=100_000, first=1, last=2),)
+        )
     )
     assert verdict.signature == ("I13",)
     assert judge(replace(good, commands=(("c", "root"),))).signature == ("I16",)

@@ -104,7 +104,7 @@ def test_a_fixed_case_is_what_it_was(tmp_path: Path) -> None:
 # --- fuzz ------------------------------------------------------------------------------
 
 
-def tried(given: fuzz.Asked) -> fuzz.Ran:
+def tried(given: fuzz.PlannedRun) -> fuzz.Ran:
     return fuzz.one(given)
 
 
@@ -146,7 +146,7 @@ def test_a_failure_of_the_simulator_is_a_failure_of_its_seed(
         raise RuntimeError("no such thing")
 
     monkeypatch.setattr(world, "simulate", broken)
-    ran = fuzz.one(fuzz.Asked("calm", 1, 30.0, None))
+    ran = fuzz.one(fuzz.PlannedRun("calm", 1, 30.0, None))
     assert (ran.result, ran.signature) == ("failed", ("RuntimeError",))
     assert "no such thing (test_runner.py:" in ran.why[0]
 
@@ -160,7 +160,7 @@ def test_a_run_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None
                 pass
 
     monkeypatch.setattr(world, "simulate", endless)
-    ran = fuzz.one(fuzz.Asked("calm", 1, 0.2, None))
+    ran = fuzz.one(fuzz.PlannedRun("calm", 1, 0.2, None))
     assert (ran.result, ran.signature) == ("failed", ("too long",))
 
 
@@ -232,7 +232,7 @@ def test_fuzz_ends_though_a_run_keeps_the_interrupt_to_itself(
 ) -> None:
     """Clean-up of a simulated process may swallow whatever is raised in it."""
 
-    def swallows(given: fuzz.Asked) -> fuzz.Ran:
+    def swallows(given: fuzz.PlannedRun) -> fuzz.Ran:
         if given.seed == 3:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGTERM)
@@ -280,7 +280,7 @@ def test_a_failure_shrinks_to_what_it_needs(played: None) -> None:
     case = case_of("cascade", 3)
     tries: list[Case] = []
 
-    def attempt(smaller: Case) -> world.Judged:
+    def attempt(smaller: Case) -> world.JudgedRun:
         tries.append(smaller)
         return world.judged(lambda: world.simulate(smaller), 30.0)
 

@@ -4,7 +4,7 @@ from relume.chaos.sim.message_ports import Stretch
 from relume.chaos.sim.world.virtual_loop import NS
 from relume.events import vocabulary as v
 from relume.events.vocabulary import step_changes as c
-from relume.events.wire.notices import Died
+from relume.events.wire.notices import DeathNotice
 
 TOKEN_NS = NS // 50
 
@@ -162,7 +162,7 @@ class Worker:
         engine.flush_all()
         engine.process.kill()
         for hear in self.ears if notice else ():
-            hear(Died(self.writer.epoch, self.incarnation))
+            hear(DeathNotice(self.writer.epoch, self.incarnation))
         self.agent.call_at(self.loop.time() + 0.05, self.died)
 
     def died(self):

@@ -34,8 +34,8 @@ def change(
     )
 
 
-def changed(cursor: int, *changes: m.Change, boot: str = "b") -> m.Changed:
-    return m.Changed(seq=0, cursor=cursor, boot=boot, changes=changes)
+def changed(cursor: int, *changes: m.Change, boot: str = "b") -> m.ChangesAnswer:
+    return m.ChangesAnswer(seq=0, cursor=cursor, boot=boot, changes=changes)
 
 
 def test_the_worst_rank_counts_and_a_missing_one_covers_nothing() -> None:

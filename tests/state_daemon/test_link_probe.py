@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
 from relume.engine_shim.checkpoints.link.block_stream import BlockOut, scatter
-from relume.engine_shim.checkpoints.link_probe import LEAST_PROBED, LinkProbe, Saved
+from relume.engine_shim.checkpoints.link_probe import LEAST_PROBED, LinkProbe, SavedBlocks
 from relume.events.vocabulary import LinkMeasured
 from tests.state_daemon.daemon import Cache, daemon_in, fingerprint, local, peer_of, tokens_of
 
@@ -37,12 +37,14 @@ def test_a_link_is_measured_once_by_reading_what_the_holder_has(tmp_path: Path) 
         readers = Links(LinkConfig(epoch=1), "w0", 1, "reader", fingerprint())
         probe = LinkProbe(readers, 0, 1, 10.0, report)
         try:
-            small = Saved(endpoint=endpoint, request="q", child=0, count=1, size=LEAST_PROBED // 2)
+            small = SavedBlocks(
+                endpoint=endpoint, request="q", child=0, count=1, size=LEAST_PROBED // 2
+            )
             probe.saved(small)
             assert not probe._tried, "so little tells nothing of a link"
-            probe.saved(Saved(endpoint=endpoint, request="q", child=0, count=4, size=size))
+            probe.saved(SavedBlocks(endpoint=endpoint, request="q", child=0, count=4, size=size))
             assert measured.wait(60.0)
-            probe.saved(Saved(endpoint=endpoint, request="q", child=0, count=4, size=size))
+            probe.saved(SavedBlocks(endpoint=endpoint, request="q", child=0, count=4, size=size))
             assert probe._due.empty(), "it is known"
         finally:
             probe.close()

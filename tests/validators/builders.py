@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relume.chaos.validators.records import ClientRecord, Violation
 from relume.events import vocabulary as v
-from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.interface import LandedSegment, RevisionGroup
 from tests.policies.story import (
     Story,
     arrived,
@@ -24,7 +24,7 @@ class Run:
     def __init__(self) -> None:
         self.groups: list[RevisionGroup] = []
         self.clients: list[ClientRecord] = []
-        self.landed: list[Landed] = []
+        self.landed: list[LandedSegment] = []
 
 
 async def sound_run() -> Run:

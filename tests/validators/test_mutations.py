@@ -13,7 +13,7 @@ from relume.chaos.validators import CHECKS, check_all
 from relume.chaos.validators.promises import i13_durable, i16_admin_logged
 from relume.chaos.validators.records import ClientRecord, Log, events_of
 from relume.events import vocabulary as v
-from relume.events.log.interface import Landed
+from relume.events.log.interface import LandedSegment
 from tests.runner.recorded import outcome, told
 
 
@@ -147,7 +147,9 @@ def i12(run: Outcome) -> Outcome:
 
 
 def i13(run: Outcome) -> Outcome:
-    return replace(run, landed=(Landed(stream="w.w1", revision=9, seq=100_000, first=1, last=2),))
+    return replace(
+        run, landed=(LandedSegment(stream="w.w1", revision=9, seq=100_000, first=1, last=2),)
+    )
 
 
 def i14(run: Outcome) -> Outcome:

@@ -27,7 +27,7 @@ from relume.chaos.validators.records import Log, events_of
 from relume.chaos.whatif import asking, facts
 from relume.chaos.whatif.__main__ import main
 from relume.chaos.whatif.asking import Answer, Continuation, ask
-from relume.chaos.whatif.costs import NoCost, Paced, cost_of, off_by, paces
+from relume.chaos.whatif.costs import NoCost, PacedStepCost, cost_of, off_by, paces
 from relume.chaos.whatif.facts import Facts
 from relume.chaos.whatif.outcome_statistics import of_run
 from relume.chaos.whatif.start import Start
@@ -347,6 +347,6 @@ def test_costs_come_from_the_log_where_the_known_formula_does_not_fit() -> None:
     assert "fitted to 40 steps" in source and off_by(own, slow) < 0.05
     known, source = cost_of(slow, "tiny", "tiny_cpu")
     assert source == "tiny_cpu" and off_by(known, slow) > 1
-    assert not isinstance(own, Paced)
+    assert not isinstance(own, PacedStepCost)
     with pytest.raises(NoCost, match="--cost"):
         cost_of([], "a model nobody knows")

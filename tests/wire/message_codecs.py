@@ -231,7 +231,7 @@ def notices_survive_any_cut(codec: Any) -> None:
     @example([(1, 2), (3, 4)], [5, 25, 30])
     @given(st.lists(st.tuples(NUMBER, NUMBER), max_size=5), CUTS)
     def check(deaths: list[tuple[int, int]], cuts: list[int]) -> None:
-        died = [codec.Died(epoch, incarnation) for epoch, incarnation in deaths]
+        died = [codec.DeathNotice(epoch, incarnation) for epoch, incarnation in deaths]
         data = codec.hello_line("w0") + b"".join(d.line() for d in died)
         book = "".join(f"died {epoch} {incarnation}\n" for epoch, incarnation in deaths)
         assert data == b"relume-notice/1 w0\n" + book.encode()

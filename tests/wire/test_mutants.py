@@ -132,8 +132,8 @@ BUGS: dict[ModuleType, dict[str, tuple[str, str]]] = {
     },
     notices: {
         "epoch and incarnation swapped": (
-            "Died(int(numbers[0]), int(numbers[1]))",
-            "Died(int(numbers[1]), int(numbers[0]))",
+            "DeathNotice(int(numbers[0]), int(numbers[1]))",
+            "DeathNotice(int(numbers[1]), int(numbers[0]))",
         ),
         "the rest of a line lost": ("self._rest + data", "data"),
         "anybody's greeting": ("elif line == self._hello:", "elif line:"),

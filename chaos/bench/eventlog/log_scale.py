@@ -30,7 +30,7 @@ from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.log.codec import encode
-from relume.events.log.interface import Landed
+from relume.events.log.interface import LandedSegment
 from relume.events.log.segment import pack
 
 DESCRIPTION = "events and bytes per second of 64 to 1,000 workers, the linger they need"
@@ -140,7 +140,7 @@ async def landing_ms(
             steps = Steps(number)
             taken: dict[int, Any] = {}
 
-            def on_landed(told: Landed) -> None:
+            def on_landed(told: LandedSegment) -> None:
                 nonlocal landed
                 now = loop.time()
                 for position in [p for p in taken if p <= told.last]:

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from relume.chaos.bench.bench_figures import figure, interval
 from relume.chaos.bench.failover.failover_parts import (
     Log,
-    Timed,
+    TimedStream,
     configure,
     fleet_of,
     kill,
@@ -68,7 +68,7 @@ async def one_round(fleet: LocalFleet, log: Log, arm: Arm, tag: str, prompt_toke
         await until(
             lambda: all(len(s.at) >= DELIVERED or s.stream.ended for s in streams), "streams run"
         )
-        held: dict[str, list[Timed]] = {}
+        held: dict[str, list[TimedStream]] = {}
         for stream in streams:
             if not stream.stream.ended:
                 held.setdefault(log.place(stream), []).append(stream)

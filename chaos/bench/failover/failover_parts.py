@@ -30,7 +30,7 @@ CHECKPOINT_MB = 512
 """Budget of each worker's state daemon, enough for all checkpoints of a bench."""
 
 
-class Timed(Struct, kw_only=True):
+class TimedStream(Struct, kw_only=True):
     """One stream, its random prompt, and the arrival times of its tokens (monotonic seconds). The
     request carries `headers`."""
 
@@ -60,9 +60,9 @@ class Timed(Struct, kw_only=True):
         self.at.append(time.monotonic())
 
 
-def timed(name: str, rng: random.Random, prompt_tokens: int, output: int) -> Timed:
+def timed(name: str, rng: random.Random, prompt_tokens: int, output: int) -> TimedStream:
     """A request whose prompt is in no cache."""
-    return Timed(
+    return TimedStream(
         stream=Stream(request=name, prompt=""),
         prompt=rng.choices(range(300, 3000), k=prompt_tokens),
         output=output,
@@ -84,7 +84,7 @@ class Log(Watch):
         if isinstance(event, self.KEPT):
             self.happened.append((time.monotonic(), event))
 
-    def place(self, one: Timed) -> str:
+    def place(self, one: TimedStream) -> str:
         """The last worker it was sent to; empty if unknown."""
         return self.route.get(one.name, [""])[-1]
 

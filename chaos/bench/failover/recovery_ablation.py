@@ -30,7 +30,7 @@ from msgspec import Struct, field
 from relume.chaos.bench.bench_figures import figure
 from relume.chaos.bench.failover.failover_parts import (
     Log,
-    Timed,
+    TimedStream,
     configure,
     fleet_of,
     kill,
@@ -132,7 +132,7 @@ async def visit(
             sent.append(one)
             await one.run(session, fleet.gateways[0])
 
-    def held() -> list[Timed]:
+    def held() -> list[TimedStream]:
         return [s for s in sent if s.at and not s.stream.ended and log.place(s) == victim]
 
     before = _token_counts(log)

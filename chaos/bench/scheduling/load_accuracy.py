@@ -204,7 +204,7 @@ def _timed(worker: str, samples: list[Sample]) -> Iterator[tuple[int, int, tuple
         yield sample.at_us, 2, (worker, sample)
 
 
-class Compared(Struct):
+class ErrorsBySource(Struct):
     """Errors by source: at any time, against the engine alone, at decisions; number of loaded samples."""
 
     anytime: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
@@ -233,9 +233,9 @@ def gathered(
     return found
 
 
-def compare(run: Run, linger_us: int = 0) -> Compared:
+def compare(run: Run, linger_us: int = 0) -> ErrorsBySource:
     """Compare all sources at all times; log records are gathered for `linger_us`."""
-    found = Compared()
+    found = ErrorsBySource()
     sent: dict[str, int] = {}
     views, gateway = Views(), Gateway()
     names: dict[str, str] = {}

@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 from msgspec import Struct, field
 
-from relume.chaos.bench.failover.failover_parts import Timed, until
+from relume.chaos.bench.failover.failover_parts import TimedStream, until
 from relume.chaos.memory_folder import memory_folder
 from relume.chaos.traffic import Stream
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
@@ -230,7 +230,7 @@ async def _ask(
     prompt, output = what
     name = f"load-{len(run.seen)}"
     seen = run.seen[name] = Seen(request=name, prompt=len(prompt))
-    one = Timed(stream=Stream(request=name, prompt=""), prompt=list(prompt), output=output)
+    one = TimedStream(stream=Stream(request=name, prompt=""), prompt=list(prompt), output=output)
     seen.sent_us = now_us()
     await one.run(session, fleet.gateways[0])
     seen.ended_us = now_us()

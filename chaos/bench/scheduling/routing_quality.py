@@ -28,7 +28,7 @@ import aiohttp
 from msgspec import Struct
 
 from relume.chaos.bench.bench_figures import figure, percentile
-from relume.chaos.bench.failover.failover_parts import Timed, wide_model
+from relume.chaos.bench.failover.failover_parts import TimedStream, wide_model
 from relume.chaos.memory_folder import memory_folder
 from relume.chaos.scenario import request_traces as traces
 from relume.chaos.traffic import Stream
@@ -97,7 +97,7 @@ async def one_run(
     if answer.get("state") != "decided":
         raise RuntimeError(f"the policy was not changed: {answer}")
     sent = [
-        Timed(
+        TimedStream(
             stream=Stream(request=f"{run}-{n}", prompt=""), prompt=prompt_of(one, block, run), output=one.output,
             headers=session_of(one, run),
         )
@@ -108,7 +108,7 @@ async def one_run(
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
         began = time.monotonic() + 0.2
 
-        async def ask(one: Timed, at_s: float) -> None:
+        async def ask(one: TimedStream, at_s: float) -> None:
             await asyncio.sleep(began + at_s - time.monotonic())
             await one.run(session, fleet.gateways[0])
             if not one.stream.done or not one.at:

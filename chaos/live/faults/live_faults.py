@@ -22,7 +22,7 @@ from relume.chaos.live.live_clients import Clients
 from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.processes import signals as processes
 from relume.chaos.live.processes.fleet_host import Host
-from relume.chaos.scenario.schedule import Planned
+from relume.chaos.scenario.schedule import PlannedFault
 from relume.events.log.errors import LogError
 
 Undo = Callable[[], Awaitable[None]]
@@ -42,7 +42,7 @@ class Faults:
         self._rng = random.Random(f"{seed}:faults")
         self._dead: set[int] = set()
 
-    async def strike(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def strike(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """Raises CannotStrike."""
         act = getattr(self, "_" + planned.what.replace("-", "_"))
         return await act(planned, targets)
@@ -58,22 +58,22 @@ class Faults:
 
     # --- processes of a worker -----------------------------------------------------------
 
-    async def _engine_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _engine_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return None, self._killed({w: self._host.engine_pid(w) for w in targets})
 
-    async def _agent_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _agent_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return None, self._killed({w: self._host.agent_pid(w) for w in targets})
 
-    async def _holder_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _holder_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return None, self._killed({w: self._host.daemon_pid(w) for w in targets})
 
-    async def _engine_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _engine_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return await _stopped({w: self._host.engine_pid(w) for w in targets})
 
-    async def _agent_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _agent_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return await _stopped({w: self._host.agent_pid(w) for w in targets})
 
-    async def _domain_loss(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _domain_loss(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """The agent first: no process is left to record the death of the rest."""
         host = self._host
         lost = [w for w, domain in host.schedule.workers.items() if domain in targets]
@@ -86,7 +86,9 @@ class Faults:
             raise CannotStrike(f"nothing runs in {', '.join(targets)}")
         return None, f"{', '.join(lost)}: pids {'; '.join(said)}"
 
-    async def _primary_and_holder_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _primary_and_holder_kill(
+        self, planned: PlannedFault, targets: Sequence[str]
+    ) -> Struck:
         fleet = self._watch.fleet
         holders: Counter[str] = Counter()
         for name, placed in fleet.placed.items():
@@ -99,7 +101,7 @@ class Faults:
         dead = self._killed({f"holder {holder}": self._host.daemon_pid(holder)})
         return None, f"{self._killed({w: self._host.engine_pid(w) for w in targets})}; {dead}"
 
-    async def _worker_slow(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _worker_slow(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         tasks = []
         for worker in targets:
             if not (pid := self._host.engine_pid(worker)):
@@ -113,7 +115,7 @@ class Faults:
 
         return undo, f"{planned.amount:g} times as long"
 
-    async def _cpu_limit(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _cpu_limit(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         def pids() -> list[int]:
             host = self._host
             found = [of(w) for w in targets for of in (host.engine_pid, host.agent_pid)]
@@ -121,14 +123,14 @@ class Faults:
 
         return await self._limited(planned, targets, pids)
 
-    async def _gateway_cpu_limit(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _gateway_cpu_limit(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         def pids() -> list[int]:
             return [pid for pid in map(self._replica, targets) if pid]
 
         return await self._limited(planned, targets, pids)
 
     async def _limited(
-        self, planned: Planned, targets: Sequence[str], pids: Callable[[], list[int]]
+        self, planned: PlannedFault, targets: Sequence[str], pids: Callable[[], list[int]]
     ) -> Struck:
         limit = Limit(planned.amount or 1.0, pids)
         if not (held := await limit.begin()):
@@ -136,18 +138,18 @@ class Faults:
             raise CannotStrike(f"nothing runs at {', '.join(targets)}")
         return limit.end, f"{planned.amount:g} of a core each: pids {' '.join(map(str, held))}"
 
-    async def _reload_fails(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _reload_fails(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         assert self._host.forks is not None
         for worker in targets:
             self._host.forks.fail[worker] += round(planned.amount or 1)
         return None, f"the next {planned.amount:g} starts"
 
-    async def _clock_jump(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _clock_jump(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         for worker in targets:
             self._host.clock_of(worker).write_text(f"{planned.amount}")
         return None, f"{planned.amount:g} s forward, for the agent"
 
-    async def _clock_back(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _clock_back(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         for worker in targets:
             self._host.clock_of(worker).write_text(f"{-(planned.amount or 0)}")
         return None, f"{planned.amount:g} s backward, for the agent"
@@ -160,10 +162,10 @@ class Faults:
             raise CannotStrike(f"no state daemon at {', '.join(targets)}")
         return found
 
-    async def _holder_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _holder_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return await _stopped(self._daemons(targets))
 
-    async def _disk_full(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _disk_full(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """Strikes daemons that have written to their file; they can still read it."""
         daemons = self._daemons(targets)
         sizes = {worker: memory.filed(pid) for worker, pid in daemons.items()}
@@ -179,7 +181,7 @@ class Faults:
 
         return undo, ", ".join(f"{worker}: {size} bytes" for worker, size in sizes.items() if size)
 
-    async def _block_corrupt(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _block_corrupt(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         flipped = {
             worker: memory.flip(pid, round(planned.amount or 1), self._rng)
             for worker, pid in self._daemons(targets).items()
@@ -188,7 +190,7 @@ class Faults:
             raise CannotStrike(f"no daemon of {', '.join(targets)} holds anything")
         return None, f"bits of {_counted(flipped)} pages"
 
-    async def _dram_budget(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _dram_budget(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         share = planned.amount or 1.0
         daemons = self._daemons(targets)
         for worker, pid in daemons.items():
@@ -200,13 +202,13 @@ class Faults:
 
         return undo, f"{share:g} of it left"
 
-    async def _stream_loss(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _stream_loss(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return self._disturb(targets, "lost", planned.amount or 0.0)
 
-    async def _stream_duplicate(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _stream_duplicate(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return self._disturb(targets, "twice", planned.amount or 0.0)
 
-    async def _stream_reorder(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _stream_reorder(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return self._disturb(targets, "late", planned.amount or 0.0)
 
     def _disturb(self, targets: Sequence[str], what: str, value: object) -> Struck:
@@ -223,7 +225,7 @@ class Faults:
 
     # --- links ----------------------------------------------------------------------------
 
-    async def _cut(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _cut(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """One way means the bytes that the target sends. The target opens the link to etcd; the
         gateway opens the link to the target."""
         one_way = planned.what == "cut-one-way"
@@ -242,7 +244,7 @@ class Faults:
 
     _cut_one_way = _cut
 
-    async def _link_slow(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _link_slow(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         links = self._links(planned, targets)
         for link in links:
             link.delay_s = (planned.amount or 0.0) / 1000
@@ -253,28 +255,28 @@ class Faults:
 
         return undo, f"to {planned.peer}, {planned.amount:g} ms each way"
 
-    async def _frame_cut(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _frame_cut(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         for worker in targets:
             self._host.gateway_links[worker][0].tear(self._rng.randrange)
         return None, "within the next frame"
 
-    def _links(self, planned: Planned, targets: Sequence[str]) -> list[Link]:
+    def _links(self, planned: PlannedFault, targets: Sequence[str]) -> list[Link]:
         named = self._host.etcd_links if planned.peer == "etcd" else self._host.gateway_links
         return [link for worker in targets for link in named[worker]]
 
     # --- control plane and etcd -----------------------------------------------------------
 
-    async def _gateway_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _gateway_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return None, self._killed({r: self._replica(r) for r in targets})
 
-    async def _leader_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _leader_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return await _stopped({r: self._replica(r) for r in targets})
 
     def _replica(self, name: str) -> int:
         child = self._host.children[name]
         return child.pid if child.alive else 0
 
-    async def _etcd_kill(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _etcd_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         etcd = self._host.etcd
         for member in targets:
             etcd.kill(member)
@@ -289,10 +291,10 @@ class Faults:
             return None, f"started again after {RESTART_S} s"
         return undo, ""
 
-    async def _etcd_stop(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _etcd_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return await _stopped({m: self._host.etcd.pid(m) for m in targets})
 
-    async def _etcd_quota(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _etcd_quota(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """The control plane may lift the alarm by itself before `undo`."""
         etcd = self._host.etcd
         try:
@@ -306,7 +308,7 @@ class Faults:
 
         return undo, "by the alarm of a full database"
 
-    async def _disk_slow(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _disk_slow(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         strace = shutil.which("strace")
         if strace is None:
             raise CannotStrike("no strace")
@@ -336,7 +338,7 @@ class Faults:
 
     # --- clients ---------------------------------------------------------------------------
 
-    async def _client_gone(self, planned: Planned, targets: Sequence[str]) -> Struck:
+    async def _client_gone(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         known = self._watch.clients
         left = [name for name in targets if self._clients.hang_up(known.get(name, name))]
         if not left:

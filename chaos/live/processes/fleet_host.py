@@ -21,7 +21,7 @@ from relume.chaos.live.processes.engine_forks import Forks
 from relume.chaos.live.processes.etcd_members import Etcd
 from relume.chaos.live.scale import LEASE_S
 from relume.chaos.scenario.language import Fleet
-from relume.chaos.scenario.schedule import Planned, Schedule
+from relume.chaos.scenario.schedule import PlannedFault, Schedule
 from relume.controlplane.local.child_processes import free_port
 from relume.controlplane.local.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
 from relume.controlplane.local.orphans import daemons
@@ -73,7 +73,7 @@ class Host(LocalFleet):
         await super().stop()
         await self._stack.aclose()
 
-    async def _interpose(self, faults: Sequence[Planned]) -> None:
+    async def _interpose(self, faults: Sequence[PlannedFault]) -> None:
         whats = {f.what for f in faults}
         peers = {f.peer for f in faults}
         for index, name in enumerate(self.schedule.workers):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 from relume.policies.elastic.reshard import after_failure, continuous
 
@@ -117,8 +117,10 @@ DOWN = (
 )
 
 
-def _text(key: str, what: str, value: float, unit: str = "") -> Published:
-    return Published(key=key, what=f"{what}, table's seconds", value=value, unit=unit, within=0.01)
+def _text(key: str, what: str, value: float, unit: str = "") -> PublishedFigure:
+    return PublishedFigure(
+        key=key, what=f"{what}, table's seconds", value=value, unit=unit, within=0.01
+    )
 
 
 RESULT = Result(
@@ -133,38 +135,40 @@ RESULT = Result(
         _text("qwen_overhead", "overhead ratio Qwen", 5.6),
         _text("mixtral_overhead", "overhead ratio Mixtral", 4.7),
         _text("ttp", "TTP shorter by at most", 59, "%"),
-        Published(key="load_ratio", what="restart Mixtral / Qwen, table's seconds", value=4.0),
-        Published(
+        PublishedFigure(
+            key="load_ratio", what="restart Mixtral / Qwen, table's seconds", value=4.0
+        ),
+        PublishedFigure(
             key="qwen_25_bytes",
             what="TFS ratio Qwen @25, by bytes at most",
             value=10.8,
             because=BYTES,
         ),
-        Published(
+        PublishedFigure(
             key="qwen_50_bytes",
             what="TFS ratio Qwen @50, by bytes at most",
             value=9.9,
             because=BYTES,
         ),
-        Published(
+        PublishedFigure(
             key="mixtral_25_bytes",
             what="TFS ratio Mixtral @25, by bytes at most",
             value=10.5,
             because=BYTES,
         ),
-        Published(
+        PublishedFigure(
             key="mixtral_50_bytes",
             what="TFS ratio Mixtral @50, by bytes at most",
             value=10.2,
             because=BYTES,
         ),
-        Published(
+        PublishedFigure(
             key="qwen_overhead_down",
             what="overhead ratio Qwen, by downtime",
             value=5.6,
             because=DOWN,
         ),
-        Published(
+        PublishedFigure(
             key="mixtral_overhead_down",
             what="overhead ratio Mixtral, by downtime",
             value=4.7,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 from relume.policies.elastic.reshard import Plan, after_failure, continuous, keep_in_place
 
@@ -33,8 +33,8 @@ def run(_: Sampling) -> Found:
     return Found(figures, (*lines, f"keep_in_place: {said}, {busiest}"))
 
 
-def _exact(key: str, what: str, value: float) -> Published:
-    return Published(key=key, what=what, value=value, unit="rows", within=0.0)
+def _exact(key: str, what: str, value: float) -> PublishedFigure:
+    return PublishedFigure(key=key, what=what, value=value, unit="rows", within=0.0)
 
 
 RESULT = Result(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 from relume.policies.elastic.reshard import (
     Held,
@@ -118,14 +118,18 @@ RESULT = Result(
     about="reload and copies of planners from 8 to 7 ranks, and ours",
     source="AnchorTP Table II, Eq. 1",
     published=(
-        Published(key="full", what="Full Reload", value=FULL_RELOAD_S, unit="s", calibrated=True),
-        Published(key="cm", what="CM, reload", value=CM_S, unit="s", because=ONE_RATE),
-        Published(key="greedy", what="Greedy, reload", value=GREEDY_S, unit="s", because=GREEDY),
-        Published(
+        PublishedFigure(
+            key="full", what="Full Reload", value=FULL_RELOAD_S, unit="s", calibrated=True
+        ),
+        PublishedFigure(key="cm", what="CM, reload", value=CM_S, unit="s", because=ONE_RATE),
+        PublishedFigure(
+            key="greedy", what="Greedy, reload", value=GREEDY_S, unit="s", because=GREEDY
+        ),
+        PublishedFigure(
             key="full_cm", what="Full Reload / CM", value=FULL_RELOAD_S / CM_S, because=ONE_RATE
         ),
-        Published(key="greedy_cm", what="Greedy / CM", value=GREEDY_S / CM_S, because=GREEDY),
-        Published(
+        PublishedFigure(key="greedy_cm", what="Greedy / CM", value=GREEDY_S / CM_S, because=GREEDY),
+        PublishedFigure(
             key="order", what="order CM < Greedy < Full Reload (1: yes)", value=1, within=0.0
         ),
     ),

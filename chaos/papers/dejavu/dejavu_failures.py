@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from relume.chaos.papers.dejavu.inputs import OPT_66B, a100, prompt_ns, token_ns
 from relume.chaos.papers.dejavu.pipeline import Job, ends
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 STAGES, BATCH, PROMPT, TOKENS = 4, 8, 500, 1000
@@ -102,10 +102,12 @@ RESULT = Result(
     about="cost of a failed pipeline stage with and without replicas",
     source="DéjàVu Section 5.2.3, Fig. 10 and 11",
     published=(
-        Published(key="kept", what="latency with replicas", value=KEPT, unit="x", calibrated=True),
-        Published(key="lost", what="latency from scratch", value=LOST, unit="x"),
-        Published(key="less", what="  lower with replicas by", value=1.54, unit="x"),
-        Published(
+        PublishedFigure(
+            key="kept", what="latency with replicas", value=KEPT, unit="x", calibrated=True
+        ),
+        PublishedFigure(key="lost", what="latency from scratch", value=LOST, unit="x"),
+        PublishedFigure(key="less", what="  lower with replicas by", value=1.54, unit="x"),
+        PublishedFigure(
             key="runtime",
             what="runtime, three failures",
             value=1.16,

@@ -11,7 +11,7 @@ from relume.chaos.papers.dejavu.inputs import (
     Model,
     fits,
 )
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 from relume.policies.disaggregation.machine_split import (
     Footprint,
@@ -76,8 +76,8 @@ def run(_: Sampling) -> Found:
     return Found(figures, tuple(lines))
 
 
-def _exact(key: str, what: str, value: float) -> Published:
-    return Published(key=key, what=what, value=value, within=0.0)
+def _exact(key: str, what: str, value: float) -> PublishedFigure:
+    return PublishedFigure(key=key, what=what, value=value, within=0.0)
 
 
 RESULT = Result(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from relume.chaos.papers.dejavu.dejavu_study import one_pipeline
 from relume.chaos.papers.dejavu.inputs import BLOOM_176B, a100, fits, lengths
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 BATCH = 16
@@ -56,20 +56,20 @@ RESULT = Result(
     about="what early stops cost one pipeline",
     source="DéjàVu Fig. 20 and 21",
     published=(
-        Published(
+        PublishedFigure(
             key="falls",
             what="steps of two machines more that help, without stops",
             value=7,
             within=0,
         ),
-        Published(
+        PublishedFigure(
             key="longer", what="depths at which stops make it longer", value=len(MACHINES), within=0
         ),
-        Published(
+        PublishedFigure(
             key="rises", what="depths (6, 10, 14) at which it rises with stops", value=3, within=0
         ),
-        Published(key="others", what="other depths at which it rises", value=0, within=0),
-        Published(
+        PublishedFigure(key="others", what="other depths at which it rises", value=0, within=0),
+        PublishedFigure(
             key="not_largest", what="the largest microbatch is not best (1: yes)", value=1, within=0
         ),
     ),

@@ -14,7 +14,7 @@ from relume.chaos.papers.dejavu.dejavu_study import (
 )
 from relume.chaos.papers.dejavu.dejavu_tables import SETTINGS, Best
 from relume.chaos.papers.dejavu.inputs import BLOOM_176B, BLOOM_FITTED, OPT_66B, a100, lengths
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 ROWS = [(setting, row) for setting in SETTINGS for row in setting.rows if row.apart]
@@ -115,7 +115,7 @@ RESULT = Result(
     about="makespan of one pipeline, several, and prompts apart from tokens",
     source="DéjàVu Appendix B, Fig. 16 to 19, Tables 2 to 5",
     published=(
-        Published(
+        PublishedFigure(
             key="most_baseline",
             what="one pipeline / apart",
             value=4.2,
@@ -123,7 +123,7 @@ RESULT = Result(
             within=0.1,
             because=MEASURED,
         ),
-        Published(
+        PublishedFigure(
             key="most_parallel",
             what="several pipelines / apart",
             value=2.22,
@@ -131,7 +131,7 @@ RESULT = Result(
             within=0.1,
             because=MEASURED,
         ),
-        Published(
+        PublishedFigure(
             key="most_parallel_gain",
             what="one pipeline / several",
             value=2.29,
@@ -139,37 +139,37 @@ RESULT = Result(
             within=0.1,
             because=MEASURED,
         ),
-        Published(
+        PublishedFigure(
             key="batches",
             what="one pipeline: best microbatch as published",
             value=len(ROWS),
             within=0,
         ),
-        Published(
+        PublishedFigure(
             key="parallel",
             what="several: number and depth as published",
             value=len(ROWS),
             within=0,
             because=PARALLEL,
         ),
-        Published(
+        PublishedFigure(
             key="splits",
             what="apart: divisions of the machines as published",
             value=len(ROWS),
             within=0,
             because=SPLITS,
         ),
-        Published(
+        PublishedFigure(
             key="splits_near",
             what="  at most one machine off",
             value=len(ROWS),
             within=0.1,
             because=SPLITS,
         ),
-        Published(
+        PublishedFigure(
             key="cost_rises", what="figures in which one pipeline's cost rises", value=4, within=0
         ),
-        Published(
+        PublishedFigure(
             key="scales", what="figures in which the gain grows with machines", value=4, within=0
         ),
     ),

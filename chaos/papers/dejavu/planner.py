@@ -8,7 +8,7 @@ from fractions import Fraction
 from relume.chaos.papers.dejavu.dejavu_memory import footprint
 from relume.chaos.papers.dejavu.dejavu_tables import SETTINGS
 from relume.chaos.papers.dejavu.inputs import MEAN_TOKENS, Machine, Model, prompt_ns, token_ns
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 from relume.policies.disaggregation.machine_split import (
     Work,
@@ -84,27 +84,27 @@ RESULT = Result(
     about="the planner's divisions of machines, and the bounds of its equations",
     source="DéjàVu Eq. 1 to 7, Tables 2 to 5",
     published=(
-        Published(
+        PublishedFigure(
             key="exact",
             what="planned divisions as published",
             value=len(ROWS),
             within=0,
             because=SPLITS,
         ),
-        Published(
+        PublishedFigure(
             key="near",
             what="  at most one machine off",
             value=len(ROWS),
             within=0.1,
             because=SPLITS,
         ),
-        Published(
+        PublishedFigure(
             key="limit_16",
             what="largest overhead m that pays, 16 machines",
             value=2,
             because=LIMIT,
         ),
-        Published(
+        PublishedFigure(
             key="limit_4",
             what="largest overhead m that pays, 4 machines",
             value=2,

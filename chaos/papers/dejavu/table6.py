@@ -15,7 +15,7 @@ from relume.chaos.papers.dejavu.inputs import (
     token_ns,
 )
 from relume.chaos.papers.dejavu.pipeline import apart
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 BATCH, PROMPT_MACHINES, TOKEN_MACHINES = 8, 3, 4
@@ -93,9 +93,9 @@ def run(sampling: Sampling) -> Found:
     return Found(figures, lines)
 
 
-def _published() -> tuple[Published, ...]:
+def _published() -> tuple[PublishedFigure, ...]:
     rows = [
-        Published(
+        PublishedFigure(
             key="kv", what="KV cache sent by a prompt machine", value=10.7, unit="GB", within=0.01
         )
     ]
@@ -103,17 +103,17 @@ def _published() -> tuple[Published, ...]:
         row = f"{gbit_s} Gbit/s, "
         fitted = gbit_s >= 40
         rows += [
-            Published(
+            PublishedFigure(
                 key=f"transfer_{gbit_s}",
                 what=row + "transfer",
                 value=transfer,
                 unit="s",
                 within=0.01,
             ),
-            Published(
+            PublishedFigure(
                 key=f"extra_{gbit_s}", what=row + "not hidden", value=extra, unit="s", within=0.01
             ),
-            Published(
+            PublishedFigure(
                 key=f"latency_{gbit_s}",
                 what=row + "latency a token",
                 value=latency,

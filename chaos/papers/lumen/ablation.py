@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from relume.chaos.papers.lumen.parts.lumen_tables import INPUTS, Compared
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.lumen.parts.lumen_tables import INPUTS, RuleComparison
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 MECHANISMS = (
@@ -25,7 +25,7 @@ FIGURES = {"ttft": "TTFT", "p99": "p99", "tpot": "TPOT", "lost": "interrupted"}
 
 def run(sampling: Sampling) -> Found:
     """All eight, ours with and without drafts, and stop and restart."""
-    compared = Compared(sampling, 4, ("restart", *MECHANISMS, "ours"), 1)
+    compared = RuleComparison(sampling, 4, ("restart", *MECHANISMS, "ours"), 1)
     lines = [f"4 workers, one lost, {sampling.count} seeds", *compared.table(), ""]
     for what, (with_it, without) in STEPS.items():
         shown = [f"{said} {compared.ratio(f, with_it, without)}" for f, said in FIGURES.items()]
@@ -47,7 +47,7 @@ RESULT = Result(
     about="the three mechanisms, each with and without the others",
     source="LUMEN, prototype results; question of the review",
     published=(
-        Published(
+        PublishedFigure(
             key="ttft",
             what="all three / fixed neighbour, mean TTFT",
             value=0.929,
@@ -55,7 +55,7 @@ RESULT = Result(
             within=0.1,
             because=ENGINE,
         ),
-        Published(
+        PublishedFigure(
             key="tpot",
             what="all three / fixed neighbour, mean TPOT",
             value=0.930,
@@ -63,7 +63,7 @@ RESULT = Result(
             within=0.1,
             because=ENGINE,
         ),
-        Published(
+        PublishedFigure(
             key="back",
             what="all three / fixed neighbour, recovery time",
             value=0.651,

@@ -11,7 +11,7 @@ from relume.chaos.papers.lumen.model_sizes import SIZES
 from relume.chaos.papers.lumen.parts.lumen_study import RECOVERY, SHORT, TPOT, Study
 from relume.chaos.papers.lumen.parts.lumen_tables import WITHOUT_DRAFTS
 from relume.chaos.papers.lumen.parts.study_runs import PER_S, Case, case_of, title
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 RULES = ("restart", "lumen", "lumen+drafts", "ours")
@@ -68,7 +68,7 @@ RESULT = Result(
     about="models of 7B to 405B, 4 workers, one lost",
     source="LUMEN, scalability (70B), 8-worker prototype (14B); question of the review",
     published=(
-        Published(
+        PublishedFigure(
             key="70B",
             what="LUMEN over no failure, mean TTFT, Llama-3-70B",
             value=1.75,
@@ -76,7 +76,7 @@ RESULT = Result(
             within=0.15,
             because=LOAD,
         ),
-        Published(
+        PublishedFigure(
             key="14B less",
             what="LUMEN / stop and restart, Qwen3-14B",
             value=0.704,
@@ -84,7 +84,7 @@ RESULT = Result(
             within=0.15,
             because=LOAD,
         ),
-        Published(
+        PublishedFigure(
             key="roofline",
             what="profiles off the roofline by at most",
             value=0.0,

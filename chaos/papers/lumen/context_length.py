@@ -8,7 +8,7 @@ from itertools import product
 from relume.chaos.papers.lumen.parts.lumen_study import RECOVERY, Study
 from relume.chaos.papers.lumen.parts.lumen_tables import RELOAD
 from relume.chaos.papers.lumen.parts.study_runs import HARDWARE, MODEL, Case
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 from relume.chaos.sim.engine import host_types as hosts
 
@@ -58,21 +58,21 @@ RESULT = Result(
     about="Mooncake's prompts against the memory of holders, 4 workers, one lost",
     source="LUMEN Eq. 5, Table A; question of the review",
     published=(
-        Published(
+        PublishedFigure(
             key="kv",
             what="KV cache of 32K tokens (Table A)",
             value=16.0,
             unit="GiB",
             because=TWICE,
         ),
-        Published(
+        PublishedFigure(
             key="ample",
             what="restored with 64 GiB a host",
             value=1.0,
             within=0.1,
             because=LATE,
         ),
-        Published(
+        PublishedFigure(
             key="scarce",
             what="restored with 1 GiB a host",
             value=0.0,

@@ -16,10 +16,10 @@ from relume.chaos.papers.lumen.parts.study_runs import (
     MODEL,
     Case,
 )
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 from relume.chaos.sim.engine import step_cost as cost
-from relume.chaos.sim.engine.speed import Assisted, Drafts
+from relume.chaos.sim.engine.speed import AssistedStepCost, Drafts
 
 ACCEPTED, DRAFTED, BATCHES = (0.3, 0.6, 0.9), (2, 4, 8), (1, 16, 64, 128)
 RUN = (2, 6)
@@ -52,7 +52,7 @@ def decoding() -> list[str]:
     lines = ["a token with drafts, times as fast: by acceptance, drafts, sequences"]
     lines.append(f"{'':18}" + "".join(f"{batch:>8}" for batch in BATCHES))
     for accepted, count in product(ACCEPTED, DRAFTED):
-        drafted = Assisted(
+        drafted = AssistedStepCost(
             plain,
             Drafts(acceptance=accepted, count=count, share=DRAFT_SHARE, exchange_us=EXCHANGE_US),
         )
@@ -79,7 +79,7 @@ def run(sampling: Sampling) -> Found:
                 lines.append(f"  {name:44} " + "  ".join(map(str, over)))
                 if SPARING not in name:
                     changes.append(study.value("ttft", name, base) - 1)
-    gain = Assisted(cost.load(f"{MODEL}_{HARDWARE}"), Drafts(acceptance=0.8, count=4)).gain
+    gain = AssistedStepCost(cost.load(f"{MODEL}_{HARDWARE}"), Drafts(acceptance=0.8, count=4)).gain
     figures = {"gain": gain, "worst": max(changes), "best": min(changes)}
     return Found(figures, (*lines, "", *decoding()))
 
@@ -94,20 +94,20 @@ RESULT = Result(
     about="draft assistance by acceptance, drafts and bottleneck, 4 workers, one lost",
     source="LUMEN Eq. 3, mechanism 3; question of the review; DESIGN, our first simulation",
     published=(
-        Published(
+        PublishedFigure(
             key="gain",
             what="tokens a step, acceptance 0.8, 4 drafts (Eq. 3)",
             value=3.4,
             within=0.02,
         ),
-        Published(
+        PublishedFigure(
             key="worst",
             what="most by which drafts change mean TTFT",
             value=0.16,
             within=0.2,
             because=LOAD,
         ),
-        Published(key="best", what="least", value=-0.04, within=0.2, because=LOAD),
+        PublishedFigure(key="best", what="least", value=-0.04, within=0.2, because=LOAD),
     ),
     run=run,
     sample=True,

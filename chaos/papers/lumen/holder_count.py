@@ -7,7 +7,7 @@ from itertools import product
 
 from relume.chaos.papers.lumen.parts.lumen_study import INPUTS, RECOVERY, Study
 from relume.chaos.papers.lumen.parts.study_runs import Case
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 WORKERS, RACKS = 8, 4
@@ -70,21 +70,21 @@ RESULT = Result(
     about="holders lost with their primaries, one and two holders, 8 workers, two lost",
     source="LUMEN; question of the review",
     published=(
-        Published(
+        PublishedFigure(
             key="rack",
             what="restored, a known rack lost, one holder",
             value=1.0,
             within=0.1,
             because=TAIL,
         ),
-        Published(
+        PublishedFigure(
             key="one",
             what="restored, any two lost, one holder",
             value=6 / 7,
             within=0.1,
             because=PLANNED + TAIL,
         ),
-        Published(
+        PublishedFigure(
             key="two",
             what="restored, any two lost, two holders",
             value=1.0,

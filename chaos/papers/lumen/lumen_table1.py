@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from relume.chaos.papers.lumen.motivation import REPLAY
-from relume.chaos.papers.lumen.parts.lumen_tables import INPUTS, Compared
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.lumen.parts.lumen_tables import INPUTS, RuleComparison
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 PRINTED = {4: (4.1, 25.6), 8: (3.8, 24.0), 16: (3.5, 27.1), 32: (3.5, 29.4), 64: (3.6, 27.8)}
@@ -18,7 +18,7 @@ def run(sampling: Sampling) -> Found:
     whole: list[str] = []
     plain, lost = {}, {}
     for size in sorted({4, 8, *sampling.sizes(PRINTED)}):
-        compared = Compared(sampling, size, ("restart",))
+        compared = RuleComparison(sampling, size, ("restart",))
         plain[size] = compared.mean("plain", "restart")
         lost[size] = compared.mean("lost", "restart")
         over = compared.ratio("plain", "restart", "none")
@@ -41,7 +41,7 @@ RESULT = Result(
     about="a quarter of 4 to 64 workers lost under stop-and-restart",
     source="LUMEN Table 1",
     published=(
-        Published(
+        PublishedFigure(
             key="flat",
             what="uninterrupted TTFT, most / least by size",
             value=4.1 / 3.5,
@@ -49,7 +49,7 @@ RESULT = Result(
             within=0.2,
             because=FEW,
         ),
-        Published(
+        PublishedFigure(
             key="replay_flat",
             what="replay TTFT, most / least by size",
             value=29.4 / 24.0,
@@ -57,7 +57,7 @@ RESULT = Result(
             within=0.2,
             because=FEW,
         ),
-        Published(
+        PublishedFigure(
             key="lost",
             what="replay / uninterrupted, mean of sizes",
             value=7.24,

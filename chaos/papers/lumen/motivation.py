@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from relume.chaos.papers.lumen.parts.lumen_tables import INPUTS, Compared
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.lumen.parts.lumen_tables import INPUTS, RuleComparison
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 TTFT, TPOT = (1.16, 4.69), (138.9, 224.6)
@@ -11,7 +11,7 @@ TTFT, TPOT = (1.16, 4.69), (138.9, 224.6)
 
 def run(sampling: Sampling) -> Found:
     """No failure, and stop-and-restart."""
-    compared = Compared(sampling, 4, ("restart",), 1)
+    compared = RuleComparison(sampling, 4, ("restart",), 1)
     ttft = compared.ratio("ttft", "restart", "none")
     tpot = compared.ratio("tpot", "restart", "none")
     plain = compared.ratio("plain", "restart", "none")
@@ -52,7 +52,7 @@ RESULT = Result(
     about="one worker of four lost under stop-and-restart, over no failure",
     source="LUMEN, motivation",
     published=(
-        Published(
+        PublishedFigure(
             key="ttft",
             what="mean TTFT",
             value=TTFT[1] / TTFT[0],
@@ -60,7 +60,7 @@ RESULT = Result(
             within=0.15,
             because=QUEUE,
         ),
-        Published(
+        PublishedFigure(
             key="tpot",
             what="mean TPOT",
             value=TPOT[1] / TPOT[0],
@@ -68,7 +68,7 @@ RESULT = Result(
             within=0.15,
             because=QUEUE,
         ),
-        Published(
+        PublishedFigure(
             key="plain",
             what="uninterrupted TTFT",
             value=4.1 / 1.16,
@@ -76,8 +76,10 @@ RESULT = Result(
             within=0.15,
             because=QUEUE,
         ),
-        Published(key="queue", what="  of it queueing", value=0.79, within=0.15, because=QUEUE),
-        Published(
+        PublishedFigure(
+            key="queue", what="  of it queueing", value=0.79, within=0.15, because=QUEUE
+        ),
+        PublishedFigure(
             key="lost",
             what="interrupted / uninterrupted TTFT",
             value=7.15,
@@ -85,7 +87,7 @@ RESULT = Result(
             within=0.18,
             because=REPLAY,
         ),
-        Published(
+        PublishedFigure(
             key="share",
             what="interrupted requests",
             value=0.027,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from relume.chaos.papers.lumen.parts.lumen_study import TRAFFIC
 from relume.chaos.papers.lumen.parts.study_runs import RULES, Case, Meter, scenario_of, settings_of
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 from relume.chaos.scenario.language import When
 from relume.chaos.sim import sim_fleet as simulated
@@ -108,7 +108,7 @@ RESULT = Result(
     about="CPU time of routes, holders and plans, and their bytes in the log",
     source="LUMEN; question of the review (below 1 ms a routing decision)",
     published=(
-        Published(
+        PublishedFigure(
             key="under",
             what="choices of workers and holders below 1 ms",
             value=1.0,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relume.chaos.papers.lumen.parts.lumen_tables import COMPARED, INPUTS, Compared
+from relume.chaos.papers.lumen.parts.lumen_tables import COMPARED, INPUTS, RuleComparison
 from relume.chaos.papers.lumen.parts.study_runs import title
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 FIGURES = {"ttft": "mean TTFT", "tpot": "mean TPOT", "back": "recovery time"}
@@ -34,7 +34,7 @@ def run(sampling: Sampling) -> Found:
     sizes = sampling.sizes(PRINTED) or [min(PRINTED)]
     for size in sizes:
         columns = PRINTED[size]
-        compared = Compared(sampling, size, (*COMPARED, "lumen+drafts"), 1)
+        compared = RuleComparison(sampling, size, (*COMPARED, "lumen+drafts"), 1)
         lines += [f"{size} workers, {sampling.count} seeds", *compared.table()]
         for other in columns:
             for figure in FIGURES:
@@ -66,14 +66,14 @@ DRAFTS = (
 FOURTEEN = "the 8-worker prototype serves Qwen3-14B, for which there is no profile: 32B here. "
 
 
-def _published() -> tuple[Published, ...]:
+def _published() -> tuple[PublishedFigure, ...]:
     found = []
     for size, columns in PRINTED.items():
         for other, percents in columns.items():
             for (figure, named), percent in zip(FIGURES.items(), percents, strict=True):
                 because = DRAFTS if figure == "back" else LESS
                 found.append(
-                    Published(
+                    PublishedFigure(
                         key=f"{size}_{other}_{figure}",
                         what=f"{size} workers, LUMEN / {AGAINST[other]}, {named}",
                         value=1 + percent / 100,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from relume.chaos.papers.lumen.motivation import QUEUE
-from relume.chaos.papers.lumen.parts.lumen_tables import COMPARED, INPUTS, Compared
+from relume.chaos.papers.lumen.parts.lumen_tables import COMPARED, INPUTS, RuleComparison
 from relume.chaos.papers.lumen.parts.study_runs import title
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 SIZES = (4, 8, 16, 32, 64)
@@ -17,7 +17,7 @@ def run(sampling: Sampling) -> Found:
     over: dict[str, list[float]] = {rule: [] for rule in RULES}
     lines = []
     for size in sampling.sizes(SIZES):
-        compared = Compared(sampling, size, RULES)
+        compared = RuleComparison(sampling, size, RULES)
         lines += [f"{size} workers, {sampling.count} seeds", *compared.table()]
         for rule in RULES:
             over[rule].append(compared.ratio("ttft", rule, "none").value)
@@ -41,7 +41,7 @@ RESULT = Result(
     about="mean TTFT over no failure, a quarter of 4 to 64 workers lost",
     source="LUMEN, scalability",
     published=(
-        Published(
+        PublishedFigure(
             key="restart",
             what="stop and restart",
             value=4.0,
@@ -49,7 +49,7 @@ RESULT = Result(
             within=0.15,
             because=SHAPE + QUEUE,
         ),
-        Published(
+        PublishedFigure(
             key="neighbour",
             what="fixed neighbour",
             value=3.0,
@@ -57,7 +57,7 @@ RESULT = Result(
             within=0.15,
             because=SHAPE + LITTLE,
         ),
-        Published(
+        PublishedFigure(
             key="lumen", what="LUMEN", value=1.75, unit="x", within=0.15, because=SHAPE + QUEUE
         ),
     ),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from relume.chaos.papers.lumen.context_length import case as long_case
 from relume.chaos.papers.lumen.parts.lumen_study import INPUTS, ONE_LOST, RECOVERY, Column, Study
 from relume.chaos.papers.lumen.parts.study_runs import Case
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 MOVING = Column("moving_s", "moving, s")
@@ -66,7 +66,7 @@ RESULT = Result(
     about="checkpoints in shared storage against other hosts' memory, 4 workers, one lost",
     source="LUMEN, its judgement of QinServe; question of the review",
     published=(
-        Published(
+        PublishedFigure(
             key="memory",
             what="moving a request's blocks out of memory",
             value=0.3,
@@ -74,7 +74,7 @@ RESULT = Result(
             within=0.5,
             because=MEMORY,
         ),
-        Published(
+        PublishedFigure(
             key="storage",
             what="out of storage ('seconds')",
             value=1.0,

@@ -7,7 +7,7 @@ from itertools import product
 from msgspec.structs import replace
 
 from relume.chaos.papers.lumen.parts.lumen_study import INPUTS, ONE_LOST, RECOVERY, Study
-from relume.chaos.papers.result import Found, Published, Result
+from relume.chaos.papers.result import Found, PublishedFigure, Result
 from relume.chaos.papers.sampling import Sampling
 
 THETAS, TAUS = (50, 100, 200), (0, 512, 2048, 1_000_000)
@@ -49,7 +49,7 @@ RESULT = Result(
     about="Eq. 6's theta and tau, 4 workers, one lost",
     source="LUMEN Eq. 6; question of the review, figures of our own first simulation (DESIGN)",
     published=(
-        Published(
+        PublishedFigure(
             key="worst",
             what="interrupted TTFT, worst / best pair",
             value=1.5,
@@ -57,7 +57,7 @@ RESULT = Result(
             within=0.1,
             because=COST,
         ),
-        Published(
+        PublishedFigure(
             key="redirected",
             what="restored less at 200 %, 512 tokens",
             value=0.0,

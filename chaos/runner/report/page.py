@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from relume.chaos.runner.artifacts import Run
 from relume.chaos.runner.judge import Verdict
-from relume.chaos.runner.report.timeline import Asked, Decision, Struck, Timeline
+from relume.chaos.runner.report.timeline import Decision, Struck, Timeline, TimelineRequest
 from relume.chaos.runner.report.verdict_text import bound, struck
 from relume.chaos.runner.run_statistics import quantile
 from relume.chaos.scenario.catalogue import FIGURES, PROMISES
@@ -117,7 +117,7 @@ def _faults(verdict: Verdict) -> list[Row]:
     return [(f.name, f.what, f.target, struck(f)) for f in verdict.faults]
 
 
-def _kind(request: Asked) -> str:
+def _kind(request: TimelineRequest) -> str:
     if request.outcome != RequestOutcome.COMPLETED:
         return "bad"
     return "hit" if request.interrupted else "calm"

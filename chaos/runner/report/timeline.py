@@ -65,7 +65,7 @@ class Struck(Struct, frozen=True, kw_only=True):
     detail: str
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class TimelineRequest(Struct, frozen=True, kw_only=True):
     """A request as its client saw it, with its id in the log and its workers."""
 
     request: str
@@ -97,7 +97,7 @@ class Timeline(Struct, kw_only=True):
     workers: list[Lane]
     replicas: list[Lane]
     faults: list[Struck]
-    requests: list[Asked]
+    requests: list[TimelineRequest]
     decisions: list[Decision]
     gaps_ms: tuple[list[float], list[float]]
 
@@ -245,13 +245,13 @@ def _decision(event: Any, now: float) -> Decision:
     )
 
 
-def _requests(run: Outcome, log: Log) -> Iterator[Asked]:
+def _requests(run: Outcome, log: Log) -> Iterator[TimelineRequest]:
     histories = real(run)
     pairs = of_clients(courses(log), [history.record for history in histories])
     for history, (record, course) in zip(histories, pairs, strict=True):
         first, last = history.first_ns, history.last_ns
         decisions = course.decisions if course is not None else []
-        yield Asked(
+        yield TimelineRequest(
             request=history.request,
             id=course.request if course is not None else "",
             outcome=record.outcome,

@@ -26,7 +26,7 @@ memory holds after the weights, twice the run's maximum use."""
 BOUND = 0.10
 
 
-class Served(Struct, frozen=True, kw_only=True):
+class ServedRequest(Struct, frozen=True, kw_only=True):
     """A request of a run."""
 
     name: str
@@ -37,11 +37,11 @@ class Served(Struct, frozen=True, kw_only=True):
     last_s: float
 
 
-def real_run() -> list[Served]:
+def real_run() -> list[ServedRequest]:
     """The requests of the recorded run, by arrival."""
     with gzip.open(FOLDER / "vllm_requests.csv.gz", "rt", encoding="utf-8") as file:
         found = [
-            Served(
+            ServedRequest(
                 name=row["request_id"], prompt=int(row["input_toks"]), output=int(row["output_toks"]),
                 queued_s=float(row["queued_s"]), first_s=float(row["first_token_s"]), last_s=float(row["last_token_s"]),
             )
@@ -50,7 +50,7 @@ def real_run() -> list[Served]:
     return sorted(found, key=lambda request: request.queued_s)
 
 
-def simulate(formula: Formula, requests: Sequence[Served]) -> list[Served]:
+def simulate(formula: Formula, requests: Sequence[ServedRequest]) -> list[ServedRequest]:
     """The same arrivals and lengths in a simulated engine."""
     engine = SimEngine(CONFIG, StepCost(formula))
     first: dict[str, int] = {}
@@ -75,7 +75,7 @@ def simulate(formula: Formula, requests: Sequence[Served]) -> list[Served]:
     while engine.next_ns is not None:
         note(engine.advance(engine.next_ns))
     return [
-        Served(
+        ServedRequest(
             name=r.name,
             prompt=r.prompt,
             output=r.output,
@@ -87,7 +87,7 @@ def simulate(formula: Formula, requests: Sequence[Served]) -> list[Served]:
     ]
 
 
-def figures(run: Sequence[Served]) -> dict[str, float]:
+def figures(run: Sequence[ServedRequest]) -> dict[str, float]:
     """Mean TTFT and TPOT in seconds, makespan in seconds."""
     return {
         "ttft_s_mean": sum(r.first_s - r.queued_s for r in run) / len(run),

@@ -159,7 +159,7 @@ def calibrated(formula: Formula) -> Formula:
     return _with(formula, round(base, 1), round(collective, 3))
 
 
-def _there(real: Sequence[compare.Served], at_s: float) -> tuple[int, int]:
+def _there(real: Sequence[compare.ServedRequest], at_s: float) -> tuple[int, int]:
     """Sequences that decode at a time, and their tokens of context."""
     there = [r for r in real if r.first_s <= at_s < r.last_s]
     shares = [(at_s - r.first_s) / (r.last_s - r.first_s) for r in there]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from relume.chaos.sim.engine.prefix_model import Moved
+from relume.chaos.sim.engine.prefix_model import SegmentMove
 
 
 class KvBlocks:
@@ -26,7 +26,7 @@ class KvBlocks:
         self._sizes: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._before: dict[int, int] = {}
-        self.moves: list[Moved] | None = None
+        self.moves: list[SegmentMove] | None = None
         """Published and evicted segments, if a reader empties it."""
 
     @property
@@ -49,7 +49,7 @@ class KvBlocks:
             del self._users[segment]
             before = self._before.pop(segment)
             if self.moves is not None:
-                self.moves.append(Moved(segment, before, size, False))
+                self.moves.append(SegmentMove(segment, before, size, False))
             self._idle_blocks -= size
             self._free += size
         self._free -= blocks
@@ -86,12 +86,14 @@ class KvBlocks:
         self._users[segment], self._sizes[segment] = 1, blocks
         self._before[segment] = before
         if self.moves is not None:
-            self.moves.append(Moved(segment, before, blocks, True))
+            self.moves.append(SegmentMove(segment, before, blocks, True))
         return True
 
-    def cached(self) -> list[Moved]:
+    def cached(self) -> list[SegmentMove]:
         """All cached segments."""
-        return [Moved(one, self._before[one], size, True) for one, size in self._sizes.items()]
+        return [
+            SegmentMove(one, self._before[one], size, True) for one, size in self._sizes.items()
+        ]
 
     def leave(self, prefix: Sequence[int]) -> None:
         """Stop using segments; the last ones are evicted first."""

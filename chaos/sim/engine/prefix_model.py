@@ -11,7 +11,7 @@ from typing import NamedTuple
 from relume.events.wire import prefix
 
 
-class Moved(NamedTuple):
+class SegmentMove(NamedTuple):
     """A segment of `blocks` blocks, after `before` others of its prompt, entered a prefix cache,
     or left it."""
 
@@ -47,7 +47,7 @@ def of_prompt(
     return prefix.pack(found[: min(most, prefix.MAX_MARKS)])
 
 
-def changed(moves: Iterable[Moved]) -> tuple[bytes, bytes]:
+def changed(moves: Iterable[SegmentMove]) -> tuple[bytes, bytes]:
     """(stored, removed) after moves in their order."""
     stored: dict[int, None] = {}
     removed: dict[int, None] = {}

@@ -9,7 +9,7 @@ from msgspec import Struct
 from relume.chaos.sim.engine.step_cost import StepCost
 
 
-class Slowed(StepCost):
+class SlowedStepCost(StepCost):
     """`factor` times what `cost` says."""
 
     def __init__(self, cost: StepCost, factor: float) -> None:
@@ -74,7 +74,7 @@ class Drafts(Struct, frozen=True, kw_only=True):
     sparing: bool = False
 
 
-class Assisted(Speculative):
+class AssistedStepCost(Speculative):
     """The same with drafts from another host; steps with prompts also verify: k + 1 tokens of each
     sequence, after the drafts."""
 

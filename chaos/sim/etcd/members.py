@@ -44,7 +44,7 @@ from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader import scan
 from relume.events.etcd.reader.log_reader import EtcdReader
 from relume.events.etcd.writer.stream_writer import EtcdWriter
-from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.interface import LandedSegment, RevisionGroup
 
 FSYNC_S = 0.0005
 PEER_S = 0.0002
@@ -98,7 +98,7 @@ class SimEtcd:
         self.no_space = False
         """Whether puts and lease grants are refused, as under the alarm NOSPACE."""
         self.elections = 0
-        self.landed: list[Landed] = []
+        self.landed: list[LandedSegment] = []
         """Appends acknowledged to writers as durable (I13)."""
         self.observers: list[Callable[[int, bool], None]] = []
         """Called after each agreed batch, with its first revision and whether it changed the

@@ -51,7 +51,7 @@ from relume.events.wire.frames import (
     encode_response,
     encode_tokens,
 )
-from relume.events.wire.resumption import Delivered, parse_resume
+from relume.events.wire.resumption import DeliveredChoice, parse_resume
 from relume.events.wire.worker_calls import ATTACH_PATH, Attach, decode
 
 PATH = "/v1/completions"
@@ -539,10 +539,10 @@ def _parsed(head: bytes) -> tuple[str, dict[str, str]]:
     return first.split(" ")[1], dict(line.split(": ", 1) for line in lines if line)
 
 
-def _resumed_from(fields: dict[str, str], sent: do.Send) -> tuple[Delivered, ...]:
+def _resumed_from(fields: dict[str, str], sent: do.Send) -> tuple[DeliveredChoice, ...]:
     """The tokens of each choice that the client has, by the dispatch."""
     if h.RESUME not in fields:
-        return (Delivered(),)
+        return (DeliveredChoice(),)
     return parse_resume(fields[h.RESUME], sent.body + sent.tail)[0].choices
 
 

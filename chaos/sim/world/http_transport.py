@@ -20,7 +20,7 @@ import structlog
 
 from relume.chaos.sim.world.network import End, Refused, Wires
 from relume.chaos.sim.world.virtual_loop import Process, current
-from relume.events.wire.notices import Died, hello_line
+from relume.events.wire.notices import DeathNotice, hello_line
 
 Body = dict[str, Any]
 
@@ -177,7 +177,7 @@ async def connect(
     def lost(kind: str, detail: str) -> None:
         protocol.connection_lost(ConnectionResetError(detail) if kind == "reset" else None)
 
-    def hear(died: Died) -> None:
+    def hear(died: DeathNotice) -> None:
         end.peer.send(protocol.data_received, died.line())
 
     def greet() -> None:

@@ -40,7 +40,7 @@ class Refused(ConnectionRefusedError):
     """No process listens at that address."""
 
 
-class Served(Struct):
+class Listener(Struct):
     """The object that answers at an address, and its process."""
 
     process: Process
@@ -54,7 +54,7 @@ class Wires:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
-        self.served: dict[str, Served] = {}
+        self.served: dict[str, Listener] = {}
         self.shaped = 0
         """Counts changes of the rules."""
         self._random = random.Random(loop.random.random())
@@ -69,7 +69,7 @@ class Wires:
 
     def serve(self, address: str, process: Process, what: Any) -> None:
         """Have `what` answer at `address` (`host:port`), in `process`, until that is killed."""
-        served = self.served[address] = Served(process, what)
+        served = self.served[address] = Listener(process, what)
 
         def gone() -> None:
             if self.served.get(address) is served:
@@ -164,7 +164,7 @@ class Wires:
                 raise Refused(f"no process listens at {address}")
             return self.line(near, served, kind), served.what
 
-    def line(self, near: Process, there: Served, kind: str) -> End:
+    def line(self, near: Process, there: Listener, kind: str) -> End:
         """Make a connection without delay; returns the near end, `peer` is the far one."""
         one, other = End(self, near, kind), End(self, there.process, kind)
         one.peer, other.peer = other, one
@@ -218,7 +218,7 @@ class End:
         self.kind = kind
         self.closed = False
         self.lost: Lost = _nobody
-        self.served: Served | None = None
+        self.served: Listener | None = None
         self._arrives = 0.0
         self._coming: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._skip = 0

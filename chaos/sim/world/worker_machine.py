@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from relume.chaos.sim.engine.host_types import HostSpec
-from relume.chaos.sim.engine.speed import Assisted, Drafts, Slowed
+from relume.chaos.sim.engine.speed import AssistedStepCost, Drafts, SlowedStepCost
 from relume.chaos.sim.engine.step_cost import StepCost
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.network_card import Links
@@ -114,8 +114,8 @@ class Machine:
     @property
     def steps(self) -> StepCost:
         """The current cost of steps."""
-        cost = self.cost if self.drafts is None else Assisted(self.cost, self.drafts)
-        return cost if self.slower == 1 else Slowed(cost, self.slower)
+        cost = self.cost if self.drafts is None else AssistedStepCost(self.cost, self.drafts)
+        return cost if self.slower == 1 else SlowedStepCost(cost, self.slower)
 
     @property
     def slower(self) -> float:

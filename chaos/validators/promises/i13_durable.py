@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from relume.chaos.validators.records import ClientRecord, Violation
-from relume.events.log.interface import Landed, RevisionGroup
+from relume.events.log.interface import LandedSegment, RevisionGroup
 from relume.events.log.segment import Segment
 
 PROMISE = "I13"
@@ -19,7 +19,7 @@ PROMISE = "I13"
 def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
-    landed: Iterable[Landed] = (),
+    landed: Iterable[LandedSegment] = (),
 ) -> list[Violation]:
     """Acknowledged segments that are missing or differ."""
     held: dict[tuple[str, int], tuple[int, Segment]] = {

@@ -27,7 +27,7 @@ from relume.chaos.validators.records import (
     log_of,
     of_clients,
 )
-from relume.chaos.validators.unacknowledged_requests import Unheard
+from relume.chaos.validators.unacknowledged_requests import UnacknowledgedRequests
 from relume.controlplane.gateway.http.routes import PROTECTED
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -49,7 +49,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     """Violations in the log itself, then between log and clients."""
     found = courses(groups)
     broken, lost = _broken(groups)
-    unheard = Unheard(groups, lost) if broken else None
+    unheard = UnacknowledgedRequests(groups, lost) if broken else None
     unacknowledged = set(unheard.tokens) if unheard is not None else set()
     out = [
         Violation(PROMISE, c.request, text)

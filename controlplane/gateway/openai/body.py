@@ -43,7 +43,7 @@ _items = msgspec.json.Decoder(list[Raw]).decode
 _value = msgspec.json.Decoder().decode
 
 
-class Parsed(Struct, frozen=True, kw_only=True):
+class ParsedBody(Struct, frozen=True, kw_only=True):
     """What the gateway read. `body` is the client's bytes unless something was stripped.
     `prompt_tokens` is an estimate where `estimated`; `max_tokens` 0: not given. `verdict`
     and what follows it: see `classify.Classification`. `priority` as vLLM has it: lower is more
@@ -127,7 +127,7 @@ def without_forbidden(body: bytes) -> bytes:
     return _without_forbidden(_members(body), body)
 
 
-def parse(body: bytes, *, chat: bool) -> Parsed:
+def parse(body: bytes, *, chat: bool) -> ParsedBody:
     """Read a completion or chat body; raises `ClientError` for what no worker could serve."""
     members = _members(body)
     body = _without_forbidden(members, body)
@@ -142,7 +142,7 @@ def parse(body: bytes, *, chat: bool) -> Parsed:
         fields[name] = value
     prompt_tokens, estimated = _read_prompt(members, fields, chat)
     judged = classify(fields)
-    return Parsed(
+    return ParsedBody(
         model=fields.get("model") or "",
         stream=fields.get("stream") or False,
         prompt_tokens=prompt_tokens,

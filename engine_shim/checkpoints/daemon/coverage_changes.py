@@ -36,7 +36,7 @@ class CoverageReports:
         self._known: dict[tuple[str, int], dict[int, m.Change]] = {}
         self._written: dict[tuple[str, int], tuple[int, int]] = {}
 
-    def take(self, changed: m.Changed) -> list[Event]:
+    def take(self, changed: m.ChangesAnswer) -> list[Event]:
         """Events for one answer; `cursor` is where the next poll starts. After another boot the
         answer is not used: poll again from 0."""
         if changed.boot != self._boot:

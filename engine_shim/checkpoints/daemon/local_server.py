@@ -55,7 +55,7 @@ class LocalServer:
         finally:
             self._listener.close()
 
-    def turn_away(self, why: m.Refused) -> None:
+    def turn_away(self, why: m.RefusalAnswer) -> None:
         """Sends to all connections."""
         for writer in self._writers:
             writer.write(local_frames.pack(m.encode(why), 0))

@@ -54,7 +54,7 @@ class OwnHolder:
         self._thread.join(BOUND_S)
 
     def _end(self) -> None:
-        self._server.turn_away(m.Refused(0, "fenced", "it was there for a moment only"))
+        self._server.turn_away(m.RefusalAnswer(0, "fenced", "it was there for a moment only"))
         self._serving.cancel()
 
 

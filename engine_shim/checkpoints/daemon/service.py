@@ -100,13 +100,13 @@ class Session:
                 raise Refusal("session", "say hello first")
             handler = _HANDLERS.get(type(message))
             if handler is None:
-                raise MalformedMessage(f"{type(message).__name__} is not for a daemon")
+                raise MalformedMessage(f"{m.name_of(message)} is not for a daemon")
             return handler(self, self._hello, message, chunk)
         except MalformedMessage as error:
-            refused = m.Refused(seq, "malformed", str(error)[:200])
+            refused = m.RefusalAnswer(seq, "malformed", str(error)[:200])
             return Reply(m.encode(refused), close=True)
         except Refusal as refusal:
-            refused = m.Refused(seq, refusal.code, refusal.detail[:200])
+            refused = m.RefusalAnswer(seq, refusal.code, refusal.detail[:200])
             close = refusal.code in ("authentication", "version")
             return Reply(m.encode(refused), close=close)
 
@@ -196,7 +196,7 @@ class Session:
             raise MalformedMessage(f"{len(match.chains)} bytes of chains")
         chains = [match.chains[n * CHAIN_BYTES : (n + 1) * CHAIN_BYTES] for n in range(count)]
         found = self._service.store.match(chains, hello.fingerprint)
-        return Reply(m.encode(m.Matched(match.seq, *found)))
+        return Reply(m.encode(m.MatchAnswer(match.seq, *found)))
 
     def _get(self, hello: m.Hello, get: m.Get, chunk: memoryview) -> Reply:
         store = self._service.store
@@ -328,7 +328,7 @@ class Session:
         self._service.asked_s = self._service.now()
         limit = min(max(ask.limit, 1), m.MAX_REQUESTS)
         cursor, changes, more = self._service.store.ledger.since(ask.cursor, limit)
-        changed = m.Changed(
+        changed = m.ChangesAnswer(
             seq=ask.seq, cursor=cursor, boot=self._service.boot, changes=tuple(changes), more=more
         )
         return Reply(m.encode(changed))

@@ -69,7 +69,7 @@ class BlockIn(Struct, frozen=True):
     chain: bytes = b""
 
 
-class Loaded(Struct, frozen=True):
+class LoadResult(Struct, frozen=True):
     """What `stream_in` brought: the first `blocks` of those wanted, and why not more."""
 
     blocks: int
@@ -134,7 +134,7 @@ def gather(
     rank: int,
     timeout_s: float,
     landed: Callable[[BlockIn], None] = lambda block: None,
-) -> Loaded:
+) -> LoadResult:
     """Brings blocks (consecutive indices) from one peer into the cache.
 
     Each is copied, and the copy checked: digest, size and token ids. It stops before the first that
@@ -180,11 +180,11 @@ class _GatherState:
         self._done = self._bytes = 0
 
     @property
-    def got(self) -> Loaded:
+    def got(self) -> LoadResult:
         """What is there so far."""
-        return Loaded(self._done, self._bytes)
+        return LoadResult(self._done, self._bytes)
 
-    def run(self, timeout_s: float) -> Loaded:
+    def run(self, timeout_s: float) -> LoadResult:
         """See gather."""
         wanted = self._wanted
         while self._done < len(wanted):
@@ -339,7 +339,7 @@ def stream_in(
     source: reshape.Setup | None = None,
     destination: reshape.Setup | None = None,
     timeout_s: float = 5.0,
-) -> Loaded:
+) -> LoadResult:
     """Brings blocks into the ranks' caches; the fewest that any rank got. With two setups
     that differ, the blocks of all source ranks are merged and split for ours.
 
@@ -351,7 +351,7 @@ def stream_in(
             for rank, view in sorted(views.items())
         ]
         least = min(results, key=lambda r: r.blocks)
-        return Loaded(least.blocks, sum(r.bytes for r in results), least.failure)
+        return LoadResult(least.blocks, sum(r.bytes for r in results), least.failure)
     if source is None or destination is None:
         raise Unshapeable("one of the setups is not known")
     return _merge_in(
@@ -385,7 +385,7 @@ def _merge_in(
     source: reshape.Setup,
     destination: reshape.Setup,
     timeout_s: float,
-) -> Loaded:
+) -> LoadResult:
     size = 0
     for done, block in enumerate(wanted):
         parked = {r: _StagedBlock(reshape.size_of(source, r)) for r in range(source.ranks)}
@@ -393,9 +393,9 @@ def _merge_in(
             loaded = gather(place, [block], peer, request, child, rank, timeout_s)
             size += loaded.bytes
             if not loaded.blocks:
-                return Loaded(done, size, loaded.failure)
+                return LoadResult(done, size, loaded.failure)
         theirs = {rank: memoryview(place.data) for rank, place in parked.items()}
         ours = reshape.convert(source, destination, theirs)
         for rank, view in views.items():
             spread(ours[rank], view.pieces(block.block_id))
-    return Loaded(len(wanted), size)
+    return LoadResult(len(wanted), size)

@@ -241,7 +241,7 @@ class Peer:
         question = self._question(get) if isinstance(get, m.Get) else get
         answer, chunk = self._await(question, timeout_s)
         if not isinstance(answer, m.Blocks):
-            raise MalformedMessage(f"{type(answer).__name__} in answer to Get")
+            raise MalformedMessage(f"{m.name_of(answer)} in answer to Get")
         channel = self._channel
         try:
             if answer.shared:
@@ -348,10 +348,10 @@ class Peer:
             answer = self._next(channel)
         elif not channel.trusted and isinstance(answer, m.Welcome):
             raise Refusal("authentication", "the daemon did not prove itself")
-        if isinstance(answer, m.Refused):
+        if isinstance(answer, m.RefusalAnswer):
             raise Refusal(answer.code, answer.detail)
         if not isinstance(answer, m.Welcome):
-            raise MalformedMessage(f"{type(answer).__name__} in answer to hello")
+            raise MalformedMessage(f"{m.name_of(answer)} in answer to hello")
         self._welcomed(answer)
 
     def _welcomed(self, welcome: m.Welcome) -> None:
@@ -473,7 +473,7 @@ class Peer:
             question = self._questions.pop(seq, None)
             self._asked.pop(seq, None)
         if question is not None:
-            if isinstance(message, m.Refused):
+            if isinstance(message, m.RefusalAnswer):
                 if message.code == "session":
                     with self._lock:
                         self._questions[seq] = question
@@ -483,7 +483,7 @@ class Peer:
             question.done.set()
         elif isinstance(message, m.Blocks) and message.shared:
             self._tell(m.Release(0, seq))  # its caller gave up
-        elif isinstance(message, m.Refused):
+        elif isinstance(message, m.RefusalAnswer):
             # Of one batch, or (seq 0) of the session: then the session restarts and everything is
             # sent again.
             if message.code == "fenced":

@@ -100,7 +100,7 @@ class Buffer:
 
 
 class StagedCache:
-    """See `staged_saves.Staged`. `blocks`: how many the cache has."""
+    """See `staged_saves.StagedCacheProtocol`. `blocks`: how many the cache has."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class StagedCache:
     # --- out ---------------------------------------------------------------------------
 
     def take(self) -> Buffer | None:
-        """See staged_saves.Staged, also for what follows."""
+        """See staged_saves.StagedCacheProtocol, also for what follows."""
         try:
             return self._free.get_nowait()
         except queue.Empty:

@@ -51,7 +51,7 @@ class Loading(CacheView, Protocol):
 
 
 @runtime_checkable
-class Staged(Protocol):
+class StagedCacheProtocol(Protocol):
     """A cache that is read and written by copies. `failed`: why it stopped; empty while it
     works."""
 
@@ -99,7 +99,7 @@ class StagedSaves:
 
     def __init__(
         self,
-        cache: Staged,
+        cache: StagedCacheProtocol,
         links: Links,
         blocks_of: Callable[[SaveJob, int, Sequence[int]], list[BlockOut]],
         taken: Callable[[SaveJob, int], None],

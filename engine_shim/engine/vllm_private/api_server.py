@@ -58,7 +58,7 @@ from relume.engine_shim.generation import (
 )
 from relume.events.vocabulary.enums import AttemptMode
 from relume.events.wire.frames import FailureKind
-from relume.events.wire.resumption import Delivered, Resume
+from relume.events.wire.resumption import DeliveredChoice, Resume
 
 SUPPORTED = "0.32."
 
@@ -382,7 +382,7 @@ def _child(request: EngineCoreRequest, request_id: str) -> EngineCoreRequest:
 
 
 def _deliver_again(
-    engine: AsyncLLM, generation: Generation, request: EngineCoreRequest, held: Delivered
+    engine: AsyncLLM, generation: Generation, request: EngineCoreRequest, held: DeliveredChoice
 ) -> None:
     """Feeds the delivered tokens to the output processor, which may find them complete."""
     processor = engine.output_processor
@@ -431,7 +431,7 @@ def _end_of(request: EngineCoreRequest, tail: Sequence[int], max_model_len: int)
 
 
 def _continuation(
-    request: EngineCoreRequest, generation: Generation, held: Delivered, choice: int
+    request: EngineCoreRequest, generation: Generation, held: DeliveredChoice, choice: int
 ) -> EngineCoreRequest:
     """What the core is to compute: the same request, with what was delivered of it."""
     params = request.sampling_params.clone()

@@ -15,7 +15,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from relume.engine_shim.engine.streams import token_notes as records
 from relume.engine_shim.generation import ReplayMismatch
-from relume.events.wire.resumption import Delivered
+from relume.events.wire.resumption import DeliveredChoice
 
 MERGE_AFTER = 64
 """Outputs a slow reader may leave unread before further ones are merged into the last."""
@@ -131,7 +131,7 @@ def record_of(entry: dict[int, Any], ranks: int) -> records.TokenRecord:
     return records.TokenRecord(token, sampled.logprob, sampled.rank, others)
 
 
-def logprobs_of(params: SamplingParams, held: Delivered, whole: bool) -> LogprobsLists | None:
+def logprobs_of(params: SamplingParams, held: DeliveredChoice, whole: bool) -> LogprobsLists | None:
     """The log probabilities of the delivered tokens, if requested. In a stream the client has them;
     only the tokens matter, for the text before others. Raises MalformedNote."""
     if params.logprobs is None:

@@ -34,7 +34,7 @@ from relume.events.etcd.writer.spool import SPOOL_VERSION, Spool, SpoolHead, pat
 from relume.events.etcd.writer.spool_recovery import recover
 from relume.events.log.codec import encode
 from relume.events.log.errors import Fenced, LogError, LogFull, LogUnavailable
-from relume.events.log.interface import Landed
+from relume.events.log.interface import LandedSegment
 from relume.events.log.segment import MAX_SEGMENT_BYTES
 from relume.events.vocabulary import StreamResumed
 
@@ -81,7 +81,7 @@ class EtcdWriter:
         self._position = 0
         self._under_way: Append | None = None
         self._shape: Shape | None = None
-        self._callbacks: list[Callable[[Landed], None]] = []
+        self._callbacks: list[Callable[[LandedSegment], None]] = []
         self._trouble: LogError | None = None
         self._lapsed = False
         self._fence: Fenced | None = None
@@ -229,7 +229,7 @@ class EtcdWriter:
                     self._progress = asyncio.Event()
                 await self._progress.wait()
 
-    def on_landed(self, callback: Callable[[Landed], None]) -> None:
+    def on_landed(self, callback: Callable[[LandedSegment], None]) -> None:
         """Call `callback` on the event loop for every segment that became durable."""
         self._callbacks.append(callback)
 
@@ -315,7 +315,7 @@ class EtcdWriter:
         self._under_way = None
         self._tail = append.landed_as(revision)
         self._moved()
-        landed = Landed(
+        landed = LandedSegment(
             stream=self.stream,
             revision=revision,
             seq=append.seq,

@@ -72,7 +72,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     host: str
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class RefusalAnswer(Message, frozen=True, tag="refused"):
     """Nothing was done; see `errors.Refusal` for the codes. `seq` 0: the connection."""
 
     seq: int
@@ -151,7 +151,7 @@ class Match(Message, frozen=True, tag="match"):
     chains: bytes
 
 
-class Matched(Message, frozen=True, tag="matched"):
+class MatchAnswer(Message, frozen=True, tag="matched"):
     """Answer to `Match`: `blocks` of (request, child), to be had by `Get` with their chain."""
 
     seq: int
@@ -286,7 +286,7 @@ class Change(
     ranks: int = 1
 
 
-class Changed(Message, frozen=True, tag="changed", kw_only=True):
+class ChangesAnswer(Message, frozen=True, tag="changed", kw_only=True):
     """Answer to `Changes`; continue from `cursor`. `boot`: a cursor of another boot is invalid."""
 
     seq: int
@@ -312,9 +312,9 @@ class Stats(Message, frozen=True, tag="stats"):
 
 
 AnyMessage = (
-    Hello | Challenge | Proof | Welcome | Refused | Put | Ack | Ask | Held | Match | Matched | Get
-    | Blocks | Release | Corrupt | Drop | Done | Keep | KeepChunk | Recall | Envelope | Changes
-    | Changed | StatsAsk | Stats
+    Hello | Challenge | Proof | Welcome | RefusalAnswer | Put | Ack | Ask | Held | Match
+    | MatchAnswer | Get | Blocks | Release | Corrupt | Drop | Done | Keep | KeepChunk | Recall
+    | Envelope | Changes | ChangesAnswer | StatsAsk | Stats
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -332,6 +332,11 @@ def decode(header: bytes | memoryview) -> Message:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage(str(error)) from None
     return message
+
+
+def name_of(message: Message) -> str:
+    """Its name in errors: the tag, as `KeepChunk` of `keep_chunk`."""
+    return str(message.__struct_config__.tag).title().replace("_", "")
 
 
 def check_piece(piece: Piece) -> None:

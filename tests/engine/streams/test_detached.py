@@ -17,7 +17,7 @@ from relume.events.vocabulary import StreamsReported
 from relume.events.wire import frames
 from relume.events.wire.errors import HeaderError
 from relume.events.wire.headers import Grace
-from relume.events.wire.resumption import Delivered, Resume
+from relume.events.wire.resumption import DeliveredChoice, Resume
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -151,7 +151,7 @@ async def test_beyond_the_bound_ids_are_kept_and_payloads_are_not() -> None:
 
 async def test_tokens_of_earlier_attempts_are_known() -> None:
     buffers, first, second = StreamBuffers(), Wire(), Wire()
-    resume = Resume("continue", (Delivered((7, 8, 9)),))
+    resume = Resume("continue", (DeliveredChoice((7, 8, 9)),))
     bounds = Grace(60, 1 << 20, 1 << 20, 8)
     kept = buffers.keep(Generation("q", 2, b"", resume), bounds, "claim", b"{}\n")
     kept.begin(first.send)

@@ -14,7 +14,7 @@ from relume.engine_shim.generation import (
 from relume.events.wire import frames
 from relume.events.wire.errors import HeaderError
 from relume.events.wire.frames import End, Failure, Response, Tokens
-from relume.events.wire.resumption import Delivered, Resume, parse_resume
+from relume.events.wire.resumption import DeliveredChoice, Resume, parse_resume
 
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
 JSON = [(b"content-type", b"application/json"), (b"content-length", b"2")]
@@ -214,7 +214,11 @@ def test_tail_is_split_off_the_body() -> None:
 def test_tails_and_notes_of_several_choices_are_split_off() -> None:
     tail = bytes([1, 0, 0, 0]) + bytes([2, 0, 0, 0, 3, 0, 0, 0]) + b"note"
     resume, body = parse_resume("continue 1,2:4,0", b"{}" + tail)
-    assert resume.choices == (Delivered((1,)), Delivered((2, 3), b"note"), Delivered())
+    assert resume.choices == (
+        DeliveredChoice((1,)),
+        DeliveredChoice((2, 3), b"note"),
+        DeliveredChoice(),
+    )
     assert body == b"{}"
     for malformed in ("continue 1,", "continue 1:x", "continue 1,99"):
         with pytest.raises(HeaderError):

@@ -22,7 +22,7 @@ from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.memory import MemoryLog, MemoryWriter
-from relume.events.wire.notices import Died, hello_line
+from relume.events.wire.notices import DeathNotice, hello_line
 from relume.policies.liveness import stall
 from tests.gateway.peers import (
     Behaviour,
@@ -263,7 +263,7 @@ async def test_stale_notices_garbage_and_lost_connections_are_no_evidence() -> N
     async with scene(w0_registers=False) as s:
         worker, other = s.workers
         epoch = worker.writer.epoch
-        hello, good = hello_line("w0"), Died(epoch, now).line()
+        hello, good = hello_line("w0"), DeathNotice(epoch, now).line()
         told = [
             hello_line("w1") + good,  # the agent of another worker
             good,  # a stranger who does not say who it is
@@ -272,9 +272,9 @@ async def test_stale_notices_garbage_and_lost_connections_are_no_evidence() -> N
             b"\xff\x00" * 50 + b"\n",
             hello,  # and then it is lost
             hello
-            + Died(epoch, now - 1).line()
-            + Died(epoch, now + 1).line()
-            + Died(epoch - 1, now).line(),
+            + DeathNotice(epoch, now - 1).line()
+            + DeathNotice(epoch, now + 1).line()
+            + DeathNotice(epoch - 1, now).line(),
         ]
         connections: list[asyncio.StreamWriter] = []
 

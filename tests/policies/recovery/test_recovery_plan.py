@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.policies.recovery.plan import POLICIES, Interrupted, Links, Rules, Stored, Target, plan
+from relume.policies.recovery.plan import (
+    POLICIES,
+    InterruptedRequest,
+    Links,
+    Rules,
+    StoredBlocks,
+    Target,
+    plan,
+)
 
 LINKS = Links(local=10_000_000, remote=1_000_000, latency_us=100)
 
@@ -25,8 +33,10 @@ def target(name: str, load: int = 0, wait_us: int = 0, **options: object) -> Tar
     )  # type: ignore[arg-type]
 
 
-def request(name: str, tokens: int, *stored: Stored) -> Interrupted:
-    return Interrupted(request=name, attempt=1, tokens=tokens, stored=stored, model="m", family="f")
+def request(name: str, tokens: int, *stored: StoredBlocks) -> InterruptedRequest:
+    return InterruptedRequest(
+        request=name, attempt=1, tokens=tokens, stored=stored, model="m", family="f"
+    )
 
 
 def taken(choice: object) -> tuple[str, str]:
@@ -36,8 +46,8 @@ def taken(choice: object) -> tuple[str, str]:
 
 def test_a_long_prefix_is_restored_and_a_short_one_computed_elsewhere() -> None:
     targets = [target("w1", wait_us=60_000), target("w2")]
-    long = request("long", 2000, Stored("w1", 1984, 1_000_000))
-    short = request("short", 200, Stored("w1", 192, 100_000))
+    long = request("long", 2000, StoredBlocks("w1", 1984, 1_000_000))
+    short = request("short", 200, StoredBlocks("w1", 192, 100_000))
     a, b = plan([long, short], targets, Links(10_000_000, 100_000, latency_us=100))
     assert taken(a)[0] == "restore"
     assert taken(b) == ("restore", "w2"), "its blocks travel: less than waiting, or computing"
@@ -48,7 +58,7 @@ def test_a_long_prefix_is_restored_and_a_short_one_computed_elsewhere() -> None:
 
 def test_a_holder_is_not_flooded() -> None:
     targets = [target(f"w{i}") for i in range(1, 4)]
-    many = [request(f"r{i}", 2000, Stored("w1", 1000, 50_000)) for i in range(6)]
+    many = [request(f"r{i}", 2000, StoredBlocks("w1", 1000, 50_000)) for i in range(6)]
     workers = [taken(c)[1] for c in plan(many, targets, LINKS)]
     assert {w: workers.count(w) for w in set(workers)} == {"w1": 2, "w2": 2, "w3": 2}
 
@@ -56,8 +66,8 @@ def test_a_holder_is_not_flooded() -> None:
 def test_eq6_as_published() -> None:
     """Not overloaded: holder. Overloaded: holder for a long prefix, else least loaded."""
     targets = [target("w1", load=100), target("w2", load=1), target("w3", load=2)]
-    long = request("long", 2000, Stored("w1", 513, 1))
-    short = request("short", 600, Stored("w1", 512, 1))
+    long = request("long", 2000, StoredBlocks("w1", 513, 1))
+    short = request("short", 600, StoredBlocks("w1", 512, 1))
     rules = Rules(theta=50, tau=512)
     assert taken(plan([long], targets, LINKS, rules, "eq6")[0]) == ("restore", "w1")
     assert taken(plan([short], targets, LINKS, rules, "eq6")[0]) == ("recompute", "w2")
@@ -66,7 +76,7 @@ def test_eq6_as_published() -> None:
 
 def test_eq6_does_not_send_all_redirected_to_one() -> None:
     targets = [target("w1", load=1000), target("w2", load=0), target("w3", load=3)]
-    many = [request(f"r{i}", 600, Stored("w1", 16, 1)) for i in range(4)]
+    many = [request(f"r{i}", 600, StoredBlocks("w1", 16, 1)) for i in range(4)]
     workers = [taken(c)[1] for c in plan(many, targets, LINKS, Rules(theta=50), "eq6")]
     assert workers == ["w2", "w3", "w2", "w3"]
 
@@ -78,7 +88,7 @@ def test_a_worker_that_cannot_use_the_blocks_computes() -> None:
         ),
         Target(worker="w2", load=0, wait_us=0, prefill_ns_per_token=100_000, model="n", family="f"),
     ]
-    (choice,) = plan([request("r", 500, Stored("w1", 400, 10))], targets, LINKS)
+    (choice,) = plan([request("r", 500, StoredBlocks("w1", 400, 10))], targets, LINKS)
     assert taken(choice) == ("recompute", "w1")
     reasons = {(o.kind, o.worker): o.excluded for o in choice.options}
     assert reasons["restore", "w1"] == "fingerprint"
@@ -110,7 +120,7 @@ def test_every_request_gets_an_open_way_if_there_is_one(
     asked: list, offered: list, policy: str
 ) -> None:
     interrupted = [
-        request(f"r{i}", tokens, *(Stored(h, min(n, tokens), n * 10) for h, n in stored))
+        request(f"r{i}", tokens, *(StoredBlocks(h, min(n, tokens), n * 10) for h, n in stored))
         for i, (tokens, stored) in enumerate(asked)
     ]
     targets = [
@@ -160,7 +170,7 @@ def test_an_unknown_policy_is_an_error() -> None:
 def test_least_delay_counts_what_computing_costs_others() -> None:
     """On an empty worker what is done first is best; on a crowded one computing waits."""
     slow = Links(local=1_000_000, remote=1_000_000)
-    short = request("r", 1000, Stored("w0", 990, 150_000_000))
+    short = request("r", 1000, StoredBlocks("w0", 990, 150_000_000))
     for policy, requests, kind in (
         ("completion", 80, "recompute"),
         ("least_delay", 0, "recompute"),
@@ -175,7 +185,7 @@ def test_least_delay_spreads_what_comes_from_other_hosts() -> None:
     has had enough."""
     gone = [target("w0", excluded="lost"), target("w1", excluded="lost")]
     targets = [*gone, target("w2"), target("w3")]
-    many = [request(f"r{n}", 1000, Stored(f"w{n % 2}", 999, 20_000_000)) for n in range(6)]
+    many = [request(f"r{n}", 1000, StoredBlocks(f"w{n % 2}", 999, 20_000_000)) for n in range(6)]
 
     def spread(policy: str) -> list[int]:
         workers = [taken(c)[1] for c in plan(many, targets, LINKS, policy=policy)]
@@ -187,8 +197,8 @@ def test_least_delay_spreads_what_comes_from_other_hosts() -> None:
 
 def test_least_delay_reads_the_workers_own_host_beside_the_network() -> None:
     targets = [target("w0", excluded="lost"), target("w1")]
-    far = request("far", 1000, Stored("w0", 999, 50_000_000))
-    near = request("near", 900, Stored("w1", 899, 50_000_000))
+    far = request("far", 1000, StoredBlocks("w0", 999, 50_000_000))
+    near = request("near", 900, StoredBlocks("w1", 899, 50_000_000))
     first, second = plan([far, near], targets, LINKS, policy="least_delay")
     assert taken(first) == taken(second) == ("restore", "w1")
     assert second.options[second.chosen].move_us < first.options[first.chosen].move_us
@@ -198,7 +208,7 @@ def test_least_total_keeps_long_computing_from_those_who_wait_for_a_token() -> N
     """Three restored requests have a home at w1; what nobody holds is computed elsewhere, though
     w2 is behind, as all of a step wait for it."""
     targets = [target("w0", excluded="lost"), target("w1"), target("w2", wait_us=60_000)]
-    held = [request(f"r{n}", 1000, Stored("w1", 990, 1_000_000)) for n in range(3)]
+    held = [request(f"r{n}", 1000, StoredBlocks("w1", 990, 1_000_000)) for n in range(3)]
     asked = [request("anew", 900), *held]
     anew, *others = plan(asked, targets, LINKS, policy="least_total")
     assert taken(anew) == ("recompute", "w2")
@@ -217,7 +227,7 @@ def test_least_total_knows_that_an_engine_restores_one_after_the_other() -> None
     """Four lie at w1, whose link is as quick as its own memory: two of them move."""
     even = Links(local=1_000_000, remote=1_000_000)
     targets = [target("w1"), target("w2")]
-    many = [request(f"r{n}", 1000, Stored("w1", 999, 20_000_000)) for n in range(4)]
-    near = [request(f"n{n}", 1000, Stored("w2", 999, 20_000_000)) for n in range(4)]
+    many = [request(f"r{n}", 1000, StoredBlocks("w1", 999, 20_000_000)) for n in range(4)]
+    near = [request(f"n{n}", 1000, StoredBlocks("w2", 999, 20_000_000)) for n in range(4)]
     workers = [taken(c)[1] for c in plan([*many, *near], targets, even, policy="least_total")]
     assert workers == ["w1"] * 4 + ["w2"] * 4, "nothing is gained by exchanging them"

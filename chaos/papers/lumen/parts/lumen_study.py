@@ -19,7 +19,7 @@ ONE_LOST = Case(rules="lumen", workers=4, seed=0, fails=1, short=True)
 
 
 class Column(NamedTuple):
-    """A figure of `lumen_runs.Measured` in a table. `over` the first row's of the same seeds."""
+    """A figure of `study_runs.RunResult` in a table. `over` the first row's of the same seeds."""
 
     figure: str
     what: str

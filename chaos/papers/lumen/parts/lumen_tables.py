@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from relume.chaos.papers.lumen.parts.study_runs import Measured, case_of, returns_s, title
+from relume.chaos.papers.lumen.parts.study_runs import RunResult, case_of, returns_s, title
 from relume.chaos.papers.sampling import Estimate, Sampling, average, ratio
 
 RESAMPLED = 200
@@ -30,7 +30,7 @@ RELOAD = (
 INPUTS = (TRAFFIC, RELOAD, WITHOUT_DRAFTS)
 
 
-class Compared:
+class RuleComparison:
     """Rules over the same seeds, one size of fleet."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Compared:
         }
         whole = [case.whole for case in cases[rules[0]]]
         found = sampling.run(case for of in zip(whole, *cases.values(), strict=True) for case in of)
-        self.runs: dict[str, list[Measured]] = {
+        self.runs: dict[str, list[RunResult]] = {
             rule: [found[case] for case in of] for rule, of in cases.items()
         }
         self.runs["none"] = [found[case] for case in whole]
@@ -65,7 +65,7 @@ class Compared:
         together: five seconds of one run are too few."""
         chosen = range(len(self.runs[rule])) if seeds is None else seeds
 
-        def pooled(runs: Sequence[Measured]) -> list[tuple[float, int]]:
+        def pooled(runs: Sequence[RunResult]) -> list[tuple[float, int]]:
             series = [getattr(runs[seed], f"{kind}_series") for seed in chosen]
             return [
                 (sum(s[0] for s in at), sum(s[1] for s in at)) for at in zip(*series, strict=True)

@@ -194,7 +194,7 @@ def title(rule: str) -> str:
     return TITLES[rules] + (" + drafts" if drafts else "")
 
 
-class Measured(Struct):
+class RunResult(Struct):
     """Result of one run. `figures` in seconds and shares; `ttft_series`: sum of seconds and
     count of requests by the second they were sent, `itl_series`: sequence-seconds and tokens;
     both from the failure on."""
@@ -350,7 +350,7 @@ class Meter:
         loop.call_at(loop.time() + 1.0, self._again, fleet)
 
 
-def measure(case: Case) -> Measured:
+def measure(case: Case) -> RunResult:
     """Run a case."""
     meter = Meter()
     run = simulated.run(scenario_of(case), case.seed, settings=settings_of(case, meter))
@@ -394,7 +394,7 @@ def measure(case: Case) -> Measured:
     if moving:
         figures["moving_s"] = sum(moving) / len(moving)
     error = run.error or (f"{broken} streams broke" if broken else "")
-    return Measured(figures, ttft_series, itl_series, error)
+    return RunResult(figures, ttft_series, itl_series, error)
 
 
 def _figures(
