@@ -271,6 +271,14 @@ class Gateway:
         if (session := self._streams.open.get(request)) is not None:
             session.let_go()
 
+    def let_go_absent(self, request: str) -> bool:
+        """Let go of that stream if its client is absent; whether it was."""
+        session = self._streams.open.get(request)
+        if session is None or not session.stream.is_absent:
+            return False
+        session.let_go()
+        return True
+
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """Requests under way on that incarnation, and the tokens the gateway has of each."""
         attempts = self._attempts.get((worker, incarnation), ())

@@ -161,6 +161,10 @@ class GatewayPort(Protocol):
         """Another replica serves the client of that stream now."""
         ...
 
+    def let_go_absent(self, request: str) -> bool:
+        """Let go of that stream if its client is absent; whether it was."""
+        ...
+
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """Requests under way on that incarnation, and the tokens the gateway has of each."""
         ...

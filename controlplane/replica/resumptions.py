@@ -23,6 +23,10 @@ from relume.policies.state import coverage
 
 log = structlog.get_logger("relume.returns")
 
+UNSERVED_TICKS = 20
+"""For how long another replica may report the end of a stream that is ours and has no client here:
+what it wrote while the log was away lands when ours does."""
+
 
 class RecordFailure(Protocol):
     """Records that an attempt failed (`SchedulerPort.observed`)."""
@@ -35,7 +39,8 @@ class RecordFailure(Protocol):
 class StreamResumptions:
     """Resumes streams of this replica and adopts those of others. `observed` records a failed
     attempt, `changed` waits until the fold advances. `let_go` is called with a request that
-    another replica took."""
+    another replica took; `let_go_absent` with one that ended there, and lets it go if its client
+    is absent."""
 
     def __init__(
         self,
@@ -49,7 +54,9 @@ class StreamResumptions:
         self._observed = observed
         self._changed = changed
         self._unserved: dict[str, int] = {}
+        self._ending: dict[str, tuple[int, v.ClientReturned]] = {}
         self.let_go: Callable[[str], None] = lambda request: None
+        self.let_go_absent: Callable[[str], bool] = lambda request: False
 
     def known(self, request: str) -> tuple[Arrival, str] | None:
         """A live stream that may be resumed: as it arrived, and the digest of its claim."""
@@ -162,8 +169,16 @@ class StreamResumptions:
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """Called with every event after it was folded."""
-        if type(event) is not v.ClientReturned:
-            return
+        kind = type(event)
+        if kind is v.ClientReturned:
+            self._seen_return(stream, position, event)
+        elif kind is v.RequestEnded:
+            if stream != self._decisions.view.stream and event.outcome == RequestOutcome.COMPLETED:
+                self._seen_end(event)
+        elif kind is v.Tick and self._ending:
+            self._end_overdue()
+
+    def _seen_return(self, stream: str, position: int, event: v.ClientReturned) -> None:
         live = self._live.get(event.request)
         if stream != self._decisions.view.stream:
             # A return of ours that is still on its way will be the later one.
@@ -173,7 +188,26 @@ class StreamResumptions:
         elif position >= self._unserved.get(event.request, position + 1):
             del self._unserved[event.request]
             if live is None and self._ours(event.request):
-                self._end_unserved(event)
+                until = self._decisions.view.fleet.tick + UNSERVED_TICKS
+                self._ending[event.request] = (until, event)
+
+    def _seen_end(self, event: v.RequestEnded) -> None:
+        """Another replica gave a stream of ours all that its client lacked, before it knew of our
+        claim: the end is as it says."""
+        if not self._ours(event.request):
+            return
+        unserved = event.request not in self._live and event.request in self._ending
+        if unserved or self.let_go_absent(event.request):
+            self._ending.pop(event.request, None)
+            self._emit_end(event)
+
+    def _end_overdue(self) -> None:
+        tick = self._decisions.view.fleet.tick
+        for request, (until, event) in list(self._ending.items()):
+            if tick >= until:
+                del self._ending[request]
+                if request not in self._live and self._ours(request):
+                    self._end_unserved(event)
 
     def _end_unserved(self, event: v.ClientReturned) -> None:
         """Our claim landed after we had given the client up: no other replica will end it."""
@@ -188,10 +222,13 @@ class StreamResumptions:
             verdict=verdict,
             detail="its client came back, and the log was too late",
         )
+        self._emit_end(ended)
+
+    def _emit_end(self, ended: v.RequestEnded) -> None:
         try:
             self._decisions.emit(ended)
         except LogError as error:
-            log.error("end_not_written", reason=str(error), request=event.request)
+            log.error("end_not_written", reason=str(error), request=ended.request)
 
     def _folded(self) -> int:
         head = self._decisions.view.fleet.streams.get(self._decisions.view.stream)

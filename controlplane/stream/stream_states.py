@@ -164,9 +164,11 @@ class Detached(State, frozen=True):
 
 
 class Delivering(State, frozen=True):
-    """All is written; the client's end has not acknowledged it."""
+    """All is written; the client's end has not acknowledged it. `is_taken`: another replica owns
+    the stream meanwhile."""
 
     left: Assignment
+    is_taken: bool = False
 
 
 class Ended(State, frozen=True):

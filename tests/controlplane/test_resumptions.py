@@ -8,52 +8,100 @@ from typing import Any
 import pytest
 
 from relume.controlplane.replica.live_requests import LiveRequest
-from relume.controlplane.replica.resumptions import StreamResumptions
+from relume.controlplane.replica.resumptions import UNSERVED_TICKS, StreamResumptions
 from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import Guarantee
+from relume.events.vocabulary.enums import Guarantee, RequestOutcome
 
 OURS = "r.r0"
 
 
-def late_return(let_go: bool) -> list[Any]:
-    """The client of "q" returned; we ended "q", or let go of it; then the return landed. What we
-    wrote."""
-    written: list[Any] = []
+class LateReturn:
+    """Our replica and the request "q", whose client returned twice; then we let go of it or ended
+    it, and the returns landed. `written`: what we wrote."""
 
-    def emit(event: Any) -> int:
-        written.append(event)
-        return 4 + len(written)
+    def __init__(self, let_go: bool, absent: bool = False) -> None:
+        self.written: list[Any] = []
+        request = SimpleNamespace(owner=OURS, boot="b", verdict=Guarantee.EXACT)
+        self.fleet = SimpleNamespace(
+            streams={OURS: SimpleNamespace(position=3)}, requests={"q": request}, placed={},
+            workers={}, tick=7,
+        )  # fmt: skip
+        decisions: Any = SimpleNamespace(
+            view=SimpleNamespace(fleet=self.fleet, stream=OURS), boot="b", emit=self.emit,
+            decision_id=lambda: "d",
+        )  # fmt: skip
+        arrival = Arrival(
+            request="q", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
+            max_tokens=9, verdict="exact",
+        )  # fmt: skip
 
-    async def changed() -> None: ...
+        async def changed() -> None: ...
 
-    request = SimpleNamespace(owner=OURS, boot="b", verdict=Guarantee.EXACT)
-    fleet = SimpleNamespace(
-        streams={OURS: SimpleNamespace(position=3)}, requests={"q": request}, placed={}, workers={}
-    )
-    decisions: Any = SimpleNamespace(
-        view=SimpleNamespace(fleet=fleet, stream=OURS), boot="b", emit=emit,
-        decision_id=lambda: "d",
+        live = {"q": LiveRequest(arrival)}
+        self.returns = StreamResumptions(decisions, live, lambda *given: None, changed)
+        self.returns.let_go_absent = lambda request: absent
+        self.returns.came_back("q", 3, 0)
+        first = self.written.pop()
+        self.returns.came_back("q", 4, 0)  # written at position 5, and the first one before it
+        last = self.written.pop()
+        if let_go:
+            self.returns.left_unserved(live["q"])
+        if not absent:
+            del live["q"]
+        self.returns.seen(OURS, 4, first)
+        self.pass_ticks(UNSERVED_TICKS)
+        assert self.written == [], "an earlier return does not end it"
+        self.returns.seen(OURS, 5, last)
+
+    def emit(self, event: Any) -> int:
+        self.written.append(event)
+        return 4 + len(self.written)
+
+    def pass_ticks(self, count: int) -> None:
+        for _ in range(count):
+            self.fleet.tick += 1
+            self.returns.seen("fleet", self.fleet.tick, v.Tick(number=self.fleet.tick, unix_ms=0))
+
+    def end(self, stream: str, outcome: RequestOutcome = RequestOutcome.COMPLETED) -> None:
+        self.returns.seen(stream, 9, ended(outcome=outcome))
+
+
+def ended(outcome: RequestOutcome) -> v.RequestEnded:
+    return v.RequestEnded(
+        request="q", outcome=outcome, status=200, tokens=9, finish="stop", attempts=2,
+        verdict=Guarantee.EXACT,
     )  # fmt: skip
-    arrival = Arrival(
-        request="q", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
-        max_tokens=9, verdict="exact",
-    )  # fmt: skip
-    live = {"q": LiveRequest(arrival)}
-    returns = StreamResumptions(decisions, live, lambda *given: None, changed)
-    returns.came_back("q", 3, 0)
-    first = written.pop()
-    returns.came_back("q", 4, 0)  # written at position 5, and the first one before it
-    if let_go:
-        returns.left_unserved(live["q"])
-    del live["q"]
-    returns.seen(OURS, 4, first)
-    assert len(written) == 1, "an earlier return does not end it"
-    returns.seen(OURS, 5, written[0])
-    return written
 
 
 @pytest.mark.parametrize("let_go", [False, True])
 def test_a_return_that_lands_late_ends_only_what_we_let_go_of(let_go: bool) -> None:
-    kinds = [type(event) for event in late_return(let_go)]
-    assert kinds == [v.ClientReturned] + [v.RequestEnded] * let_go
+    late = LateReturn(let_go)
+    late.pass_ticks(UNSERVED_TICKS - 1)
+    assert late.written == []
+    late.pass_ticks(2)
+    assert [event.outcome for event in late.written] == [RequestOutcome.FAILED] * let_go
+
+
+def test_an_end_at_another_replica_is_the_end_of_what_we_let_go_of() -> None:
+    late = LateReturn(let_go=True)
+    late.end("r.r1", RequestOutcome.CANCELLED)
+    late.end(OURS)
+    assert late.written == []
+    late.end("r.r1")
+    late.pass_ticks(UNSERVED_TICKS)
+    assert [(event.outcome, event.tokens) for event in late.written] == [("completed", 9)]
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_an_end_at_another_replica_ends_a_stream_whose_client_is_absent(absent: bool) -> None:
+    late = LateReturn(let_go=False, absent=absent)
+    late.end("r.r1")
+    assert [event.outcome for event in late.written] == ["completed"] * absent
+
+
+def test_an_end_at_another_replica_is_no_end_of_a_stream_that_is_not_ours() -> None:
+    late = LateReturn(let_go=False, absent=True)
+    late.fleet.requests["q"].owner = "r.r2"
+    late.end("r.r1")
+    assert late.written == []

@@ -76,6 +76,7 @@ LIVES: list[Mutant] = [
     (resuming, "on_client_returned", "left = leave(stream, state)", "left = None"),
     (endings, "on_taken_over", "if is_there:", "if is_there and stream.begun:"),
     (resuming, "on_owned", "if is_there:", "if False:"),
+    (resuming, "on_client_gone", "isinstance(state, Delivering) and", "False and"),
 ]
 
 

@@ -93,6 +93,8 @@ class World(WorkerSide):
             told = [x.delivered for x in effects if isinstance(x, do.RecordFailure)]
             has = 0 if self.stream.again else self.position[0]
             assert set(told) <= {has}, "another count than its client returned with"
+        if isinstance(state, s.Delivering) and state.is_taken and isinstance(event, e.ClientGone):
+            assert self.machine.is_over, "another replica's stream waits here for its client"
         self.seen.add((type(state), type(event), type(self.machine.state)))
         for number, effect in enumerate(effects):
             last = number == len(effects) - 1
@@ -311,6 +313,8 @@ class World(WorkerSide):
             found.append(self.come_back)
         if accepts(e.HandoverNoticed):
             found.append(lambda: self.feed(e.HandoverNoticed()))
+        if isinstance(state, s.Delivering):
+            found.append(lambda: self.feed(e.TakenOver()))
         rare: list[object] = [e.ShutDown(), e.TakenOver(), e.Fault()]
         if accepts(e.GraceOver) and self.stream.is_absent:
             rare.append(e.GraceOver())

@@ -190,8 +190,10 @@ def on_shutdown(stream: Stream, state: State, event: ShutDown, now: float) -> St
 
 def on_taken_over(stream: Stream, state: State, event: TakenOver, now: float) -> State:
     """The request ends here without a word in the log. A client that is there may connect
-    again."""
-    is_there = not stream.is_absent and not isinstance(state, Delivering)
+    again. If all is written to it, the log must hear whether that arrived."""
+    if isinstance(state, Delivering):
+        return Delivering(state.left, is_taken=True)
+    is_there = not stream.is_absent
     ended = let_go(stream, state)
     if is_there:
         stream.effects.append(Cut())

@@ -102,6 +102,8 @@ def on_client_gone(stream: Stream, state: State, event: ClientGone, now: float) 
     return."""
     if stream.is_absent:
         raise IllegalEvent(state, event)
+    if isinstance(state, Delivering) and state.is_taken:
+        return let_go(stream, state)
     may_return = stream.stamp is not None and stream.is_resumable
     if may_return and (stream.begun or stream.have > (0, 0)):
         return detach(stream, state, now)
