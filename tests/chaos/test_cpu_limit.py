@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from relume.chaos.live.faults.cpu_limit import Limit
 from relume.chaos.live.processes.signals import state_of
 
@@ -54,6 +56,7 @@ async def until(found: Callable[[], bool], timeout_s: float = 60.0) -> None:
         await asyncio.sleep(0.002)
 
 
+@pytest.mark.slow
 async def test_a_process_gets_its_share_of_a_core_and_then_all_of_it() -> None:
     with busy() as pid:
         limit = Limit(0.2, lambda: [pid])

@@ -38,6 +38,8 @@ from relume.chaos.papers.result import (
 )
 from relume.chaos.papers.sampling import Sampling
 
+pytestmark = pytest.mark.slow
+
 QUICK = [name for name in registry.NAMES if not registry.load(name).sample]
 
 

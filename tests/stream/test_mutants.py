@@ -14,6 +14,8 @@ from relume.controlplane.stream.handlers import answering, attempts, endings, re
 from relume.controlplane.stream.table import TABLE
 from tests.stream.world import World
 
+pytestmark = pytest.mark.slow
+
 RUNS = 24_000
 
 # owner, function, the line as it is, the line as the bug has it

@@ -80,6 +80,7 @@ def test_a_flaky_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
     assert "1 failed, 1 deselected, 1 repeated" in said
 
 
+@pytest.mark.slow
 def test_a_repetition_has_fixtures_and_a_timeout_of_its_own(tmp_path: Path) -> None:
     tests = """
 import time

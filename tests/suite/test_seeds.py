@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.suite.test_outcomes import run
 
 TESTS = """
@@ -22,6 +24,7 @@ def test_examples(number):
 """
 
 
+@pytest.mark.slow
 def test_the_seed_decides_what_is_drawn_and_stands_in_the_failure(tmp_path: Path) -> None:
     found: list[tuple[str, str]] = []
     for given in ((), (), ("--seed", "5"), ("--seed", "5"), ("--seed", "6")):

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from relume.engine_shim.agent.engine_process.process_identity import is_alive
 from relume.engine_shim.agent.engine_process.supervisor import Backoff
 from relume.events import vocabulary as v
@@ -108,6 +110,7 @@ async def test_stopping_wakes_a_stopped_engine(tmp_path: Path) -> None:
         assert time.monotonic() - began < 4
 
 
+@pytest.mark.slow
 async def test_restart_is_niced_until_it_is_ready(tmp_path: Path) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     async with staged(tmp_path, "--after", "2", restart_nice=5) as stage:
