@@ -271,13 +271,10 @@ class Gateway:
         if (session := self._streams.open.get(request)) is not None:
             session.let_go()
 
-    def let_go_absent(self, request: str) -> bool:
-        """Let go of that stream if its client is absent; whether it was."""
+    def is_absent(self, request: str) -> bool:
+        """Whether that stream is here, and its client is not."""
         session = self._streams.open.get(request)
-        if session is None or not session.stream.is_absent:
-            return False
-        session.let_go()
-        return True
+        return session is not None and session.stream.is_absent
 
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """Requests under way on that incarnation, and the tokens the gateway has of each."""

@@ -161,8 +161,8 @@ class GatewayPort(Protocol):
         """Another replica serves the client of that stream now."""
         ...
 
-    def let_go_absent(self, request: str) -> bool:
-        """Let go of that stream if its client is absent; whether it was."""
+    def is_absent(self, request: str) -> bool:
+        """Whether that stream is here, and its client is not."""
         ...
 
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:

@@ -27,7 +27,7 @@ from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 from relume.controlplane.stream.machine import StreamMachine
 from relume.controlplane.stream.stream_data import Stream
-from relume.controlplane.stream.stream_states import Queued
+from relume.controlplane.stream.stream_states import Delivering, Queued
 from relume.controlplane.stream.worker_requests import resume_claim
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import TransportKind
@@ -233,6 +233,12 @@ class RequestSession:
         self.feed_safely(why)
 
     # --- calls of the gateway
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another replica owns the stream, of which the last bytes are on their way here."""
+        state = self.machine.state
+        return isinstance(state, Delivering) and state.is_taken
 
     @property
     def is_movable(self) -> bool:

@@ -76,7 +76,9 @@ class Streams:
         """A client returns to its stream, which may have been another replica's. Raises
         LogError."""
         session = self.open.get(shown.request)
-        if session is not None:
+        if session is not None and session.is_taken:
+            session.client_gone()
+        elif session is not None:
             if not session.holds(shown.resume_token, tenant):
                 return _gone("no such stream")
             session.came_back(connection, shown.position)
@@ -107,9 +109,11 @@ class Streams:
             session.expire()
 
     def let_go(self, whose: Callable[[RequestSession], bool]) -> None:
-        """Leave streams to whichever replica their clients come to."""
+        """Leave streams to whichever replica their clients come to, and wait for nothing more."""
         for session in [s for s in self.open.values() if whose(s)]:
             session.let_go()
+            if session.is_taken:
+                session.client_gone()
 
     def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """See GatewayPort."""

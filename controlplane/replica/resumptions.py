@@ -39,8 +39,7 @@ class RecordFailure(Protocol):
 class StreamResumptions:
     """Resumes streams of this replica and adopts those of others. `observed` records a failed
     attempt, `changed` waits until the fold advances. `let_go` is called with a request that
-    another replica took; `let_go_absent` with one that ended there, and lets it go if its client
-    is absent."""
+    another replica took; `is_absent` says whether a stream is here and its client is not."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class StreamResumptions:
         self._unserved: dict[str, int] = {}
         self._ending: dict[str, tuple[int, v.ClientReturned]] = {}
         self.let_go: Callable[[str], None] = lambda request: None
-        self.let_go_absent: Callable[[str], bool] = lambda request: False
+        self.is_absent: Callable[[str], bool] = lambda request: False
 
     def known(self, request: str) -> tuple[Arrival, str] | None:
         """A live stream that may be resumed: as it arrived, and the digest of its claim."""
@@ -90,6 +89,7 @@ class StreamResumptions:
     def adopt(self, arrival: Arrival, tokens: int, events: int) -> None:
         """Claim another replica's stream through the log. `owned` tells where it runs: the other
         replica continues until our claim has its place in the log. Raises LogError."""
+        self._ending.pop(arrival.request, None)
         live = self._live[arrival.request] = LiveRequest(arrival)
         self._look_up(live)
         self.came_back(arrival.request, tokens, events)
@@ -185,6 +185,7 @@ class StreamResumptions:
             pending = live is not None and live.claimed_at > self._folded()
             if live is not None and not pending and not self._ours(event.request):
                 self.let_go(event.request)
+                live.running = False
         elif position >= self._unserved.get(event.request, position + 1):
             del self._unserved[event.request]
             if live is None and self._ours(event.request):
@@ -196,9 +197,11 @@ class StreamResumptions:
         claim: the end is as it says."""
         if not self._ours(event.request):
             return
-        unserved = event.request not in self._live and event.request in self._ending
-        if unserved or self.let_go_absent(event.request):
-            self._ending.pop(event.request, None)
+        if event.request in self._live:
+            if self.is_absent(event.request):
+                self._emit_end(event)
+                self.let_go(event.request)
+        elif self._ending.pop(event.request, None) is not None:
             self._emit_end(event)
 
     def _end_overdue(self) -> None:

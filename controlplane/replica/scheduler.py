@@ -79,7 +79,7 @@ class Scheduler:
         """The gateway reports what clients have, and releases streams that another replica owns."""
         self.checkpoints.delivered_on = gateway.delivered_on
         self.returns.let_go = gateway.let_go
-        self.returns.let_go_absent = gateway.let_go_absent
+        self.returns.is_absent = gateway.is_absent
 
     # --- the log -----------------------------------------------------------------
 

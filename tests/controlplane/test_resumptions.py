@@ -22,7 +22,9 @@ class LateReturn:
 
     def __init__(self, let_go: bool, absent: bool = False) -> None:
         self.written: list[Any] = []
-        request = SimpleNamespace(owner=OURS, boot="b", verdict=Guarantee.EXACT)
+        request = SimpleNamespace(
+            owner=OURS, boot="b", verdict=Guarantee.EXACT, attempt=0, worker="", incarnation=0
+        )
         self.fleet = SimpleNamespace(
             streams={OURS: SimpleNamespace(position=3)}, requests={"q": request}, placed={},
             workers={}, tick=7,
@@ -31,16 +33,16 @@ class LateReturn:
             view=SimpleNamespace(fleet=self.fleet, stream=OURS), boot="b", emit=self.emit,
             decision_id=lambda: "d",
         )  # fmt: skip
-        arrival = Arrival(
+        self.arrival = Arrival(
             request="q", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
             max_tokens=9, verdict="exact",
         )  # fmt: skip
 
         async def changed() -> None: ...
 
-        live = {"q": LiveRequest(arrival)}
+        self.live = live = {"q": LiveRequest(self.arrival)}
         self.returns = StreamResumptions(decisions, live, lambda *given: None, changed)
-        self.returns.let_go_absent = lambda request: absent
+        self.returns.is_absent = lambda request: absent
         self.returns.came_back("q", 3, 0)
         first = self.written.pop()
         self.returns.came_back("q", 4, 0)  # written at position 5, and the first one before it
@@ -105,3 +107,11 @@ def test_an_end_at_another_replica_is_no_end_of_a_stream_that_is_not_ours() -> N
     late.fleet.requests["q"].owner = "r.r2"
     late.end("r.r1")
     assert late.written == []
+
+
+def test_a_client_that_returns_to_what_we_let_go_of_gets_one_end() -> None:
+    late = LateReturn(let_go=True)
+    late.returns.adopt(late.arrival, 5, 0)
+    del late.live["q"]  # it ended, and its end is on the way to the log
+    late.pass_ticks(UNSERVED_TICKS + 1)
+    assert [type(event) for event in late.written] == [v.ClientReturned]

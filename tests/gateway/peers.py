@@ -429,6 +429,10 @@ class FakeScheduler:
         fit = [e for e in self.engines if e.name not in self.avoid[request]]
         return fit[0].name if fit else ""
 
+    def let_go(self, request: str) -> None:
+        self.arrivals.pop(request, None)
+        self.log.append(("let_go", request))
+
     def ended(
         self, request, outcome, status, tokens, finish, ttft_us=-1, longest_gap_us=-1, detail=""
     ):

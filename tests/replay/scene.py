@@ -64,7 +64,7 @@ class Clients:
     def let_go(self, request: str) -> None:
         """No stream here is resumable."""
 
-    def let_go_absent(self, request: str) -> bool:
+    def is_absent(self, request: str) -> bool:
         return False
 
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:

@@ -309,7 +309,8 @@ class World(WorkerSide):
         leaves = self.kind == "resumable" or rng.random() < 0.1
         if leaves and accepts(e.ClientGone) and not self.stream.is_absent and self.is_connected:
             found.append(self.leave)
-        if accepts(e.ClientReturned) and self.position > (0, 0):
+        is_taken = isinstance(state, s.Delivering) and state.is_taken
+        if accepts(e.ClientReturned) and self.position > (0, 0) and not is_taken:
             found.append(self.come_back)
         if accepts(e.HandoverNoticed):
             found.append(lambda: self.feed(e.HandoverNoticed()))

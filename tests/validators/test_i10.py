@@ -49,21 +49,45 @@ def test_i10_is_not_misled_by_a_worker_that_tells_late() -> None:
     assert i10_recovery_bound.check(groups, [], bound_ms=300)
 
 
-@pytest.mark.parametrize(("lost", "fine"), [("w1", True), ("w0", False)])
+@pytest.mark.parametrize(
+    ("lost", "sent_ms", "fine"), [("w1", 5000, True), ("w0", 5000, False), ("w1", 26_000, False)]
+)
 def test_i10_grants_the_time_in_which_the_next_worker_could_not_write(
-    lost: str, fine: bool
+    lost: str, sent_ms: int, fine: bool
 ) -> None:
-    """Its lease lapsed; its first token has the time of its next segment."""
+    """Its lease lapsed; its first token has the time of its next segment. The time before the
+    attempt was sent to it counts."""
     story = short()
     story.worker("w1")
-    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    story.tell("r.r0", observed())
     cut = story.revision
     story.tell("fleet", v.WorkerLost(worker=lost, epoch=1, reason="lease lapsed"))
+    story.tell("r.r0", decided(attempt=2, worker="w1"))
+    sent = story.revision
     story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
-    told = story.revision
     story.tell("r.r0", ended(attempts=2))
-    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 9000, told: 30_000, told + 1: 60_000})
+    groups = timed(story, {1: 1000, cut: 5000, sent: sent_ms, sent + 1: 30_000, sent + 2: 60_000})
     assert (i10_recovery_bound.check(groups, []) == []) is fine
+
+
+@pytest.mark.parametrize(("back_ms", "fine"), [(34_000, True), (36_000, False)])
+def test_i10_grants_a_time_once(back_ms: int, fine: bool) -> None:
+    """etcd is away for 20 s of which the next worker's lease is lost for 19 s."""
+    story = short()
+    story.worker("w1")
+    story.tell("fleet", v.Tick(number=1, unix_ms=0))
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell("fleet", v.WorkerLost(worker="w1", epoch=1, reason="lease lapsed"))
+    story.tell("w.w1", engine_step(queued(attempt=2)))
+    again = story.revision
+    story.tell("fleet", v.Tick(number=2, unix_ms=0))
+    tick = story.revision
+    story.tell("w.w1", engine_step(v.FirstToken("q1", 2)))
+    story.tell("r.r0", ended(attempts=2))
+    times = {1: 5000, cut: 5000, again: 24_000, tick: 25_000, tick + 1: back_ms, tick + 2: 60_000}
+    found = i10_recovery_bound.check(timed(story, times), [], bound_ms=10_000)
+    assert (found == []) is fine
 
 
 def test_i10_starts_over_when_the_gateway_is_killed() -> None:

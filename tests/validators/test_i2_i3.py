@@ -113,3 +113,10 @@ def test_i3_accepts_that_an_answer_in_one_piece_starts_over() -> None:
         again = msgspec.structs.replace(observed(attempt=2), delivered=3)
         story.tell("r.r0", came, decided(), lost, anew, again)
         assert (i3_indices.check(story.groups, []) == []) is fine
+
+
+def test_i3_reads_an_end_without_an_arrival() -> None:
+    story = Story()
+    story.replica()
+    story.tell("r.r0", ended())
+    assert i3_indices.check(story.groups, []) == []

@@ -39,7 +39,8 @@ SILENCE_MS = 3000
 class Recovery(Struct, frozen=True, kw_only=True):
     """One attempt that was cut. It was lost at `begun_ms`; the request continued at `back_ms` (its
     next first token, else the next cut or its end); -1: never. `resumed_on`: the worker of that
-    token, if there is one. Wall times as in `Segment.at_ms`."""
+    token, if there is one; `sent_ms`: the time of the decision for that attempt. Wall times as in
+    `Segment.at_ms`."""
 
     request: str
     attempt: int
@@ -48,6 +49,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
     begun_ms: int
     back_ms: int
     resumed_on: str
+    sent_ms: int
 
 
 def _summed(stopped: Sequence[tuple[str, int]]) -> dict[str, int]:
@@ -82,10 +84,11 @@ def check(
                 if stream in owners[one.request] and ms < one.back_ms
             )]
         )  # fmt: skip
-        unknown = sum(
-            max(0, min(one.back_ms, until) - max(begun_ms, since))
-            for since, until in [*silences, *unheard.get(one.resumed_on, ())]
-        )
+        late = unheard.get(one.resumed_on, ())
+        unknown = _covered(
+            [*silences, *((max(since, one.sent_ms), until) for since, until in late)],
+            begun_ms, one.back_ms,
+        )  # fmt: skip
         bound = bound_ms + patience.get(one.request, 0) + unknown
         if one.back_ms < 0:
             text = f"attempt {one.attempt} was cut, and nothing followed"
@@ -101,6 +104,16 @@ def check(
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
     return out
+
+
+def _covered(times: Sequence[tuple[int, int]], begun_ms: int, back_ms: int) -> int:
+    """How much of the time between lies in `times`, which may overlap."""
+    covered, reached = 0, begun_ms
+    for since, until in sorted(times):
+        since, until = max(since, reached), min(until, back_ms)
+        if until > since:
+            covered, reached = covered + until - since, until
+    return covered
 
 
 def _silences(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
@@ -170,6 +183,10 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
         cuts = [at for at in course.events if type(at.event) is v.TransportObserved]
         end_ms = course.ends[0].at_ms if course.ends else -1
         returns = [at.at_ms for at in course.events if type(at.event) is v.ClientReturned]
+        sent = {
+            at.event.attempt: at.at_ms for at in course.events
+            if type(at.event) is v.RouteDecided and at.event.worker
+        }  # fmt: skip
         is_left = _is_left(course)
         for index, cut in enumerate(cuts):
             event = cut.event
@@ -190,4 +207,5 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 begun_ms=begun,
                 back_ms=back,
                 resumed_on="" if first is None else first.stream.removeprefix("w."),
+                sent_ms=sent.get(event.attempt + 1, begun),
             )

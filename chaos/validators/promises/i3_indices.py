@@ -44,17 +44,19 @@ def _attempts(course: Course) -> list[str]:
     # Each owner continues from what it knows: one that has not heard yet that the client went
     # elsewhere writes on.
     delivered = dict[str, int]()
-    returned = again = False
+    again: set[str] = set()  # owners whose answer is generated again
+    returned = False
     is_whole = course.arrived is not None and not course.arrived.event.stream
     for at in course.events:
         event, before = at.event, delivered.get(at.stream, 0)
         if type(event) is v.TransportObserved:
-            if event.delivered < before and not again:
+            if event.delivered < before and at.stream not in again:
                 texts.append(
                     f"attempt {event.attempt} had delivered {event.delivered} tokens, "
                     f"{before} were delivered before it"
                 )
-            delivered[at.stream], again = event.delivered, False
+            delivered[at.stream] = event.delivered
+            again.discard(at.stream)
         elif type(event) is v.ClientReturned:
             delivered[at.stream] = event.tokens  # the rest had not reached it
             returned = True
@@ -67,12 +69,15 @@ def _attempts(course: Course) -> list[str]:
         elif type(event) is v.RouteDecided and event.mode == AttemptMode.NEW:
             # From its envelope; what the client has is not counted meanwhile. Of an answer in one
             # piece it has nothing.
-            again = returned or is_whole
+            if returned or is_whole:
+                again.add(at.stream)
+            else:
+                again.discard(at.stream)
             if event.delivered:
                 texts.append(f"attempt {event.attempt} starts over with tokens delivered")
     end = course.end
     if end is not None and end.outcome == RequestOutcome.COMPLETED:
-        had = delivered.get(course.owners[-1], 0)
+        had = delivered.get(course.owners[-1], 0) if course.owners else 0
         if 0 < end.tokens < had:
             texts.append(f"ended with {end.tokens} tokens, {had} were delivered before")
     return texts

@@ -111,8 +111,8 @@ def on_client_gone(stream: Stream, state: State, event: ClientGone, now: float) 
 
 
 def on_client_returned(stream: Stream, state: State, event: ClientReturned, now: float) -> State:
-    """The newest connection wins."""
-    if stream.stamp is None:
+    """The newest connection wins. A stream that another replica has taken is adopted anew instead."""
+    if stream.stamp is None or (isinstance(state, Delivering) and state.is_taken):
         raise IllegalEvent(state, event)
     left = leave(stream, state)
     stream.known = max(stream.known, stream.answer.ids, key=len)
@@ -165,5 +165,6 @@ def on_grace_over(stream: Stream, state: State, event: GraceOver, now: float) ->
 def on_delivered(stream: Stream, state: Delivering, event: Delivered, now: float) -> State:
     """The client has all of it."""
     ended = end(stream, state, RequestOutcome.COMPLETED, 200, finish=stream.answer.finish)
-    stream.effects.append(Release(state.left, stream.have[0], soon=True))
+    if not state.is_taken:
+        stream.effects.append(Release(state.left, stream.have[0], soon=True))
     return ended

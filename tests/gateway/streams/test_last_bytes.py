@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
 from types import SimpleNamespace
+from typing import Any
 
 from tests.gateway.client_requests import CHAT, chat_body
 from tests.gateway.peers import Behaviour, expected_stream, frames
@@ -57,28 +59,78 @@ async def test_a_client_with_a_new_request_has_the_last_answer(rig):
         assert not r.gateway._streams.open
 
 
+async def unread(r) -> tuple[socket.socket, bytes, Any]:
+    """A client that has stopped reading after three events, of a stream that is all written. Its
+    connection, what it has, its session."""
+    engine = r.engines[0]
+    engine.script.append(Behaviour(tokens=TOKENS, text_bytes=BYTES))
+    lazy = socket.socket()
+    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lazy.connect(("127.0.0.1", r.gateway.port))
+    lazy.sendall(post(chat_body()))
+    lazy.setblocking(False)
+    loop = asyncio.get_running_loop()
+    early = b""
+    async with asyncio.timeout(20):
+        while early.count(b"\n\n") < 3:
+            early += await loop.sock_recv(lazy, 1024)
+    await until(lambda: engine.seen[0].finished)
+    session = r.gateway._streams.open[engine.seen[0].headers["x-relume-request"]]
+    await until(lambda: session.delivering)
+    assert not r.scheduler.endings() and not session.stream.is_absent
+    return lazy, early[: early.rindex(b"\n\n") + 2], session
+
+
+async def test_another_replica_takes_a_stream_whose_last_bytes_arrive(rig):
+    """The end is recorded for the replica that owns it now, which also releases it."""
+    async with rig(engines=1) as r:
+        lazy, _, session = await unread(r)
+        request = session.arrival.request
+        r.gateway.let_go(request)
+        assert session.is_taken and not r.scheduler.endings()
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(20):
+            while not r.scheduler.endings():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(loop.sock_recv(lazy, 1 << 16), 0.1)
+        assert r.scheduler.endings()[0][:3] == ("completed", 200, TOKENS)
+        assert request not in r.gateway._streams.open
+        r.gateway._streams.releases.flush(r.gateway._context)
+        await asyncio.sleep(0)
+        assert released(r.engines[0]) == set()
+        lazy.close()
+
+
+async def test_a_client_returns_to_a_stream_that_another_replica_took(rig):
+    """It is adopted like any other replica's, though the last bytes are still on their way here."""
+    async with rig(engines=1) as r:
+        lazy, early, session = await unread(r)
+        adopted = []
+        arrival = session.arrival
+        r.gateway.let_go(arrival.request)
+
+        async def owned(request: str, timeout_s: float) -> tuple[bool, None]:
+            return False, None
+
+        r.scheduler.returns = SimpleNamespace(
+            known=lambda request: (arrival, arrival.resumable),
+            adopt=lambda *given: adopted.append(given[1:]), owned=owned,
+        )  # fmt: skip
+        ids, _ = ids_and_data(early)
+        answer = await r.ask(CHAT, b"", headers=f"{ACCEPT}last-event-id: {ids[-1]}\r\n")
+        assert answer.status == 410
+        assert adopted == [(int(ids[-1].rsplit(":", 1)[1]), 0)]
+        assert not r.gateway._streams.open and not r.scheduler.endings()
+        lazy.close()
+
+
 async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(rig):
     """The client has stopped reading; all is written, and its connection breaks."""
     async with rig(engines=1) as r:
         engine, body = r.engines[0], chat_body()
         r.scheduler.returns = SimpleNamespace(came_back=lambda *at: None)
-        engine.script.append(Behaviour(tokens=TOKENS, text_bytes=BYTES))
-        lazy = socket.socket()
-        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lazy.connect(("127.0.0.1", r.gateway.port))
-        lazy.sendall(post(body))
-        lazy.setblocking(False)
-        loop = asyncio.get_running_loop()
-        early = b""
-        async with asyncio.timeout(20):
-            while early.count(b"\n\n") < 3:
-                early += await loop.sock_recv(lazy, 1024)
-        early = early[: early.rindex(b"\n\n") + 2]
-        await until(lambda: engine.seen[0].finished)
-        request = engine.seen[0].headers["x-relume-request"]
-        session = r.gateway._streams.open[request]
-        await until(lambda: session.delivering)
-        assert not r.scheduler.endings() and not session.stream.is_absent
+        lazy, early, session = await unread(r)
+        request = session.arrival.request
         lazy.close()
         await until(lambda: session.stream.is_absent)
 
