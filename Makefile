@@ -41,7 +41,7 @@ chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 chaos-nightly: models ## every applicable fault on real processes, three seeds each (half an hour or so)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
-check: lint ## the quick part, without engines or etcd: linters and unit tests (a few minutes)
+check: lint ## the quick part, without engines or etcd: linters and unit tests (under three minutes)
 	@exec $(BIN)/python -m pytest -n auto --dist worksteal -m "$(UNITS)" $(ARGS)
 
 lint: env ## ruff, mypy, the arrows between packages, spelling, the documentation site
