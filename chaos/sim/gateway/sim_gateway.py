@@ -15,8 +15,9 @@ from typing import Any
 
 from relume.chaos.sim.engine.prefix_model import of_prompt
 from relume.chaos.sim.gateway.answer_bytes import RELAYED, WHOLE, style_of
+from relume.chaos.sim.gateway.client_connection import SimClientConnection
 from relume.chaos.sim.gateway.sim_connections import SimPool, SimUpstream
-from relume.chaos.sim.gateway.sim_session import BODY, PATH, SimClient, SimSession
+from relume.chaos.sim.gateway.sim_session import BODY, PATH, SimSession
 from relume.chaos.sim.message_ports import Ask, Caller
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import Process
@@ -80,7 +81,7 @@ class SimGateway(Gateway):
             scheduler, config or GatewayConfig(max_requests=1 << 20), clock=clock,
             wall_clock=lambda: time.time(),
         )  # fmt: skip
-        self._connections: dict[str, SimClient] = {}
+        self._connections: dict[str, SimClientConnection] = {}
         streams = self._streams
         session: Any = SimSession
         self._streams = Streams(self.config.resume, streams._wall_clock, streams._entropy, session)
@@ -116,7 +117,7 @@ class SimGateway(Gateway):
         if what.prefix:
             size = self._scheduler.block_tokens(model)
             marks = of_prompt(what.prefix, what.prefix_block, what.prompt_tokens, size)
-        client = SimClient(caller, what, self._connections)
+        client = SimClientConnection(caller, what, self._connections)
         if what.last_event_id:
             self._return(client)
             return
@@ -151,7 +152,7 @@ class SimGateway(Gateway):
             client.forget()
             caller.refused(refused.status, "not taken")
 
-    def _return(self, client: SimClient) -> None:
+    def _return(self, client: SimClientConnection) -> None:
         """A client returns to its stream."""
         what = client.what
         shown = event_ids.parse(what.last_event_id)

@@ -26,12 +26,11 @@ from relume.chaos.sim.gateway.answer_bytes import (
     style_of,
     tokens_of,
 )
+from relume.chaos.sim.gateway.client_connection import SimClientConnection
 from relume.chaos.sim.gateway.sim_connections import SimUpstream
-from relume.chaos.sim.message_ports import Ask, Caller, Dispatch, Stretch
-from relume.chaos.sim.world.endpoints import CallerSender
+from relume.chaos.sim.message_ports import Dispatch, Stretch
 from relume.chaos.sim.world.virtual_loop import NS
 from relume.controlplane.gateway.context import Context
-from relume.controlplane.gateway.http.replies import Reply
 from relume.controlplane.gateway.request_session import RequestSession, ResumableStreams
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
@@ -58,107 +57,6 @@ PATH = "/v1/completions"
 BODY = b"{}"
 
 
-class SimClient:
-    """The client's connection for the machine's effects: it passes bytes to `Caller`. `sessions`:
-    those of one gateway, by connection."""
-
-    chunked = True
-    session: SimSession
-
-    def __init__(self, caller: Caller, what: Ask, sessions: dict[str, SimClient]) -> None:
-        self.what = what
-        self._caller = caller
-        self._held: list[bytes] | None = None
-        self._sessions = sessions
-        self._status = 200
-        sessions[what.key] = self
-
-    def forget(self) -> None:
-        """Drop it: no further call names it."""
-        self._sessions.pop(self.what.key, None)
-
-    @property
-    def lost(self) -> bool:
-        """See ClientPort."""
-        return isinstance(self._caller, CallerSender) and self._caller.lost
-
-    @property
-    def undelivered(self) -> int:
-        """See ClientPort; 1: not everything."""
-        return int(isinstance(self._caller, CallerSender) and not self._caller.arrived_whole)
-
-    def begin(self, head: bytes, first: bytes, last: bool = False) -> None:
-        """See ClientPort."""
-        self._status = int(head.split(b" ", 2)[1])
-        if self._status == 200:
-            self.write(first)
-        if last:
-            self._end()
-
-    def _end(self) -> None:
-        if self._status >= 400:
-            self._caller.refused(self._status, "a worker's answer to a relayed request")
-        else:
-            finish = self.session.stream.answer.finish
-            # If the end frame is lost, a client still knows the finish from the last event.
-            self._caller.end("length" if finish == "-" else finish)
-
-    def write(self, data: bytes) -> None:
-        """See ClientPort."""
-        if self._status != 200:
-            return
-        if self._held is not None:
-            self._held.append(data)
-            return
-        stretch, self.session.stretch = self.session.stretch, None
-        if stretch is not None:
-            self._caller.tokens(msgspec.structs.replace(stretch, data=data))
-        elif data:
-            self._caller.tokens(Stretch(start=-1, count=0, first_ns=0, last_ns=0, data=data))
-
-    def hold(self) -> None:
-        """Send nothing before `send_held`."""
-        self._held = []
-
-    def send_held(self) -> None:
-        """Send all writes since `hold` at once."""
-        held, self._held = self._held, None
-        if held:
-            self.write(b"".join(held))
-
-    def write_chunk(self, chunk: bytes) -> None:
-        """See ClientPort: one chunk of HTTP, without its end."""
-        self.write(chunk[chunk.index(b"\n") + 1 : -2])
-
-    def finish(self, data: bytes = b"", close: bool = False) -> None:
-        """See ClientPort."""
-        self.send_held()
-        if close:
-            self._fail(self.session.failed_with, data.removeprefix(b"data: "))
-        else:
-            self.write(data)
-            self._end()
-
-    def reply(self, reply: Reply) -> None:
-        """See ClientPort."""
-        if reply.status >= 400:
-            self._fail(reply.status, reply.body)
-            return
-        last_ns = self.session.stretch.last_ns if self.session.stretch is not None else 0
-        self.session.stretch = Stretch(start=0, count=1, first_ns=last_ns, last_ns=last_ns)
-        self.write(reply.body)
-        self._end()
-
-    def break_off(self) -> None:
-        """See ClientPort."""
-        self._held = None
-        self.forget()
-        self._caller.cut()
-
-    def _fail(self, status: int, body: bytes) -> None:
-        self._caller.refused(status, msgspec.json.decode(body)["error"]["message"])
-
-
 class SimSession(RequestSession):
     """The real session; stretches of tokens come as frames, and leave as stretches."""
 
@@ -169,7 +67,7 @@ class SimSession(RequestSession):
     def __init__(
         self,
         ctx: Context,
-        client: SimClient,
+        client: SimClientConnection,
         stream: Stream,
         streams: ResumableStreams | None = None,
     ) -> None:
@@ -190,7 +88,7 @@ class SimSession(RequestSession):
         self._last_ns = -1
         self._gap_ns = 0
 
-    def came_back(self, client: SimClient, have: Position) -> None:  # type: ignore[override]
+    def came_back(self, client: SimClientConnection, have: Position) -> None:  # type: ignore[override]
         """See RequestSession."""
         client.session = self
         self.connection.forget()
@@ -376,14 +274,14 @@ class SimSession(RequestSession):
             ends = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(4)))
             cuts = zip([0, *ends], [*ends, len(data)], strict=True)
             reads = [data[a:b] for a, b in cuts if a < b]
-        if isinstance(client, SimClient):
+        if isinstance(client, SimClientConnection):
             client.hold()
         for read in reads:
             if self.machine.attempt is not to:
                 break  # a frame was refused
             if not self.take_chunk(_chunk_of(read), stretch.last_ns / NS):
                 self._on_frames(read)
-        if isinstance(client, SimClient):
+        if isinstance(client, SimClientConnection):
             client.send_held()
 
     def _small_frames(self, first: int, tokens: list[int], chance: Random) -> list[bytes]:
