@@ -9,10 +9,10 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # The one etcd every process of a target uses; get-etcd.sh says why it took or refused one.
 WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
-# The marks of pyproject.toml that a unit test does not have.
-UNITS = not live and not engine and not serve and not etcd and not slow
+# The three tiers, by the marks of pyproject.toml.
+TIER = $(BIN)/python -m tests.suite.tiers
 
-.PHONY: help env models demo up test chaos chaos-nightly check lint docs wheel bench lock clean
+.PHONY: help env models demo up check test test-full chaos chaos-nightly lint docs wheel bench lock clean
 
 help: ## show this list
 	@echo "Relume keeps a fleet of vLLM workers answering through failures."
@@ -32,17 +32,21 @@ demo: models ## start a fleet, kill a worker under load, show that no stream bro
 up: models ## start a fleet of three workers and leave it running until Ctrl-C
 	@$(WITH_ETCD); exec $(BIN)/relume up $(ARGS)
 
-test: models lint wheel ## everything: linters, the wheel, all tests on real etcd and vLLM (35 minutes on two cores)
-	@$(WITH_ETCD); exec $(BIN)/python -m pytest -n auto --dist loadgroup --durations 20 $(ARGS)
+check: lint ## the fast loop, without etcd or engines: linters, types, unit tests (2 minutes)
+	@exec $(TIER) check $(ARGS)
+
+test: models lint wheel ## check, the wheel, tests on real etcd, and the core on real vLLM (10 minutes on two cores)
+	@$(WITH_ETCD); exec $(TIER) test $(ARGS)
+
+test-full: models lint wheel ## every test there is, and make chaos (about 45 minutes on two cores)
+	@$(WITH_ETCD); exec $(TIER) full $(ARGS)
+	@$(if $(ARGS),,$(MAKE) chaos)
 
 chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live $(or $(ARGS),--set ci)
 
 chaos-nightly: models ## every applicable fault on real processes, three seeds each (half an hour or so)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
-
-check: lint ## the quick part, without engines or etcd: linters and unit tests (under three minutes)
-	@exec $(BIN)/python -m pytest -n auto --dist worksteal -m "$(UNITS)" $(ARGS)
 
 lint: env ## ruff, mypy, the arrows between packages, spelling, the documentation site
 	@$(BIN)/ruff check .

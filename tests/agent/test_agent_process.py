@@ -131,7 +131,7 @@ async def test_asked_to_leave_while_it_waits(host: Host) -> None:
         assert await left(agent) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_second_agent_of_a_living_worker_gives_up(host: Host) -> None:
     host.agent()
     await host.nth(v.EngineReady, 1)

@@ -162,7 +162,7 @@ async def test_what_the_leader_releases_is_dropped(tmp_path: Path) -> None:
         assert await asyncio.to_thread(held, run / "state.sock") == {"b"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_one_that_answers_no_more_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

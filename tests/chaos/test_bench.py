@@ -34,7 +34,7 @@ def test_every_bench_is_listed_with_a_description(capsys: pytest.CaptureFixture[
     assert all(callable(runner.load(name).run) for name in runner.BENCHES)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_relume_chaos_runs_benches() -> None:
     command = [sys.executable, "-m", "relume.chaos.cli", "bench", "validators", "--quick"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -56,7 +56,7 @@ async def until(found: Callable[[], bool], timeout_s: float = 60.0) -> None:
         await asyncio.sleep(0.002)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_process_gets_its_share_of_a_core_and_then_all_of_it() -> None:
     with busy() as pid:
         limit = Limit(0.2, lambda: [pid])

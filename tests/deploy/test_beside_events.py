@@ -80,20 +80,20 @@ def python(request: pytest.FixtureRequest, tmp_path: Path, wheel: Path, others: 
     return python
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_relume_and_opensearch_work_side_by_side(python: Path) -> None:
     done(python, "-I", "-c", BOTH)
     done(python.with_name("relume"), "worker", "--help")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_uninstalling_either_leaves_the_other_working(python: Path) -> None:
     uninstall = (sys.executable, "-m", "pip", "--python", python, "uninstall", "--yes", "--quiet")
     done(*uninstall, "events", "opensearch-py")
     done(python, "-I", "-c", "import relume.policies.state.fleet, relume.events.log.codec")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_worker_host_has_no_chaos_and_the_demo_says_so(python: Path) -> None:
     absent = "import importlib.util as u; assert u.find_spec('relume.chaos') is None"
     done(python, "-I", "-c", absent)

@@ -68,7 +68,7 @@ def result(tmp_path_factory):
     return json.loads(lines[0].removeprefix("RESULT"))
 
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.full
 
 
 def test_greedy_outputs_are_diverse(result):

@@ -38,7 +38,7 @@ def test_refuses_where_it_cannot_write(tmp_path):
     assert "cannot be written" in done.stderr and "remedy:" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_without_an_index_it_fails_with_a_remedy_and_is_not_done(tmp_path):
     venv = tmp_path / "venv"
     done = set_up(

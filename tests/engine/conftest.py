@@ -34,7 +34,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterat
 
 HOSTS = (
     "inproc",
-    pytest.param("serve", marks=[pytest.mark.serve, pytest.mark.slow, pytest.mark.timeout(300)]),
+    pytest.param("serve", marks=[pytest.mark.full, pytest.mark.timeout(300)]),
 )
 
 

@@ -62,7 +62,7 @@ def assert_broken(body: bytes) -> None:
     assert b"[DONE]" not in answer.payload
 
 
-@pytest.mark.engine
+@pytest.mark.full
 @pytest.mark.parametrize("stream", (True, False))
 def test_terminated_engine_breaks_streams_so_that_they_continue_elsewhere(
     zygote: Zygote, stream: bool
@@ -75,7 +75,7 @@ def test_terminated_engine_breaks_streams_so_that_they_continue_elsewhere(
         wait_until(lambda: not engine.alive(), "process ends", SOON_S)
 
 
-@pytest.mark.engine
+@pytest.mark.full
 def test_failing_core_breaks_streams_and_ends_the_process(zygote: Zygote) -> None:
     """A step that raises: here the model runner is taken away under the scheduler."""
     break_after = "tests.engine.broken_scheduler.failing_scheduler"
@@ -93,8 +93,7 @@ def stock(tmp_path: Path, tiny_model: Path) -> Iterator[Engine]:
         yield engine.wait_ready()
 
 
-@pytest.mark.serve
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_stock_engine_that_lost_a_process_tells_and_ends(stock: Engine) -> None:
     """The last of them. (Each in turn: tests/live/test_stock_serve.py.)"""
@@ -113,8 +112,7 @@ def test_stock_engine_that_lost_a_process_tells_and_ends(stock: Engine) -> None:
         assert told_s < SOON_S
 
 
-@pytest.mark.serve
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_stock_engine_without_its_server_ends_with_the_agents_eof(stock: Engine) -> None:
     pids = [hello.pid for hello in stock.agent.hellos]

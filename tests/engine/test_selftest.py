@@ -11,7 +11,7 @@ import pytest
 
 from relume.engine_shim.generation import CURRENT
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from relume.engine_shim.generation import IDENTITY_KEY
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 FORGED = {"kv_transfer_params": {"x": 1}, "ec_transfer_params": {"x": 1}, IDENTITY_KEY: {}, "a": 1}
 

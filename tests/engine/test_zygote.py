@@ -12,7 +12,7 @@ import pytest
 from tests.engine import client
 from tests.engine.fleet import Zygote, engine_of, wait_until
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 
 def test_engine_serves_within_seconds_and_names_its_start(zygote: Zygote) -> None:

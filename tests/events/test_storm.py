@@ -21,7 +21,7 @@ from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
 from tests.events.support import following, numbers, positions, tick, until
 
-pytestmark = [pytest.mark.etcd, pytest.mark.slow]
+pytestmark = [pytest.mark.etcd, pytest.mark.full]
 
 STREAMS = ("w.w0", "w.w1", "r.r0")
 

@@ -46,7 +46,7 @@ async def _under_traffic(traffic: Traffic, process: asyncio.subprocess.Process) 
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_leader_killed_at_any_step_loses_nothing(etcd: EtcdServer, tmp_path: Path) -> None:
     async with EtcdLog(config_for(etcd), name="test") as log, traffic_on(log) as traffic:
         for number, step in enumerate(STEPS):
@@ -91,7 +91,7 @@ async def test_a_round_that_fails_at_any_step_is_done_again(
             await history_is_whole(stage.log, tmp_path, traffic)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("fault", ["kill9", "stop"])
 async def test_etcd_killed_or_stopped_at_any_step(
     etcd: EtcdServer, tmp_path: Path, fault: str
@@ -132,7 +132,7 @@ async def test_etcd_killed_or_stopped_at_any_step(
             await history_is_whole(stage.log, tmp_path, traffic)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("step", ["snapshot", "committed", "announced"])
 async def test_a_stopped_leader_that_comes_back_neither_announces_nor_trims(
     etcd: EtcdServer, tmp_path: Path, step: str

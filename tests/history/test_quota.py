@@ -103,7 +103,7 @@ async def test_the_way_out_is_walked_again_when_a_step_fails(
 
 
 @pytest.mark.etcd
-@pytest.mark.slow
+@pytest.mark.full
 async def test_with_the_quota_known_it_is_never_reached(small: EtcdServer, tmp_path: Path) -> None:
     async with replica_on(small, tmp_path, etcd=PATIENT, quota_bytes=QUOTA, **NEVER) as stage:
         stage.keeper.pressed_every_s = 0.5

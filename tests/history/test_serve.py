@@ -23,7 +23,7 @@ from tests.etcd_server import EtcdServer, free_port
 from tests.history.checks import history_is_whole
 from tests.history.stage import config_for, traffic_on
 
-pytestmark = [pytest.mark.etcd, pytest.mark.slow]
+pytestmark = [pytest.mark.etcd, pytest.mark.full]
 
 
 class Serve:

@@ -129,7 +129,7 @@ def lookup(sources: tuple[str, ...], timeout_s: float) -> Any:
     return asked
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_silent_or_dead_holder_does_not_hide_what_another_has(tmp_path: Path) -> None:
     """All are asked at once; the first named of those that hold as much is used."""
     cache = Cache(8)
@@ -176,7 +176,7 @@ def test_a_reader_learns_at_once_that_a_holder_is_dead_and_when_it_is_back(
             assert peer.boot == daemon.boot
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_daemon_of_an_older_epoch_stays_refused_and_its_blocks_are_offered_again(
     tmp_path: Path,
 ) -> None:

@@ -42,8 +42,8 @@ MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny")).absolut
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(pytest.mark.live)
-    item.add_marker(pytest.mark.engine)
+    if item.get_closest_marker("core") is None:
+        item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +144,8 @@ class Scene:
     async def paced(self, streams: dict[str, Stream], tokens: int, worker: str, pid: int) -> None:
         """Let engine process `pid` of `worker` run a moment at a time, so that clients keep
         pace with it on a busy machine, until each of `streams` that is on it has at least
-        `tokens` tokens. The process is left stopped, for the caller to kill or continue."""
+        `tokens` tokens. The process is left stopped, for the caller to kill or continue. When all
+        have a worker, every worker takes requests again (`only`)."""
         stop(pid)
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), 15)
@@ -153,6 +154,9 @@ class Scene:
         held = [s for name, s in streams.items() if places[name][-1].worker == worker]
         if not held:
             inconclusive(f"no stream was routed to {worker}")
+        for other in await self.fleet.workers():
+            if other["state"] in ("draining", "drained"):
+                await self.drain(other["name"], "undrain")
         while any(len(s.tokens) < tokens and not s.done and not s.error for s in held):
             assert time.monotonic() < deadline, [len(s.tokens) for s in held]
             await asyncio.to_thread(let_run, pid)
@@ -199,6 +203,13 @@ class Scene:
                 return
             assert time.monotonic() < deadline, f"{name} goes on and is not taken back"
             await asyncio.sleep(0.1)
+
+    async def only(self, name: str) -> None:
+        """Every worker is up, and new requests go to worker `name` alone, until `paced`."""
+        workers = [worker["name"] for worker in await self.fleet.workers()]
+        for worker in workers:
+            await self.until_ready(worker)
+            await self.drain(worker, "undrain" if worker == name else "drain")
 
     async def drain(self, name: str, command: str = "drain") -> None:
         """Tell the fleet to give worker `name` nothing new (`undrain`: to go on)."""

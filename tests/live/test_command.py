@@ -21,7 +21,7 @@ import pytest
 
 from tests.live.conftest import HANG_S, MODEL
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 GONE_S = 60.0
 
@@ -200,6 +200,7 @@ def test_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
         fleet.all_gone(15)
 
 
+@pytest.mark.core
 def test_demo_ends_with_one_line_that_holds(tmp_path: Path) -> None:
     with command(tmp_path, "demo", "--model", str(MODEL),
                  "--state-dir", str(tmp_path / "demo")) as demo:  # fmt: skip

@@ -17,7 +17,7 @@ from tests.processes import cpu_time, family, starved
 from tests.signals import stop
 from tests.suite.outcomes import inconclusive
 
-pytestmark = [pytest.mark.serve, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.timeout(420)
 TOKENS = 600
 
 

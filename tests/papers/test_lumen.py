@@ -27,7 +27,7 @@ from relume.chaos.papers.sampling import Sampling, average, ratio
 from relume.chaos.sim import sim_fleet as simulated
 from relume.chaos.sim.sim_fleet import SimFleet
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 LIGHT = Case(rules="restart", workers=4, seed=3, per_s=0.6)
 SECONDS = round(LASTS_S - FAILS_S)

@@ -38,7 +38,7 @@ from relume.chaos.papers.result import (
 )
 from relume.chaos.papers.sampling import Sampling
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 QUICK = [name for name in registry.NAMES if not registry.load(name).sample]
 

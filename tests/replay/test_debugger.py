@@ -59,7 +59,7 @@ def folded(groups: list[RevisionGroup], place: int) -> bytes:
 # --- the fold ------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_place_is_the_fold_from_scratch(history: History) -> None:
     """However one comes to a place: by steps, jumps, back and forth."""
     timeline, rng = Timeline(history, spacing=37), random.Random(7)
@@ -155,7 +155,7 @@ def test_stops_at_requests_workers_and_changes_in_steps(killed: History) -> None
     assert worker["found"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_searches_agree_with_a_walk(eventful: History) -> None:
     wanted = match("type", "route_decided")
     debugger, timeline = Debugger(eventful), Timeline(eventful)

@@ -154,7 +154,7 @@ def test_the_first_end_of_a_request_counts(tmp_path: Path) -> None:
     assert found == [("failed", 3, 7)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_log(killed: History, tmp_path: Path) -> None:
     def repeated(times: int) -> Iterator[RevisionGroup]:
         for _ in range(times):

@@ -55,7 +55,7 @@ def test_the_files_are_those_that_were_recorded() -> None:
     assert found == recorded, "a frozen log is never recorded anew: raise a version instead"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_environment_makes_the_same_of_them() -> None:
     answers = {}
     for name, settings in SETTINGS.items():

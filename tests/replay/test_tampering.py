@@ -75,7 +75,7 @@ def test_the_log_itself_is_sound(groups: list[RevisionGroup]) -> None:
     assert 0 < verdict.unanchored < verdict.events
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_any_dropped_event_is_found(groups: list[RevisionGroup]) -> None:
     tried = anchored_places(groups)
     assert len(tried) > 10

@@ -8,7 +8,7 @@ from relume.chaos.runner import fuzz
 from tests.runner.plants import PLANTS, find, runs
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", PLANTS)
 def test_fuzzing_finds(name: str) -> None:
     plant = PLANTS[name]

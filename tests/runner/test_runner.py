@@ -62,7 +62,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- cases -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_composed_scenarios_are_sound_and_reach_every_applicable_fault() -> None:
     had, steps = set(), set()
     for seed in range(300):
@@ -277,7 +277,7 @@ def test_minimal_lists_are_minimal() -> None:
         assert set(found) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_failure_shrinks_to_what_it_needs(played: None) -> None:
     case = case_of("cascade", 3)
     tries: list[Case] = []
@@ -425,7 +425,7 @@ def test_a_report_of_which_only_the_head_is_read_is_no_error(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_fuzz_and_shrink_from_the_command_line(
     played: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -241,7 +241,7 @@ def parts_of(here: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{name}", getattr(here, name, None)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_nothing_is_left_of_workers_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forgetting, "FORGET_TICKS", 15)
     monkeypatch.setattr(forgetting, "REMEMBER_TICKS", 30)

@@ -69,7 +69,7 @@ def test_a_fleet_goes_with_its_run():
     assert [one() for one in made] == [None] * 5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_is_a_function_of_its_seed_whatever_hashes_are():
     here = digest(outcome_of("engine-killed-in-restore", 5))
     code = "from tests.sim.test_fleet import digest, outcome_of\n"

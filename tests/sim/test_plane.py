@@ -326,7 +326,7 @@ w.etcd.close()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_log_in_another_process():
     told = set()
     for salt in ("0", "1", "12345"):

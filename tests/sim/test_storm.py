@@ -26,7 +26,7 @@ def judged(scenario: Scenario) -> Verdict:
     return judge(run(scenario, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_higher_tiers_do_not_wait_behind_lower_ones_and_tenants_get_equal_parts() -> None:
     room = judged(smaller({"queued": 32, "requests": 500, "tenant_percent": 100}))
     assert room.result == "passed", room.why

@@ -126,7 +126,7 @@ def test_the_agent_learns_positions_and_ends(tmp_path: Path) -> None:
         assert first.more and len(first.changes) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_daemon_without_a_client_ends_when_it_holds_nothing(tmp_path: Path) -> None:
     with daemon_in(tmp_path, abandoned_s=1.0) as daemon:
         with peer_of(local(daemon.socket)) as writer:

@@ -14,7 +14,7 @@ from relume.controlplane.stream.handlers import answering, attempts, endings, re
 from relume.controlplane.stream.table import TABLE
 from tests.stream.world import World
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 RUNS = 24_000
 

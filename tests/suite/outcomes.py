@@ -1,12 +1,15 @@
 """Pytest plugin: two outcomes beside passed and failed, both counted and printed.
 
-*Repeated*: a test marked `@pytest.mark.flaky(reason="...")` that failed runs once more (with
-`repeats=2` twice). No other test that failed is repeated.
+*Repeated*: a test of the core (mark `core`) that failed runs once more, after all others. A second
+failure fails it, and more than `MAX_REPEATED` repeated tests of the core fail the run. No other test
+that failed is repeated, and none where several processes share the tests (pytest-xdist).
 
 *Inconclusive*: the test called `inconclusive(reason)`, because its precondition was not met: the
 stream ended before the fault struck, or the machine stood still. The test runs once more; if it
 is inconclusive again it counts as inconclusive. More of them than `--inconclusive-limit` fail
 the run.
+
+`--tally FILE` adds what is counted to a file, for a run of several commands (`tests/suite/tiers.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +21,14 @@ import pytest
 import pytest_timeout
 from _pytest.runner import runtestprotocol
 
-MAX_REPEATS = 2
+from tests.suite import tiers
+
+MAX_REPEATED = 2
+"""Maximum number of repeated tests of the core of a run that passes."""
 DEFAULT_LIMIT = 5
 INCONCLUSIVE, REPEATED = "inconclusive", "repeated"
+RAN: pytest.StashKey[bool] = pytest.StashKey()
+"""Whether the test ran before in this run."""
 
 
 class Inconclusive(Exception):
@@ -50,32 +58,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=DEFAULT_LIMIT,
         help="maximum number of inconclusive tests of a run that passes (default: %(default)s)",
     )
+    parser.addoption("--tally", metavar="FILE", help="add counts and times of this run to FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "flaky(reason, repeats=1): may fail on a busy machine; runs once more then"
-    )
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Tally(config.getoption("--inconclusive-limit")))
+    if not _is_worker(config):
+        limit, tally = config.getoption("--inconclusive-limit"), config.getoption("--tally")
+        config.pluginmanager.register(Tally(limit, tally))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        allowed_repeats(item)
-
-
-def allowed_repeats(item: pytest.Item) -> int:
-    """How often a test that failed runs again. Raises UsageError for a mark without a reason."""
-    mark = item.get_closest_marker("flaky")
-    if mark is None:
-        return 0
-    repeats = mark.kwargs.get("repeats", 1)
-    if mark.args or set(mark.kwargs) - {"reason", "repeats"} or not mark.kwargs.get("reason"):
-        raise pytest.UsageError(f"{item.nodeid}: write @pytest.mark.flaky(reason=...)")
-    if not 1 <= repeats <= MAX_REPEATS:
-        raise pytest.UsageError(f"{item.nodeid}: flaky repeats at most {MAX_REPEATS} times")
-    return repeats
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this process runs tests that another one (pytest-xdist) hands out."""
+    return hasattr(config, "workerinput")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -88,26 +82,36 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Run one test, as pytest does, and again where that is allowed."""
-    hooks = item.ihook
-    left = {"failed": allowed_repeats(item), INCONCLUSIVE: 1}
+    """Run one test, as pytest does; where it may run again, do so or put it behind all others."""
+    hooks, alone = item.ihook, not _is_worker(item.config)
     hooks.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    while True:
-        reports: list[Any] = runtestprotocol(item, nextitem=nextitem, log=False)
-        outcomes = {report.outcome for report in reports}
-        outcome = next((one for one in ("failed", INCONCLUSIVE) if one in outcomes), "")
-        if not left.get(outcome):
-            break
-        left[outcome] -= 1
+    reports: list[Any] = runtestprotocol(item, nextitem=nextitem, log=False)
+    if not item.stash.get(RAN, False) and _repeats(item, {r.outcome for r in reports}):
+        item.stash[RAN] = True
         for report in reports:
-            if report.outcome in left:
+            if report.outcome in ("failed", INCONCLUSIVE):
                 report.was, report.outcome = report.outcome, REPEATED
-                hooks.pytest_runtest_logreport(report=report)
-        _new_timeout(item)
-    for report in reports:
-        hooks.pytest_runtest_logreport(report=report)
+        if alone:
+            item.session.items.append(item)  # the session goes through this very list
+        else:
+            _log([r for r in reports if r.outcome == REPEATED], hooks)
+            _new_timeout(item)
+            reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    _log(reports, hooks)
     hooks.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _repeats(item: pytest.Item, outcomes: set[str]) -> bool:
+    """Whether a test with these outcomes of its phases runs once more."""
+    if "failed" in outcomes:
+        return item.get_closest_marker("core") is not None and not _is_worker(item.config)
+    return INCONCLUSIVE in outcomes
+
+
+def _log(reports: list[Any], hooks: Any) -> None:
+    for report in reports:
+        hooks.pytest_runtest_logreport(report=report)
 
 
 def _new_timeout(item: pytest.Item) -> None:
@@ -130,20 +134,30 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, Any] | None:
 class Tally:
     """Both outcomes of a run, counted where it is reported."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, tally: str | None) -> None:
         self._limit = limit
+        self._tally = tally
         self._repeated: list[tuple[str, str]] = []
+        self._core: set[str] = set()
         self._inconclusive: list[tuple[str, str]] = []
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.outcome == REPEATED:
             self._repeated.append((report.nodeid, f"{report.was}: {_crash(report)}"))
+            if "core" in report.keywords:
+                self._core.add(report.nodeid)
         elif report.outcome == INCONCLUSIVE:
             self._inconclusive.append((report.nodeid, report.why))
 
     @property
-    def _too_many(self) -> bool:
-        return len(self._inconclusive) > self._limit
+    def _too_many(self) -> list[str]:
+        """Why a run without a failed test fails."""
+        out = []
+        if len(self._inconclusive) > self._limit:
+            out.append(f"{len(self._inconclusive)} inconclusive tests, limit {self._limit}")
+        if len(self._core) > MAX_REPEATED:
+            out.append(f"{len(self._core)} tests of the core were repeated, limit {MAX_REPEATED}")
+        return out
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -159,10 +173,10 @@ class Tally:
                 terminalreporter.write_sep("-", f"{len({name for name, _ in found})} {heading}")
                 for name, why in found:
                     terminalreporter.write_line(f"{name}: {why}")
-        if self._too_many:
-            terminalreporter.write_line(
-                f"FAILED: {len(self._inconclusive)} inconclusive tests, limit {self._limit}"
-            )
+        for reason in self._too_many:
+            terminalreporter.write_line(f"FAILED: {reason}")
+        if self._tally:
+            tiers.record(self._tally, terminalreporter.stats)
 
 
 def _crash(report: Any) -> str:

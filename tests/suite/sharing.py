@@ -80,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         signal.signal(signal.SIGINT, _interrupt_once)
-    elif config.getoption("numprocesses", None):
+    else:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)
 

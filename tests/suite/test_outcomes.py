@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,14 +29,16 @@ def runs(name):
 """
 
 
-def run(folder: Path, tests: str, *arguments: str) -> tuple[int, str]:
-    """Exit status and output of pytest over these tests."""
+def run(folder: Path, tests: str, *arguments: str, tier: str = "") -> tuple[int, str]:
+    """Exit status and output of pytest, or of a tier, over these tests."""
     (folder / "test_it.py").write_text(HEAD + tests)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
+    marks = "markers =\n    core\n    full\n    etcd\n"
+    (folder / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\n{marks}")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-p", "tests.suite.outcomes"),
-            *("-p", "no:cacheprovider", "-p", "timeout", "-p", "xdist", *arguments),
+            *(sys.executable, "-m", *(("tests.suite.tiers", tier) if tier else ("pytest",))),
+            *("-p", "tests.suite.outcomes", "-p", "no:cacheprovider", "-p", "timeout"),
+            *("-p", "xdist", *arguments),
         ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "COLUMNS": "200", **BARE},
@@ -46,41 +49,52 @@ def run(folder: Path, tests: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def counts(folder: Path) -> dict[str, int]:
-    """How often each test ran."""
-    names = (folder / "runs").read_text().split()
-    return {name: names.count(name) for name in names}
+def ran(folder: Path) -> list[str]:
+    """What ran, in order."""
+    return (folder / "runs").read_text().split()
 
 
-FLAKY = """
-@pytest.mark.flaky(reason="races with the engine")
-def test_flaky():
-    assert runs("flaky") == {passes_at}
+CORE = """
+@pytest.mark.core
+@pytest.mark.parametrize("number", range({count}))
+def test_core(number):
+    assert runs(f"core{{number}}") == {passes_at}
 
 def test_other():
     assert runs("other") == 2
+
+def test_last():
+    runs("last")
 """
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2")])
-def test_only_a_flaky_test_that_failed_runs_once_more(
-    tmp_path: Path, processes: tuple[str, ...]
-) -> None:
-    status, said = run(tmp_path, FLAKY.format(passes_at=2), *processes)
+def test_only_a_core_test_that_failed_runs_once_more_after_all_others(tmp_path: Path) -> None:
+    status, said = run(tmp_path, CORE.format(count=2, passes_at=2))
     assert status == 1, "test_other fails and is not repeated"
-    assert counts(tmp_path) == {"flaky": 2, "other": 1}
-    assert "1 failed, 1 passed, 1 repeated" in said
-    assert "1 tests were repeated" in said
-    assert "test_it.py::test_flaky: failed: " in said and "assert 1 == 2" in said
+    assert ran(tmp_path) == "core0 core1 other last core0 core1".split()
+    assert "1 failed, 3 passed, 2 repeated" in said and "2 tests were repeated" in said
+    assert "test_it.py::test_core[0]: failed: " in said and "assert 1 == 2" in said
+    assert "FAILED: " not in said, "two repeated tests are allowed"
 
 
-def test_a_flaky_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
-    status, said = run(tmp_path, FLAKY.format(passes_at=3), "-k", "flaky")
-    assert status == 1 and counts(tmp_path) == {"flaky": 2}
-    assert "1 failed, 1 deselected, 1 repeated" in said
+def test_a_core_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
+    status, said = run(tmp_path, CORE.format(count=1, passes_at=3), "-k", "core")
+    assert status == 1 and ran(tmp_path) == ["core0", "core0"]
+    assert "1 failed, 2 deselected, 1 repeated" in said
 
 
-@pytest.mark.slow
+def test_more_than_two_repeated_core_tests_fail_the_run(tmp_path: Path) -> None:
+    status, said = run(tmp_path, CORE.format(count=3, passes_at=2), "-k", "core")
+    assert status == 1 and "3 passed, 2 deselected, 3 repeated" in said
+    assert "FAILED: 3 tests of the core were repeated, limit 2" in said
+
+
+def test_processes_that_share_the_tests_repeat_no_failed_one(tmp_path: Path) -> None:
+    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-k", "core", "-n", "2")
+    assert status == 1 and ran(tmp_path) == ["core0"], said
+
+
+@pytest.mark.full
 def test_a_repetition_has_fixtures_and_a_timeout_of_its_own(tmp_path: Path) -> None:
     tests = """
 import time
@@ -91,24 +105,30 @@ def fresh():
     runs("teardown")
 
 @pytest.mark.timeout(1)
-@pytest.mark.flaky(reason="slow", repeats=2)
+@pytest.mark.core
 def test_slow(fresh):
     assert Path("runs").read_text().split().count("teardown") == fresh - 1
-    if fresh < 3:
+    if fresh == 1:
         time.sleep(30)
 """
     status, said = run(tmp_path, tests, "-o", "timeout_method=signal")
     assert status == 0, said
-    assert "1 passed, 2 repeated" in said and said.count("Timeout") >= 2
+    assert "1 passed, 1 repeated" in said and "Timeout" in said
 
 
-@pytest.mark.parametrize(
-    "mark", ["flaky", 'flaky("why")', 'flaky(reason="")', 'flaky(reason="why", repeats=3)']
-)
-def test_a_flaky_mark_needs_a_reason_and_at_most_two_repeats(tmp_path: Path, mark: str) -> None:
-    status, said = run(tmp_path, f"@pytest.mark.{mark}\ndef test_it():\n    runs('it')\n")
-    assert status == pytest.ExitCode.USAGE_ERROR, said
-    assert "flaky" in said and not (tmp_path / "runs").exists()
+def test_stages_run_in_turn_and_are_counted_together(tmp_path: Path) -> None:
+    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-n", "0", tier="test")
+    assert status == 1 and ran(tmp_path) == ["other", "last", "core0", "core0"]
+    assert said.splitlines()[-2:] == [
+        "1 repeated, 0 inconclusive",
+        "2 passed, 1 failed, 0 skipped",
+    ]
+    assert re.search(r"slowest 3 tests:\n +\d+\.\d s  test_it.py::", said)
+    (tmp_path / "runs").unlink()
+    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-k", "core", tier="test")
+    assert status == 0, f"a stage may have no tests:\n{said}"
+    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-k", "none", tier="test")
+    assert status == pytest.ExitCode.NO_TESTS_COLLECTED, "but not all"
 
 
 def test_an_inconclusive_test_runs_once_more_and_fails_only_beyond_the_limit(
@@ -129,7 +149,7 @@ def test_wrong():
     assert False
 """
     status, said = run(tmp_path, tests, "-k", "not wrong")
-    assert status == 0 and counts(tmp_path) == {"never": 2, "then": 2}
+    assert status == 0 and ran(tmp_path) == ["never", "then", "never", "then"]
     assert "1 passed, 1 deselected, 2 repeated, 1 inconclusive" in said
     assert "test_it.py::test_never: the stream ended first" in said
     (tmp_path / "runs").unlink()
@@ -137,7 +157,7 @@ def test_wrong():
     assert status == 1 and "FAILED: 1 inconclusive tests, limit 0" in said
     (tmp_path / "runs").unlink()
     status, said = run(tmp_path, tests, "-k", "wrong")
-    assert status == 1 and counts(tmp_path) == {"wrong": 2} and "1 failed" in said
+    assert status == 1 and ran(tmp_path) == ["wrong", "wrong"] and "1 failed" in said
 
 
 async def test_a_task_group_is_inconclusive_if_all_its_errors_are() -> None:

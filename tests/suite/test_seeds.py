@@ -24,7 +24,7 @@ def test_examples(number):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_seed_decides_what_is_drawn_and_stands_in_the_failure(tmp_path: Path) -> None:
     found: list[tuple[str, str]] = []
     for given in ((), (), ("--seed", "5"), ("--seed", "5"), ("--seed", "6")):

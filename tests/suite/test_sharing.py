@@ -14,7 +14,7 @@ import pytest
 
 from tests.suite.test_outcomes import BARE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 HEAD = """
 import os, time

@@ -88,7 +88,7 @@ def log_of(*events: tuple[str, int, Any]) -> list[Entry]:
 # --- round trips -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_effect_of_a_policy_is_foretold_as_it_comes_true() -> None:
     """Round robin's log says what least load would have given: a run under it agrees, and the
     continuation under the recorded policy is the recorded run."""
@@ -160,14 +160,14 @@ def test_an_engine_that_was_down_comes_back_when_it_did(
     assert ready_ms == [pytest.approx(again.at_ms - start.at_ms, abs=700)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_same_question_has_the_same_answer(struck: History) -> None:
     words = parse(["checkpoints.recovery=recompute"])
     assert ask(struck, words) == ask(struck, words)
     assert routing.RECORDED.keys() == {*routing.POLICIES, "planned"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_log_behind_a_snapshot(struck: History, simulations: list[tuple[Any, Start]]) -> None:
     """Requests that only the snapshot knows go on too."""
     words = parse(["checkpoints.recovery=recompute"])

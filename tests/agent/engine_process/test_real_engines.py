@@ -24,7 +24,7 @@ from tests.agent.host import Host, left, until
 from tests.etcd_server import EtcdServer
 from tests.signals import stop
 
-pytestmark = [pytest.mark.engine, pytest.mark.etcd, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.etcd]
 
 ROOT = Path(__file__).resolve().parents[3]
 ARGUMENTS = (

@@ -110,7 +110,7 @@ async def test_stopping_wakes_a_stopped_engine(tmp_path: Path) -> None:
         assert time.monotonic() - began < 4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_restart_is_niced_until_it_is_ready(tmp_path: Path) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     async with staged(tmp_path, "--after", "2", restart_nice=5) as stage:

@@ -15,7 +15,7 @@ from relume.engine_shim.checkpoints.staging.block_rows import BlockRows
 from relume.events.wire.kv.fingerprint import HEADS, TOKENS, Fingerprint, usable
 from tests.state_daemon.daemon import fingerprint
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 LAYERS = ("a", "b", "c")
 MEMORY = 1 << 18
 TOKENS_FIRST = ("LBNHC", "BLNHC")

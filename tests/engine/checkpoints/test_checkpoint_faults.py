@@ -36,7 +36,7 @@ from tests.signals import HANG_S, let_run, slowed, stop
 from tests.state_daemon.daemon import Daemon, daemon_in, hello, local, peer_of, stats
 from tests.state_daemon.faulty import TcpProxy
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 TOKENS = 60
 
 

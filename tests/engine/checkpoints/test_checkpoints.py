@@ -48,7 +48,7 @@ from tests.signals import let_run, slowed, stepped, stop
 from tests.state_daemon.daemon import Cache, Daemon, daemon_in, hello, local, peer_of, stats
 from tests.suite.outcomes import inconclusive
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 HANDOVER = "/relume/handover"
 
 
@@ -387,8 +387,7 @@ def test_it_works_inside_multi_connector(
             connection.close()
 
 
-@pytest.mark.serve
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_stock_vllm_serve_restores_what_another_wrote(
     zygote: Zygote, tmp_path: Path, tiny_model: Path, daemon: Daemon

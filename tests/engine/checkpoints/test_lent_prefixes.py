@@ -29,7 +29,7 @@ from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
 from tests.signals import let_run, stop
 from tests.state_daemon.daemon import Daemon, daemon_in, stats
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 TAIL = 20
 """Tokens delivered before the request is taken up."""
 

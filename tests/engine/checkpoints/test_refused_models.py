@@ -10,7 +10,7 @@ import pytest
 from tests.engine.checkpoints.restored_requests import connector
 from tests.engine.fleet import Zygote
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 HYBRID = {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "dtype": "float32",

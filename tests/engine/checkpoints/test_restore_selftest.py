@@ -21,7 +21,7 @@ from tests.engine.checkpoints.test_lent_prefixes import begun
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
 from tests.state_daemon.daemon import daemon_in, stats
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 TAIL = 20
 RESTORE = "restore"
 """`selftest.RESTORE`; that module imports vLLM, and every process of a run collects this one."""

@@ -34,7 +34,7 @@ from tests.engine.matrix import CHAT, COMPLETIONS
 from tests.engine.streams.test_exactness_matrix import GRAMMAR, PENALTIES, SEEDED
 from tests.state_daemon.daemon import Daemon, daemon_in, hello, local, peer_of, stats
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 TOKENS = 80
 """Of an answer that is compared; those of the engine that is killed would be longer."""

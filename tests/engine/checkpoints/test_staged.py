@@ -20,7 +20,7 @@ from tests.engine.checkpoints.test_restored_matrix import (
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
 from tests.state_daemon.daemon import Daemon, daemon_in
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 OF_ROWS = ("greedy", "seeded", "choices")
 
 

@@ -11,7 +11,7 @@ from relume.events.log import codec
 from relume.events.wire import prefix
 from relume.events.wire.reports import ReportReader
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 BLOCK = 16
 ALGORITHMS = (("sha256", ""), ("sha256", "7"), ("xxhash", ""), ("sha256_cbor", ""))

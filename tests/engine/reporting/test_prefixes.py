@@ -15,7 +15,7 @@ from relume.policies.state.overlay.view import View
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 BLOCK = 32
 SMALL = ("--max-model-len", "1024", "--num-gpu-blocks-override", "48")

@@ -15,7 +15,7 @@ from relume.events.wire.tokenizer_messages import CountRequest
 from tests.engine import client
 from tests.engine.fleet import Zygote, engine_of
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 TEMPLATE = """\
 {%- if tools %}

@@ -28,7 +28,7 @@ from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
 from tests.policies.story import Story
 from tests.signals import stepped, stop
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 COMPLETIONS = "/v1/completions"
 STREAM = {"stream": True}

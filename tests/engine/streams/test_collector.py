@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from relume.engine_shim.engine.vllm_private.outputs import OrderedCollector
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 
 def output(*ids: int, finished: bool = False) -> RequestOutput:

@@ -19,7 +19,7 @@ from tests.engine import client, matrix
 from tests.engine.fleet import Engine, Zygote, engine_of
 from tests.engine.matrix import CHAT, COMPLETIONS
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 PROMPT = "The lease of a worker tells the fleet that"
 TOKENS = 48

@@ -18,7 +18,7 @@ from tests.engine.fleet import Engine, Zygote, engine_of
 from tests.engine.matrix import CHAT
 from tests.engine.parsing import token_of, tokenizer_with
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 WORD = {"type": "string", "minLength": 12}
 TOOL = {

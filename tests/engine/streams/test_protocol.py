@@ -16,7 +16,7 @@ from tests.engine.fleet import Engine, wait_until
 from tests.signals import stepped
 from tests.suite.outcomes import inconclusive
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -11,7 +11,7 @@ from relume.events.wire import frames
 from tests.engine import client
 from tests.engine.fleet import Engine
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.full
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

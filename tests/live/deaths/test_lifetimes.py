@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
 from relume.policies.liveness import stall
@@ -18,6 +20,7 @@ from tests.signals import stop
 from tests.suite.outcomes import inconclusive
 
 
+@pytest.mark.core
 async def test_hung_slow_and_orphaned_engines(options: FleetOptions) -> None:
     async with scene_of(options) as scene:
         calm = await scene.streams(6, 500, "calm")
@@ -63,6 +66,7 @@ async def _hung_engine_is_rescued_and_rejoins(scene: Scene, calm: dict) -> None:
     """Judged within the cap; continued while the moved streams still run, it adds nothing."""
     victim = await scene.worker("w0")
     pid = victim["engine_pid"]
+    await scene.only("w0")
     other = [(await scene.worker("w1"))["engine_pid"]]
     since = cpu_time(other)
 
@@ -106,6 +110,7 @@ async def _agent_killed(scene: Scene, calm: dict) -> None:
     """An agent dies: its engine follows, streams move, a new agent starts another
     incarnation."""
     victim = await scene.worker("w0")
+    await scene.only("w0")
     child = scene.fleet.children["w0"]
 
     async def kill(streams: dict) -> None:
@@ -125,6 +130,7 @@ async def _agent_killed(scene: Scene, calm: dict) -> None:
     await scene.until_ready("w0", victim["incarnation"] + 1)
 
 
+@pytest.mark.core
 async def test_etcd_away_longer_than_leases_restarts_nothing(options: FleetOptions) -> None:
     """etcd stopped for more than a TTL, then killed and restarted: streams go on, spools
     land, the log verifies, every incarnation is the one of before."""

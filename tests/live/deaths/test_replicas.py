@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import msgspec
+import pytest
 
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.controlplane.replay.why import why
@@ -17,6 +18,7 @@ from relume.events import vocabulary as v
 from tests.etcd_server import EtcdServer
 from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
 from tests.live.proxy import CutProxy
+from tests.signals import slowed
 
 
 async def _leader(scene: Scene) -> str:
@@ -24,6 +26,7 @@ async def _leader(scene: Scene) -> str:
     return elected[-1].replica if elected else ""
 
 
+@pytest.mark.core
 async def test_leader_killed_while_the_other_serves(options: FleetOptions) -> None:
     options = msgspec.structs.replace(options, replicas=2)
     async with scene_of(options) as scene:
@@ -35,14 +38,21 @@ async def test_leader_killed_while_the_other_serves(options: FleetOptions) -> No
         index = int(leader[1:])
         mine, survivor = scene.fleet.gateways[index], scene.fleet.gateways[1 - index]
 
+        slow = ExitStack()  # no doomed stream is to end before its gateway is killed
+
         async def kill(streams: dict) -> None:
             await scene.ripe(streams, 8)
             await scene.until_routed(f"doomed-{i}" for i in range(4))
             scene.fleet.children[leader].kill()
+            slow.close()
 
-        doomed = asyncio.create_task(scene.streams(4, 1500, "doomed", url=mine, ignore_eos=True))
-        kept = await scene.streams(6, 400, "kept", kill, url=survivor)
-        broken = await doomed
+        with slow:
+            for worker in await scene.fleet.workers():
+                slow.enter_context(slowed(worker["engine_pid"]))
+            lost = scene.streams(4, 1500, "doomed", url=mine, ignore_eos=True)
+            doomed = asyncio.create_task(lost)
+            kept = await scene.streams(6, 400, "kept", kill, url=survivor)
+            broken = await doomed
         assert not whole(kept), "the other replica's streams must not notice"
         assert len(whole(broken)) == 4, "streams of the killed gateway break with its sockets"
         await _led_by(scene, f"r{1 - index}")
@@ -85,6 +95,7 @@ async def _serves(scene: Scene, url: str) -> None:
         await asyncio.sleep(0.5)
 
 
+@pytest.mark.core
 async def test_why_answers_though_the_gateway_died_before_its_append(
     options: FleetOptions,
 ) -> None:

@@ -138,7 +138,7 @@ async def test_outage_does_not_stop_decisions_and_they_replay() -> None:
     assert len(bases) <= 2, "all on what was known when the log went away"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [11, 12, 13])
 async def test_death_and_restart_in_one_segment_replay(seed: int) -> None:
     """Streams are dispatched anew on the whole group, which their basis names, not in the
