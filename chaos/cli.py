@@ -23,11 +23,12 @@ _COMMANDS = {
         "relume.chaos.whatif",
         "simulate how a log continues under other settings",
     ),
+    "failpoints": ("relume.chaos.failpoint_table", "the places where a test may stop a process"),
     "papers": ("relume.chaos.papers", "compute published results and compare them"),
 }
 
 _HELP = "usage: relume-chaos COMMAND ...\n\ncommands:\n" + "".join(
-    f"  {name:<8} {text} (relume-chaos {name} --help)\n" for name, (_, text) in _COMMANDS.items()
+    f"  {name:<10} {text} (relume-chaos {name} --help)\n" for name, (_, text) in _COMMANDS.items()
 )
 
 

@@ -29,6 +29,8 @@ from relume.controlplane.stream.machine import StreamMachine
 from relume.controlplane.stream.stream_data import Stream
 from relume.controlplane.stream.stream_states import Delivering, Queued
 from relume.controlplane.stream.worker_requests import resume_claim
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import TransportKind
 
@@ -149,6 +151,9 @@ class RequestSession:
     def _carry_out(self, effects: list[do.Effect]) -> None:
         for effect in effects:
             kind = type(effect)
+            if failpoint_client.active:
+                request, name = self.arrival.request, kind.__name__
+                failpoint_client.reach(Failpoint.STREAM_EFFECT, request=request, effect=name)
             if (carry_out := _CARRY_OUT.get(kind)) is not None:
                 carry_out(self, effect)
             elif (tell_client := TO_CLIENT.get(kind)) is not None:

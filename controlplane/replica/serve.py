@@ -20,6 +20,7 @@ from relume.controlplane.telemetry.request_spans import tracing
 from relume.events import vocabulary as v
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
+from relume.events.failpoints import failpoint_client
 from relume.events.log.errors import Fenced, LogError, LogUnavailable, StreamOwned, first_cause
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
@@ -66,6 +67,7 @@ def _explain(error: BaseException) -> int:
 
 
 async def _serve(config: ServeConfig) -> None:
+    failpoint_client.start(f"replica {config.name}")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()

@@ -29,6 +29,7 @@ from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.engine_shim.agent.stream_reader import FleetReader
 from relume.engine_shim.agent.takeover import free_stream
 from relume.events.etcd.factory import EtcdLog
+from relume.events.failpoints import failpoint_client
 from relume.events.log.disk import is_full
 from relume.events.log.errors import RelumeError, first_cause
 from relume.events.settings.config_error import ConfigError
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"relume agent: {error}", file=sys.stderr)
         return EXIT_CONFIG
     logger = make_logger(config.log_level, worker=config.worker)
+    failpoint_client.start(f"agent {config.worker}")
     try:
         with RunDirectory(Path(config.run_dir)) as directory:
             _run(run_agent(config, directory, logger))

@@ -25,6 +25,8 @@ from pathlib import Path
 
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.journal import MAX_RECORD_BYTES, RETRY_S, Journal
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.wire.errors import ReportError
 from relume.events.wire.reports import Hello, Layout, Ready, ReportReader, parse
 
@@ -147,6 +149,8 @@ class _Connection:
     def _readable(self) -> None:
         data = self._receive()
         if data:
+            if failpoint_client.active:
+                failpoint_client.reach(Failpoint.AGENT_REPORT, bytes=len(data))
             self._feed(data)
         elif data is not None:
             self.close()

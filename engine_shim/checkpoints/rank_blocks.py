@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from relume.engine_shim.checkpoints.checkpoint_spec import DropJob, LoadJob, SaveJob
@@ -34,6 +35,8 @@ from relume.engine_shim.checkpoints.staging.staged_saves import (
     StagedCacheProtocol,
     StagedSaves,
 )
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 from relume.events.vocabulary.enums import RestoreFailure
 from relume.events.wire.kv import kv_messages as m
@@ -250,12 +253,24 @@ class CheckpointRank:
         ]
         whose: Whose = (source.request, source.child, self._rank, self._config.load_timeout_s)
         try:
+            if failpoint_client.active:
+                self._reach_fetch(job)
             peer = self._readers.peer(job.endpoint)
             if self._view is not None:
                 return gather(self._view, wanted, peer, *whose)
             return self._fetch_staged(wanted, peer, whose, begin)
         except KvStreamError as error:
             return LoadResult(0, 0, reason_of(error))
+
+    def _reach_fetch(self, job: LoadJob) -> None:
+        """Raises Unreachable where a failpoint says so."""
+        failpoint_client.reach(
+            Failpoint.RESTORE_FETCH,
+            partial(Unreachable, job.endpoint),
+            request=job.key.request,
+            first=job.first,
+            blocks=len(job.block_ids),
+        )
 
     def _fetch_staged(
         self, wanted: list[BlockIn], peer: Peer, whose: Whose, begin: Begin | None

@@ -14,6 +14,7 @@ from typing import Any
 from relume.engine_shim import identity
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.engine.reporter import Reporter
+from relume.events.failpoints import failpoint_client
 from relume.events.wire.reports import Hello, Ready, frame, ready_frame
 
 _registered_pid = 0
@@ -32,6 +33,7 @@ def register(role: str = "") -> None:
         return
     _registered_pid = os.getpid()
     me = identity.from_environment()
+    failpoint_client.start(f"engine {me.worker}")
     role = role or _role(multiprocessing.current_process().name)
     if me.agent_socket:
         _reporter = Reporter(me.agent_socket, Hello(os.getpid(), role, me.incarnation))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,8 @@ from relume.engine_shim.engine import plugin
 from relume.engine_shim.engine.vllm_private import prefix_marks as vllm_private_prefixes
 from relume.engine_shim.engine.vllm_private import resume_state as vllm_private_resume
 from relume.engine_shim.generation import IDENTITY_KEY, reported
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.log import codec
 from relume.events.vocabulary import (
     AnyChange,
@@ -236,6 +239,17 @@ class _Reports:
             )
         self.show(running, waiting, kv_used)
 
+    def pass_failpoints(self, requests: Iterable[Request]) -> None:
+        """After a step that computed tokens of `requests`, before its outputs leave."""
+        for request in requests:
+            if (track := self._tracks.get(request.request_id)) is None:
+                continue
+            if track.left or not request.num_output_tokens:
+                point, tokens = Failpoint.ENGINE_PREFILL, request.num_computed_tokens
+            else:
+                point, tokens = Failpoint.ENGINE_DECODE, request.num_output_tokens
+            failpoint_client.reach(point, request=track.name, tokens=tokens)
+
     def flush(self, waiting: int, kv_used: int) -> None:
         """Changes so far go out at once, between steps."""
         if not self.changes:
@@ -314,6 +328,10 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
             if scheduler_output.total_num_scheduled_tokens:
                 running, waiting = self.get_request_counts()
                 self._reports.end(running, waiting, self._kv_used())
+            if failpoint_client.active:
+                scheduled = scheduler_output.num_scheduled_tokens
+                left = [self.requests[name] for name in scheduled if name in self.requests]
+                self._reports.pass_failpoints(left)
             return outputs
 
         def finish_requests(self, *args: Any, **options: Any) -> Any:

@@ -24,6 +24,7 @@ from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.process_identity import ProcessId, free_port, stat_of
 from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.engine_shim.engine import progress
+from relume.events.failpoints import failpoint_client
 from relume.events.vocabulary.enums import HostKind
 from relume.events.wire import engine_environment
 
@@ -61,6 +62,7 @@ def make_order(
             engine_environment.INCARNATION: str(incarnation),
             engine_environment.AGENT_SOCKET: str(run.socket_path),
             agent_ipc.VARIABLE: str(agent_ipc.ipc_path(run.path)),
+            **failpoint_client.environment(),
         },
         arguments=(
             *("--model", config.model),

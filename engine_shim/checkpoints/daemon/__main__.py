@@ -30,6 +30,7 @@ from relume.engine_shim.checkpoints.daemon.store import host_memory
 from relume.engine_shim.checkpoints.daemon.store.arena import Arena
 from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
 from relume.engine_shim.checkpoints.daemon.store.file_tier import FileTier
+from relume.events.failpoints import failpoint_client
 from relume.events.log.disk import SteadyOutput
 from relume.events.settings.config_error import ConfigError
 from relume.events.settings.flags import add_flags
@@ -121,6 +122,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     try:
         config = reload()
+        failpoint_client.start(f"daemon {config.host}")
         asyncio.run(serve(config, build(config), reload))
     except (ConfigError, StateDaemonError, OSError, zmq.ZMQError) as error:
         print(f"state daemon: {error}", file=sys.stderr)

@@ -16,6 +16,8 @@ from relume.engine_shim.checkpoints.daemon.contents import Content
 from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
 from relume.engine_shim.checkpoints.link import link_auth as auth
 from relume.engine_shim.checkpoints.link.image import Buffer
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.wire.kv import kv_messages as m
 from relume.events.wire.kv.fingerprint import Fingerprint, usable
 from relume.events.wire.kv.kv_errors import MalformedMessage, Refusal
@@ -167,6 +169,8 @@ class Session:
             data = chunk[at : at + piece.length]
             at += piece.length
             try:
+                if failpoint_client.active:
+                    _reach_store(hello.worker, piece)
                 position = self._service.store.put(
                     hello.worker, hello.fingerprint, piece, data, now_s
                 )
@@ -338,6 +342,17 @@ class Session:
         service = self._service
         stats = m.Stats(ask.seq, service.boot, service.store.stats(), service.notes)
         return Reply(m.encode(stats))
+
+
+def _reach_store(worker: str, piece: m.Piece) -> None:
+    """Raises Refusal where a failpoint says so."""
+    failpoint_client.reach(
+        Failpoint.CHECKPOINT_STORE,
+        lambda text: Refusal("budget", text),
+        worker=worker,
+        request=piece.request,
+        block=piece.index,
+    )
 
 
 def _control_only(hello: m.Hello) -> None:

@@ -32,6 +32,8 @@ from relume.events.etcd.writer.backlog import Backlog
 from relume.events.etcd.writer.ownership import Ownership, Tail
 from relume.events.etcd.writer.spool import SPOOL_VERSION, Spool, SpoolHead, path_for
 from relume.events.etcd.writer.spool_recovery import recover
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.log.codec import encode
 from relume.events.log.errors import Fenced, LogError, LogFull, LogUnavailable
 from relume.events.log.interface import LandedSegment
@@ -305,11 +307,20 @@ class EtcdWriter:
             append = Append(self._shape, self._tail, records, time.time_ns() // 1_000_000)
             self._under_way = append
         self._sent_at = self._now()
+        if failpoint_client.active:
+            await self._reach(Failpoint.LOG_APPEND, append)
         outcome, revision = append.judge(await self._client.append(append))
         if outcome is Outcome.LANDED:
+            if failpoint_client.active:
+                await self._reach(Failpoint.LOG_LANDED, append)
             self._landed(append, revision)
         else:
             self._lapsed = True
+
+    async def _reach(self, point: Failpoint, append: Append) -> None:
+        """Raises LogUnavailable where a failpoint says so."""
+        stream, seq = self.stream, append.seq
+        await failpoint_client.reach_async(point, LogUnavailable, stream=stream, seq=seq)
 
     def _landed(self, append: Append, revision: int) -> None:
         self._under_way = None
