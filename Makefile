@@ -12,7 +12,7 @@ WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
 # The three tiers, by the marks of pyproject.toml.
 TIER = $(BIN)/python -m tests.suite.tiers
 
-.PHONY: help env models demo up check test test-full chaos chaos-nightly lint docs wheel bench lock clean
+.PHONY: help env models demo up check test test-full soak chaos chaos-nightly lint docs wheel bench lock clean
 
 help: ## show this list
 	@echo "Relume keeps a fleet of vLLM workers answering through failures."
@@ -41,6 +41,9 @@ test: models lint wheel ## check, the wheel, tests on real etcd, and the core on
 test-full: models lint wheel ## every test there is, and make chaos (about 45 minutes on two cores)
 	@$(WITH_ETCD); exec $(TIER) full $(ARGS)
 	@$(if $(ARGS),,$(MAKE) chaos)
+
+soak: models ## repeat tests (default: the core) beside busy processes: make soak ARGS="SELECTION --times 20"
+	@$(WITH_ETCD); exec $(BIN)/python -m tests.suite.soak $(ARGS)
 
 chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live $(or $(ARGS),--set ci)

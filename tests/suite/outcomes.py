@@ -10,12 +10,15 @@ is inconclusive again it counts as inconclusive. More of them than `--inconclusi
 the run.
 
 `--tally FILE` adds what is counted to a file, for a run of several commands (`tests/suite/tiers.py`).
+`--runs FILE` adds each test to a file as soon as it has run, and none runs a second time: each run
+counts as it is (`tests/suite/soak.py`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import pytest_timeout
@@ -27,6 +30,8 @@ MAX_REPEATED = 2
 """Maximum number of repeated tests of the core of a run that passes."""
 DEFAULT_LIMIT = 5
 INCONCLUSIVE, REPEATED = "inconclusive", "repeated"
+WORST_FIRST = ("failed", INCONCLUSIVE, "skipped", "passed")
+LOST = "its process ended before the test did"
 RAN: pytest.StashKey[bool] = pytest.StashKey()
 """Whether the test ran before in this run."""
 
@@ -59,12 +64,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="maximum number of inconclusive tests of a run that passes (default: %(default)s)",
     )
     parser.addoption("--tally", metavar="FILE", help="add counts and times of this run to FILE")
+    parser.addoption(
+        "--runs", metavar="FILE", help="add each test that ran to FILE, and repeat no test"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         limit, tally = config.getoption("--inconclusive-limit"), config.getoption("--tally")
         config.pluginmanager.register(Tally(limit, tally))
+        if runs := config.getoption("--runs"):
+            config.pluginmanager.register(Recorder(runs))
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -104,6 +114,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def _repeats(item: pytest.Item, outcomes: set[str]) -> bool:
     """Whether a test with these outcomes of its phases runs once more."""
+    if item.config.getoption("--runs"):
+        return False
     if "failed" in outcomes:
         return item.get_closest_marker("core") is not None and not _is_worker(item.config)
     return INCONCLUSIVE in outcomes
@@ -177,6 +189,43 @@ class Tally:
             terminalreporter.write_line(f"FAILED: {reason}")
         if self._tally:
             tiers.record(self._tally, terminalreporter.stats)
+
+
+class Run(NamedTuple):
+    """A test that ran once. `text`: why it did not pass."""
+
+    test: str
+    outcome: str
+    seconds: float
+    text: str
+
+
+class Recorder:
+    """Writes each test to a file: as lost when it starts, and as it is when it has ended. So a
+    process that crashes leaves all runs in the file; the last line of a test counts."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._running: dict[str, Run] = {}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running[nodeid] = Run(nodeid, "passed", 0.0, "")
+        self._write(Run(nodeid, "failed", 0.0, LOST))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        run = self._running[report.nodeid]
+        seconds = run.seconds + report.duration
+        if WORST_FIRST.index(report.outcome) < WORST_FIRST.index(run.outcome):
+            text = report.why if report.outcome == INCONCLUSIVE else _crash(report)
+            run = run._replace(outcome=report.outcome, text=text)
+        self._running[report.nodeid] = run._replace(seconds=seconds)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._write(self._running.pop(nodeid))
+
+    def _write(self, run: Run) -> None:
+        with open(self._file, "a") as file:
+            file.write(json.dumps(run) + "\n")
 
 
 def _crash(report: Any) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.suite.outcomes import Inconclusive, inconclusive, reason_of
 ROOT = Path(__file__).parents[2]
 BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Other plugins take most of the time that a start of pytest takes."""
+TIER = ("tests.suite.tiers", "test")
 HEAD = """
 import pytest
 from pathlib import Path
@@ -29,24 +31,36 @@ def runs(name):
 """
 
 
-def run(folder: Path, tests: str, *arguments: str, tier: str = "") -> tuple[int, str]:
-    """Exit status and output of pytest, or of a tier, over these tests."""
+def start(
+    folder: Path, tests: str, *arguments: str, command: Sequence[str] = ("pytest",)
+) -> subprocess.Popen[str]:
+    """pytest, or another command of the suite, over these tests, in a session of its own."""
     (folder / "test_it.py").write_text(HEAD + tests)
     marks = "markers =\n    core\n    full\n    etcd\n"
     (folder / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\n{marks}")
-    done = subprocess.run(
+    return subprocess.Popen(
         [
-            *(sys.executable, "-m", *(("tests.suite.tiers", tier) if tier else ("pytest",))),
+            *(sys.executable, "-m", *command),
             *("-p", "tests.suite.outcomes", "-p", "no:cacheprovider", "-p", "timeout"),
             *("-p", "xdist", *arguments),
         ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "COLUMNS": "200", **BARE},
-        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        start_new_session=True,
     )
-    return done.returncode, done.stdout + done.stderr
+
+
+def run(
+    folder: Path, tests: str, *arguments: str, command: Sequence[str] = ("pytest",)
+) -> tuple[int, str]:
+    """Exit status and output of that command."""
+    with start(folder, tests, *arguments, command=command) as running:
+        said, _ = running.communicate(timeout=100)
+    return running.returncode, said
 
 
 def ran(folder: Path) -> list[str]:
@@ -117,7 +131,7 @@ def test_slow(fresh):
 
 
 def test_stages_run_in_turn_and_are_counted_together(tmp_path: Path) -> None:
-    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-n", "0", tier="test")
+    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-n", "0", command=TIER)
     assert status == 1 and ran(tmp_path) == ["other", "last", "core0", "core0"]
     assert said.splitlines()[-2:] == [
         "1 repeated, 0 inconclusive",
@@ -125,9 +139,9 @@ def test_stages_run_in_turn_and_are_counted_together(tmp_path: Path) -> None:
     ]
     assert re.search(r"slowest 3 tests:\n +\d+\.\d s  test_it.py::", said)
     (tmp_path / "runs").unlink()
-    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-k", "core", tier="test")
+    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-k", "core", command=TIER)
     assert status == 0, f"a stage may have no tests:\n{said}"
-    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-k", "none", tier="test")
+    status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-k", "none", command=TIER)
     assert status == pytest.ExitCode.NO_TESTS_COLLECTED, "but not all"
 
 
