@@ -161,7 +161,6 @@ def of(happened: list[Any], kind: type) -> list[Any]:
     return [e for e in happened if type(e) is kind]
 
 
-@pytest.mark.core
 @pytest.mark.usefixtures("patient")
 async def test_killed_engines_and_what_befalls_their_checkpoints(options: FleetOptions) -> None:
     async with scene_of(with_checkpoints(options)) as scene:

@@ -258,7 +258,6 @@ async def test_a_daemon_outlives_its_killed_agent_and_a_stopped_fleet_leaves_non
     assert daemons(scene.run) == pids
 
 
-@pytest.mark.core
 @pytest.mark.timeout(300)
 async def test_stock_vllm_serve_takes_part(tmp_path: Path) -> None:
     """Three processes an engine: the scheduler's tells the layout, the rank's writes."""

@@ -17,7 +17,6 @@ from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
 from tests.suite.outcomes import inconclusive
 
 
-@pytest.mark.core
 async def test_streams_survive_kills_of_their_engine_token_for_token(options: FleetOptions) -> None:
     """One fleet, several deaths in a row: in decode, twice for one request, all workers."""
     async with scene_of(options) as scene:

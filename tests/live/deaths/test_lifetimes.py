@@ -8,8 +8,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
 from relume.policies.liveness import stall
@@ -20,7 +18,6 @@ from tests.signals import stop
 from tests.suite.outcomes import inconclusive
 
 
-@pytest.mark.core
 async def test_hung_slow_and_orphaned_engines(options: FleetOptions) -> None:
     async with scene_of(options) as scene:
         calm = await scene.streams(6, 500, "calm")
@@ -130,7 +127,6 @@ async def _agent_killed(scene: Scene, calm: dict) -> None:
     await scene.until_ready("w0", victim["incarnation"] + 1)
 
 
-@pytest.mark.core
 async def test_etcd_away_longer_than_leases_restarts_nothing(options: FleetOptions) -> None:
     """etcd stopped for more than a TTL, then killed and restarted: streams go on, spools
     land, the log verifies, every incarnation is the one of before."""

@@ -38,7 +38,6 @@ def sockets_of(pid: int) -> list[int]:
     return held
 
 
-@pytest.mark.core
 async def test_streams_of_a_killed_engine_move_by_its_agents_word(options: FleetOptions) -> None:
     async with scene_of(options) as scene:
         calm = await scene.streams(6, 400, "calm")

@@ -7,7 +7,6 @@ import os
 import signal
 
 import msgspec
-import pytest
 
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
@@ -17,7 +16,6 @@ from tests.signals import stop
 LONG = " ".join(f"word{n} and" for n in range(330))
 
 
-@pytest.mark.core
 async def test_kills_before_the_first_token(options: FleetOptions) -> None:
     args = (*options.engine_args, "--max-num-batched-tokens", "64")
     options = msgspec.structs.replace(options, engine_args=args)

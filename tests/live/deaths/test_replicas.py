@@ -10,7 +10,6 @@ import time
 from contextlib import AsyncExitStack, ExitStack
 
 import msgspec
-import pytest
 
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.controlplane.replay.why import why
@@ -26,7 +25,6 @@ async def _leader(scene: Scene) -> str:
     return elected[-1].replica if elected else ""
 
 
-@pytest.mark.core
 async def test_leader_killed_while_the_other_serves(options: FleetOptions) -> None:
     options = msgspec.structs.replace(options, replicas=2)
     async with scene_of(options) as scene:
@@ -95,7 +93,6 @@ async def _serves(scene: Scene, url: str) -> None:
         await asyncio.sleep(0.5)
 
 
-@pytest.mark.core
 async def test_why_answers_though_the_gateway_died_before_its_append(
     options: FleetOptions,
 ) -> None:

@@ -33,7 +33,6 @@ from tests.signals import let_work, stop
 COOL_TICKS = 3
 
 
-@pytest.mark.core
 @pytest.mark.usefixtures("patient")
 async def test_requests_leave_a_living_engine(options: FleetOptions) -> None:
     evenly = ("--policy", "least_load")  # whoever seems slow on a busy machine gets as many

@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import msgspec
 import openai
-import pytest
 
 from relume.chaos.traffic import prompts
 from relume.controlplane.client import astream, stream
@@ -69,7 +68,6 @@ async def test_client_comes_back_to_the_same_and_to_another_replica(options: Fle
         await scene.sound()
 
 
-@pytest.mark.core
 async def test_gateway_is_killed_and_its_clients_continue_at_another(options: FleetOptions) -> None:
     options = msgspec.structs.replace(options, replicas=2, replica_args=LONG_GRACE)
     async with scene_of(options) as scene, aiohttp.ClientSession() as session:

@@ -1,0 +1,133 @@
+"""etcd is away, the leader dies, a gateway dies: streams continue, and the log can say why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+
+import aiohttp
+import msgspec
+
+from relume.chaos.traffic import Stream
+from relume.controlplane.cli.relume_command import main
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
+from relume.events.failpoints.points import Failpoint
+from tests.live.conftest import HANG_S, same, whole
+from tests.live.core.core_fleet import CORE, CoreFleet
+from tests.live.resuming import Reader
+from tests.live.streams.test_resumable import TEXT, asking
+from tests.pace import outlast
+from tests.signals import stop
+
+pytestmark = CORE
+
+
+async def test_etcd_away_longer_than_the_leases_changes_nothing(fleet: CoreFleet) -> None:
+    calm = await fleet.calm(4, 96)
+    before = {w["name"]: w["incarnation"] for w in await fleet.fleet.workers()}
+    etcd = fleet.fleet.children["etcd"]
+    await asyncio.to_thread(stop, etcd.pid)
+    try:
+        struck = await fleet.streams(4, 96, fleet.named("away"))
+        await outlast(fleet.fleet.options.lease_ttl_s + 1.0, "every lease ends meanwhile")
+        late = await fleet.streams(4, 96, fleet.named("away-longer"))
+    finally:
+        os.kill(etcd.pid, signal.SIGCONT)
+    assert not whole(struck) and not whole(late)
+    assert same(calm, struck) == [] and same(calm, late) == []
+    deadline = time.monotonic() + HANG_S
+    while not {*struck, *late} <= set(await fleet.ended()):
+        assert time.monotonic() < deadline, "what was decided meanwhile does not reach the log"
+        await asyncio.sleep(0.1)
+    assert {w["name"]: w["incarnation"] for w in await fleet.fleet.workers()} == before
+    assert [e for e in await fleet.events() if type(e) is v.WorkerLost] == []
+
+
+async def test_the_leader_is_killed_and_the_other_replicas_streams_do_not_notice(
+    fleet: CoreFleet,
+) -> None:
+    calm = await fleet.calm(4, 96)
+    leader = fleet.state.leader
+    index = int(leader[1:])
+    mine, survivor = fleet.fleet.gateways[index], fleet.fleet.gateways[1 - index]
+
+    async def kill(streams: dict[str, Stream]) -> None:
+        await fleet.until_routed(streams)
+        fleet.fleet.children[leader].kill()
+        await point.release()
+
+    async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
+        doomed = asyncio.create_task(fleet.streams(1, 96, fleet.named("doomed"), url=mine))
+        await point.reached()
+        await fleet.open_all()
+        kept = await fleet.streams(4, 96, fleet.named("kept"), kill, url=survivor)
+        broken = await doomed
+    assert not whole(kept)
+    assert same(calm, kept) == []
+    assert len(whole(broken)) == 1, "a stream of the killed gateway breaks with its socket"
+    deadline = time.monotonic() + HANG_S
+    while fleet.state.leader != f"r{1 - index}" or not set(broken) <= set(await fleet.ended()):
+        assert time.monotonic() < deadline, f"{fleet.state.leader} leads"
+        await asyncio.sleep(0.1)
+    assert {(await fleet.ended())[name].outcome for name in broken} == {"failed"}
+
+
+async def test_a_resumable_stream_continues_at_another_gateway(fleet: CoreFleet) -> None:
+    first, second = (f"{url}/v1/completions" for url in fleet.fleet.gateways)
+    async with aiohttp.ClientSession() as session:
+        calm, torn = Reader(name=fleet.named("calm")), Reader(name=fleet.named("torn"))
+        await calm.read(session, second, asking(120))
+        async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=60) as point:
+            reading = asyncio.create_task(torn.read(session, first, asking(120)))
+            await point.reached()
+            fleet.fleet.children["r0"].kill()
+            await reading
+        assert not torn.done and 0 < len(torn.events) < 60
+        await torn.read(session, second)
+    assert torn.done and not torn.error, (torn.status, torn.answer, torn.events[-1:])
+    assert len(set(torn.ids)) == len(torn.ids) == len(torn.events)
+    left, right = calm.stream(TEXT), torn.stream(TEXT)
+    assert len(set(left.tokens)) > 20
+    for name in ("tokens", "text", "finish", "usage"):
+        assert getattr(left, name) == getattr(right, name), name
+    fleet.note(left, "resumed 120", undisturbed=True)
+    fleet.note(right, "resumed 120")
+
+
+async def test_why_answers_though_the_gateway_died_before_its_append(fleet: CoreFleet) -> None:
+    """The replica decides and sends, and dies before its decision reaches etcd. The worker's agent
+    has journalled that decision."""
+    append = fleet.failpoints.armed(Failpoint.LOG_APPEND, process="replica r0", stream="r.r0")
+    async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point, append as waiting:
+        doomed = asyncio.create_task(fleet.streams(1, 96, fleet.named("why"), url=fleet.fleet.gateways[0]))
+        await point.reached()
+        await waiting.reached()
+        request = await _journalled(fleet)
+        fleet.fleet.children["r0"].kill()
+        await doomed
+    decided = [e for e in await fleet.events() if type(e) is v.RouteDecided]
+    assert request not in {e.request for e in decided}
+    answer = why(await fleet.etcd.reader().read(), request)
+    assert "predicted_ttft" in json.dumps(msgspec.to_builtins(answer))
+
+
+async def _journalled(fleet: CoreFleet) -> str:
+    """The request whose admission carries its decision, as the log has it."""
+    deadline = time.monotonic() + HANG_S
+    while True:
+        steps = [e for e in await fleet.events("w.w0") if type(e) is v.EngineStep]
+        queued = [c for e in steps for c in e.changes if type(c) is v.RequestQueued and c.dispatch]
+        if queued:
+            return queued[-1].request
+        assert time.monotonic() < deadline, "no admission with a decision"
+        await asyncio.sleep(0.02)
+
+
+async def test_every_decision_so_far_is_retaken_by_replay(fleet: CoreFleet) -> None:
+    await fleet.calm(4, 96)
+    where = ["--etcd", fleet.fleet.etcd_endpoint, "--state-dir", str(fleet.fleet.dir)]
+    assert await asyncio.to_thread(main, ["replay", "--verify", *where]) == 0

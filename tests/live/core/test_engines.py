@@ -1,0 +1,144 @@
+"""Engines, agents and hosts die or hang at a chosen token; clients do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+from relume.chaos.traffic import Stream
+from relume.events import vocabulary as v
+from relume.events.failpoints.points import Failpoint
+from tests.live.conftest import HANG_S, same, whole
+from tests.live.core.core_fleet import CORE, CoreFleet
+from tests.signals import stop
+
+pytestmark = CORE
+TOKENS = 96
+LONG = " ".join(f"word{n} and" for n in range(150))
+"""A prompt of several prefill chunks."""
+
+
+async def paths(fleet: CoreFleet, streams: dict[str, Stream]) -> list[list[str]]:
+    """The workers of each stream, in order."""
+    return [[d.worker for d in made] for made in (await fleet.routes(streams)).values()]
+
+
+async def test_streams_continue_when_their_engine_is_killed_in_decode(fleet: CoreFleet) -> None:
+    calm = await fleet.calm(4, TOKENS)
+
+    async def kill(streams: dict[str, Stream]) -> None:
+        hit = await point.reached()
+        await fleet.open_all()
+        os.kill(hit.pid, signal.SIGKILL)
+
+    async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
+        struck = await fleet.streams(4, TOKENS, fleet.named("decode"), kill)
+    assert not whole(struck)
+    assert same(calm, struck) == []
+    assert min(len(set(s.tokens)) for s in struck.values()) >= 30
+    routes = await fleet.routes(struck)
+    assert all(made[0].worker == "w0" and len(made) == 2 for made in routes.values())
+    assert all(0 < made[1].delivered <= 20 for made in routes.values())
+
+
+async def test_streams_continue_when_their_engine_is_killed_in_prefill(fleet: CoreFleet) -> None:
+    async def kill(streams: dict[str, Stream]) -> None:
+        await fleet.until_routed(streams)
+        hit = await point.reached()
+        await fleet.open_all()
+        os.kill(hit.pid, signal.SIGKILL)
+
+    async with fleet.at(Failpoint.ENGINE_PREFILL, "w0") as point:
+        struck = await fleet.streams(3, 24, fleet.named("prefill"), kill, padding=LONG)
+    assert not whole(struck)
+    again = [made[1] for made in (await fleet.routes(struck)).values()]
+    assert all(d.delivered == 0 and d.mode == "new" for d in again)
+    assert same(await fleet.calm(3, 24, LONG), struck) == []
+
+
+async def test_streams_continue_when_every_engine_that_takes_them_dies(fleet: CoreFleet) -> None:
+    """The first engine dies at token 20, both others when one that took streams over is at 40."""
+    calm = await fleet.calm(4, TOKENS)
+
+    async def kill(streams: dict[str, Stream]) -> None:
+        hit = await point.reached()
+        await fleet.open_all()
+        os.kill(hit.pid, signal.SIGKILL)
+
+        await second.reached()
+        for worker in ("w1", "w2"):
+            os.kill((await fleet.worker(worker))["engine_pid"], signal.SIGKILL)
+        await second.release()
+
+    others = fleet.failpoints.armed(Failpoint.ENGINE_DECODE, process="engine w[12]", tokens=40)
+    async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point, others as second:
+        struck = await fleet.streams(4, TOKENS, fleet.named("every"), kill)
+    assert not whole(struck)
+    assert same(calm, struck) == []
+    assert max(map(len, await paths(fleet, struck))) >= 3
+
+
+async def test_streams_continue_when_their_engine_hangs_and_it_rejoins(fleet: CoreFleet) -> None:
+    calm = await fleet.calm(4, TOKENS)
+    before = await fleet.worker("w0")
+
+    async def hang(streams: dict[str, Stream]) -> None:
+        hit = await point.reached()
+        await fleet.open_all()
+        await asyncio.to_thread(stop, hit.pid)
+
+    try:
+        async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
+            struck = await fleet.streams(4, TOKENS, fleet.named("hang"), hang)
+    finally:
+        os.kill(before["engine_pid"], signal.SIGCONT)
+    assert not whole(struck)
+    assert same(calm, struck) == []
+    assert all(path[0] == "w0" and len(path) > 1 for path in await paths(fleet, struck))
+    assert "w0" in {e.worker for e in await fleet.hung()}
+    await fleet.until_cleared("w0")
+    assert (await fleet.worker("w0"))["incarnation"] == before["incarnation"]
+
+
+async def test_streams_continue_when_an_agent_is_killed(fleet: CoreFleet) -> None:
+    """Its engine follows; a new agent starts another incarnation."""
+    calm = await fleet.calm(4, TOKENS)
+    before = await fleet.worker("w0")
+
+    async def kill(streams: dict[str, Stream]) -> None:
+        await point.reached()
+        await fleet.open_all()
+        fleet.fleet.children["w0"].kill()
+
+    async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
+        struck = await fleet.streams(4, TOKENS, fleet.named("agent"), kill)
+    assert not whole(struck)
+    assert same(calm, struck) == []
+    deadline = time.monotonic() + HANG_S
+    while Path(f"/proc/{before['engine_pid']}").exists():
+        assert time.monotonic() < deadline, "the engine outlives its agent"
+        await asyncio.sleep(0.05)
+    fleet.fleet.children["w0"].process.wait()
+    fleet.fleet.restart("w0")
+    await fleet.until_ready("w0", before["incarnation"] + 1)
+
+
+async def test_streams_continue_when_a_worker_host_is_lost(fleet: CoreFleet) -> None:
+    """Engine, agent and state daemon die at once, and nobody tells: the lease ends the worker."""
+    calm = await fleet.calm(4, TOKENS)
+
+    async def kill(streams: dict[str, Stream]) -> None:
+        hit = await point.reached()
+        await fleet.open_all()
+        fleet.fleet.children["w0"].kill()
+        os.kill(hit.pid, signal.SIGKILL)
+        fleet.kill_daemon("w0")
+
+    async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
+        struck = await fleet.streams(4, TOKENS, fleet.named("host"), kill)
+    assert not whole(struck)
+    assert same(calm, struck) == []
+    await fleet.until_told(v.WorkerLost)
