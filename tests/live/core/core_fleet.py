@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from relume.chaos.live.failpoint_server import ArmedFailpoint, FailpointServer
@@ -183,6 +184,8 @@ class CoreFleet(Scene):
         views = [await self.fleet.workers(replica) for replica in replicas]
         if any({w["name"] for w in view} != set(WORKERS) for view in views):
             return ["a replica does not answer, or knows no worker"]
+        if not all([await self._appends(replica) for replica in replicas]):
+            return ["what a replica decides does not reach etcd"]
         for worker in views[0]:
             if worker["state"] in ("draining", "drained"):
                 await self.drain(worker["name"], "undrain")
@@ -194,6 +197,12 @@ class CoreFleet(Scene):
         ]
         lost = [name for name in WORKERS if not self._has_daemon(name)]
         return left + [f"no state daemon of {name}" for name in lost]
+
+    async def _appends(self, replica: int) -> bool:
+        """Whether the replica's events land; after an outage it has to regain its stream first."""
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{self.fleet.admins[replica]}/live") as answer:
+                return (await answer.json())["log_healthy"]
 
     def _has_daemon(self, worker: str) -> bool:
         holder = self.state.holders.get(worker)

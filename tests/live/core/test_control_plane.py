@@ -63,6 +63,7 @@ async def test_the_leader_is_killed_and_the_other_replicas_streams_do_not_notice
     async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
         doomed = asyncio.create_task(fleet.streams(1, 96, fleet.named("doomed"), url=mine))
         await point.reached()
+        await fleet.until_routed([fleet.named("doomed") + "-0"])
         await fleet.open_all()
         kept = await fleet.streams(4, 96, fleet.named("kept"), kill, url=survivor)
         broken = await doomed
