@@ -20,7 +20,7 @@ help: ## show this list
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
 
-env: ## make or update .venv (vLLM's CPU build, our dependencies, relume itself)
+env: ## make or update .venv (vLLM's CPU build, our dependencies, relume itself), with its packages in ~/.cache/relume
 	@deploy/dev/setup-env.sh
 
 models: env ## make the tiny seeded model in .relume/models
