@@ -144,6 +144,7 @@ def test_without_space_it_installs_nothing(machine):
     assert f"{machine.cache}/relume/environments has 5999 MB free" in machine.said
 
 
+@pytest.mark.full
 def test_other_dependencies_need_another_environment_and_other_settings_do_not(machine):
     assert machine.installs(machine.checkout("first")) == 1
     second = machine.checkout("second")
@@ -160,6 +161,7 @@ def test_other_dependencies_need_another_environment_and_other_settings_do_not(m
     assert machine.engine().exists(), "the two that were unused for 30 days are removed"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damage", ["file missing", "file changed", "check failed", "all gone"])
 def test_a_damaged_environment_is_replaced(machine, damage):
     first, second = machine.checkout("first"), machine.checkout("second")
@@ -176,6 +178,7 @@ def test_a_damaged_environment_is_replaced(machine, damage):
     assert machine.engine().read_text() == "code\n"
 
 
+@pytest.mark.full
 def test_what_an_interrupted_set_up_left_is_not_used(machine):
     assert machine.installs(machine.checkout("first"), CHECK_STATUS="1") == 1
     assert "'trying it: torch and vLLM load' failed" in machine.said
@@ -186,6 +189,7 @@ def test_what_an_interrupted_set_up_left_is_not_used(machine):
     assert [path.name for path in entry.parent.iterdir() if path.is_dir()] == [entry.name]
 
 
+@pytest.mark.full
 def test_without_a_cache_directory_all_is_in_the_checkout(machine):
     machine.cache.write_text("not a directory")
     checkout = machine.checkout("first")

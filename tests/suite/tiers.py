@@ -24,8 +24,7 @@ SPREAD = ("--dist", "worksteal", "-n")
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "check": ((*SPREAD, str(CORES), "-m", "not core and not full and not etcd"),),
     "test": (
-        # Tests of etcd mostly wait: with one process per processor half of the time is idle.
-        (*SPREAD, str(2 * CORES), "-m", "not core and not full"),
+        (*SPREAD, str(CORES), "-m", "not core and not full"),
         ("-m", "core", "--inconclusive-limit", "0"),
     ),
     "full": (("-n", "auto", "--dist", "loadgroup"),),
