@@ -10,8 +10,8 @@ attribute and one branch. Protocol, one JSON object per line:
     process -> {"reached": 1, "facts": {"request": "..", "tokens": 40}}
 
 In each process a rule acts `times` times (0: always), from its `nth` passage with these facts on. A
-process reports the first one. A paused thread continues when
-its rule is no longer in force. Without its server a process has no rules, so nothing stays paused.
+process reports the first one. A paused thread continues when its rule is no longer in force. A
+process whose server has left has no rules, so nothing stays paused.
 """
 
 from __future__ import annotations
@@ -76,19 +76,20 @@ class _Client:
         self._socket.connect(path)
         self._lines = self._socket.makefile("rb")
         self._send({"process": process, "pid": os.getpid()})
-        self._apply(self._lines.readline())
+        if not (rules := self._lines.readline()):
+            raise ConnectionResetError("it closed the connection")
+        self._apply(rules)
         self._socket.settimeout(None)
         threading.Thread(target=self._follow, name="relume-failpoints", daemon=True).start()
 
     def rule(self, point: Failpoint, facts: dict[str, Any]) -> _Rule | None:
         """The rule that acts on this passage."""
         with self._lock:
-            found = [rule for rule in self._rules.values() if rule.acts(point, facts)]
-        if not found:
-            return None
-        if found[0].passages == found[0].nth:
-            self._send({"reached": found[0].id, "facts": facts})
-        return found[0]
+            found = next((r for r in self._rules.values() if r.acts(point, facts)), None)
+            is_first = found is not None and found.passages == found.nth
+        if found is not None and is_first:
+            self._send({"reached": found.id, "facts": facts})
+        return found
 
     def _follow(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -121,7 +122,11 @@ def start(process: str) -> None:
     may be reached. Raises OSError if no server answers."""
     global active, _client
     if path := os.environ.get(ENVIRONMENT):
-        _client = _Client(path, process)
+        try:
+            _client = _Client(path, process)
+        except OSError as error:
+            why = f"no failpoint server answers: {error}; unset it unless a test runs"
+            raise OSError(f"{ENVIRONMENT}={path}: {why}") from error
         active = True
 
 
@@ -130,7 +135,9 @@ def environment() -> dict[str, str]:
     return {ENVIRONMENT: os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
 
 
-def reach(point: Failpoint, error: Callable[[str], Exception] = FailpointReached, **facts: Any) -> None:
+def reach(
+    point: Failpoint, error: Callable[[str], Exception] = FailpointReached, **facts: Any
+) -> None:
     """Pass `point` on this thread. `fail` raises `error(text)`."""
     rule = _client.rule(point, facts) if _client is not None else None
     if rule is None:

@@ -65,6 +65,7 @@ def passing(name: str, path: Path | None) -> Iterator[Passing]:
         env={**{k: v for k, v in os.environ.items() if k != ENVIRONMENT}, **given},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     try:
@@ -79,6 +80,14 @@ async def test_without_the_variable_nothing_is_active() -> None:
         assert await process.said() == "active False"
         process.go(1)
         assert await process.said() == "passed 1"
+
+
+async def test_without_a_server_the_start_fails_and_names_the_remedy(tmp_path: Path) -> None:
+    with passing("engine w0", tmp_path / "none") as process:
+        _, said = await asyncio.to_thread(process.process.communicate, timeout=30)
+    assert process.process.returncode == 1
+    assert f"{ENVIRONMENT}={tmp_path}/none: no failpoint server answers" in said
+    assert "unset it" in said
 
 
 async def test_a_pause_lasts_until_its_rule_is_released(tmp_path: Path) -> None:

@@ -19,14 +19,10 @@ from typing import Any
 
 import pytest
 
-CORES = min(len(os.sched_getaffinity(0)), 8)
-SPREAD = ("--dist", "worksteal", "-n")
+SPREAD = ("-n", "auto", "--dist", "worksteal")
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "check": ((*SPREAD, str(CORES), "-m", "not core and not full and not etcd"),),
-    "test": (
-        (*SPREAD, str(CORES), "-m", "not core and not full"),
-        ("-m", "core", "--inconclusive-limit", "0"),
-    ),
+    "check": ((*SPREAD, "-m", "not core and not full and not etcd"),),
+    "test": ((*SPREAD, "-m", "not core and not full"), ("-m", "core", "--inconclusive-limit", "0")),
     "full": (("-n", "auto", "--dist", "loadgroup"),),
 }
 COUNTS = ("passed", "failed", "skipped", "repeated", "inconclusive")

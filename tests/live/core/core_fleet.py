@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import time
@@ -29,7 +28,7 @@ from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.failpoints.failpoint_client import ENVIRONMENT
-from relume.events.failpoints.points import Action, Failpoint
+from relume.events.failpoints.points import Failpoint
 from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
 from relume.policies.state.coverage import covered_tokens
@@ -115,12 +114,12 @@ class CoreFleet(Scene):
 
     @asynccontextmanager
     async def at(
-        self, point: Failpoint, worker: str, action: Action = Action.PAUSE, **more: Any
+        self, point: Failpoint, worker: str, **facts: Any
     ) -> AsyncIterator[ArmedFailpoint]:
-        """`worker` is the only one that takes new requests, and its engine acts at that point."""
+        """`worker` is the only one that takes new requests, and its engine pauses at that point."""
         await self.only(worker)
         process = f"engine {worker}"
-        async with self.failpoints.armed(point, action, process=process, **more) as armed:
+        async with self.failpoints.armed(point, process=process, **facts) as armed:
             yield armed
 
     async def open_all(self) -> None:
@@ -150,11 +149,6 @@ class CoreFleet(Scene):
         if placed is None or not placed.holders:
             return 0
         return min(covered_tokens(self.state, h, request) for h in placed.holders) // 32
-
-    def kill_daemon(self, worker: str) -> None:
-        """Kill -9 the state daemon of `worker`."""
-        record = self.fleet.dir / "run" / worker / "state.json"
-        os.kill(json.loads(record.read_bytes())["daemon"]["process"][0], signal.SIGKILL)
 
     # --- rest
 

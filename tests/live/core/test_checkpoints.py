@@ -14,6 +14,7 @@ import pytest_asyncio
 from relume.chaos.traffic import Stream
 from relume.events import vocabulary as v
 from relume.events.failpoints.points import Action, Failpoint
+from tests.live.checkpoints.test_checkpoints import daemon_of, padding
 from tests.live.conftest import HANG_S, same, whole
 from tests.live.core.core_fleet import CORE, CoreFleet
 
@@ -21,11 +22,6 @@ pytestmark = CORE
 TOKENS, COUNT = 400, 3
 BLOCKS = 10
 """Each stream has that many blocks at its holder when the fault strikes."""
-
-
-def padding(tag: str) -> str:
-    """Some 600 tokens that no prefix cache has from another test."""
-    return f" {tag} " + " ".join(f"{tag}{n} and" for n in range(110))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -101,7 +97,7 @@ async def test_worker_and_holder_killed_together_compute_all_again(
 ) -> None:
     async def kill_both(victim: Victim) -> None:
         for holder in victim.holders:
-            fleet.kill_daemon(holder)
+            os.kill(daemon_of(fleet, holder), signal.SIGKILL)
         await kill(victim)
 
     struck, _ = await struck_when_held(fleet, "together", kill_both)

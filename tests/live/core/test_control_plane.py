@@ -19,7 +19,7 @@ from relume.events.failpoints.points import Failpoint
 from tests.live.conftest import HANG_S, same, whole
 from tests.live.core.core_fleet import CORE, CoreFleet
 from tests.live.resuming import Reader
-from tests.live.streams.test_resumable import TEXT, asking
+from tests.live.streams.test_resumable import asking, assert_resumed
 from tests.pace import outlast
 from tests.signals import stop
 
@@ -89,14 +89,7 @@ async def test_a_resumable_stream_continues_at_another_gateway(fleet: CoreFleet)
             await reading
         assert not torn.done and 0 < len(torn.events) < 60
         await torn.read(session, second)
-    assert torn.done and not torn.error, (torn.status, torn.answer, torn.events[-1:])
-    assert len(set(torn.ids)) == len(torn.ids) == len(torn.events)
-    left, right = calm.stream(TEXT), torn.stream(TEXT)
-    assert len(set(left.tokens)) > 20
-    for name in ("tokens", "text", "finish", "usage"):
-        assert getattr(left, name) == getattr(right, name), name
-    fleet.note(left, "resumed 120", undisturbed=True)
-    fleet.note(right, "resumed 120")
+    assert_resumed(fleet, calm, torn, 120)
 
 
 async def test_why_answers_though_the_gateway_died_before_its_append(fleet: CoreFleet) -> None:

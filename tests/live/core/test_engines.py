@@ -11,6 +11,7 @@ from pathlib import Path
 from relume.chaos.traffic import Stream
 from relume.events import vocabulary as v
 from relume.events.failpoints.points import Failpoint
+from tests.live.checkpoints.test_checkpoints import daemon_of
 from tests.live.conftest import HANG_S, same, whole
 from tests.live.core.core_fleet import CORE, CoreFleet
 from tests.signals import stop
@@ -135,7 +136,7 @@ async def test_streams_continue_when_a_worker_host_is_lost(fleet: CoreFleet) -> 
         await fleet.open_all()
         fleet.fleet.children["w0"].kill()
         os.kill(hit.pid, signal.SIGKILL)
-        fleet.kill_daemon("w0")
+        os.kill(daemon_of(fleet, "w0"), signal.SIGKILL)
 
     async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
         struck = await fleet.streams(4, TOKENS, fleet.named("host"), kill)

@@ -56,14 +56,14 @@ async def test_client_comes_back_to_the_same_and_to_another_replica(options: Fle
         await reader.read(session, first, None, after(80))
         await reader.read(session, second, None, after(120))
         await reader.read(session, first, None)
-        _same(scene, calm, reader, 400)
+        assert_resumed(scene, calm, reader, 400)
         away = Reader(name="away")
         await away.read(session, first, asking(400), after(20))
         worker = (await scene.routes(["away"]))["away"][-1].worker
         await scene.fleet.admin(f"workers/{worker}/restart", "POST")
         await scene.died(worker)
         await away.read(session, first, None)
-        _same(scene, calm, away, 400)
+        assert_resumed(scene, calm, away, 400)
         await _kept(scene, session, 0)
         await scene.sound()
 
@@ -95,7 +95,7 @@ async def test_gateway_is_killed_and_its_clients_continue_at_another(options: Fl
         await asyncio.gather(*(r.read(session, second) for r in cut))
         await helped.check()
         for reader in [lazy, *torn]:
-            _same(scene, calm, reader, 600)
+            assert_resumed(scene, calm, reader, 600)
         returned = [e for e in await scene.events() if type(e) is v.ClientReturned]
         assert {e.request for e in returned} > {r.request for r in cut}
         scene.fleet.children["r0"].process.wait()
@@ -139,7 +139,7 @@ async def test_gateway_and_workers_are_killed_together(options: FleetOptions) ->
         await asyncio.gather(*reading)
         await asyncio.gather(*(r.read(session, second) for r in [*torn, sampled]))
         for reader in torn:
-            _same(scene, calm, reader, 1500)
+            assert_resumed(scene, calm, reader, 1500)
         assert sampled.status == 502 and "without a seed" in sampled.answer, sampled.answer
         again = [e for e in await scene.events() if type(e) is v.RouteDecided and e.attempt > 1]
         assert {e.request for e in again} >= {r.request for r in torn}
@@ -264,7 +264,7 @@ async def _kept(scene: Scene, session: aiohttp.ClientSession, count: int) -> Non
                     kept.append((await answer.json())["kept"]["streams"])
 
 
-def _same(scene: Scene, calm: Reader, torn: Reader, tokens: int) -> None:
+def assert_resumed(scene: Scene, calm: Reader, torn: Reader, tokens: int) -> None:
     assert torn.done and not torn.error, (torn.status, torn.answer, torn.events[-1:])
     assert len(set(torn.ids)) == len(torn.ids) == len(torn.events)
     left, right = calm.stream(TEXT), torn.stream(TEXT)
