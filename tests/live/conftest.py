@@ -259,6 +259,13 @@ class Scene:
         ids = {e.request: e.client_id for e in events if type(e) is v.RequestArrived}
         return {ids.get(e.request, ""): e for e in events if type(e) is v.RequestEnded}
 
+    async def until_ended(self, client_ids: Iterable[str]) -> None:
+        """Wait until the log has the end of each: a client has its last token before the log does."""
+        names, deadline = set(client_ids), time.monotonic() + HANG_S
+        while left := names - set(await self.ended()):
+            assert time.monotonic() < deadline, f"no end in the log: {left}"
+            await asyncio.sleep(0.02)
+
     async def sound(self, but: tuple[str, ...] = ()) -> Verdict:
         """Wait until the log says that all is done, and check every promise but `but` on it
         and on what the clients saw. No recovery may have taken longer than `RECOVERY_MS`, not

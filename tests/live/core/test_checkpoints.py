@@ -65,6 +65,7 @@ async def struck_when_held(
             COUNT, TOKENS, fleet.named(tag), act, padding=padding(tag), ignore_eos=True
         )
     assert not whole(struck)
+    await fleet.until_ended(struck)
     return struck, victim
 
 

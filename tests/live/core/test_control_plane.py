@@ -39,10 +39,7 @@ async def test_etcd_away_longer_than_the_leases_changes_nothing(fleet: CoreFleet
         os.kill(etcd.pid, signal.SIGCONT)
     assert not whole(struck) and not whole(late)
     assert same(calm, struck) == [] and same(calm, late) == []
-    deadline = time.monotonic() + HANG_S
-    while not {*struck, *late} <= set(await fleet.ended()):
-        assert time.monotonic() < deadline, "what was decided meanwhile does not reach the log"
-        await asyncio.sleep(0.1)
+    await fleet.until_ended([*struck, *late])
     assert {w["name"]: w["incarnation"] for w in await fleet.fleet.workers()} == before
     assert [e for e in await fleet.events() if type(e) is v.WorkerLost] == []
 

@@ -38,6 +38,7 @@ async def test_streams_continue_when_their_engine_is_killed_in_decode(fleet: Cor
     async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
         struck = await fleet.streams(4, TOKENS, fleet.named("decode"), kill)
     assert not whole(struck)
+    await fleet.until_ended(struck)
     assert same(calm, struck) == []
     assert min(len(set(s.tokens)) for s in struck.values()) >= 30
     routes = await fleet.routes(struck)
@@ -55,6 +56,7 @@ async def test_streams_continue_when_their_engine_is_killed_in_prefill(fleet: Co
     async with fleet.at(Failpoint.ENGINE_PREFILL, "w0") as point:
         struck = await fleet.streams(3, 24, fleet.named("prefill"), kill, padding=LONG)
     assert not whole(struck)
+    await fleet.until_ended(struck)
     again = [made[1] for made in (await fleet.routes(struck)).values()]
     assert all(d.delivered == 0 and d.mode == "new" for d in again)
     assert same(await fleet.calm(3, 24, LONG), struck) == []
@@ -78,6 +80,7 @@ async def test_streams_continue_when_every_engine_that_takes_them_dies(fleet: Co
     async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point, others as second:
         struck = await fleet.streams(4, TOKENS, fleet.named("every"), kill)
     assert not whole(struck)
+    await fleet.until_ended(struck)
     assert same(calm, struck) == []
     assert max(map(len, await paths(fleet, struck))) >= 3
 
@@ -97,6 +100,7 @@ async def test_streams_continue_when_their_engine_hangs_and_it_rejoins(fleet: Co
     finally:
         os.kill(before["engine_pid"], signal.SIGCONT)
     assert not whole(struck)
+    await fleet.until_ended(struck)
     assert same(calm, struck) == []
     assert all(path[0] == "w0" and len(path) > 1 for path in await paths(fleet, struck))
     assert "w0" in {e.worker for e in await fleet.hung()}
@@ -117,6 +121,7 @@ async def test_streams_continue_when_an_agent_is_killed(fleet: CoreFleet) -> Non
     async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
         struck = await fleet.streams(4, TOKENS, fleet.named("agent"), kill)
     assert not whole(struck)
+    await fleet.until_ended(struck)
     assert same(calm, struck) == []
     deadline = time.monotonic() + HANG_S
     while Path(f"/proc/{before['engine_pid']}").exists():
@@ -141,5 +146,6 @@ async def test_streams_continue_when_a_worker_host_is_lost(fleet: CoreFleet) -> 
     async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
         struck = await fleet.streams(4, TOKENS, fleet.named("host"), kill)
     assert not whole(struck)
+    await fleet.until_ended(struck)
     assert same(calm, struck) == []
     await fleet.until_told(v.WorkerLost)

@@ -48,6 +48,7 @@ async def test_streams_of_stock_vllm_serve_continue_elsewhere_and_it_comes_back(
             async with at as point:
                 struck = await scene.streams(4, 96, "stock", kill)
             assert not whole(calm) and not whole(struck)
+            await scene.until_ended(struck)
             assert same(calm, struck) == []
             routes = await scene.routes(struck)
             assert {tuple(d.worker for d in made) for made in routes.values()} == {("w0", "w1")}
