@@ -16,12 +16,18 @@ import pytest
 from relume.engine_shim.agent.__main__ import main
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.engine_process.orphan_engine import kill_orphan
-from relume.engine_shim.agent.engine_process.process_identity import ProcessId, is_alive, stat_of
+from relume.engine_shim.agent.engine_process.process_identity import (
+    ProcessId,
+    is_alive,
+    marked_processes,
+    stat_of,
+)
 from relume.engine_shim.agent.run_directory import AgentState, EngineRecord, RunDirectory
 from relume.engine_shim.engine.hosts import deathwatch
 from relume.engine_shim.engine.progress import Progress
 from relume.events import vocabulary as v
 from relume.events.log.memory import MemoryLog
+from tests.agent.host import until
 from tests.agent.stage import ROOT, environment, staged
 from tests.full_disk import full_disk
 
@@ -118,6 +124,8 @@ async def test_an_orphan_that_could_not_be_recorded_is_killed_all_the_same(tmp_p
         child = subprocess.Popen(sleeping, env={name: socket}, start_new_session=True)
         try:
             process = stat_of(child.pid).id
+            # An environment appears a moment after Popen has returned.
+            await until(lambda: process in marked_processes(run.marker))
             died = await kill_orphan(run, "w0", make_logger("error"))
             assert died is not None and (died.incarnation, died.reason) == (1, "killed")
             assert not is_alive(process)
