@@ -5,10 +5,9 @@
 #   deploy/dev/check_wheel.sh [RELUME_WHEEL RELUME_CHAOS_WHEEL]   (default: build them from here)
 #
 # For the base, relume[control] and relume-chaos in turn: a fresh environment that holds the wheel
-# (for relume-chaos: both) and links to exactly the dependencies declared for it, then
-# deploy/dev/wheel_probe.py imports every module there. Finds an undeclared dependency, a module
-# left out of its wheel or in the wrong one, a script without its target, and a top-level name of
-# ours that another distribution owns too.
+# (for relume-chaos: both) and links to exactly the dependencies declared for it, then the command
+# and every module of the packages that need no engine. Finds an undeclared dependency, a module
+# left out of its wheel, and a script without its target.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -35,26 +34,32 @@ else
     chaos_wheel=$(echo "$scratch"/relume_chaos-*.whl)
 fi
 
+import_all='import importlib, pkgutil, sys
+for package in sys.argv[1:]:
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)'
 failed=0
 for extra in base control chaos; do
     fresh=$scratch/$extra
     wheels=("$wheel")
-    if [[ $extra == chaos ]]; then
-        wheels+=("$chaos_wheel")
-    fi
+    case $extra in
+        base) command=(relume worker) packages=(relume.events relume.policies) ;;
+        control) command=(relume serve) packages+=(relume.controlplane) ;;
+        chaos) command=(relume-chaos) wheels+=("$chaos_wheel") ;;
+    esac
     "$python" -m venv --without-pip "$fresh"
     "$python" -m pip --python "$fresh/bin/python" install --quiet --no-deps --no-index "${wheels[@]}"
     "$python" "$here/link_dependencies.py" "$extra" "$scratch/$extra-dependencies"
     site=$("$fresh/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     printf '%s\n' "$scratch/$extra-dependencies" >"$site/dependencies.pth"
-    if ! (cd / && env -u PYTHONPATH "$fresh/bin/python" -I "$here/wheel_probe.py" "$extra" "$checkout"); then
+    if ! (cd / && "$fresh/bin/python" -I -c "$import_all" "${packages[@]}" &&
+        "$fresh/bin/${command[0]}" "${command[@]:1}" --help) >"$scratch/said" 2>&1; then
+        tail -n 3 "$scratch/said" >&2
+        echo "wheel ($extra): a module of ${packages[*]} or \`${command[*]} --help\` fails" >&2
         failed=1
-    fi
-    # A worker host installs the base alone, and starts its agent by this command.
-    if ! (cd / && "$fresh/bin/relume" worker --help >"$scratch/help" 2>&1); then
-        tail -n 3 "$scratch/help" >&2
-        echo "wheel ($extra): \`relume worker --help\` fails" >&2
-        failed=1
+    else
+        echo "wheel ($extra): all of ${packages[*]} imports, \`${command[*]}\` starts"
     fi
 done
 exit "$failed"

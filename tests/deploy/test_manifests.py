@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -191,3 +192,13 @@ def test_the_runbook_has_every_alert_and_no_other():
         r"^\|([^|]*)\|", (DEPLOY.parent / "docs/operations/runbook.md").read_text(), re.M
     )
     assert alerts == {name for row in rows for name in re.findall(r"`(Relume\w+)`", row)}
+
+
+def test_both_distributions_have_one_version():
+    """relume-chaos asks for the relume of its own version."""
+    ours, chaos = (
+        tomllib.loads((DEPLOY.parent / path).read_text())["project"]
+        for path in ("pyproject.toml", "chaos/pyproject.toml")
+    )
+    assert chaos["version"] == ours["version"]
+    assert chaos["dependencies"] == [f"relume[chaos]=={ours['version']}"]

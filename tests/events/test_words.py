@@ -81,3 +81,16 @@ def test_a_state_with_an_unknown_word_survives_a_snapshot() -> None:
 def test_words_are_written_as_strings() -> None:
     event = observed("q", kind=TransportKind.RESET)
     assert codec.encode(event) == codec.encode(observed("q", kind="reset"))
+
+
+def test_request_states_are_live_and_the_outcomes() -> None:
+    assert set(enums.RequestState) == {"live", *enums.RequestOutcome}
+
+
+def test_worker_states_cover_the_phases_of_an_engine() -> None:
+    """`worker_state` shows a phase as it is while the engine is not ready."""
+    assert set(enums.EnginePhase) - {"ready"} <= set(enums.WorkerState)
+
+
+def test_every_effect_is_a_command() -> None:
+    assert set(enums.EffectKind) <= set(enums.AdminCommand)

@@ -1,0 +1,103 @@
+"""The tree keeps its shape: no import circle, no overfull folder, no decision that differs between
+two runs.
+
+The arrows between packages are contracts of import-linter (pyproject.toml). Imports for types only
+(`TYPE_CHECKING`) and imports inside functions count as circles here: such a circle runs, but no
+module of it can be understood alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGES = ("events", "policies", "controlplane", "engine_shim", "chaos")
+MOST_FILES = 15
+
+
+def imports(root: Path) -> dict[str, set[str]]:
+    """Which module of the product imports which, wherever in the module the import stands."""
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in (root / package).rglob("*.py")
+    }
+    return {name: imported(path, files) - {name} for name, path in files.items()}
+
+
+def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.removeprefix("relume.") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: imports are absolute"
+            base = (node.module or "").removeprefix("relume.")
+            inner = (f"{base}.{alias.name}" for alias in node.names)
+            found.update(name if name in known else base for name in inner)
+    return found & known.keys()
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def varying(source: str) -> list[int]:
+    """Lines whose result may differ between two processes: the order of a set, `hash`, `id`."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(id="hash" | "id")):
+                lines.append(node.lineno)
+            case ast.For(iter=over) | ast.comprehension(iter=over):
+                match over:
+                    case (
+                        ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset"))
+                    ):
+                        lines.append(over.lineno)
+    return lines
+
+
+def test_no_modules_import_one_another() -> None:
+    assert circle(imports(CHECKOUT)) == []
+
+
+@pytest.mark.parametrize("room", [*PACKAGES, "tests"])
+def test_no_folder_is_overfull(room: str) -> None:
+    count = Counter(path.parent for path in (CHECKOUT / room).rglob("*.py"))
+    full = [str(folder) for folder, number in count.items() if number > MOST_FILES]
+    assert not full, f"more than {MOST_FILES} files: divide the folder"
+
+
+def test_what_replay_repeats_does_not_vary_between_processes() -> None:
+    assert not [
+        f"{path.relative_to(CHECKOUT)}:{line}"
+        for room in ("events/log", "events/wire", "events/vocabulary", "policies")
+        for path in sorted((CHECKOUT / room).rglob("*.py"))
+        for line in varying(path.read_text())
+    ]
+
+
+def test_planted_faults_are_found(tmp_path: Path) -> None:
+    for name, source in {
+        "events/a.py": "def late():\n    from relume.policies.b import B",
+        "policies/b.py": "from relume.chaos import c",
+        "chaos/c.py": "import relume.events.a",
+        "chaos/d.py": "from relume.events.a import A",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    assert set(circle(imports(tmp_path))) == {"events.a", "policies.b", "chaos.c"}
+    assert varying(
+        "for x in {1, 2}: hash(x)\ny = [x for x in set(z)]\nfor x in sorted(z): pass"
+    ) == [1, 1, 2]
