@@ -2,7 +2,7 @@
 
 import signal
 
-pytest_plugins = ["tests.suite.outcomes", "tests.suite.seeds", "tests.suite.sharing"]
+pytest_plugins = ["tests.suite.outcomes", "tests.suite.seeds", "tests.suite.run_processes"]
 
 # A shell that starts something in the background has it ignore SIGINT, and what it starts
 # inherits that. Tests interrupt commands as a person at a terminal does.

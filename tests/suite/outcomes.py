@@ -2,7 +2,7 @@
 
 *Repeated*: a test of the core (mark `core`) that failed runs once more, after all others. A second
 failure fails it, and more than `MAX_REPEATED` repeated tests of the core fail the run. No other test
-that failed is repeated, and none where several processes share the tests (pytest-xdist).
+that failed is repeated. Where several processes share the tests (pytest-xdist), none is.
 
 *Inconclusive*: the test called `inconclusive(reason)`, because its precondition was not met: the
 stream ended before the fault struck, or the machine stood still. The test runs once more; if it
@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
-import pytest_timeout
 from _pytest.runner import runtestprotocol
 
 from tests.suite import tiers
@@ -92,8 +91,8 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Run one test, as pytest does; where it may run again, do so or put it behind all others."""
-    hooks, alone = item.ihook, not _is_worker(item.config)
+    """Run one test, as pytest does; one that may run again is put behind all others."""
+    hooks = item.ihook
     hooks.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports: list[Any] = runtestprotocol(item, nextitem=nextitem, log=False)
     if not item.stash.get(RAN, False) and _repeats(item, {r.outcome for r in reports}):
@@ -101,38 +100,20 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         for report in reports:
             if report.outcome in ("failed", INCONCLUSIVE):
                 report.was, report.outcome = report.outcome, REPEATED
-        if alone:
-            item.session.items.append(item)  # the session goes through this very list
-        else:
-            _log([r for r in reports if r.outcome == REPEATED], hooks)
-            _new_timeout(item)
-            reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    _log(reports, hooks)
+        item.session.items.append(item)  # the session goes through this very list
+    for report in reports:
+        hooks.pytest_runtest_logreport(report=report)
     hooks.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
 def _repeats(item: pytest.Item, outcomes: set[str]) -> bool:
     """Whether a test with these outcomes of its phases runs once more."""
-    if item.config.getoption("--runs"):
+    if item.config.getoption("--runs") or _is_worker(item.config):
         return False
     if "failed" in outcomes:
-        return item.get_closest_marker("core") is not None and not _is_worker(item.config)
+        return item.get_closest_marker("core") is not None
     return INCONCLUSIVE in outcomes
-
-
-def _log(reports: list[Any], hooks: Any) -> None:
-    for report in reports:
-        hooks.pytest_runtest_logreport(report=report)
-
-
-def _new_timeout(item: pytest.Item) -> None:
-    """The repetition has the whole timeout of the test: pytest-timeout sets it only once."""
-    hooks = item.config.pluginmanager.hook
-    settings = pytest_timeout._get_item_settings(item)
-    hooks.pytest_timeout_cancel_timer(item=item)
-    if settings.timeout and settings.timeout > 0 and not settings.func_only:
-        hooks.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, Any] | None:

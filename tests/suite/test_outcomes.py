@@ -36,7 +36,7 @@ def start(
 ) -> subprocess.Popen[str]:
     """pytest, or another command of the suite, over these tests, in a session of its own."""
     (folder / "test_it.py").write_text(HEAD + tests)
-    marks = "markers =\n    core\n    full\n    etcd\n"
+    marks = "markers =\n    core\n    full\n    etcd\n    engine\n"
     (folder / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\n{marks}")
     return subprocess.Popen(
         [

@@ -1,9 +1,10 @@
 """Run one tier of the tests: `python -m tests.suite.tiers TIER [PYTEST ARGUMENTS]`.
 
 A tier is a list of stages, each a pytest command. The process becomes the next stage when one is
-over (exec), so a signal always reaches the pytest that runs. The core has a stage of its own: its
-tests have the machine for themselves. After the last stage the output ends with the slowest tests
-and the counts of all stages. Exit status: pytest's own of the first stage that failed.
+over (exec), so a signal always reaches the pytest that runs. Tests of engines and fleets have a
+stage of their own and run one after the other: each has the machine for itself. After the last
+stage the output ends with the slowest tests and the counts of all stages. Exit status: pytest's own
+of the first stage that failed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SPREAD = ("-n", "auto", "--dist", "worksteal")
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "check": ((*SPREAD, "-m", "not core and not full and not etcd"),),
     "test": ((*SPREAD, "-m", "not core and not full"), ("-m", "core", "--inconclusive-limit", "0")),
-    "full": (("-n", "auto", "--dist", "loadgroup"),),
+    "full": ((*SPREAD, "-m", "not engine"), ("-m", "engine")),
 }
 COUNTS = ("passed", "failed", "skipped", "repeated", "inconclusive")
 SLOWEST = 20
