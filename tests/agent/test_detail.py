@@ -215,6 +215,7 @@ async def detail(log: MemoryLog, to: str) -> None:
         )
 
 
+@pytest.mark.full
 async def test_an_agent_sheds_while_told_to_and_its_death_notice_comes_last(
     tmp_path: Path,
 ) -> None:

@@ -225,6 +225,7 @@ async def test_early_processes_wait_for_their_engine_to_be_known(tmp_path: Path)
             assert len(desk.hellos) == 1 and desk.steps() == [1]
 
 
+@pytest.mark.full
 async def test_a_full_log_stops_the_reading_not_the_engine(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def _none_left(tmp_path: Path) -> Iterator[None]:
     assert not daemons
 
 
+@pytest.mark.full
 async def test_it_is_started_told_of_and_ended_with_its_worker(tmp_path: Path) -> None:
     run = tmp_path / "run"
     async with staged(run, **CHECKPOINTS) as stage:
@@ -125,6 +126,7 @@ async def test_an_engine_that_failed_its_restore_takes_no_part_and_the_log_says_
         assert "not exact: restore (it differs)" in telling.brief(ready)
 
 
+@pytest.mark.full
 async def test_a_killed_daemon_covers_nothing_and_another_one_says_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
     async with staged(run, **CHECKPOINTS) as stage:
@@ -149,6 +151,7 @@ async def test_a_killed_daemon_covers_nothing_and_another_one_says_so(tmp_path: 
         assert not stage.events(v.EngineDied), "the engine has nothing to do with it"
 
 
+@pytest.mark.full
 async def test_what_the_leader_releases_is_dropped(tmp_path: Path) -> None:
     run = tmp_path / "run"
     async with staged(run, **CHECKPOINTS) as stage, stage.log.writer("fleet") as leader:
@@ -188,6 +191,7 @@ async def test_a_budget_the_host_has_not_costs_the_checkpoints_only(tmp_path: Pa
         assert not stage.events(v.StateDaemonStarted, v.StateDaemonLost, v.EngineDied)
 
 
+@pytest.mark.full
 async def test_a_resumed_stream_gets_all_reports_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     async with staged(run, **CHECKPOINTS) as stage:

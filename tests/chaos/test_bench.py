@@ -48,6 +48,7 @@ def test_an_unknown_bench_is_refused_with_the_names(capsys: pytest.CaptureFixtur
     assert "recovery-ablation" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_last_line_is_the_result(capfd: pytest.CaptureFixture[str]) -> None:
     code = runner.main(["restore", "--pairs", "1", "--blocks", "8", "--requests", "0"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])

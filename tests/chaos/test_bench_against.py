@@ -63,6 +63,7 @@ def test_a_checkout_without_the_common_import_name_is_run_under_its_own(tmp_path
     assert "relume.chaos.bench" in against.command(tmp_path, "replay", [])
 
 
+@pytest.mark.full
 def test_a_bench_is_compared_with_another_checkout(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["replay", "--against", str(CHECKOUT), "--rounds", "2", "--figures", "^records_per"]
     code = runner.main([*argv, "--at-least", "0.01", "--records", "1000", "--repeat", "1"])

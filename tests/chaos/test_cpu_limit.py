@@ -85,6 +85,7 @@ async def test_who_comes_later_is_held_and_who_is_gone_is_forgotten() -> None:
         await until(lambda: not stopped(pid))
 
 
+@pytest.mark.full
 async def test_no_process_stays_stopped_when_the_runner_is_killed() -> None:
     with busy() as pid:
         runner = subprocess.Popen(

@@ -69,6 +69,7 @@ def test_every_fault_has_a_method_or_a_reason() -> None:
         assert has or applicable.why_not(what), f"{what} strikes nothing live and has no reason"
 
 
+@pytest.mark.full
 def test_what_cannot_run_is_reported_and_left_out() -> None:
     impossible = sets.impossible()
     assert "weights-flipped" in impossible and "policies.canary" in impossible["weights-flipped"][0]
@@ -229,6 +230,7 @@ def test_flipped_blocks_are_found_out_and_a_shrunken_budget_is_kept(tmp_path: Pa
             assert found.failure == "corrupt" and found.blocks == 0
 
 
+@pytest.mark.full
 def test_a_full_disk_takes_nothing_gives_what_it_has_and_takes_again(tmp_path: Path) -> None:
     (tmp_path / "cold").mkdir()
     options = {
@@ -273,6 +275,7 @@ def test_a_full_disk_takes_nothing_gives_what_it_has_and_takes_again(tmp_path: P
             assert put("dddd", 4)["demoted"] > 3
 
 
+@pytest.mark.full
 async def test_messages_with_blocks_are_repeated_reordered_and_lost(tmp_path: Path) -> None:
     count = 120
     source, target = Cache(count, seed=3), Cache(count, seed=4)

@@ -32,6 +32,7 @@ class NoBed:
     async def __aexit__(self, *_: object) -> None: ...
 
 
+@pytest.mark.full
 async def test_the_next_run_begins_when_the_one_before_has_struck(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ async def test_the_next_run_begins_when_the_one_before_has_struck(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["calm-4", "calm-5", "calm-6"]
 
 
+@pytest.mark.full
 async def test_a_run_is_judged_elsewhere_as_it_is_here(tmp_path: Path) -> None:
     first = GOOD.histories[0]
     late = msgspec.structs.replace(first.record, gaps_ms=[99_000.0])

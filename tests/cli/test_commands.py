@@ -196,6 +196,7 @@ def test_help_is_fast_and_imports_no_server():
     assert out.stdout.rstrip().endswith("[]"), out.stdout[-200:] + out.stderr
 
 
+@pytest.mark.full
 async def test_follow_continues_at_the_remaining_replica(relume, tmp_path, monkeypatch):
     from relume.controlplane.cli.admin_client import AdminClient
 

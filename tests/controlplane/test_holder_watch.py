@@ -121,6 +121,7 @@ async def test_what_drains_itself_keeps_its_holder():
         assert engines.told.empty()
 
 
+@pytest.mark.full
 async def test_a_silent_engine_is_informed_again_of_the_newest_only(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from relume.controlplane.local.child_processes import free_port
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
 from tests.full_disk import full_disk
@@ -49,6 +51,7 @@ def test_a_child_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.full
 async def test_what_dies_on_a_full_disk_is_restarted_and_shown_when_there_is_room(
     tmp_path: Path,
 ) -> None:

@@ -129,6 +129,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
+@pytest.mark.full
 def test_a_second_checkout_installs_only_itself(machine):
     first, second = machine.checkout("first"), machine.checkout("second")
     assert machine.installs(first) == 1

@@ -45,7 +45,7 @@ def structs_of(kind: type) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(fields).map(lambda f: kind(**f))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(*map(structs_of, EVENTS)))
 def test_every_event_comes_back_equal(event: Any) -> None:
     record = codec.encode(event)
@@ -63,7 +63,7 @@ def test_any_msgpack_reader_reads_a_record(event: Any) -> None:
     assert fields[0] == getattr(event, event.__struct_fields__[0])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_refused_by_type(record: bytes) -> None:
     try:

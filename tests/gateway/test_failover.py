@@ -127,7 +127,7 @@ async def test_cut_of_a_paced_stream_leaves_it_identical(rig, chat):
         )
         for engine in r.engines:
             engine.default = Behaviour(pause_s=0.001)
-        for cut in range(19):
+        for cut in range(0, 19, 2):
             r.engines[0].script.append(Behaviour(pause_s=0.001, cut_after=cut))
             r.engines[1].script.append(Behaviour(pause_s=0.001, cut_after=max(0, 9 - cut)))
             answer = await r.ask(path, body, headers="x-request-id: q\r\n")

@@ -180,6 +180,7 @@ async def test_client_gone_while_waiting_or_streaming_is_cancelled(rig):
         await until(lambda: len(r.scheduler.endings()) == 2)
 
 
+@pytest.mark.full
 async def test_attempts_are_bounded(rig):
     async with rig(engines=1, max_attempts=4) as r:
         r.engines[0].default = Behaviour(cut_at=0)

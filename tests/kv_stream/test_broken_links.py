@@ -94,6 +94,7 @@ def test_a_stream_continues_after_its_connection_broke_in_the_middle(tmp_path: P
         assert stats(daemon)["blocks"] == count
 
 
+@pytest.mark.full
 def test_what_came_before_a_link_broke_for_good_is_of_use(tmp_path: Path) -> None:
     count = 60
     source, target = Cache(count, seed=3), Cache(count, seed=4)
@@ -113,6 +114,7 @@ def test_what_came_before_a_link_broke_for_good_is_of_use(tmp_path: Path) -> Non
         proxy.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("inward", (False, True))
 def test_a_bit_flipped_on_the_wire_is_found(tmp_path: Path, inward: bool) -> None:
     count = 40
@@ -166,6 +168,7 @@ def test_a_silent_daemon_sheds_and_does_not_hold_up(tmp_path: Path) -> None:
             assert scatter(Cache(50), outs(1, first=taken + 1), peer) == 1, "and takes again"
 
 
+@pytest.mark.full
 def test_a_restarted_daemon_holds_nothing_and_says_so(tmp_path: Path) -> None:
     resets: list[str] = []
     cache = Cache(6)

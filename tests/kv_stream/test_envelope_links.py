@@ -45,6 +45,7 @@ def links_of(fleet: Fleet, link: str, socket: str) -> tuple[EnvelopeLinks, str]:
     ), endpoint
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("link", LINKS)
 async def test_large_envelopes_come_back_as_they_went(
     tmp_path: Path, link: str, monkeypatch: pytest.MonkeyPatch

@@ -174,6 +174,7 @@ def test_a_damaged_block_of_the_other_request_is_noticed(tmp_path: Path) -> None
         assert look_up(config, endpoint, tokens).blocks == 3
 
 
+@pytest.mark.full
 def test_a_lender_that_went_before_it_was_read_is_gone(tmp_path: Path) -> None:
     """Dropped after the question; another request under its name is not taken for it."""
     target, config = Cache(4, seed=2), LinkConfig()

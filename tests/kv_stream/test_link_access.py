@@ -60,6 +60,7 @@ def test_messages_before_the_proof_do_nothing(tmp_path: Path) -> None:
         channel.close()
 
 
+@pytest.mark.full
 def test_a_key_that_is_not_listed_cannot_connect(tmp_path: Path) -> None:
     with served(tmp_path, "curve") as (_, fleet):
         stranger = CurveKeys(*zmq.curve_keypair(), fleet.server[0])

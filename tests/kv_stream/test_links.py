@@ -140,6 +140,7 @@ def test_a_block_of_other_tokens_is_not_taken(tmp_path: Path, link: str) -> None
         assert target.block(2) == Cache(4, seed=2).block(2)
 
 
+@pytest.mark.full
 def test_a_converted_copy_serves_another_tensor_size(tmp_path: Path) -> None:
     """TP 2 writes, the holder keeps it as TP 4 will want it; and TP 1 merges on reading."""
     one, two, four = (reshape.Setup(layers=3, kv_heads=4, head_bytes=1024, tp=n) for n in (1, 2, 4))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from relume.chaos.papers.lumen.parts.study_runs import Case, Meter, scenario_of, settings_of
 from relume.chaos.sim import sim_fleet as simulated
 from relume.chaos.sim.world.network_card import Links, carried
@@ -19,6 +21,7 @@ def test_what_is_fetched_shares_a_link_with_what_streams() -> None:
     assert carried(one, other, 100, 20.0, True) == 21.0
 
 
+@pytest.mark.full
 def test_an_engine_restores_one_request_after_the_other() -> None:
     told: dict[str, list[tuple[str, str]]] = {}
 

@@ -237,6 +237,7 @@ async def until_counted(r) -> None:
     raise AssertionError("nothing is counted any more")
 
 
+@pytest.mark.full
 async def test_a_tokenizer_that_dies_is_started_again(rig, folder: Path) -> None:
     async with rig(engines=1, tokenizer=str(folder), tokenize_wait_s=10.0) as r:
         tokens = r.gateway.tokens

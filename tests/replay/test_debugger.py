@@ -212,6 +212,7 @@ def test_diff_of_revisions(killed: History) -> None:
     assert sorted(c["path"] for c in swapped) == sorted(there)
 
 
+@pytest.mark.full
 def test_diff_is_empty_only_for_equal_states(eventful: History) -> None:
     timeline = Timeline(eventful)
     for revision in timeline.revisions[:: max(1, timeline.end // 20)]:

@@ -179,7 +179,7 @@ def test_dropped_and_swapped_events_are_found(logs: dict[str, History], name: st
     assert history.footer is not None
     rng = random.Random(name)
     everything = [place for place, _ in places(history.groups)]
-    for place in rng.sample(everything, 40 if name == "engine-killed" else 6):
+    for place in rng.sample(everything, 12 if name == "engine-killed" else 4):
         found = verify(dropped(history.groups, place), limit=1, end=history.footer.end)
         assert found.divergences, f"dropped at {place}"
         records = history.groups[place[0]].segments[place[1]].records

@@ -109,6 +109,7 @@ def tried(given: fuzz.PlannedRun) -> fuzz.Ran:
     return fuzz.one(given)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_fuzz_tells_who_failed_and_keeps_only_that(played: None, tmp_path: Path, jobs: int) -> None:
     names, waiting = fuzz.usable(["calm", "engine-killed-in-decode", "weights-flipped"])
@@ -171,6 +172,7 @@ def slowly(number: int) -> int:
     return number
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     code = (
         "import itertools, sys\n"

@@ -94,6 +94,7 @@ def test_unusual_requests_are_a_share_of_the_streams_and_change_nothing_else() -
         assert (one.client == "whole") == (other.client == "whole")
 
 
+@pytest.mark.full
 def test_draws_keep_their_bounds_and_shares() -> None:
     seen = [expand(parse(TEXT.replace("2000", "1")), seed).faults for seed in range(200)]
     assert {kill.target for kill, _ in seen} == {f"w{index}" for index in range(8)}

@@ -44,6 +44,7 @@ def test_the_comparison_can_fail() -> None:
     assert abs(found["ttft_s_mean"] / compare.figures(real)["ttft_s_mean"] - 1) > compare.BOUND
 
 
+@pytest.mark.full
 def test_the_stored_formula_is_the_fit_of_the_stored_profiles() -> None:
     stored, fitted = load(NAME).formula, fit.calibrated(fit.profiled())
     assert stored.source == fitted.source

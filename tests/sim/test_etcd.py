@@ -347,6 +347,7 @@ w.etcd.close()
 """
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_bytes_in_another_process():
     digests = set()
     for salt in ("0", "1", "12345"):

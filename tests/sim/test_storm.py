@@ -41,6 +41,7 @@ def test_higher_tiers_do_not_wait_behind_lower_ones_and_tenants_get_equal_parts(
     assert none.figures["refused_streams"] == 0
 
 
+@pytest.mark.full
 def test_promises_hold_while_engines_and_gateways_die_in_a_storm() -> None:
     faults = (
         Fault(what="engine-kill", when=When(at_s=1.0), target="w0"),

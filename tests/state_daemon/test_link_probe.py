@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
 from relume.engine_shim.checkpoints.link.block_stream import BlockOut, scatter
 from relume.engine_shim.checkpoints.link_probe import LEAST_PROBED, LinkProbe, SavedBlocks
@@ -15,6 +17,7 @@ from tests.state_daemon.daemon import Cache, daemon_in, fingerprint, local, peer
 PIECE = 1 << 19
 
 
+@pytest.mark.full
 def test_a_link_is_measured_once_by_reading_what_the_holder_has(tmp_path: Path) -> None:
     told: list[LinkMeasured] = []
     measured = threading.Event()

@@ -59,6 +59,7 @@ def test_it_outlives_its_starter(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_bytes_are_what_is_accounted_and_go_back(tmp_path: Path) -> None:
     count = 300
     with daemon_in(tmp_path, budget_bytes=count * PAGES) as daemon:

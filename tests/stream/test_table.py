@@ -82,6 +82,7 @@ def test_an_absent_client_does_not_leave_and_a_present_one_has_no_grace() -> Non
         tested.handle(e.ClientGone(), 0.0)
 
 
+@pytest.mark.full
 def test_every_place_in_the_table_can_be_reached() -> None:
     """A row that no run reaches is a claim nobody checks. The runs are always the same ones."""
     seen: set[tuple[type, type]] = set()

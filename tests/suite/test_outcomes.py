@@ -130,6 +130,7 @@ def test_slow(fresh):
     assert "1 passed, 1 repeated" in said and "Timeout" in said
 
 
+@pytest.mark.full
 def test_stages_run_in_turn_and_are_counted_together(tmp_path: Path) -> None:
     status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-n", "0", command=TIER)
     assert status == 1 and ran(tmp_path) == ["other", "last", "core0", "core0"]
@@ -145,6 +146,7 @@ def test_stages_run_in_turn_and_are_counted_together(tmp_path: Path) -> None:
     assert status == pytest.ExitCode.NO_TESTS_COLLECTED, "but not all"
 
 
+@pytest.mark.full
 def test_an_inconclusive_test_runs_once_more_and_fails_only_beyond_the_limit(
     tmp_path: Path,
 ) -> None:

@@ -110,6 +110,7 @@ def p99(outcome: Any) -> float:
     return quantile(ttft, 0.99) or 0.0
 
 
+@pytest.mark.full
 def test_a_recovery_without_checkpoints_takes_longer(struck: History) -> None:
     told = continued(ask(struck, parse(["checkpoints.recovery=recompute"])))
     fit = told.agreement
@@ -224,6 +225,7 @@ def test_a_log_of_real_engines_continues() -> None:
     assert told.telling is not None
 
 
+@pytest.mark.full
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(KILLED), "checkpoint-recovery=recompute", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)

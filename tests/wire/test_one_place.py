@@ -16,10 +16,14 @@ WIRE = "events/wire/"
 HEADER = re.compile(r"x-relume-", re.IGNORECASE)
 GRAMMAR = re.compile(r"(?:^|\\n|\n|\\r\\n)(?::[rwvex]$|:[rcwvex](?: |\\s))")
 """`:r` and its like at the start of a line, as literal text or inside a pattern."""
+MAYBE = re.compile(r"(?:^|[\"'n]):[rcwvex]", re.MULTILINE)
+"""Whether a module may have such a string: most need no parser."""
 
 
 def out_of_place(source: str) -> list[str]:
     """The strings of a module that belong into `events/wire`; docstrings may explain."""
+    if not HEADER.search(source) and not MAYBE.search(source):
+        return []
     tree = ast.parse(source)
     prose = {
         id(node.value)

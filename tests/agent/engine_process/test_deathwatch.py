@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from relume.engine_shim.engine.hosts import deathwatch
 
 HOLDER = """
@@ -35,6 +37,7 @@ def start_holder(path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.full
 def test_kill_of_the_holder_is_detected(tmp_path: Path) -> None:
     process = start_holder(tmp_path / "alive")
     try:
@@ -52,6 +55,7 @@ def test_kill_of_the_holder_is_detected(tmp_path: Path) -> None:
         process.wait()
 
 
+@pytest.mark.full
 def test_given_up_watch_says_nothing(tmp_path: Path) -> None:
     process = start_holder(tmp_path / "alive")
     try:

@@ -88,6 +88,7 @@ async def test_secrets_of_the_log_stay_with_the_agent(tmp_path: Path) -> None:
         assert "hunter2" not in said
 
 
+@pytest.mark.full
 async def test_engine_outlives_its_zygote_and_restarts_wait_for_the_next(tmp_path: Path) -> None:
     socket = tmp_path / "z.sock"
     zygotes: list[subprocess.Popen[bytes]] = []

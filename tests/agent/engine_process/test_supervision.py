@@ -49,6 +49,7 @@ async def test_killed_engine_is_seen_at_once_and_restarted(tmp_path: Path) -> No
         assert (await stage.nth(v.EngineReady, 2)).incarnation == 2
 
 
+@pytest.mark.full
 async def test_death_of_any_process_ends_the_whole_engine(tmp_path: Path) -> None:
     async with staged(tmp_path, "--family", "2", "--after", "0.5") as stage:
         for number in (1, 2):
@@ -63,6 +64,7 @@ async def test_death_of_any_process_ends_the_whole_engine(tmp_path: Path) -> Non
             assert not any(is_alive(p) for p in (engine.process, *engine.members))
 
 
+@pytest.mark.full
 async def test_a_stopped_member_does_not_outlive_its_engine(tmp_path: Path) -> None:
     async with staged(tmp_path, "--family", "1", "--after", "0.5") as stage:
         await stage.nth(v.EngineReady, 1)
@@ -74,6 +76,7 @@ async def test_a_stopped_member_does_not_outlive_its_engine(tmp_path: Path) -> N
         assert not is_alive(engine.members[0])
 
 
+@pytest.mark.full
 async def test_engine_that_always_exits_is_restarted_with_growing_delays(tmp_path: Path) -> None:
     async with staged(tmp_path, "--exit", "3", "--mute") as stage:
         await stage.nth(v.EngineRestartScheduled, 4)
@@ -85,6 +88,7 @@ async def test_engine_that_always_exits_is_restarted_with_growing_delays(tmp_pat
         }
 
 
+@pytest.mark.full
 async def test_engine_that_is_never_ready_is_killed(tmp_path: Path) -> None:
     async with staged(tmp_path, "--mute", "--ignore-term", ready_timeout_s=0.5) as stage:
         died = await stage.nth(v.EngineDied, 1)

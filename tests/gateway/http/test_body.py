@@ -263,7 +263,7 @@ names = st.sampled_from(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(names, values), st.booleans())
 def test_any_object_is_parsed_or_refused_as_the_clients_error(body, is_chat):
     try:

@@ -220,6 +220,7 @@ async def test_too_many_requests_are_shed(rig):
 # --- time
 
 
+@pytest.mark.full
 async def test_slow_headers_and_bodies_are_bounded(rig):
     async with rig(header_timeout_s=0.2, body_timeout_s=0.4, linger_timeout_s=0.2) as r:
         async with r.client() as client:

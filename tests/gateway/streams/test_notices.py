@@ -258,6 +258,7 @@ async def test_bytes_that_came_before_the_notice_was_read_are_delivered() -> Non
         assert [seen.resume for seen in other.engine.seen] == ["continue 9"]
 
 
+@pytest.mark.full
 async def test_stale_notices_garbage_and_lost_connections_are_no_evidence() -> None:
     now = INCARNATION + 1
     async with scene(w0_registers=False) as s:

@@ -94,7 +94,9 @@ async def test_why_answers_though_the_gateway_died_before_its_append(fleet: Core
     has journalled that decision."""
     append = fleet.failpoints.armed(Failpoint.LOG_APPEND, process="replica r0", stream="r.r0")
     async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point, append as waiting:
-        doomed = asyncio.create_task(fleet.streams(1, 96, fleet.named("why"), url=fleet.fleet.gateways[0]))
+        doomed = asyncio.create_task(
+            fleet.streams(1, 96, fleet.named("why"), url=fleet.fleet.gateways[0])
+        )
         await point.reached()
         await waiting.reached()
         request = await _journalled(fleet)

@@ -61,7 +61,7 @@ def demand_of(all_sites: list[Site], shape: tuple[int, int, int]) -> Demand:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(sites(), demands, st.sampled_from(("load_aware", "neighbour")))
 def test_no_budget_is_exceeded_and_no_domain_shared_while_another_is_up(
     all_sites: list[Site], shape: tuple[int, int, int], policy: str
@@ -81,7 +81,7 @@ def test_no_budget_is_exceeded_and_no_domain_shared_while_another_is_up(
     assert choose(Index(list(reversed(all_sites))), demand, policy) == placement
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(sites(), demands)
 def test_the_tree_finds_what_a_scan_finds(
     all_sites: list[Site], shape: tuple[int, int, int]
@@ -103,7 +103,7 @@ def test_the_tree_finds_what_a_scan_finds(
         assert placement == Placement((), placement.candidates, "budget")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sites(), st.data())
 def test_an_updated_index_is_a_new_index(all_sites: list[Site], data: st.DataObject) -> None:
     index = Index(all_sites)

@@ -114,7 +114,7 @@ workers = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(requests, workers, st.sampled_from(POLICIES))
 def test_every_request_gets_an_open_way_if_there_is_one(
     asked: list, offered: list, policy: str

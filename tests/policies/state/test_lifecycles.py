@@ -99,7 +99,7 @@ def stream_of(event: Any) -> str:
     return "r.r0" if isinstance(event, v.RouteDecided) else "w.w0"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(worker_records, st.integers(1, 3)), max_size=25))
 def test_engines_and_workers_live_by_their_tables(told: list[tuple[Any, int]]) -> None:
     fleet = Fleet()
@@ -219,7 +219,7 @@ ALWAYS = {"arrived", "returned", "ended"}
 """What concerns its request without a further condition."""
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(request_records, max_size=30))
 def test_requests_live_by_their_table(told: list[tuple[str, str, str]]) -> None:
     fleet = Fleet()

@@ -234,7 +234,7 @@ def folded_on_top(fleet: Fleet, tail: list[Any]) -> Fleet:
     return copy
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(histories())
 def test_view_shows_what_folding_the_own_tail_would_show(history: Any) -> None:
     own, steps = history
@@ -252,7 +252,7 @@ def test_view_shows_what_folding_the_own_tail_would_show(history: Any) -> None:
                 assert view.load(worker) == oracle.load(whole.workers[worker.name])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(histories(), st.randoms(use_true_random=False))
 def test_view_depends_on_its_basis_alone(history: Any, rng: Any) -> None:
     """Live, own events come as early as they can; in replay as late as they may."""

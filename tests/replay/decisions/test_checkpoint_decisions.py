@@ -95,6 +95,7 @@ def test_other_policies_replay_too(config: dict[str, Any]) -> None:
     assert max(len(e.holders) for e in chosen) == config.get("holders", 1)
 
 
+@pytest.mark.full
 def test_no_checkpoints_leave_no_trace() -> None:
     groups = asyncio.run(log_with_plans(placement="none"))
     assert verify(groups).divergences == []

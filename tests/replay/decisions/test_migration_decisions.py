@@ -177,6 +177,7 @@ async def test_nothing_moves_when_it_is_off() -> None:
     assert verify(scene.log.groups).divergences == []
 
 
+@pytest.mark.full
 async def test_a_worker_that_cannot_be_asked_keeps_its_requests_after_some_tries() -> None:
     async with Scene(7, replicas=1, tokens=LONG) as scene:
         scene.refuses_handover = 1 << 30
@@ -198,6 +199,7 @@ async def test_a_worker_that_cannot_be_asked_keeps_its_requests_after_some_tries
     assert verify(groups).divergences == []
 
 
+@pytest.mark.full
 async def test_a_move_refused_once_is_made_at_a_later_tick() -> None:
     async with Scene(7, replicas=1, tokens=LONG) as scene:
         scene.refuses_handover = 1
@@ -214,6 +216,7 @@ async def test_a_move_refused_once_is_made_at_a_later_tick() -> None:
     assert (abandoned.request, abandoned.attempt) in {(e.request, e.attempt) for e in moved(groups)}
 
 
+@pytest.mark.full
 async def test_an_engine_that_hands_over_too_late_is_obeyed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
