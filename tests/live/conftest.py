@@ -21,7 +21,7 @@ import pytest
 from relume.chaos import validators
 from relume.chaos.traffic import Stream, complete, prompts
 from relume.chaos.validators.client_records import record_of
-from relume.chaos.validators.records import ClientRecord, courses, events_of
+from relume.chaos.validators.records import ClientRecord, events_of
 from relume.controlplane.local.child_processes import Child
 from relume.controlplane.local.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
 from relume.controlplane.replay.divergence import Verdict
@@ -86,6 +86,9 @@ class Scene:
         self.records: list[ClientRecord] = []
         self.held_ms = 0
         self._began = {name: cpu_time([child.pid]) for name, child in self._replicas()}
+        self._reading = asyncio.Lock()
+        self._groups: list[RevisionGroup] = []
+        self._events: list[tuple[str, Any]] = []
 
     @property
     def url(self) -> str:
@@ -217,8 +220,18 @@ class Scene:
         assert answer.get("state") == "decided", answer
 
     async def log(self) -> list[RevisionGroup]:
-        """The whole log as it stands."""
-        return await self.etcd.reader().read()
+        """The whole log as it stands. Reads what came since it was last read."""
+        async with self._reading:
+            last = self._groups[-1].revision if self._groups else 0
+            for group in await self.etcd.reader().read(last):
+                self.take(group)
+            return list(self._groups)
+
+    def take(self, group: RevisionGroup) -> None:
+        """The next group of the log was read."""
+        self._groups.append(group)
+        for segment in group.segments:
+            self._events += [(segment.stream, codec.decode(record)) for record in segment.records]
 
     async def until_told(self, kind: type) -> None:
         """Wait until the log has an event of that kind."""
@@ -229,20 +242,18 @@ class Scene:
 
     async def events(self, stream: str = "") -> list[Any]:
         """Every event of the log (of one stream) in order."""
-        return [
-            codec.decode(record)
-            for group in await self.log()
-            for segment in group.segments
-            if segment.stream == stream or not stream
-            for record in segment.records
-        ]
+        await self.log()
+        return [event for name, event in self._events if name == stream or not stream]
 
     async def routes(self, client_ids: Iterable[str]) -> dict[str, list[v.RouteDecided]]:
         """The dispatches of the requests that came with those x-request-ids."""
-        found = {name: [] for name in client_ids}
-        for course in courses(await self.log()).values():
-            if course.arrived is not None and course.arrived.event.client_id in found:
-                found[course.arrived.event.client_id] += course.decisions
+        found: dict[str, list[v.RouteDecided]] = {name: [] for name in client_ids}
+        names: dict[str, str] = {}
+        for event in await self.events():
+            if type(event) is v.RequestArrived and event.client_id in found:
+                names[event.request] = event.client_id
+            elif type(event) is v.RouteDecided and event.request in names:
+                found[names[event.request]].append(event)
         return found
 
     async def until_routed(self, client_ids: Iterable[str]) -> dict[str, list[v.RouteDecided]]:

@@ -24,12 +24,10 @@ from relume.chaos.live.failpoint_server import ArmedFailpoint, FailpointServer
 from relume.chaos.traffic import Stream
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
 from relume.controlplane.local.orphans import daemons
-from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.failpoints.failpoint_client import ENVIRONMENT
 from relume.events.failpoints.points import Failpoint
-from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
 from relume.policies.state.coverage import covered_tokens
 from relume.policies.state.fleet import Fleet
@@ -51,8 +49,6 @@ class CoreFleet(Scene):
         super().__init__(fleet, etcd)
         self.failpoints = failpoints
         self.state = Fleet()
-        self._groups: list[RevisionGroup] = []
-        self._events: list[tuple[str, Any]] = []
         self._since = self._turn = 0
         self._calm: dict[tuple[int, int, str], dict[str, Stream]] = {}
 
@@ -65,10 +61,8 @@ class CoreFleet(Scene):
 
     async def _follow(self) -> None:
         async for group in self.etcd.reader().follow(0):
-            self._groups.append(group)
+            self.take(group)
             apply_group(self.state, group)
-            for segment in group.segments:
-                self._events += [(segment.stream, codec.decode(r)) for r in segment.records]
 
     def begin(self) -> None:
         """A test begins, perhaps for the second time."""
@@ -79,7 +73,7 @@ class CoreFleet(Scene):
         """An x-request-id, or the beginning of some, of the present test alone."""
         return f"{name}.{self._turn}"
 
-    # --- Scene, without reading the whole log at each look
+    # --- Scene, with the log as it comes and the events of this test
 
     async def log(self) -> list[RevisionGroup]:
         if self._following.done():
@@ -90,16 +84,6 @@ class CoreFleet(Scene):
         if self._following.done():
             self._following.result()
         return [e for name, e in self._events[self._since :] if name == stream or not stream]
-
-    async def routes(self, client_ids: Iterable[str]) -> dict[str, list[v.RouteDecided]]:
-        found: dict[str, list[v.RouteDecided]] = {name: [] for name in client_ids}
-        names: dict[str, str] = {}
-        for event in await self.events():
-            if type(event) is v.RequestArrived and event.client_id in found:
-                names[event.request] = event.client_id
-            elif type(event) is v.RouteDecided and event.request in names:
-                found[names[event.request]].append(event)
-        return found
 
     async def calm(self, count: int, max_tokens: int, padding: str = "") -> dict[str, Stream]:
         """The undisturbed run of such streams, once per fleet."""
