@@ -25,7 +25,7 @@ from relume.chaos.live.processes.fleet_host import Host, gone, options_of
 from relume.chaos.live.processes.shared_fixture import Bed
 from relume.chaos.live.quiesce import at_rest
 from relume.chaos.live.scale import scaled
-from relume.chaos.live.timing import Plan
+from relume.chaos.live.timing import TRAFFIC_S, Plan
 from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.schedule import Schedule, expand
@@ -36,7 +36,6 @@ from relume.events.etcd.factory import EtcdLog
 from relume.events.log.errors import RelumeError
 from relume.events.log.interface import LandedSegment, RevisionGroup
 
-TRAFFIC_S = 150.0
 REST_S = 60.0
 Say = Callable[[str], None]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from relume.chaos.outcome import FiredFault
 from relume.chaos.phases import Seen
 from relume.chaos.scenario.catalogue import FAULTS
 from relume.chaos.scenario.schedule import PlannedFault, Schedule
+from relume.events.failpoints.points import Failpoint
 
 AGAIN_S = 0.1
 """Time after which a fault that found nothing to strike is tried again, while there is traffic. A
@@ -29,6 +30,34 @@ RARE_S = 5.0
 MOST_MISSES = 20
 """Number of phases that a fault in the middle of a phase may miss because they ended before it
 struck."""
+
+MIDDLE: Mapping[str | None, Failpoint] = {
+    "prefill": Failpoint.ENGINE_PREFILL,
+    "decode": Failpoint.ENGINE_DECODE,
+    "restore": Failpoint.RESTORE_FETCH,
+    "checkpoint": Failpoint.CHECKPOINT_STORE,
+}
+"""Phases in whose middle a process can be made to wait until a fault strikes. A fault in the middle
+of another phase is timed by how long such phases took."""
+
+NEVER_CAME = "its event never came"
+TRAFFIC_S = 150.0
+"""Maximum time of the traffic of a run."""
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """Where a process stands: what `Watch.subject` needs of an event."""
+
+    worker: str
+    request: str
+
+
+class _Struck(NamedTuple):
+    targets: list[str]
+    undo: Undo | None
+    detail: str
 
 
 class Plan:
@@ -85,23 +114,75 @@ class Plan:
             self._left -= 1
 
     async def _strike(self, planned: PlannedFault) -> None:
+        at_failpoint = planned.phase in MIDDLE and not planned.where
+        struck = await (self._at_failpoint if at_failpoint else self._in_time)(planned)
+        if isinstance(struck, str):
+            self._say(f"{planned.name} {planned.what} has not struck: {struck}")
+            return
+        at_ns = self._now_ns()
+        names = ",".join(struck.targets)
+        self._say(f"{planned.name} {planned.what} {names} at {at_ns / 1e9:.2f} s {struck.detail}")
+        until_ns = None
+        if struck.undo is not None:
+            self._undo[planned.name] = struck.undo
+            if planned.for_ns is not None:
+                await self._lasts(planned)
+                until_ns = self._now_ns()
+                if undo := self._undo.pop(planned.name, None):
+                    await undo()
+        self.fired.append(
+            FiredFault(
+                name=planned.name,
+                what=planned.what,
+                target=names,
+                at_ns=at_ns,
+                until_ns=until_ns,
+                detail=struck.detail,
+            )
+        )
+
+    async def _at_failpoint(self, planned: PlannedFault) -> _Struck | str:
+        """Strike while a process stands in the middle of the phase. Returns why not, if it cannot."""
+        assert planned.phase is not None and self._host.failpoints is not None
+        if planned.nth > 1:
+            due, _ = await self._due(
+                msgspec.structs.replace(planned, nth=planned.nth - 1, fraction=0.0)
+            )
+            if not due:
+                return NEVER_CAME
+        facts: dict[str, Any] = {}
+        if planned.phase == "decode":
+            shortest = min(request.output_tokens for request in self._schedule.requests)
+            facts["tokens"] = min(max(round(planned.fraction * shortest), 2), shortest)
+        why = NEVER_CAME
+        while not self._over.is_set():
+            async with self._host.failpoints.armed(MIDDLE[planned.phase], **facts) as point:
+                if (hit := await self._unless_over(point.reached(TRAFFIC_S))) is None:
+                    break
+                worker = hit.facts.get("worker", hit.process.rpartition(" ")[2])
+                place = Place(worker=worker, request=hit.facts["request"])
+                try:
+                    return await self._hit(planned, Seen(f"w.{worker}", place, time.monotonic()))
+                except CannotStrike as nothing:
+                    why = str(nothing)
+            await self._unless_over(asyncio.sleep(AGAIN_S))
+        return why
+
+    async def _in_time(self, planned: PlannedFault) -> _Struck | str:
+        """Strike when it is due by events and times. Returns why not, if it cannot."""
         due, seen = await self._due(planned)
         if not due:
-            self._say(f"{planned.name} {planned.what} has not struck: its event never came")
-            return
+            return NEVER_CAME
         misses = 0
         while True:
             try:
-                targets = await self._targets(planned, seen)
                 late = self._late(planned, seen)
                 if late and (misses := misses + 1) <= MOST_MISSES:
                     raise CannotStrike(late)
-                undo, detail = await self._faults.strike(planned, targets)
-                break
+                return await self._hit(planned, seen, late)
             except CannotStrike as nothing:
                 if self._over.is_set():
-                    self._say(f"{planned.name} {planned.what} has not struck: {nothing}")
-                    return
+                    return str(nothing)
                 if planned.event is None:
                     await asyncio.sleep(AGAIN_S)
                     continue
@@ -115,30 +196,24 @@ class Plan:
                     misses = MOST_MISSES  # too few such events: strike at the next one
                     continue
                 if not due:
-                    self._say(f"{planned.name} {planned.what} has not struck: {nothing}")
-                    return
-        at_ns = self._now_ns()
-        names = ",".join(targets)
-        detail = "; ".join(filter(None, (detail, late)))
-        self._say(f"{planned.name} {planned.what} {names} at {at_ns / 1e9:.2f} s {detail}")
-        until_ns = None
-        if undo is not None:
-            self._undo[planned.name] = undo
-            if planned.for_ns is not None:
-                await self._lasts(planned)
-                until_ns = self._now_ns()
-                if undo := self._undo.pop(planned.name, None):
-                    await undo()
-        self.fired.append(
-            FiredFault(
-                name=planned.name,
-                what=planned.what,
-                target=names,
-                at_ns=at_ns,
-                until_ns=until_ns,
-                detail=detail,
-            )
-        )
+                    return str(nothing)
+
+    async def _hit(self, planned: PlannedFault, seen: Seen | None, late: str = "") -> _Struck:
+        targets = await self._targets(planned, seen)
+        undo, detail = await self._faults.strike(planned, targets)
+        return _Struck(targets, undo, "; ".join(filter(None, (detail, late))))
+
+    async def _unless_over(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """Its result, or None if the traffic is over first."""
+        over = asyncio.create_task(self._over.wait())
+        task = asyncio.create_task(waiting)
+        try:
+            await asyncio.wait({over, task}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for one in (over, task):
+                one.cancel()
+            await asyncio.gather(over, task, return_exceptions=True)
 
     async def _lasts(self, planned: PlannedFault) -> None:
         """Wait for its duration; the alarm of a full etcd ends earlier if the control plane lifts it."""

@@ -244,11 +244,13 @@ class _Reports:
         for request in requests:
             if (track := self._tracks.get(request.request_id)) is None:
                 continue
-            if track.left or not request.num_output_tokens:
-                point, tokens = Failpoint.ENGINE_PREFILL, request.num_computed_tokens
-            else:
-                point, tokens = Failpoint.ENGINE_DECODE, request.num_output_tokens
-            failpoint_client.reach(point, request=track.name, tokens=tokens)
+            computed, sampled = request.num_computed_tokens, request.num_output_tokens
+            if track.left or sampled <= 1:  # the step of the last chunk has sampled one
+                point = Failpoint.ENGINE_PREFILL
+                failpoint_client.reach(point, request=track.name, tokens=computed)
+            if sampled and not track.left:
+                point = Failpoint.ENGINE_DECODE
+                failpoint_client.reach(point, request=track.name, tokens=sampled)
 
     def flush(self, waiting: int, kv_used: int) -> None:
         """Changes so far go out at once, between steps."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from relume.chaos.live.failpoint_server import FailpointServer
 from relume.chaos.live.faults.lossy_messages import Disturber
 from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.processes.engine_forks import Forks
@@ -25,6 +26,7 @@ from relume.chaos.scenario.schedule import PlannedFault, Schedule
 from relume.controlplane.local.child_processes import free_port
 from relume.controlplane.local.local_fleet import ENGINE_ENV, FleetOptions, LocalFleet
 from relume.controlplane.local.orphans import daemons
+from relume.events.failpoints.failpoint_client import ENVIRONMENT
 
 CLOCK = Path(__file__).parents[1] / "clock"
 _BLOCKS = ("stream-loss", "stream-duplicate", "stream-reorder")
@@ -37,7 +39,8 @@ class Host(LocalFleet):
 
     `etcd_links`: from each worker to each member; `gateway_links`: to its engine and to its
     agent's notices; `disturbers`: in front of each worker's state daemon; `forks`: in front of the
-    zygote. Each is empty or None if no fault of the schedule needs it.
+    zygote; `failpoints`: of engines and state daemons. Each is empty or None if no fault of the
+    schedule needs it.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Host(LocalFleet):
         self.gateway_links: dict[str, list[Link]] = {}
         self.disturbers: dict[str, Disturber] = {}
         self.forks: Forks | None = None
+        self.failpoints: FailpointServer | None = None
         self._clocks = any(f.what in ("clock-jump", "clock-back") for f in schedule.faults)
         self._ports: dict[str, tuple[int, int]] = {}
         self._stack = AsyncExitStack()
@@ -98,6 +102,10 @@ class Host(LocalFleet):
             path = self.dir / "forks.sock"
             self.forks = await self._stack.enter_async_context(Forks(path, self.options.zygote))
 
+        if any(f.phase and not f.where for f in faults):
+            server = FailpointServer(self.dir / "failpoints.sock")
+            self.failpoints = await self._stack.enter_async_context(server)
+
     def _prepare_checkpoints(self) -> None:
         super()._prepare_checkpoints()
         if self.checkpoints is not None:
@@ -126,11 +134,14 @@ class Host(LocalFleet):
         return flags
 
     def agent_env(self, index: int) -> dict[str, str]:
-        """Environment with the file of its clock's error, if a fault changes clocks."""
+        """Environment with the file of its clock's error, if a fault changes clocks, and with the
+        server of its failpoints, if a fault strikes at one."""
+        failpoints = {ENVIRONMENT: str(self.failpoints.path)} if self.failpoints else {}
         if not self._clocks:
-            return ENGINE_ENV
+            return {**ENGINE_ENV, **failpoints}
         path = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH", ""))))
-        return {**ENGINE_ENV, "PYTHONPATH": path, "RELUME_CLOCK": str(self.clock_of(f"w{index}"))}
+        clock = {"PYTHONPATH": path, "RELUME_CLOCK": str(self.clock_of(f"w{index}"))}
+        return {**ENGINE_ENV, **failpoints, **clock}
 
     def clock_of(self, worker: str) -> Path:
         """The file with the error in seconds of the clock of a worker's host."""
