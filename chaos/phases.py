@@ -11,10 +11,22 @@ from typing import Any
 from msgspec import Struct, field
 
 from relume.chaos.scenario.catalogue import PHASES
+from relume.chaos.scenario.schedule import PlannedFault
 from relume.events import vocabulary as v
+from relume.events.failpoints.points import Failpoint
 
 RECENT = 50
 """Number of latest phases that estimate the length of the next."""
+
+
+MIDDLE: Mapping[str, Failpoint] = {
+    "prefill": Failpoint.ENGINE_PREFILL,
+    "decode": Failpoint.ENGINE_DECODE,
+    "restore": Failpoint.RESTORE_FETCH,
+    "checkpoint": Failpoint.CHECKPOINT_STORE,
+}
+"""Phases in whose middle a process can be made to wait until a fault strikes. A fault in the middle
+of another phase is timed by how long such phases took."""
 
 
 class Seen(Struct, frozen=True):
@@ -69,6 +81,11 @@ class Phases:
 def fits(event: Any, where: Mapping[str, str | int | bool]) -> bool:
     """Whether an event's fields match a fault's `where`."""
     return all(getattr(event, name, None) == value for name, value in where.items())
+
+
+def is_at_failpoint(planned: PlannedFault) -> bool:
+    """Whether the fault of a live run strikes at a failpoint."""
+    return planned.phase in MIDDLE and not planned.where
 
 
 def subject(kind: str, seen: Seen, leader: str, worker_of: Callable[[str], str]) -> str:

@@ -143,7 +143,7 @@ class FailpointServer:
         }
         armed = self._armed[self._last_rule] = ArmedFailpoint(self, rule, process)
         try:
-            await self._apply()
+            await self._apply(process)
             yield armed
         finally:
             await self.disarm(armed)
@@ -155,15 +155,16 @@ class FailpointServer:
             for process in self._processes:
                 self._send(process)
 
-    async def _apply(self) -> None:
-        """Send all rules, and wait until they are in force. A process that ends is no concern."""
+    async def _apply(self, names: str) -> None:
+        """Send all rules, and wait until they are in force in the processes of these names. One
+        that ends is no concern."""
         self._serial += 1
         serial = self._serial
         for process in list(self._processes):
             self._send(process)
         try:
             async with asyncio.timeout(APPLY_S):
-                for process in list(self._processes):
+                for process in [p for p in self._processes if fnmatch.fnmatchcase(p.name, names)]:
                     while process in self._processes and process.applied < serial:
                         process.changed.clear()
                         await process.changed.wait()

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.failpoint_server import FailpointError
 from relume.chaos.live.faults.live_faults import Faults, Undo
 from relume.chaos.live.live_clients import Clients
 from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.processes.fleet_host import Host
 from relume.chaos.outcome import FiredFault
-from relume.chaos.phases import Seen
+from relume.chaos.phases import MIDDLE, Seen, is_at_failpoint
 from relume.chaos.scenario.catalogue import FAULTS
 from relume.chaos.scenario.schedule import PlannedFault, Schedule
-from relume.events.failpoints.points import Failpoint
+from relume.events.failpoints.points import PLACES, Failpoint
 
 AGAIN_S = 0.1
 """Time after which a fault that found nothing to strike is tried again, while there is traffic. A
@@ -30,15 +31,6 @@ RARE_S = 5.0
 MOST_MISSES = 20
 """Number of phases that a fault in the middle of a phase may miss because they ended before it
 struck."""
-
-MIDDLE: Mapping[str | None, Failpoint] = {
-    "prefill": Failpoint.ENGINE_PREFILL,
-    "decode": Failpoint.ENGINE_DECODE,
-    "restore": Failpoint.RESTORE_FETCH,
-    "checkpoint": Failpoint.CHECKPOINT_STORE,
-}
-"""Phases in whose middle a process can be made to wait until a fault strikes. A fault in the middle
-of another phase is timed by how long such phases took."""
 
 NEVER_CAME = "its event never came"
 TRAFFIC_S = 150.0
@@ -114,8 +106,7 @@ class Plan:
             self._left -= 1
 
     async def _strike(self, planned: PlannedFault) -> None:
-        at_failpoint = planned.phase in MIDDLE and not planned.where
-        struck = await (self._at_failpoint if at_failpoint else self._in_time)(planned)
+        struck = await (self._at_failpoint if is_at_failpoint(planned) else self._in_time)(planned)
         if isinstance(struck, str):
             self._say(f"{planned.name} {planned.what} has not struck: {struck}")
             return
@@ -144,27 +135,28 @@ class Plan:
     async def _at_failpoint(self, planned: PlannedFault) -> _Struck | str:
         """Strike while a process stands in the middle of the phase. Returns why not, if it cannot."""
         assert planned.phase is not None and self._host.failpoints is not None
+        point = MIDDLE[planned.phase]
         if planned.nth > 1:
-            due, _ = await self._due(
-                msgspec.structs.replace(planned, nth=planned.nth - 1, fraction=0.0)
-            )
-            if not due:
+            before = msgspec.structs.replace(planned, nth=planned.nth - 1, fraction=0.0)
+            if not (await self._due(before))[0]:
                 return NEVER_CAME
         facts: dict[str, Any] = {}
-        if planned.phase == "decode":
+        if point == Failpoint.ENGINE_DECODE:
             shortest = min(request.output_tokens for request in self._schedule.requests)
-            facts["tokens"] = min(max(round(planned.fraction * shortest), 2), shortest)
-        why = NEVER_CAME
+            facts["tokens"] = max(min(round(planned.fraction * shortest), shortest - 1), 1)
+        process, why = f"{PLACES[point].process} *", NEVER_CAME
         while not self._over.is_set():
-            async with self._host.failpoints.armed(MIDDLE[planned.phase], **facts) as point:
-                if (hit := await self._unless_over(point.reached(TRAFFIC_S))) is None:
-                    break
-                worker = hit.facts.get("worker", hit.process.rpartition(" ")[2])
-                place = Place(worker=worker, request=hit.facts["request"])
-                try:
+            try:
+                async with self._host.failpoints.armed(point, process=process, **facts) as armed:
+                    if (hit := await self._unless_over(armed.reached(TRAFFIC_S))) is None:
+                        return why
+                    if FAULTS[planned.what].target not in ("worker", "request"):
+                        await armed.release()  # carrying it out may take seconds
+                    worker = hit.facts.get("worker", hit.process.rpartition(" ")[2])
+                    place = Place(worker=worker, request=hit.facts["request"])
                     return await self._hit(planned, Seen(f"w.{worker}", place, time.monotonic()))
-                except CannotStrike as nothing:
-                    why = str(nothing)
+            except (CannotStrike, FailpointError) as nothing:
+                why = str(nothing)
             await self._unless_over(asyncio.sleep(AGAIN_S))
         return why
 

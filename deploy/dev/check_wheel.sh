@@ -6,7 +6,7 @@
 #
 # For the base, relume[control] and relume-chaos in turn: a fresh environment that holds the wheel
 # (for relume-chaos: both) and links to exactly the dependencies declared for it, then the command
-# and every module of the packages that need no engine. Finds an undeclared dependency, a module
+# and every module of the packages that need no engine; of relume-chaos, its scenarios. Finds an undeclared dependency, a module
 # left out of its wheel, and a script without its target.
 set -euo pipefail
 
@@ -44,9 +44,9 @@ for extra in base control chaos; do
     fresh=$scratch/$extra
     wheels=("$wheel")
     case $extra in
-        base) command=(relume worker) packages=(relume.events relume.policies) ;;
-        control) command=(relume serve) packages+=(relume.controlplane) ;;
-        chaos) command=(relume-chaos) wheels+=("$chaos_wheel") ;;
+        base) command=(relume worker --help) packages=(relume.events relume.policies) ;;
+        control) command=(relume serve --help) packages+=(relume.controlplane) ;;
+        chaos) command=(relume-chaos list) wheels+=("$chaos_wheel") ;;
     esac
     "$python" -m venv --without-pip "$fresh"
     "$python" -m pip --python "$fresh/bin/python" install --quiet --no-deps --no-index "${wheels[@]}"
@@ -54,12 +54,12 @@ for extra in base control chaos; do
     site=$("$fresh/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     printf '%s\n' "$scratch/$extra-dependencies" >"$site/dependencies.pth"
     if ! (cd / && "$fresh/bin/python" -I -c "$import_all" "${packages[@]}" &&
-        "$fresh/bin/${command[0]}" "${command[@]:1}" --help) >"$scratch/said" 2>&1; then
+        "$fresh/bin/${command[0]}" "${command[@]:1}") >"$scratch/said" 2>&1; then
         tail -n 3 "$scratch/said" >&2
-        echo "wheel ($extra): a module of ${packages[*]} or \`${command[*]} --help\` fails" >&2
+        echo "wheel ($extra): a module of ${packages[*]} or \`${command[*]}\` fails" >&2
         failed=1
     else
-        echo "wheel ($extra): all of ${packages[*]} imports, \`${command[*]}\` starts"
+        echo "wheel ($extra): all of ${packages[*]} imports, \`${command[*]}\` works"
     fi
 done
 exit "$failed"

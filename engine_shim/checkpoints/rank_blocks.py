@@ -35,6 +35,7 @@ from relume.engine_shim.checkpoints.staging.staged_saves import (
     StagedCacheProtocol,
     StagedSaves,
 )
+from relume.engine_shim.generation import reported
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
 from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
@@ -253,7 +254,7 @@ class CheckpointRank:
         ]
         whose: Whose = (source.request, source.child, self._rank, self._config.load_timeout_s)
         try:
-            if failpoint_client.active:
+            if failpoint_client.active and reported(job.key.request):
                 self._reach_fetch(job)
             peer = self._readers.peer(job.endpoint)
             if self._view is not None:

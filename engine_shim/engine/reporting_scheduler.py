@@ -239,18 +239,21 @@ class _Reports:
             )
         self.show(running, waiting, kv_used)
 
-    def pass_failpoints(self, requests: Iterable[Request]) -> None:
-        """After a step that computed tokens of `requests`, before its outputs leave."""
+    def pass_prefills(self, requests: Iterable[Request]) -> None:
+        """Failpoints of a step that computed tokens of `requests`, before any of it is reported."""
         for request in requests:
-            if (track := self._tracks.get(request.request_id)) is None:
-                continue
-            computed, sampled = request.num_computed_tokens, request.num_output_tokens
-            if track.left or sampled <= 1:  # the step of the last chunk has sampled one
-                point = Failpoint.ENGINE_PREFILL
-                failpoint_client.reach(point, request=track.name, tokens=computed)
-            if sampled and not track.left:
-                point = Failpoint.ENGINE_DECODE
-                failpoint_client.reach(point, request=track.name, tokens=sampled)
+            track = self._tracks.get(request.request_id)
+            if track and (track.left or request.num_output_tokens == track.delivered):
+                point, tokens = Failpoint.ENGINE_PREFILL, request.num_computed_tokens
+                failpoint_client.reach(point, request=track.name, tokens=tokens)
+
+    def pass_decodes(self, requests: Iterable[Request]) -> None:
+        """The same after it was reported, before its outputs leave."""
+        for request in requests:
+            track = self._tracks.get(request.request_id)
+            if track and not track.left and request.num_output_tokens > track.delivered:
+                point, tokens = Failpoint.ENGINE_DECODE, request.num_output_tokens
+                failpoint_client.reach(point, request=track.name, tokens=tokens)
 
     def flush(self, waiting: int, kv_used: int) -> None:
         """Changes so far go out at once, between steps."""
@@ -326,15 +329,20 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
             return output
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+            if failpoint_client.active:
+                self._reports.pass_prefills(self._scheduled(scheduler_output))
             outputs = super().update_from_output(scheduler_output, model_runner_output)
             if scheduler_output.total_num_scheduled_tokens:
                 running, waiting = self.get_request_counts()
                 self._reports.end(running, waiting, self._kv_used())
             if failpoint_client.active:
-                scheduled = scheduler_output.num_scheduled_tokens
-                left = [self.requests[name] for name in scheduled if name in self.requests]
-                self._reports.pass_failpoints(left)
+                self._reports.pass_decodes(self._scheduled(scheduler_output))
             return outputs
+
+        def _scheduled(self, output: Any) -> list[Request]:
+            """The requests of a step that have not left meanwhile."""
+            names = output.num_scheduled_tokens
+            return [self.requests[name] for name in names if name in self.requests]
 
         def finish_requests(self, *args: Any, **options: Any) -> Any:
             finished = super().finish_requests(*args, **options)

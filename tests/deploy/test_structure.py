@@ -53,11 +53,18 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def varying(source: str) -> list[int]:
-    """Lines whose result may differ between two processes: the order of a set, `hash`, `id`."""
+    """Lines whose result may differ between two runs: files, the order of a set, `hash`, `id`, and
+    random numbers without a seed."""
     lines = []
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Call(func=ast.Name(id="hash" | "id")):
+            case (
+                ast.Call(func=ast.Name(id="hash" | "id" | "open"))
+                | ast.Call(func=ast.Name(id="Random"), args=[], keywords=[])
+                | ast.Import(names=[ast.alias(name="random")])
+            ):
+                lines.append(node.lineno)
+            case ast.ImportFrom(module="random", names=names) if names[0].name != "Random":
                 lines.append(node.lineno)
             case ast.For(iter=over) | ast.comprehension(iter=over):
                 match over:
@@ -98,6 +105,8 @@ def test_planted_faults_are_found(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source)
     assert set(circle(imports(tmp_path))) == {"events.a", "policies.b", "chaos.c"}
+    assert varying("import random\nfrom random import choice\nRandom()\nopen(p)") == [1, 2, 3, 4]
+    assert not varying("from random import Random\nRandom(f'{seed}')")
     assert varying(
         "for x in {1, 2}: hash(x)\ny = [x for x in set(z)]\nfor x in sorted(z): pass"
     ) == [1, 1, 2]

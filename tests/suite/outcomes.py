@@ -5,8 +5,8 @@ failure fails it, and more than `MAX_REPEATED` repeated tests of the core fail t
 that failed is repeated. Where several processes share the tests (pytest-xdist), none is.
 
 *Inconclusive*: the test called `inconclusive(reason)`, because its precondition was not met: the
-stream ended before the fault struck, or the machine stood still. The test runs once more; if it
-is inconclusive again it counts as inconclusive. More of them than `--inconclusive-limit` fail
+stream ended before the fault struck, or the machine stood still. In a run of one process it runs
+once more; if it is inconclusive again it counts as inconclusive. More of them than `--inconclusive-limit` fail
 the run.
 
 `--tally FILE` adds what is counted to a file, for a run of several commands (`tests/suite/tiers.py`).

@@ -10,6 +10,7 @@ middle of something: two at once on two cores were late for it (`tests/suite/tie
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ OF_ENGINES = (
     "tests/agent/engine_process/test_real_engines.py",
     "tests/deploy/test_model_diversity.py",
 )
+MAX_PROCESSES = 8
 PATIENCE_S = 60.0
 HEAVY: pytest.StashKey[set[str]] = pytest.StashKey()
 """What collecting imported that no process should import which does not run its tests."""
@@ -34,6 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(OF_ENGINES):
             item.add_marker("engine")
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: as many as processors that this process may use."""
+    return min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

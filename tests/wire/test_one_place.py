@@ -16,7 +16,7 @@ WIRE = "events/wire/"
 HEADER = re.compile(r"x-relume-", re.IGNORECASE)
 GRAMMAR = re.compile(r"(?:^|\\n|\n|\\r\\n)(?::[rwvex]$|:[rcwvex](?: |\\s))")
 """`:r` and its like at the start of a line, as literal text or inside a pattern."""
-MAYBE = re.compile(r"(?:^|[\"'n]):[rcwvex]", re.MULTILINE)
+MAYBE = re.compile(r"(?:^|[\"'n}]):[rcwvex]", re.MULTILINE)
 """Whether a module may have such a string: most need no parser."""
 
 
@@ -68,6 +68,7 @@ def test_wire_formats_stand_in_one_place() -> None:
         'match = re.compile(rb"[0-9a-f]+\\r\\n:r (\\d+)").match',
         'if words[0] == ":w": pass',
         'end = ":e stop\\n"',
+        'frame = f"{head}:r {start} {length}\\n"',
     ],
 )
 def test_a_format_out_of_place_is_seen(source: str) -> None:

@@ -21,6 +21,7 @@ from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.processes.engine_forks import Forks
 from relume.chaos.live.processes.etcd_members import Etcd
 from relume.chaos.live.scale import LEASE_S
+from relume.chaos.phases import is_at_failpoint
 from relume.chaos.scenario.language import Fleet
 from relume.chaos.scenario.schedule import PlannedFault, Schedule
 from relume.controlplane.local.child_processes import free_port
@@ -102,7 +103,7 @@ class Host(LocalFleet):
             path = self.dir / "forks.sock"
             self.forks = await self._stack.enter_async_context(Forks(path, self.options.zygote))
 
-        if any(f.phase and not f.where for f in faults):
+        if any(map(is_at_failpoint, faults)):
             server = FailpointServer(self.dir / "failpoints.sock")
             self.failpoints = await self._stack.enter_async_context(server)
 

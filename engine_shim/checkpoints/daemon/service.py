@@ -16,6 +16,7 @@ from relume.engine_shim.checkpoints.daemon.contents import Content
 from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
 from relume.engine_shim.checkpoints.link import link_auth as auth
 from relume.engine_shim.checkpoints.link.image import Buffer
+from relume.engine_shim.generation import reported
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
 from relume.events.wire.kv import kv_messages as m
@@ -169,7 +170,7 @@ class Session:
             data = chunk[at : at + piece.length]
             at += piece.length
             try:
-                if failpoint_client.active:
+                if failpoint_client.active and reported(piece.request):
                     _reach_store(hello.worker, piece)
                 position = self._service.store.put(
                     hello.worker, hello.fingerprint, piece, data, now_s

@@ -37,17 +37,22 @@ def start_holder(path: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.full
-def test_kill_of_the_holder_is_detected(tmp_path: Path) -> None:
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch looks ten times as often whether it was given up."""
+    monkeypatch.setattr(deathwatch, "_WAIT_S", 0.05)
+
+
+def test_kill_of_the_holder_is_detected(tmp_path: Path, often: None) -> None:
     process = start_holder(tmp_path / "alive")
     try:
         told = threading.Event()
         watch = deathwatch.DeathWatch(str(tmp_path / "alive"), told.set)
         assert watch.armed
         assert not (tmp_path / "alive").exists(), "the file goes when it is mapped"
-        assert not told.wait(0.7), "a living holder is not told dead"
+        assert not told.wait(0.15), "a living holder is not told dead"
         os.kill(process.pid, signal.SIGSTOP)
-        assert not told.wait(0.7), "nor a stopped one"
+        assert not told.wait(0.15), "nor a stopped one"
         process.kill()
         assert told.wait(5)
     finally:
@@ -55,15 +60,14 @@ def test_kill_of_the_holder_is_detected(tmp_path: Path) -> None:
         process.wait()
 
 
-@pytest.mark.full
-def test_given_up_watch_says_nothing(tmp_path: Path) -> None:
+def test_given_up_watch_says_nothing(tmp_path: Path, often: None) -> None:
     process = start_holder(tmp_path / "alive")
     try:
         told = threading.Event()
         watch = deathwatch.DeathWatch(str(tmp_path / "alive"), told.set)
         watch.stop()
         process.kill()
-        assert not told.wait(1.2)
+        assert not told.wait(0.3)
     finally:
         process.kill()
         process.wait()

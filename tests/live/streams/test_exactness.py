@@ -156,6 +156,8 @@ def killing(first: str, at: int, second: str = "", second_at: int = 0) -> Act:
         await scene.paced(round_.telling, at, first, victims[first])
         if second:
             stop(victims[second])
+            for name in set(victims) - {first, second}:
+                await scene.drain(name)  # until `paced`: all streams go to `second`
         os.kill(victims[first], signal.SIGKILL)
         if second:
             held_at = time.monotonic()
@@ -170,10 +172,12 @@ def killing(first: str, at: int, second: str = "", second_at: int = 0) -> Act:
 
 async def _until_moved(round_: Round, victim: str) -> None:
     """Until the log says that nobody is on `victim` any more."""
-    while True:
-        places = await round_.scene.routes(round_.cases)
-        if all(made[-1].worker != victim for made in places.values()):
-            return
+    deadline = time.monotonic() + HANG_S
+    while any(
+        made[-1].worker == victim for made in (await round_.scene.routes(round_.cases)).values()
+    ):
+        assert time.monotonic() < deadline, f"streams are still on {victim}"
+        await asyncio.sleep(0.02)
 
 
 async def _until_held(scene: Scene, name: str, count: int) -> None:
