@@ -181,6 +181,7 @@ async def test_one_that_answers_no_more_is_replaced(
         await stage.nth(v.StateDaemonStarted, 2)
 
 
+@pytest.mark.full
 async def test_a_budget_the_host_has_not_costs_the_checkpoints_only(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = {**CHECKPOINTS, "checkpoint_mb": 1 << 30}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +111,7 @@ def test_no_schedule_beats_the_work_of_its_busiest_stage() -> None:
         assert tokens_s - 0.01 <= two_pipelines(OPT_66B, machine, 2, 2, batch, some)
 
 
+@pytest.mark.full
 def test_the_search_finds_what_trying_everything_finds() -> None:
     setting = SETTINGS[0]
     found = disaggregated(setting.model, setting.machine, 6, 0)

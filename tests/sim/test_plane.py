@@ -283,6 +283,7 @@ def test_a_stream_that_does_not_join_is_cut_and_wrong_tokens_are_reported(world)
     assert kinds == set() or "engine_error" in kinds
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 3])
 def test_a_gateway_cut_from_every_worker_loses_no_stream(world, seed):
     w = world(workers=36, seed=seed)

@@ -103,6 +103,7 @@ def test_more_than_two_repeated_core_tests_fail_the_run(tmp_path: Path) -> None:
     assert "FAILED: 3 tests of the core were repeated, limit 2" in said
 
 
+@pytest.mark.full
 def test_processes_that_share_the_tests_repeat_no_failed_one(tmp_path: Path) -> None:
     status, said = run(tmp_path, CORE.format(count=1, passes_at=2), "-k", "core", "-n", "2")
     assert status == 1 and ran(tmp_path) == ["core0"], said

@@ -17,6 +17,7 @@ from tests.signals import HANG_S, worked_s
 from tests.suite.soak import PYTEST, with_selection
 from tests.suite.test_outcomes import ran, run, start
 
+pytestmark = pytest.mark.full
 SOAK = ("tests.suite.soak",)
 TESTS = """
 import os, time

@@ -137,6 +137,7 @@ def simulations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Start]]:
     return found
 
 
+@pytest.mark.full
 def test_an_engine_that_was_down_comes_back_when_it_did(
     struck: History, simulations: list[tuple[Any, Start]]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, Phase, settings
 
 some_examples = settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate, Phase.shrink],

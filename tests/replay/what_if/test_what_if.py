@@ -56,6 +56,7 @@ def settings_in(history: History) -> list[str]:
     return [f"{key}={told[key]}" for key in DEFAULTS]
 
 
+@pytest.mark.full
 def test_unchanged_settings_change_nothing(killed: History, eventful: History) -> None:
     for history in (killed, eventful):
         verdict = verify(history.groups, history.base)
@@ -171,6 +172,7 @@ def test_moves_that_other_settings_would_not_make() -> None:
     assert outcome.first.about in {c.request for c in gone}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("changed, kind", [("placement", "holders"), ("recovery", "plan")])
 def test_questions_the_log_never_asked(changed: str, kind: str) -> None:
     """A log made without checkpoints or without restores says where there would have been."""
