@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -39,7 +38,7 @@ TRAFFIC_S = 150.0
 T = TypeVar("T")
 
 
-class Place(NamedTuple):
+class _Standing(NamedTuple):
     """Where a process stands: what `Watch.subject` needs of an event."""
 
     worker: str
@@ -153,7 +152,7 @@ class Plan:
                     if FAULTS[planned.what].target not in ("worker", "request"):
                         await armed.release()  # carrying it out may take seconds
                     worker = hit.facts.get("worker", hit.process.rpartition(" ")[2])
-                    place = Place(worker=worker, request=hit.facts["request"])
+                    place = _Standing(worker=worker, request=hit.facts["request"])
                     return await self._hit(planned, Seen(f"w.{worker}", place, time.monotonic()))
             except (CannotStrike, FailpointError) as nothing:
                 why = str(nothing)
@@ -195,10 +194,10 @@ class Plan:
         undo, detail = await self._faults.strike(planned, targets)
         return _Struck(targets, undo, "; ".join(filter(None, (detail, late))))
 
-    async def _unless_over(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+    async def _unless_over(self, waiting: Awaitable[T]) -> T | None:
         """Its result, or None if the traffic is over first."""
         over = asyncio.create_task(self._over.wait())
-        task = asyncio.create_task(waiting)
+        task = asyncio.ensure_future(waiting)
         try:
             await asyncio.wait({over, task}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
@@ -222,26 +221,17 @@ class Plan:
     ) -> tuple[bool, Seen | None]:
         """Wait until it is due. Returns whether it became due, and the event that it waited for,
         if any (from now on, or after event `behind`)."""
-        over: asyncio.Future[Any] = asyncio.create_task(self._over.wait())
-        try:
-            if planned.at_ns is not None:
-                wait = self._began_s + planned.at_ns / 1e9 - time.monotonic()
-                await asyncio.wait({over}, timeout=max(wait, 0))
-                return not over.done(), None
-            future = self._watch.due(planned, behind)
-            await asyncio.wait({over, future}, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
-                return False, None
-            seen = future.result()
-            wait = planned.after_ns / 1e9
-            if planned.phase:
-                wait = planned.fraction * self._watch.phases.length_s(planned.phase)
-            await asyncio.sleep(max(seen.at_s + wait - time.monotonic(), 0))
-            return True, seen
-        finally:
-            over.cancel()
-            with suppress(asyncio.CancelledError):
-                await over
+        if planned.at_ns is not None:
+            wait = self._began_s + planned.at_ns / 1e9 - time.monotonic()
+            return await self._unless_over(asyncio.sleep(max(wait, 0), True)) is True, None
+        seen = await self._unless_over(self._watch.due(planned, behind))
+        if seen is None:
+            return False, None
+        wait = planned.after_ns / 1e9
+        if planned.phase:
+            wait = planned.fraction * self._watch.phases.length_s(planned.phase)
+        await asyncio.sleep(max(seen.at_s + wait - time.monotonic(), 0))
+        return True, seen
 
     def _late(self, planned: PlannedFault, seen: Seen | None) -> str:
         if seen is None or not planned.phase or self._watch.phases.is_in(planned.phase, seen.event):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 import structlog
@@ -148,12 +148,19 @@ class RequestSession:
         """Feed the machine, and carry out its effects."""
         self._carry_out(self.machine.handle(event, self.ctx.clock() if now is None else now))
 
-    def _carry_out(self, effects: list[do.Effect]) -> None:
+    def _passing(self, effects: list[do.Effect]) -> Iterator[do.Effect]:
+        """The effects, each behind its failpoint."""
         for effect in effects:
+            failpoint_client.reach(
+                Failpoint.STREAM_EFFECT,
+                request=self.arrival.request,
+                effect=type(effect).__name__,
+            )
+            yield effect
+
+    def _carry_out(self, effects: list[do.Effect]) -> None:
+        for effect in self._passing(effects) if failpoint_client.active else effects:
             kind = type(effect)
-            if failpoint_client.active:
-                request, name = self.arrival.request, kind.__name__
-                failpoint_client.reach(Failpoint.STREAM_EFFECT, request=request, effect=name)
             if (carry_out := _CARRY_OUT.get(kind)) is not None:
                 carry_out(self, effect)
             elif (tell_client := TO_CLIENT.get(kind)) is not None:

@@ -5,9 +5,9 @@
 #   deploy/dev/check_wheel.sh [RELUME_WHEEL RELUME_CHAOS_WHEEL]   (default: build them from here)
 #
 # For the base, relume[control] and relume-chaos in turn: a fresh environment that holds the wheel
-# (for relume-chaos: both) and links to exactly the dependencies declared for it, then the command
-# and every module of the packages that need no engine; of relume-chaos, its scenarios. Finds an undeclared dependency, a module
-# left out of its wheel, and a script without its target.
+# (for relume-chaos: both) and links to exactly the dependencies declared for it. There every module
+# of the packages that need no engine is imported, and a command started; relume-chaos lists its
+# scenarios. Finds an undeclared dependency, a module left out, and a script without its target.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

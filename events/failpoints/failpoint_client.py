@@ -98,12 +98,12 @@ class _Client:
         self._replace({})
 
     def _apply(self, line: bytes) -> None:
-        told = json.loads(line)
+        message = json.loads(line)
         with self._lock:
             known = self._rules
-        rules = {given["id"]: known.get(given["id"]) or _Rule(given) for given in told["rules"]}
+        rules = {given["id"]: known.get(given["id"]) or _Rule(given) for given in message["rules"]}
         self._replace(rules)
-        self._send({"applied": told["serial"]})
+        self._send({"applied": message["serial"]})
 
     def _replace(self, rules: dict[int, _Rule]) -> None:
         with self._lock:

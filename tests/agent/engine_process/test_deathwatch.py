@@ -50,7 +50,7 @@ def test_kill_of_the_holder_is_detected(tmp_path: Path, often: None) -> None:
         watch = deathwatch.DeathWatch(str(tmp_path / "alive"), told.set)
         assert watch.armed
         assert not (tmp_path / "alive").exists(), "the file goes when it is mapped"
-        assert not told.wait(0.15), "a living holder is not told dead"
+        assert not told.wait(0.15), "a living holder is not dead"
         os.kill(process.pid, signal.SIGSTOP)
         assert not told.wait(0.15), "nor a stopped one"
         process.kill()

@@ -133,7 +133,7 @@ async def test_streams_continue_when_an_agent_is_killed(fleet: CoreFleet) -> Non
 
 
 async def test_streams_continue_when_a_worker_host_is_lost(fleet: CoreFleet) -> None:
-    """Engine, agent and state daemon die at once, and nobody tells: the lease ends the worker."""
+    """Engine, agent and state daemon die at once, and none of them reports it: the lease ends the worker."""
     calm = await fleet.calm(4, TOKENS)
 
     async def kill(streams: dict[str, Stream]) -> None:
