@@ -12,7 +12,7 @@ import pytest
 
 from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
 from relume.events import vocabulary as v
-from tests.live.conftest import Scene, same, scene_of, small_fleet, whole
+from tests.live.conftest import EVENLY, Scene, same, scene_of, small_fleet, whole
 from tests.processes import cpu_time, family, starved
 from tests.signals import stop
 from tests.suite.outcomes import inconclusive
@@ -34,7 +34,7 @@ def sockets_in(scene: Scene) -> set[str]:
 
 
 async def test_each_process_of_vllm_serve_dies_or_hangs(tmp_path: Path) -> None:
-    options = small_fleet(tmp_path, host_kind="serve", ready_timeout_s=200.0)
+    options = small_fleet(tmp_path, host_kind="serve", ready_timeout_s=200.0, replica_args=EVENLY)
     async with scene_of(options) as scene:
         calm = await scene.streams(6, TOKENS, "calm")
         assert not whole(calm)

@@ -3,8 +3,9 @@
 Ctrl-C, SIGTERM or SIGHUP ends a run in order: every process is interrupted once, tears down its
 fixtures, and has `PATIENCE_S` for it. A process whose run was killed ends by itself.
 
-Tests that start engines or fleets get the mark `engine`, by their paths. They kill and cut in the
-middle of something: two at once on two cores were late for it (`tests/suite/tiers.py`).
+Tests that start engines or fleets get the mark `engine` and a group for pytest-xdist, by their
+paths. They kill and cut in the middle of something: one test of a fleet runs at a time, and at most
+one test of an engine beside it (`tests/suite/tiers.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-OF_ENGINES = (
-    "tests/live/",
-    "tests/engine/",
-    "tests/agent/engine_process/test_real_engines.py",
-    "tests/deploy/test_model_diversity.py",
-)
+OF_ENGINES = {
+    "tests/live/": "fleets",
+    "tests/engine/": "engines",
+    "tests/agent/engine_process/test_real_engines.py": "engines",
+    "tests/deploy/test_model_diversity.py": "engines",
+}
+"""Groups by the beginning of a path."""
 MAX_PROCESSES = 8
 PATIENCE_S = 60.0
 HEAVY: pytest.StashKey[set[str]] = pytest.StashKey()
@@ -34,8 +36,10 @@ HEAVY: pytest.StashKey[set[str]] = pytest.StashKey()
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(OF_ENGINES):
-            item.add_marker("engine")
+        for path, group in OF_ENGINES.items():
+            if item.nodeid.startswith(path):
+                item.add_marker("engine")
+                item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -2,9 +2,9 @@
 
 A tier is a list of stages, each a pytest command. The process becomes the next stage when one is
 over (exec), so a signal always reaches the pytest that runs. Tests of engines and fleets have a
-stage of their own and run one after the other: each has the machine for itself. After the last
-stage the output ends with the slowest tests and the counts of all stages. Exit status: pytest's own
-of the first stage that failed.
+stage of their own, with one process for each of the two groups. After the last stage the output
+ends with the slowest tests and the counts of all stages. Exit status: pytest's own of the first
+stage that failed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 
 SPREAD = ("-n", "auto", "--dist", "worksteal")
+BY_GROUP = ("-n", "2", "--dist", "loadgroup")
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "check": ((*SPREAD, "-m", "not core and not full and not etcd"),),
     "test": ((*SPREAD, "-m", "not core and not full"), ("-m", "core", "--inconclusive-limit", "0")),
-    "full": ((*SPREAD, "-m", "not engine"), ("-m", "engine")),
+    "full": ((*SPREAD, "-m", "not engine"), (*BY_GROUP, "-m", "engine")),
 }
 COUNTS = ("passed", "failed", "skipped", "repeated", "inconclusive")
 SLOWEST = 20

@@ -30,7 +30,7 @@ from tests.live.checkpoints.test_checkpoints import (
     until_daemons,
     with_checkpoints,
 )
-from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
+from tests.live.conftest import EVENLY, HANG_S, Scene, same, scene_of, whole
 from tests.signals import slowed
 from tests.state_daemon.faulty import TcpProxy
 
@@ -53,7 +53,9 @@ class OddFleet(LocalFleet):
 async def test_two_holders_in_plaintext_and_a_worker_of_another_fingerprint(
     options: FleetOptions,
 ) -> None:
-    more = with_checkpoints(options, checkpoint_link="plain", checkpoint_holders=2)
+    more = with_checkpoints(
+        options, checkpoint_link="plain", checkpoint_holders=2, replica_args=EVENLY
+    )
     async with behind_proxies(more, OddFleet) as (scene, proxies):
         fleet = await until_daemons(scene)
         assert all(h.address and not h.local for h in fleet.holders.values())

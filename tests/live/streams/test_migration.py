@@ -27,7 +27,7 @@ from tests.live.checkpoints.test_checkpoints import (
     until_daemons,
     with_checkpoints,
 )
-from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
+from tests.live.conftest import EVENLY, HANG_S, Scene, same, scene_of, whole
 from tests.signals import let_work, stop
 
 COOL_TICKS = 3
@@ -35,8 +35,7 @@ COOL_TICKS = 3
 
 @pytest.mark.usefixtures("patient")
 async def test_requests_leave_a_living_engine(options: FleetOptions) -> None:
-    evenly = ("--policy", "least_load")  # whoever seems slow on a busy machine gets as many
-    async with scene_of(with_checkpoints(options, replica_args=evenly)) as scene:
+    async with scene_of(with_checkpoints(options, replica_args=EVENLY)) as scene:
         await until_daemons(scene)
         await _drained(scene)
         await _target_killed(scene)
