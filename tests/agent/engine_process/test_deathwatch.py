@@ -1,4 +1,4 @@
-"""A killed process is told dead by its robust mutex, before its sockets close."""
+"""A killed process is shown dead by its robust mutex, before its sockets close."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kill_of_the_holder_is_detected(tmp_path: Path, often: None) -> None:
     process = start_holder(tmp_path / "alive")
     try:
-        told = threading.Event()
-        watch = deathwatch.DeathWatch(str(tmp_path / "alive"), told.set)
+        noticed = threading.Event()
+        watch = deathwatch.DeathWatch(str(tmp_path / "alive"), noticed.set)
         assert watch.armed
         assert not (tmp_path / "alive").exists(), "the file goes when it is mapped"
-        assert not told.wait(0.15), "a living holder is not dead"
+        assert not noticed.wait(0.15), "a living holder is not dead"
         os.kill(process.pid, signal.SIGSTOP)
-        assert not told.wait(0.15), "nor a stopped one"
+        assert not noticed.wait(0.15), "nor a stopped one"
         process.kill()
-        assert told.wait(5)
+        assert noticed.wait(5)
     finally:
         process.kill()
         process.wait()
@@ -63,11 +63,11 @@ def test_kill_of_the_holder_is_detected(tmp_path: Path, often: None) -> None:
 def test_given_up_watch_says_nothing(tmp_path: Path, often: None) -> None:
     process = start_holder(tmp_path / "alive")
     try:
-        told = threading.Event()
-        watch = deathwatch.DeathWatch(str(tmp_path / "alive"), told.set)
+        noticed = threading.Event()
+        watch = deathwatch.DeathWatch(str(tmp_path / "alive"), noticed.set)
         watch.stop()
         process.kill()
-        assert not told.wait(0.3)
+        assert not noticed.wait(0.3)
     finally:
         process.kill()
         process.wait()
