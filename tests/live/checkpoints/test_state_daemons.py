@@ -27,7 +27,7 @@ from relume.policies.state.coverage import covered_tokens, endpoint
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.fold import apply_group
 from tests.engine import client
-from tests.live.conftest import HANG_S, MODEL
+from tests.live.conftest import HANG_S, MODEL, read_log
 from tests.signals import slowed
 from tests.suite.outcomes import inconclusive
 
@@ -48,7 +48,7 @@ class Scene:
         return self.fleet.dir / "run"
 
     async def groups(self) -> list[Any]:
-        return await self.etcd.reader().read()
+        return await read_log(self.etcd)
 
     async def fold(self) -> Fleet:
         fleet = Fleet()

@@ -89,7 +89,10 @@ async def test_a_killed_engines_streams_are_restored_identically(
 ) -> None:
     struck, victim = await struck_when_held(fleet, "restored", kill)
     done = await of(fleet, v.RestoreDone)
-    assert {e.request for e in done} == set(victim.requests), done
+    observed = await of(fleet, v.TransportObserved)
+    lost = {e.request for e in observed}  # on a busy machine a worker may be given up too
+    assert set(victim.requests) <= lost, (victim, observed)
+    assert {e.request for e in done} == lost, (done, observed)
     assert min(e.tokens for e in done) >= 32 * BLOCKS, done
     assert same(await undisturbed(fleet, "restored"), struck) == []
 

@@ -16,7 +16,7 @@ from relume.controlplane.cli.relume_command import main
 from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
 from relume.events.failpoints.points import Failpoint
-from tests.live.conftest import HANG_S, same, whole
+from tests.live.conftest import HANG_S, read_log, same, whole
 from tests.live.core.core_fleet import CORE, CoreFleet
 from tests.live.resuming import Reader
 from tests.live.streams.test_resumable import asking, assert_resumed
@@ -104,7 +104,7 @@ async def test_why_answers_though_the_gateway_died_before_its_append(fleet: Core
         await doomed
     decided = [e for e in await fleet.events() if type(e) is v.RouteDecided]
     assert request not in {e.request for e in decided}
-    answer = why(await fleet.etcd.reader().read(), request)
+    answer = why(await read_log(fleet.etcd), request)
     assert "predicted_ttft" in json.dumps(msgspec.to_builtins(answer))
 
 

@@ -15,7 +15,7 @@ from relume.controlplane.local.local_fleet import FleetOptions
 from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
 from tests.etcd_server import EtcdServer
-from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
+from tests.live.conftest import HANG_S, Scene, read_log, same, scene_of, whole
 from tests.live.proxy import CutProxy
 from tests.signals import slowed
 
@@ -120,7 +120,7 @@ async def test_why_answers_though_the_gateway_died_before_its_append(
         request = journalled[0].request
         assert not [e for e in await scene.events()
                     if type(e) is v.RouteDecided and e.request == request]  # fmt: skip
-        answer = why(await scene.etcd.reader().read(), request)
+        answer = why(await read_log(scene.etcd), request)
         assert "predicted_ttft" in json.dumps(msgspec.to_builtins(answer))
 
 
