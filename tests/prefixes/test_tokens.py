@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from relume.controlplane.gateway.openai.chat_prompt import Template, Unusable
+from relume.controlplane.gateway.openai.token_counts import HUNG_S, Tokens
 from relume.controlplane.gateway.openai.tokenizing import LONG_BYTES, Tokenizer, tokenizers_of
 from relume.events.wire import prefix
 from relume.events.wire.tokenizer_messages import CountReply, CountRequest
@@ -223,7 +224,7 @@ async def test_a_hung_tokenizer_delays_requests_briefly(rig, folder: Path) -> No
             assert all(arrival.estimated for arrival in arrivals(r))
         finally:
             os.kill(tokens.pid, signal.SIGCONT)
-        await until(lambda: tokens._waiting_since == 0.0, "it has answered")
+        await until(lambda: not tokens._asked, "it has answered")
         await until_counted(r)
 
 
@@ -254,6 +255,31 @@ async def test_a_tokenizer_that_dies_is_started_again(rig, folder: Path) -> None
         assert tokens.counters.restarts == 1
         await r.ask(COMPLETIONS, body_of("x"))
         assert not arrivals(r)[1].estimated
+
+
+async def test_a_tokenizer_that_answers_is_never_taken_for_hung(folder: Path) -> None:
+    """Several answers can come in one read. After them nothing is pending, so no silence counts,
+    however long no question comes."""
+    now = 0.0
+    async with Tokens(str(folder), 10.0, lambda: now) as tokens:
+        await tokens.ready()
+        for _ in range(20):
+            body = body_of("the log holds every decision")
+            found = await asyncio.gather(*(tokens.count("m", False, 4, body) for _ in range(50)))
+            assert all(one is not None for one in found)
+            now += HUNG_S + 1
+        assert (tokens.counters.counted, tokens.counters.restarts) == (1000, 0)
+
+
+async def test_a_hung_tokenizer_is_ended_and_the_log_says_by_whom(folder: Path, capsys) -> None:
+    now = 0.0
+    async with Tokens(str(folder), 0.01, lambda: now) as tokens:
+        await tokens.ready()
+        os.kill(tokens.pid, signal.SIGSTOP)
+        assert await tokens.count("m", False, 4, body_of("x")) is None
+        now += HUNG_S + 1
+        await until(lambda: tokens.counters.restarts, "it is ended")
+    assert "the gateway killed it: no answer for 10 s" in capsys.readouterr().out
 
 
 async def test_an_interrupt_of_the_terminal_is_the_gateway_s(rig, folder: Path) -> None:
@@ -288,8 +314,8 @@ async def test_a_client_that_leaves_while_it_is_counted_has_its_end(rig, folder:
         await until(lambda: r.scheduler.endings(), "its end is written")
         assert len(arrivals(r)) == 1
         assert r.scheduler.endings()[0][0] == "cancelled"
-        assert not tokens._asked and not tokens._asked_bytes
-        os.kill(tokens.pid, signal.SIGKILL)
+        os.kill(tokens.pid, signal.SIGCONT)
+        await until(lambda: not tokens._asked and not tokens._asked_bytes, "it has answered")
 
 
 async def test_a_counted_request_survives_its_engine(rig, folder: Path) -> None:

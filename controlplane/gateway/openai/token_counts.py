@@ -58,6 +58,8 @@ class Tokens:
         """Of the process; 0 while none answers."""
         self._clock = clock
         self._asked: dict[int, tuple[asyncio.Future[CountReply], int]] = {}
+        """By number, the questions that the process has not answered, also those for whose answer
+        nobody waits any more; and the sizes of their bodies."""
         self._asked_bytes = 0
         self._number = 0
         self._waiting_since = 0.0
@@ -83,19 +85,16 @@ class Tokens:
         self, model: str, chat: bool, block_tokens: int, body: bytes
     ) -> CountReply | None:
         """The answer for a body; None: estimate it."""
-        asked = self._ask(model, chat, block_tokens, body)
-        if asked is None:
+        future = self._ask(model, chat, block_tokens, body)
+        if future is None:
             self.counters.away += 1
             return None
-        number, future = asked
         try:
             async with asyncio.timeout(self.wait_s):
                 told = await future
         except TimeoutError:
             self.counters.late += 1
             return None
-        finally:
-            self._forget(number)
         if told.tokens < 0:
             self.counters.unusable += 1
             return None
@@ -104,14 +103,13 @@ class Tokens:
 
     def _ask(
         self, model: str, chat: bool, block_tokens: int, body: bytes
-    ) -> tuple[int, asyncio.Future[CountReply]] | None:
+    ) -> asyncio.Future[CountReply] | None:
         writer, size = self._writer, len(body)
         if writer is None or size > MAX_BODY_BYTES or len(self._asked) >= MAX_ASKED:
             return None
-        backlog = self._asked_bytes + writer.transport.get_write_buffer_size()
-        if backlog + size > MAX_ASKED_BYTES or self._silent_s() > self.wait_s:
+        if self._asked_bytes + size > MAX_ASKED_BYTES or self._silent_s() > self.wait_s:
             return None
-        if not self._waiting_since:
+        if not self._asked:
             self._waiting_since = self._clock()
         self._number += 1
         future: asyncio.Future[CountReply] = asyncio.get_running_loop().create_future()
@@ -128,16 +126,11 @@ class Tokens:
                 )
             )
         )
-        return self._number, future
-
-    def _forget(self, number: int) -> None:
-        found = self._asked.pop(number, None)
-        if found is not None:
-            self._asked_bytes -= found[1]
+        return future
 
     def _silent_s(self) -> float:
         """The time without an answer while a question is pending."""
-        return self._clock() - self._waiting_since if self._waiting_since else 0.0
+        return self._clock() - self._waiting_since if self._asked else 0.0
 
     # --- the process
 
@@ -170,16 +163,20 @@ class Tokens:
         try:
             return await self._read(reader, writer, process.pid)
         except (asyncio.IncompleteReadError, ConnectionError):
+            if watch.done():
+                return f"the gateway killed it: no answer for {HUNG_S:.0f} s"
             return "it ended by itself; what it said is above"
         except (msgspec.DecodeError, ValueError) as error:
             return f"it answered garbage: {error}"
         finally:
             watch.cancel()
-            self._writer, self.pid, self._waiting_since = None, 0, 0.0
+            self._writer, self.pid = None, 0
             self._ready.clear()
             for future, _ in self._asked.values():
                 if not future.done():
                     future.set_result(CountReply(0, -1, why="the tokenizer ended"))
+            self._asked.clear()
+            self._asked_bytes = 0
             writer.close()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -198,11 +195,13 @@ class Tokens:
                 self._writer, self.pid = writer, pid
                 self._ready.set()
                 continue
-            found = self._asked.get(told.number)
-            if found is not None and not found[0].done():
-                found[0].set_result(told)
-            others = len(self._asked) > (found is not None)
-            self._waiting_since = self._clock() if others else 0.0
+            if told.number not in self._asked:
+                raise ValueError(f"an answer to question {told.number}, which is not pending")
+            self._waiting_since = self._clock()
+            future, size = self._asked.pop(told.number)
+            self._asked_bytes -= size
+            if not future.done():
+                future.set_result(told)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """A process that answers nothing is ended."""
