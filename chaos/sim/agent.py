@@ -110,9 +110,6 @@ class EngineHandle:
             await asyncio.sleep(min(timeout_s, 0.1))
         await self.destroy()
 
-    def set_nice(self, niceness: int) -> bool:
-        return True
-
 
 class Reports:
     """The report socket: reports of one engine incarnation to its agent."""
@@ -206,18 +203,12 @@ class SimBoard(Board):
 
 
 class SimSupervisor(Supervisor):
-    """The real one, without files and niceness."""
+    """The real one, without files."""
 
     def _prepare(self, incarnation: int) -> EngineOrder:
         return EngineOrder(incarnation, 9000 + incarnation, {}, ())
 
     def _tidy(self) -> None:
-        pass
-
-    def _be_nice(self, engine: Any) -> None:
-        pass
-
-    def _be_quick(self, engine: Any) -> None:
         pass
 
 
@@ -321,7 +312,7 @@ class SimAgent(Agent):
             self.host.net.serve(board.address, self.process, board)
             self._register(journal, "", board.address, died)
             reports = self.reports = Reports(self.process, journal)
-            await self._supervise(journal, reports, board, died is not None)
+            await self._supervise(journal, reports, board)
 
     async def _bury_orphan(self) -> EngineDied | None:
         """As agent_orphan.kill_orphan."""
@@ -337,14 +328,11 @@ class SimAgent(Agent):
         reason = DeathReason.KILLED if alive else DeathReason.UNKNOWN_REASON
         return EngineDied(self._config.worker, record.incarnation, reason, detail)
 
-    async def _supervise(
-        self, journal: Journal, reports: Any, board: Any, interrupted: bool
-    ) -> None:
+    async def _supervise(self, journal: Journal, reports: Any, board: Any) -> None:
         """As Agent._serve."""
         config = self._config
         supervisor = self._supervisor = SimSupervisor(
             config, self._directory, self._host, journal, reports, board, QUIET,
-            interrupted=interrupted,
         )  # fmt: skip
         effects = EffectRunner(
             config.worker, self._reader, self._directory, journal, supervisor, QUIET,

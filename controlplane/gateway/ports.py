@@ -118,6 +118,11 @@ class SchedulerPort(Protocol):
         """Wait until `assign` may succeed; False when `timeout_s` went by."""
         ...
 
+    def restart_left_s(self, model: str) -> float:
+        """What a restart under way of an engine of `model` takes from now on at most, as restarts
+        of the model go; 0 if none is expected to end."""
+        ...
+
     def timer_fired(self, timer: TimerKind, key: str) -> None:
         """A timer of the token path ran out and something follows from it. Raises
         LogError."""

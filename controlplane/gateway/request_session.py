@@ -22,6 +22,7 @@ from relume.controlplane.gateway.http import routes
 from relume.controlplane.gateway.http.upstream import Upstream
 from relume.controlplane.gateway.log_effects import TO_LOG, about, record_end
 from relume.controlplane.gateway.releases import Releases, release
+from relume.controlplane.gateway.scheduler_effects import TO_SCHEDULER
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
@@ -31,16 +32,12 @@ from relume.controlplane.stream.stream_states import Delivering, Queued
 from relume.controlplane.stream.worker_requests import resume_claim
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
-from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import TransportKind
 
 log = structlog.get_logger("relume.gateway")
 
 OWNED_S = 10.0
 """Maximum time that a client's resumption at another replica waits for the log to record it."""
-NO_DECISIONS = Rejected(
-    503, "the control plane cannot take decisions now: its event log is not writable"
-)
 
 
 class ResumableStreams(Protocol):
@@ -165,6 +162,8 @@ class RequestSession:
                 carry_out(self, effect)
             elif (tell_client := TO_CLIENT.get(kind)) is not None:
                 tell_client(self.client, effect)
+            elif (ask := TO_SCHEDULER.get(kind)) is not None:
+                self.feed(ask(self.ctx, self.stream, self, effect))
             else:
                 TO_LOG[kind](self.ctx, self.stream, effect)
 
@@ -345,53 +344,10 @@ class RequestSession:
 
     # --- effects: the control plane
 
-    def _accept(self, effect: do.Accept) -> None:
-        try:
-            accepted = self.ctx.scheduler.arrived(effect.arrival)
-        except LogError as error:
-            log.error("arrival_not_written", reason=str(error), **self.about())
-            self.feed(e.NotAccepted())
-        else:
-            self.feed(e.Accepted(accepted))
-
-    def _admit(self, effect: do.Admit) -> None:
-        ctx = self.ctx
-        try:
-            held = ctx.scheduler.waiting.admit(
-                self.arrival,
-                self,
-                len(self.stream.body),
-                ctx.config.wait_timeout_s,
-                effect.no_worker,
-            )
-        except LogError as error:
-            log.error("decision_not_written", reason=str(error), **self.about())
-            held = NO_DECISIONS
-        if held is True:
-            ctx.counters.waits += 1
-            self.feed(e.Enqueued())
-        else:
-            self.feed(held or e.Admitted())
-
-    def _assign(self, effect: do.Assign) -> None:
-        try:
-            found = self.ctx.scheduler.assign(self.arrival.request, effect.cause, effect.delivered)
-        except LogError as error:
-            log.error("decision_not_written", reason=str(error), **self.about())
-            found = NO_DECISIONS
-        if isinstance(found, Assignment):
-            self.feed(e.Assigned(found))
-        else:
-            self.feed(found or e.NoWorker())
-
     def _start_waiting(self, effect: do.AwaitCapacity) -> None:
         if not effect.again:
             self.ctx.counters.waits += 1
         self._spawn(self._await_capacity, effect.timeout_s)
-
-    def _locate(self, effect: do.LocateEnvelope) -> None:
-        found = self.ctx.scheduler.returns.holders(self.arrival.request)
-        self.feed(e.EnvelopeKnown(bool(found)))
 
     def _await_ownership(self, effect: do.AwaitOwnership) -> None:
         self.ctx.spawn(self._guarded(self._until_owned))
@@ -487,11 +443,7 @@ class RequestSession:
 
 
 _CARRY_OUT: dict[type, Callable[[RequestSession, Any], None]] = {
-    do.Accept: RequestSession._accept,
-    do.Admit: RequestSession._admit,
-    do.Assign: RequestSession._assign,
     do.AwaitCapacity: RequestSession._start_waiting,
-    do.LocateEnvelope: RequestSession._locate,
     do.AwaitOwnership: RequestSession._await_ownership,
     do.SetTimer: RequestSession._set_timer,
     do.StopWaiting: RequestSession._stop_waiting,

@@ -17,6 +17,7 @@ import structlog
 
 from relume.controlplane.gateway.ports import Caller
 from relume.controlplane.replica.decision_writer import DecisionWriter
+from relume.controlplane.stream import error_codes
 from relume.controlplane.stream.arrival import Arrival, Rejected
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
@@ -41,15 +42,6 @@ AT_ONCE = 32
 """Maximum number of requests called or refused per turn of the loop."""
 RETRY_S = 5
 """Retry-after of a refusal without an estimate."""
-CODES = {
-    waiting.DEADLINE: "deadline_unreachable",
-    waiting.EXPIRED: "deadline_exceeded",
-    waiting.SHARE: "tenant_limit",
-    waiting.STOPPING: "stopping",
-    waiting.NO_WORKER: "no_worker",
-    **dict.fromkeys((waiting.TOO_LONG, waiting.FULL, waiting.DISPLACED), "overloaded"),
-}
-"""Of a refusal: `error.code`."""
 
 log = structlog.get_logger("relume.waiting")
 
@@ -296,7 +288,9 @@ class ReplicaAdmission:
         except LogError as error:
             log.error("refusal_not_written", reason=str(error), request=entry.request)
         status = 503 if reason in (waiting.NO_WORKER, waiting.STOPPING) else 429
-        return Rejected(status, _told(reason, entry, judged, now_us), retry_s, CODES[reason])
+        return Rejected(
+            status, _told(reason, entry, judged, now_us), retry_s, error_codes.OF_REASONS[reason]
+        )
 
     def _arm(self) -> None:
         """Check again when the next one's time is over, or when the clock alone satisfies a
@@ -322,9 +316,9 @@ class ReplicaAdmission:
 def _told(reason: ShedReason, entry: Entry, judged: QueueDecision, now_us: int) -> str:
     """A refusal in words for the client, with what it can do."""
     if reason == waiting.NO_WORKER:
-        return "no worker can take the request now; try again"
+        return error_codes.NO_WORKER
     if reason == waiting.STOPPING:
-        return "this gateway is stopping and the request had not begun; try again"
+        return error_codes.STOPPING_UNBEGUN
     ahead = f"{judged.ahead_requests} requests go first"
     if judged.predicted_us >= 0:
         ahead += f", about {judged.predicted_us / 1e6:.1f} s"

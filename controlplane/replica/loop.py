@@ -146,6 +146,7 @@ class Replica:
         self._observers: list[Callable[[str, int, Any], None]] = [
             self.leadership.seen,
             self.scheduler.returns.seen,
+            self.scheduler.seen,
         ]
         self._group_observers: list[Callable[[Any], None]] = []
 

@@ -34,6 +34,7 @@ from relume.events.vocabulary.enums import (
 )
 from relume.events.wire.headers import encode_dispatch
 from relume.policies.recovery import resume_mode as recovery
+from relume.policies.recovery.restart_times import RestartTimes
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import estimate_index
 from relume.policies.routing.routing_settings import POLICY
@@ -72,6 +73,8 @@ class Scheduler:
         self.checkpoints = Checkpoints(self.decisions, self.live, microseconds)
         self.returns = StreamResumptions(self.decisions, self.live, self.observed, self.changed)
         self.waiting = ReplicaAdmission(self.decisions, self.never_served)
+        self.restarts = RestartTimes()
+        self._microseconds = microseconds
         self._changed = asyncio.Event()
         self._models: dict[str, bool] = {}
 
@@ -86,6 +89,10 @@ class Scheduler:
     def emit(self, event: Any) -> int:
         """Append one of our own events and show it to the view at once. Raises LogError."""
         return self.decisions.emit(event)
+
+    def seen(self, stream: str, position: int, event: Any) -> None:
+        """The canonical fold took this event in."""
+        self.restarts.seen(event, self._microseconds())
 
     def advanced(self, engines: bool = True) -> None:
         """The canonical fold advanced: settle the overlay, wake waiting requests. `engines`: one of
@@ -253,6 +260,10 @@ class Scheduler:
         """The routing policy in force; a policy that this version lacks is ignored."""
         told = self.view.setting(POLICY, self.policy)
         return told if told in routing.POLICIES else self.policy
+
+    def restart_left_s(self, model: str) -> float:
+        """See SchedulerPort.restart_left_s."""
+        return self.restarts.left_s(self.view, model, self._microseconds())
 
     def timer_fired(self, timer: TimerKind, key: str) -> None:
         """See SchedulerPort.timer_fired."""

@@ -41,7 +41,10 @@ class NotAccepted(Event, frozen=True):
 
 
 class Admitted(Event, frozen=True):
-    """The admission queue lets it pass."""
+    """The admission queue lets it pass. If there was no worker for it, it waits for one for
+    `wait_s`."""
+
+    wait_s: float
 
 
 class Enqueued(Event, frozen=True):
@@ -60,7 +63,9 @@ class Assigned(Event, frozen=True):
 
 
 class NoWorker(Event, frozen=True):
-    """No worker can take it now."""
+    """No worker can take it now; it waits for one for `wait_s`."""
+
+    wait_s: float
 
 
 class CapacityKnown(Event, frozen=True):

@@ -130,13 +130,6 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     stable_after_s: Annotated[
         float, option("Time a ready engine must run before the delays start over", unit="s")
     ] = 60.0
-    restart_nice: Annotated[
-        int, option("Niceness added to an engine that restarts (0: none)", metavar="N")
-    ] = 10
-    restart_nice_bound_s: Annotated[
-        float,
-        option("Time after which the niceness ends even if the engine is not ready", unit="s"),
-    ] = 60.0
     spool_mb: Annotated[
         int,
         option("Maximum disk space of the spool while etcd is unavailable", unit="MiB"),

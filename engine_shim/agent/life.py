@@ -107,10 +107,9 @@ class Agent:
             journal = self._journal = Journal(writer, self._logger)
             board = await stack.enter_async_context(self._make_board(journal))
             self._register(journal, status.url, board.address, died)
-            interrupted = died is not None
             reports = ReportServer(self._directory.socket_path, journal, self._logger)
             self._reports = await stack.enter_async_context(reports)
-            await self._serve(journal, reports, board, interrupted)
+            await self._serve(journal, reports, board)
 
     async def _take_stream(self, stack: AsyncExitStack) -> StreamWriter:
         """Own the worker's stream; waits for etcd, and for a dead owner's lease to lapse."""
@@ -164,9 +163,7 @@ class Agent:
             journal.record(died)
         self._directory.remember_engine(None)
 
-    async def _serve(
-        self, journal: Journal, reports: ReportServer, board: NoticeBoard, interrupted: bool
-    ) -> None:
+    async def _serve(self, journal: Journal, reports: ReportServer, board: NoticeBoard) -> None:
         config = self._config
         supervisor = self._supervisor = Supervisor(
             config,
@@ -176,7 +173,6 @@ class Agent:
             reports,
             board,
             self._logger,
-            interrupted=interrupted,
         )
         effects = EffectRunner(
             config.worker,

@@ -25,14 +25,14 @@ NEEDED = ["--worker", "w0", "--run-dir", "/tmp/w0", "--model", "m"]
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(
-        'lease_ttl_s = 20\ndomain = "file"\nbackoff_s = [0, 9]\nrestart_nice = 3\n'
+        'lease_ttl_s = 20\ndomain = "file"\nbackoff_s = [0, 9]\nready_timeout_s = 9\n'
         'engine_args = ["--dtype", "float32"]\n'
     )
     environ = {"RELUME_DOMAIN": "env", "RELUME_LEASE_TTL_S": "30", "RELUME_CONFIG": str(file)}
     config = parse([*NEEDED, "--lease-ttl-s", "40"], environ)
-    assert (config.lease_ttl_s, config.domain, config.restart_nice) == (40, "env", 3)
+    assert (config.lease_ttl_s, config.domain, config.ready_timeout_s) == (40, "env", 9)
     assert config.backoff_s == (0.0, 9.0)
-    assert config.ready_timeout_s == 300.0
+    assert config.stable_after_s == 60.0
     assert config.engine_args == ("--dtype", "float32")
     assert parse([*NEEDED, "--", "--seed", "1"], environ).engine_args == ("--seed", "1")
 

@@ -33,3 +33,10 @@ async def until(condition, timeout_s=5.0):
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def ends_as_vllm(answer: bytes) -> dict:
+    """The error with which a broken stream ends, as vLLM ends one: an event, then [DONE]."""
+    end = b"\n\ndata: [DONE]\n\n"
+    assert answer.endswith(end), answer[-200:]
+    return json.loads(answer.removesuffix(end).rpartition(b"data: ")[2])["error"]

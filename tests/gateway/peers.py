@@ -403,6 +403,9 @@ class FakeScheduler:
         source = (f"tcp://h{attempt - 1}:1",) if attempt > 1 else ()
         return (f"tcp://h{attempt}:1", "unix:/run/d"), source
 
+    def restart_left_s(self, model: str) -> float:
+        return 0.0
+
     async def capacity(self, request: str, timeout_s: float) -> bool:
         self.changed.clear()
         try:

@@ -125,7 +125,8 @@ async def test_a_bug_in_midstream_ends_that_stream_with_an_error_event(rig, monk
                 patch.setattr(RequestSession, hook, raising)
                 async with asyncio.timeout(20):
                     rest = await client.reader.read()
-        assert b'"type":"internal_server_error"' in rest and b"[DONE]" not in rest
+        assert b'"type":"internal_server_error"' in rest
+        assert rest.count(b"}\n\ndata: [DONE]\n\n") == 1, "in HTTP chunks"
         [(outcome, status, tokens, _)] = r.scheduler.endings()
         assert (outcome, status) == ("failed", 500) and tokens >= 4
         assert not observed(r)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import openai
 import pytest
 
-from tests.gateway.client_requests import CHAT, TEXT, chat_body, text_body, until
+from relume.controlplane.stream import error_codes
+from tests.gateway.client_requests import CHAT, TEXT, chat_body, ends_as_vllm, text_body, until
 from tests.gateway.peers import Behaviour, expected_stream, raw_response
 
 
@@ -147,7 +149,9 @@ async def test_no_worker_until_the_bound_is_503_with_retry_after(rig):
         answer = await r.ask(TEXT, text_body())
         assert answer.status == 503
         assert int(answer.headers["retry-after"]) > 0
-        assert answer.json()["error"]["type"] == "service_unavailable_error"
+        error = answer.json()["error"]
+        assert error["type"] == "service_unavailable_error"
+        assert (error["message"], error["code"]) == (error_codes.NO_WORKER, "no_worker")
         assert r.scheduler.endings() == [("failed", 503, 0, "-")]
 
 
@@ -159,7 +163,7 @@ async def test_no_worker_inside_a_stream_ends_it_with_an_error_event(rig):
         )
         async with r.client() as client:
             answer = await client.ask(TEXT, body, headers="x-request-id: q\r\n")
-            assert b'"error"' in answer.body and b"[DONE]" not in answer.body and answer.complete
+            assert ends_as_vllm(answer.body) and answer.complete
             assert await client.reader.read() == b""
         assert r.scheduler.endings() == [("failed", 503, 4, "-")]
 
@@ -280,3 +284,23 @@ async def test_what_kills_engine_after_engine_is_given_up(rig):
         answer = await r.ask(CHAT, chat_body())
         assert answer.status == 502 and b"4 workers died on this request" in answer.body
         assert [len(engine.seen) for engine in r.engines] == [1, 1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_openai_s_client_raises_when_a_stream_breaks(rig, chat):
+    """What came before is there, and the end is no success."""
+    async with rig(engines=1, wait_timeout_s=0.2) as r:
+        r.engines[0].script.append(Behaviour(cut_after=5))
+        base_url = f"http://127.0.0.1:{r.gateway.port}/v1"
+        client = openai.AsyncOpenAI(base_url=base_url, api_key="x", max_retries=0)
+        resource = client.chat.completions if chat else client.completions
+        asked = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+        got = []
+        with pytest.raises(openai.APIError) as raised:
+            async for chunk in await resource.create(
+                model="m", temperature=0, stream=True, **asked
+            ):
+                got.append(chunk)
+        await client.close()
+    assert got and raised.value.code == "no_worker"
+    assert "no worker can take the request now" in raised.value.message

@@ -29,7 +29,7 @@ def streaming() -> StreamMachine:
     )  # fmt: skip
     for event in (
         e.Accepted(arrival),
-        e.Admitted(),
+        e.Admitted(30.0),
         e.Assigned(worker),
         e.Connected(()),
         e.Head(200, {b"content-type": CONTENT_TYPE}),

@@ -18,7 +18,7 @@ from relume.controlplane.stream.machine import StreamMachine
 from relume.controlplane.stream.stream_data import RelayedRequest, Stream
 from tests.stream.worker_side import BODY, PATH, TOKEN, Truth, WorkerSide
 
-LIMITS = GatewayConfig(max_attempts=6, wait_timeout_s=5.0)
+LIMITS = GatewayConfig(max_attempts=6)
 
 
 class World(WorkerSide):
@@ -156,13 +156,13 @@ class World(WorkerSide):
         if self.unlucky(0.05):
             self.feed(Rejected(429, "too many", 3, "overloaded"))
         else:
-            self.feed(self.rng.choice((e.Admitted(), e.Admitted(), e.Enqueued())))
+            self.feed(self.rng.choice((e.Admitted(5.0), e.Admitted(5.0), e.Enqueued())))
 
     def assign(self, effect: do.Assign) -> None:
         if self.unlucky(0.05):
             self.feed(Rejected(502, "the worker was lost and this request cannot continue"))
         elif self.unlucky(0.1):
-            self.feed(e.NoWorker())
+            self.feed(e.NoWorker(5.0))
         else:
             self.attempt += 1
             assert self.unsent is None, "an attempt that nobody hears of again"

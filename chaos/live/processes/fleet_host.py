@@ -121,8 +121,7 @@ class Host(LocalFleet):
         endpoints = self.etcd.endpoints
         if links := self.etcd_links.get(name):
             endpoints = tuple(link.endpoint for link in links)
-        # On two busy cores, a niced restart would outlast the traffic.
-        flags = ["--domain", self.schedule.workers[name], "--restart-nice", "0"]
+        flags = ["--domain", self.schedule.workers[name]]
         flags += ["--etcd", f"http://{','.join(endpoints)}{self.prefix}"]
         if links := self.gateway_links.get(name):
             engine, notices = self._ports[name]

@@ -10,6 +10,7 @@ import msgspec
 from relume.chaos.sim.message_ports import Ask, Caller, Stretch
 from relume.chaos.sim.world.endpoints import CallerSender
 from relume.controlplane.gateway.http.replies import Reply
+from relume.controlplane.stream.answer import DONE
 from relume.controlplane.stream.stream_data import Stream
 
 
@@ -102,7 +103,7 @@ class SimClientConnection:
         """See ClientPort."""
         self.send_held()
         if close:
-            self._fail(self.session.failed_with, data.removeprefix(b"data: "))
+            self._fail(self.session.failed_with, data.removeprefix(b"data: ").removesuffix(DONE))
         else:
             self.write(data)
             self._end()

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from relume.controlplane.gateway.errors import ClientError
+from relume.controlplane.stream.answer import DONE
 
 JSON = "application/json"
 
@@ -109,5 +110,6 @@ def client_error_reply(error: ClientError) -> Reply:
 
 
 def error_event(reply: Reply) -> bytes:
-    """An error inside a stream whose 200 is already out: one SSE event, no [DONE]."""
-    return b"data: " + reply.body + b"\n\n"
+    """The end of a broken stream whose 200 is already out, as vLLM's: the error as an event, then
+    [DONE]."""
+    return b"data: " + reply.body + b"\n\n" + DONE

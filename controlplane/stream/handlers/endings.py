@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relume.controlplane.stream.arrival import Assignment, Rejected
+from relume.controlplane.stream.error_codes import OF_MESSAGES, STOPPING
 from relume.controlplane.stream.stream_data import NEVER, Stream
 from relume.controlplane.stream.stream_effects import (
     Close,
@@ -126,8 +127,7 @@ def fail(
     if stream.relayed is not None and stream.begun:
         stream.effects.append(Cut())
         return ended
-    if status == 404:
-        code = code or "model_not_found"
+    code = code or OF_MESSAGES.get(message, "model_not_found" if status == 404 else "")
     if stream.stamp is not None and message.startswith(LOST):
         # OpenAI's clients would retry it, and must not.
         code, headers = "stream_lost", (*headers, ("x-should-retry", "false"))
@@ -185,7 +185,7 @@ def on_fault(stream: Stream, state: State, event: Fault, now: float) -> State:
 
 
 def on_shutdown(stream: Stream, state: State, event: ShutDown, now: float) -> State:
-    return fail(stream, state, 503, "the control plane is stopping; try again")
+    return fail(stream, state, 503, STOPPING)
 
 
 def on_taken_over(stream: Stream, state: State, event: TakenOver, now: float) -> State:

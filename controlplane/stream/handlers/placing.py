@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from relume.controlplane.stream.arrival import Assignment
+from relume.controlplane.stream.error_codes import NO_LOG, NO_WORKER
 from relume.controlplane.stream.handlers.endings import (
     NO_ENVELOPE,
     NOT_SENT,
@@ -49,9 +50,6 @@ from relume.controlplane.stream.stream_states import (
     Waiting,
 )
 from relume.events.vocabulary.enums import Guarantee, RouteCause, TimerKind, TransportKind
-
-NO_LOG = "the control plane cannot accept requests now: its event log is not writable"
-NO_CAPACITY = "no worker can take the request now; try again"
 
 
 def assign(
@@ -124,7 +122,7 @@ def _await_capacity(stream: Stream, until: float, now: float, again: bool) -> St
 
 def _give_up(stream: Stream, state: Waiting) -> State:
     stream.effects.append(RecordTimer(TimerKind.WAIT))
-    return fail(stream, state, 503, NO_CAPACITY)
+    return fail(stream, state, 503, NO_WORKER)
 
 
 # --- handlers
@@ -152,8 +150,7 @@ def on_not_accepted(stream: Stream, state: Counting, event: NotAccepted, now: fl
 
 def on_admitted(stream: Stream, state: Queued, event: Admitted, now: float) -> State:
     if state.no_worker:
-        until = now + stream.limits.wait_timeout_s
-        return _await_capacity(stream, until, now, again=False)
+        return _await_capacity(stream, now + event.wait_s, now, again=False)
     return assign(stream, state, RouteCause.ARRIVAL)
 
 
@@ -192,7 +189,7 @@ def on_no_worker(stream: Stream, state: Routing, event: NoWorker, now: float) ->
     if state.cause == RouteCause.ARRIVAL:
         stream.effects.append(Admit(no_worker=True))
         return Queued(no_worker=True)
-    return _await_capacity(stream, now + stream.limits.wait_timeout_s, now, again=False)
+    return _await_capacity(stream, now + event.wait_s, now, again=False)
 
 
 def on_capacity(stream: Stream, state: Waiting, event: CapacityKnown, now: float) -> State:

@@ -26,15 +26,12 @@ from relume.engine_shim.agent.engine_process.process_identity import (
     marked_processes,
     open_pidfd,
     session_members,
-    set_nice,
     signal_process,
     stat_of,
-    weigh_session,
 )
 from relume.engine_shim.engine.hosts.deathwatch import DeathWatch
 
 _POLL_S = 0.01
-WEIGH_AGAIN_S, WEIGH_TRIES = 0.15, 20
 GONE_TIMEOUT_S = 10.0
 TIDY_S = 8.0
 """Maximum time for a multiprocessing resource tracker to remove what dead processes left."""
@@ -61,7 +58,6 @@ class EngineProcesses:
         self.detail = ""
         self.ready = False
         self.died_at = 0.0
-        self._niceness = 0
         self._logger = logger
         self._child = child
         self._marker = marker
@@ -183,23 +179,6 @@ class EngineProcesses:
                 async with asyncio.timeout(timeout_s):
                     await self.dead.wait()
         await self.destroy()
-
-    def set_nice(self, niceness: int) -> bool:
-        """Set the niceness of all its threads; False where that is not permitted."""
-        pids = {self.leader.pid, *(p.pid for p in self.members)}
-        pids.update(stat.id.pid for stat in session_members(self.leader.pid))
-        try:
-            set_nice(sorted(pids), niceness)
-        except PermissionError:
-            return False
-        self._niceness = niceness
-        self._weigh_session(WEIGH_TRIES)
-        return True
-
-    def _weigh_session(self, tries: int) -> None:
-        if not weigh_session(self.leader.pid, self._niceness) and tries and self._pidfds:
-            loop = asyncio.get_running_loop()
-            loop.call_later(WEIGH_AGAIN_S, self._weigh_session, tries - 1)
 
     def close(self) -> None:
         """Stop watching; reap our child. Its pid stays allocated until here, so that the

@@ -1,4 +1,4 @@
-"""Processes by identity: (pid, start time), pidfds, sessions, niceness, free ports.
+"""Processes by identity: (pid, start time), pidfds, sessions, free ports.
 
 A pid alone names nothing for long, so everything here that kills first proves that the
 pid still is the process it was: by start time (field 22 of /proc/<pid>/stat, in clock
@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import random
-import resource
 import signal
 import socket
 import struct
@@ -25,7 +24,6 @@ _PIDFD_INFO = struct.Struct("<QQ11Ii")
 _PIDFD_INFO_EXIT = 1 << 3
 # _IOWR(0xFF, 11, 64 bytes), linux/pidfd.h; exit status of a reaped process, Linux >= 6.15.
 _PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
-_CAP_SYS_NICE = 23
 
 
 class ProcessId(Struct, frozen=True, array_like=True):
@@ -157,51 +155,6 @@ def describe_exit(status: int | None) -> tuple[str, str]:
             return "killed", signal.Signals(number).name
         return "killed", f"signal {number}"
     return "exit", f"status {os.WEXITSTATUS(status)}"
-
-
-# --- niceness ------------------------------------------------------------------------
-
-
-def may_lower_nice(floor: int) -> bool:
-    """Whether this process may bring a niceness back down to `floor`: by CAP_SYS_NICE or
-    RLIMIT_NICE. Without that a niced engine would stay slow for ever, so is not niced."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:") and int(line.split()[1], 16) >> _CAP_SYS_NICE & 1:
-            return True
-    soft = resource.getrlimit(resource.RLIMIT_NICE)[0]
-    return soft == resource.RLIM_INFINITY or soft >= 20 - floor
-
-
-def set_nice(pids: list[int], niceness: int) -> None:
-    """Set the niceness of every thread of `pids` (Linux keeps it per thread).
-
-    Raises PermissionError when a thread may not be changed; ended ones are skipped.
-    """
-    for pid in pids:
-        try:
-            threads = os.listdir(f"/proc/{pid}/task")
-        except OSError:
-            continue
-        for thread in threads:
-            with contextlib.suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
-
-
-def weigh_session(pid: int, niceness: int) -> bool:
-    """Let `niceness` count against other sessions for the one that `pid` leads.
-
-    Where the kernel groups tasks by session (autogroups, sched(7)), a niceness weighs within
-    its session only. False if the kernel's rate limit requires a retry; True if it is done, or if
-    there are no such groups.
-    """
-    try:
-        if os.getsid(pid) == pid:
-            Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # no autogroups, or not ours to weigh: niceness itself is set all the same
-    return True
 
 
 # --- ports ---------------------------------------------------------------------------

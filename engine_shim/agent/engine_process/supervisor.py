@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost, EngineOrder, make_order
-from relume.engine_shim.agent.engine_process.process_identity import may_lower_nice, stat_of
+from relume.engine_shim.agent.engine_process.process_identity import stat_of
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of
 from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.agent.notice_server import NoticeBoard
@@ -38,8 +37,6 @@ from relume.engine_shim.engine.hosts import deathwatch
 from relume.events.vocabulary import EngineDied, EngineReady, EngineRestartScheduled, EngineStarted
 from relume.events.vocabulary.enums import DeathReason, EngineKind
 from relume.events.wire.reports import Hello, Layout, Ready
-
-_MAX_NICE = 19
 
 
 class Backoff:
@@ -72,12 +69,7 @@ class Supervisor:
         reports: ReportServer,
         board: NoticeBoard,
         logger: Logger,
-        *,
-        interrupted: bool = False,
     ) -> None:
-        """`interrupted`: an engine of this worker served before, and its streams have gone
-        elsewhere."""
-        self._interrupted = interrupted
         self._config = config
         self._checkpoints = checkpoints_of(config)
         self._directory = directory
@@ -93,7 +85,6 @@ class Supervisor:
         self._order: EngineOrder | None = None
         self._told_dead = True
         self._ready_at = 0.0
-        self._niced_from: int | None = None
         self._wake = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
         self.phase = "idle"
@@ -217,14 +208,9 @@ class Supervisor:
             )
         )
         self._logger.info("engine started", incarnation=order.incarnation, pid=engine.leader.pid)
-        if self._interrupted:
-            self._be_nice(engine)
         self._layout = Layout("", 0)
         self._reports.begin(order.incarnation)
-        self._timers = [
-            loop.call_later(config.ready_timeout_s, self._not_ready, engine),
-            loop.call_later(config.restart_nice_bound_s, self._be_quick, engine),
-        ]
+        self._timers = [loop.call_later(config.ready_timeout_s, self._not_ready, engine)]
 
     async def _bury(self, engine: EngineProcesses, reason: str, detail: str) -> None:
         """The engine is dead or condemned: notify gateways and the log first, then clean up."""
@@ -322,7 +308,6 @@ class Supervisor:
             return
         self._cancel_timers()
         self._ready_at = time.monotonic()
-        self._interrupted = True
         inexact = tuple((n, str(why)) for n, why in ready.exact.items() if why is not True)
         # An engine that does not restore what it writes takes no part in checkpoints.
         layout = self._layout if "restore" not in dict(inexact) else Layout("", 0)
@@ -347,27 +332,11 @@ class Supervisor:
             )
         )
         self.phase = "ready"
-        self._be_quick(engine)
         self._logger.info("engine ready", incarnation=self.incarnation, port=ready.port)
         engine.set_ready()
 
     def _not_ready(self, engine: EngineProcesses) -> None:
         engine.condemn(DeathReason.HUNG, f"not ready within {self._config.ready_timeout_s:g} s")
-
-    def _be_nice(self, engine: EngineProcesses) -> None:
-        """A restart makes way for the engines that took its streams over, while it loads."""
-        try:
-            own = os.getpriority(os.PRIO_PROCESS, engine.leader.pid)
-        except ProcessLookupError:
-            return
-        more = self._config.restart_nice
-        if more > 0 and may_lower_nice(own) and engine.set_nice(min(_MAX_NICE, own + more)):
-            self._niced_from = own
-
-    def _be_quick(self, engine: EngineProcesses) -> None:
-        own, self._niced_from = self._niced_from, None
-        if own is not None and not engine.set_nice(own):
-            self._logger.warning("engine stays niced: not permitted to bring it back")
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:
@@ -388,7 +357,6 @@ class Supervisor:
             "process_state": stat.state if stat is not None else "",
             "url": f"http://{self._config.engine_host}:{self._order.port}" if self._order else "",
             "ready": engine is not None and engine.ready,
-            "niced": self._niced_from is not None,
             "members": [
                 {"pid": process.pid, "role": role}
                 for process, role in (engine.members.items() if engine is not None else ())

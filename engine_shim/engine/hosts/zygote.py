@@ -23,9 +23,9 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
-from relume.engine_shim.agent.engine_process.process_identity import weigh_session
 from relume.events.log.disk import SteadyOutput
 
 PRELOAD = (
@@ -230,12 +230,18 @@ class Zygote:
 
 
 def _keep_niceness() -> None:
-    """The niceness inherited from the zygote shall weigh in the new session too."""
+    """The niceness inherited from the zygote shall weigh in the new session too: where the kernel
+    groups tasks by session (autogroups, sched(7)), a niceness weighs within its session only."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    for _ in range(5):
-        if niceness == 0 or weigh_session(os.getpid(), niceness):
-            return
-        time.sleep(0.12)
+    for _ in range(5 * (niceness != 0)):
+        try:
+            Path("/proc/self/autogroup").write_text(str(niceness))
+        except BlockingIOError:  # the kernel's rate limit
+            time.sleep(0.12)
+            continue
+        except OSError:
+            pass  # no autogroups, or not ours to weigh: niceness itself is inherited all the same
+        return
 
 
 def _name_process(name: str) -> None:

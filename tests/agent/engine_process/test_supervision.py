@@ -12,7 +12,7 @@ import pytest
 from relume.engine_shim.agent.engine_process.process_identity import is_alive
 from relume.engine_shim.agent.engine_process.supervisor import Backoff
 from relume.events import vocabulary as v
-from tests.agent.stage import staged, weight_of_session
+from tests.agent.stage import staged
 from tests.signals import stop
 
 
@@ -112,25 +112,6 @@ async def test_stopping_wakes_a_stopped_engine(tmp_path: Path) -> None:
         stage.agent.stop("test")
         await stage.task
         assert time.monotonic() - began < 4
-
-
-@pytest.mark.full
-async def test_restart_is_niced_until_it_is_ready(tmp_path: Path) -> None:
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    async with staged(tmp_path, "--after", "2", restart_nice=5) as stage:
-        await stage.nth(v.EngineReady, 1)
-        first = stage.events(v.EngineStarted)[0].pid
-        assert os.getpriority(os.PRIO_PROCESS, first) == own
-        os.kill(first, signal.SIGKILL)
-        second = (await stage.nth(v.EngineStarted, 2)).pid
-        niced = min(19, own + 5)
-        await stage.until(lambda: os.getpriority(os.PRIO_PROCESS, second) == niced)
-        assert weight_of_session(second) in (None, niced)
-        assert len(stage.events(v.EngineReady)) == 1
-        await stage.nth(v.EngineReady, 2)
-        threads = os.listdir(f"/proc/{second}/task")
-        assert {os.getpriority(os.PRIO_PROCESS, int(t)) for t in threads} == {own}
-        assert weight_of_session(second) in (None, own)
 
 
 async def test_restarts_continue_while_the_log_is_unavailable(tmp_path: Path) -> None:
