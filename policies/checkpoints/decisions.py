@@ -230,19 +230,25 @@ def plan(
 
 
 def estimates(
-    view: View, worker: str, incarnation: int, running: Sequence[Lost]
+    view: View, worker: str, incarnation: int, running: Sequence[Lost], trust_percent: int = 0
 ) -> tuple[list[InterruptedRequest], Estimates]:
-    """The options of requests that leave a living engine.
+    """The options of requests that leave a living engine. `trust_percent`: as of
+    `prefill_rate.prefill_ns`.
 
     Raises KeyError for a unknown worker.
     """
-    question = _question(view, worker, incarnation, running, "it runs there")
+    question = _question(view, worker, incarnation, running, "it runs there", trust_percent)
     interrupted, targets, links, rules = question
     return interrupted, Estimates(targets, links, rules, len(interrupted))
 
 
 def _question(
-    view: View, worker: str, incarnation: int, lost: Sequence[Lost], why_not: str
+    view: View,
+    worker: str,
+    incarnation: int,
+    lost: Sequence[Lost],
+    why_not: str,
+    trust_percent: int = 0,
 ) -> tuple[list[InterruptedRequest], list[Target], Links, Rules]:
     config = config_of(view)
     failed = view.fleet.workers[worker]
@@ -264,7 +270,7 @@ def _question(
     holders = {s.holder for parts in held.values() for s in parts}
     at = index_of(view, Weights(config.alpha, config.beta))
     left = f"{worker}:{incarnation}"
-    targets = [_target(view, w, at, left, why_not, config) for w in _known(view)]
+    targets = [_target(view, w, at, left, why_not, config, trust_percent) for w in _known(view)]
     rules = Rules(
         theta=-1,
         theta_percent=config.theta_percent,
@@ -282,7 +288,13 @@ def _known(view: View) -> list[Worker]:
 
 
 def _target(
-    view: View, worker: Worker, at: Index, left: str, why_not: str, config: CheckpointConfig
+    view: View,
+    worker: Worker,
+    at: Index,
+    left: str,
+    why_not: str,
+    config: CheckpointConfig,
+    trust_percent: int,
 ) -> Target:
     query = routing.Query(request="", model=worker.model, prompt_tokens=0, delivered=0)
     excluded = routing.exclusion(view, worker, query)
@@ -291,7 +303,7 @@ def _target(
     site = at.site(worker.name)
     prefill, requests = view.load(worker)
     load = placement.load(site, at.weights) if site is not None else config.beta * requests
-    pace = prefill_ns(view.fleet, worker, config.prefill_ns)
+    pace = prefill_ns(view.fleet, worker, config.prefill_ns, trust_percent)
     return Target(
         worker=worker.name,
         load=load,

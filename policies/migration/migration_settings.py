@@ -17,7 +17,8 @@ class MigrationConfig(Struct, frozen=True, kw_only=True):
     """When running requests migrate. A drain moves each request once a holder has caught up.
     A worker is overloaded when it has had at least `gap` requests more than another worker for
     `ticks`; then at most `at_once` requests leave it, each only if its gain exceeds its pause by
-    `margin_percent`, and neither they nor the workers are examined for `cool_ticks`."""
+    `margin_percent`. The workers are then not examined for `cool_ticks`, and a request that moved,
+    for whatever cause, stays for `dwell_ticks`."""
 
     moves: Annotated[
         str,
@@ -52,6 +53,25 @@ class MigrationConfig(Struct, frozen=True, kw_only=True):
     cool_ticks: Annotated[
         int, option("Overload: cool-down after a migration", unit="ticks", ge=1, le=86_400)
     ] = 30
+    dwell_ticks: Annotated[
+        int,
+        option(
+            "Overload: minimum time that a migrated request stays on its worker",
+            unit="ticks",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 120
+    trust_percent: Annotated[
+        int,
+        option(
+            "Overload: a worker counts as at most this much slower, or faster, than the median of "
+            "its model and hardware, whatever its last steps took (0: as measured)",
+            unit="percent",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 200
     at_once: Annotated[
         int, option("Overload: maximum number of requests per migration", ge=1, le=4096)
     ] = 4
@@ -63,6 +83,8 @@ class MigrationConfig(Struct, frozen=True, kw_only=True):
     ] = 100
 
 
-SETTINGS = RecordedSettings(PREFIX, MigrationConfig)
+SETTINGS = RecordedSettings(
+    PREFIX, MigrationConfig, unrecorded=MigrationConfig(dwell_ticks=0, trust_percent=0)
+)
 LIMITS = SETTINGS.limits
 settings_of, config_of = SETTINGS.recorded, SETTINGS.config_of

@@ -10,11 +10,14 @@ for some ticks, since their lag would be computed again.
 - `imbalance`: a worker that has had too many more requests than another for long gives some
   away, the ones with most to come first, each only while that gains more than its pause
   costs. Enough leave to make the two equal, never more, so a move cannot call for its own
-  undoing; and then a time passes in which nothing is moved (hysteresis). Replicas divide what
-  is to migrate by the requests they have there.
+  undoing; and then a time passes in which nothing is moved (hysteresis), and a longer one until
+  a request that moved may move again (dwell). Replicas divide what is to migrate by the requests
+  they have there. Steps of an engine beside a busy process take many times as long, so how long a
+  prompt takes on a worker counts only within bounds around the median of its hardware. How long
+  its decoding steps take counts as it is: a source that seems slow has too many requests anyway,
+  a target that seems slow gets none.
 
-A request whose engine was never seen to have it, or that just moved, stays. Integers:
-microseconds, tokens, ticks.
+A request whose engine was never seen to have it stays. Integers: microseconds, tokens, ticks.
 """
 
 from __future__ import annotations
@@ -103,7 +106,8 @@ def plan(
     Raises KeyError for an unknown worker or cause.
     """
     lost = [Lost(r.request, r.attempt, r.tokens, r.avoid) for r in running]
-    interrupted, estimates = checkpoints.estimates(view, worker, incarnation, lost)
+    trust_percent = config_of(view).trust_percent if cause == MigrationCause.IMBALANCE else 0
+    interrupted, estimates = checkpoints.estimates(view, worker, incarnation, lost, trust_percent)
     asked = list(zip(running, interrupted, strict=True))
     ways: dict[MigrationCause, type[_MigrationPlanner]] = {
         MigrationCause.DRAIN: _Drain,
@@ -219,7 +223,8 @@ class _Imbalance(_MigrationPlanner):
             return "enough leave"
         moved = self.view.checkpoints.plan(request.request)
         if moved is not None and moved.tick >= 0:
-            if self.view.fleet.tick - moved.tick < self.config.cool_ticks:
+            dwell_ticks = max(self.config.dwell_ticks, self.config.cool_ticks)
+            if self.view.fleet.tick - moved.tick < dwell_ticks:
                 return "moved lately"
         return "not begun" if self._lag(request) < 0 else ""
 

@@ -40,16 +40,28 @@ def learn(worker: Worker, event: v.EngineStep) -> None:
         worker.decode_us = took
 
 
-def prefill_ns(fleet: Fleet, worker: Worker, unknown_ns: int) -> int:
+def prefill_ns(fleet: Fleet, worker: Worker, unknown_ns: int, trust_percent: int = 0) -> int:
     """Nanoseconds a prompt token takes on `worker`; of one that has not shown it, what the
-    others of its model take; else `unknown_ns`."""
+    others of its model take; else `unknown_ns`. With `trust_percent`, it is at most this part of
+    the median of the workers of its model and hardware, and the median at most this part of it."""
     if worker.prefill_tokens >= ENOUGH_TOKENS:
-        return max(worker.prefill_us * 1000 // worker.prefill_tokens, 1)
+        shown = _shown_ns(worker)
+        if not trust_percent:
+            return shown
+        same = (w for w in fleet.workers.values() if w.steps_like == worker.steps_like)
+        all_shown = sorted(_shown_ns(w) for w in same if w.prefill_tokens >= ENOUGH_TOKENS)
+        median = all_shown[(len(all_shown) - 1) // 2]  # of two the faster: contention only slows
+        part = max(trust_percent, 100)
+        return min(max(shown, median * 100 // part, 1), median * part // 100)
     alike = [w for w in fleet.workers.values() if w.model == worker.model]
     tokens = sum(w.prefill_tokens for w in alike)
     if tokens < ENOUGH_TOKENS:
         return unknown_ns
     return max(sum(w.prefill_us for w in alike) * 1000 // tokens, 1)
+
+
+def _shown_ns(worker: Worker) -> int:
+    return max(worker.prefill_us * 1000 // worker.prefill_tokens, 1)
 
 
 def token_us(fleet: Fleet, worker: Worker, requests: int) -> int:

@@ -21,7 +21,7 @@ from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.routing import choose_worker as routing
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.overlay.view import View
-from relume.policies.state.prefill_rate import token_us
+from relume.policies.state.prefill_rate import prefill_ns, token_us
 from tests.policies.checkpoints.test_checkpoints import CheckpointConfig, daemon, held
 from tests.policies.story import MODEL, Story, arrived, decided, ended, queued, replica_started
 
@@ -331,8 +331,10 @@ def test_replicas_divide_what_leaves_by_what_they_have_there() -> None:
 class Simulation:
     """Workers, requests that come and go at random, and plans carried out as they are made."""
 
-    def __init__(self, seed: int, config: MigrationConfig) -> None:
+    def __init__(self, seed: int, config: MigrationConfig, slowed: int = 1) -> None:
+        """Steps take up to `slowed` times as long as they should."""
         self.rng = random.Random(seed)
+        self.slowed = slowed
         self.story = fleet_of(config=config)
         self.config = config
         self.at: dict[str, tuple[str, int]] = {}
@@ -382,7 +384,7 @@ class Simulation:
                 step = v.EngineStep(
                     incarnation=1,
                     step=number,
-                    duration_us=2_000 * count,
+                    duration_us=2_000 * count * self.rng.choice((1, 1, self.slowed)),
                     batch=count,
                     sum_context=900,
                     prefill_tokens=0,
@@ -419,7 +421,8 @@ class Simulation:
             moves += len(goes)
             after = self.loads()
             targets = {c.options[c.chosen].worker for c in goes}
-            assert all(after[worker] >= after[t] for t in targets), "the tables are turned"
+            # With two targets the source may end one below one of them; a gap is 2 at least.
+            assert all(after[t] - after[worker] < 2 for t in targets), "the tables are turned"
             assert max(after.values()) - min(after.values()) < (
                 max(before.values()) - min(before.values())
             )
@@ -456,17 +459,21 @@ class Simulation:
         running(self.story, name, target, attempt=choice.attempt + 1)
         self.at[name] = target, choice.attempt + 1
         last = self.moved.setdefault(name, [])
-        assert not last or tick - last[-1] >= self.config.cool_ticks, "it moved lately"
+        assert not last or tick - last[-1] >= self.config.dwell_ticks, "it moved lately"
         last.append(tick)
         self.plans.append(tick)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_nothing_moves_to_and_fro_under_a_load_that_wanders(seed: int) -> None:
-    """However requests come and go: no move turns the tables, none is repeated within the
-    cool-down; when the load rests the moves end, and the workers are about even."""
-    config = MigrationConfig(moves="all", gap=4, ticks=3, cool_ticks=8, margin_percent=20)
-    world = Simulation(seed, config)
+@pytest.mark.parametrize("slowed", [1, 20])
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_moves_to_and_fro_under_a_load_that_wanders(seed: int, slowed: int) -> None:
+    """However requests come and go, and however long steps take for moments: no move turns the
+    tables, no request moves again within its dwell time; when the load rests the moves end, and the
+    workers are about even."""
+    config = MigrationConfig(
+        moves="all", gap=4, ticks=3, cool_ticks=8, dwell_ticks=20, margin_percent=20
+    )
+    world = Simulation(seed, config, slowed)
     for _ in range(40):
         favourite = world.rng.choice(("w0", "w1", "w2"))
         for _ in range(world.rng.randrange(4)):
@@ -492,3 +499,38 @@ def test_the_pace_of_a_worker_is_never_flattered() -> None:
     assert token_us(story.fleet, w0, 4) == token_us(story.fleet, w0, 1) == 8_000
     assert token_us(story.fleet, w0, 8) == 16_000
     assert token_us(story.fleet, w1, 3) == 8_000, "as the slowest of its model"
+
+
+def shows(story: Story, **prefill_ns: int) -> None:
+    """What a prompt token took on these workers."""
+    for name, ns in prefill_ns.items():
+        worker = story.fleet.workers[name]
+        worker.prefill_tokens, worker.prefill_us = 1000, ns
+
+
+def test_a_worker_that_seems_slow_for_a_moment_is_a_target_all_the_same() -> None:
+    """Its prompts took twenty times as long as those of others of its model and hardware."""
+    story, names = crowded()
+    shows(story, w0=100_000, w1=2_000_000, w2=10_000)
+    fleet = story.fleet
+    assert [prefill_ns(fleet, w, 1) for w in fleet.workers.values()] == [100_000, 2_000_000, 10_000]
+    bounded = [prefill_ns(fleet, w, 1, 200) for w in fleet.workers.values()]
+    assert bounded == [100_000, 200_000, 50_000]
+    worst = {}
+    for trust_percent in ("0", "200"):
+        story.tell("fleet", v.ConfigChanged("migration.trust_percent", trust_percent, "c"))
+        choices = migration.plan(view_of(story), "imbalance", "w0", 1, asked(*names))
+        options = [o for c in choices for o in c.options if o.worker == "w1"]
+        worst[trust_percent] = max(o.compute_us for o in options if o.kind == "recompute")
+    assert worst["0"] == 10 * worst["200"]
+    fleet.workers["w1"].steps_like = "other hardware"
+    assert prefill_ns(fleet, fleet.workers["w1"], 1, 200) == 2_000_000, "it may well be slower"
+
+
+def test_a_drain_s_estimates_are_as_measured() -> None:
+    story, names = crowded()
+    shows(story, w0=100_000, w1=2_000_000, w2=10_000)
+    drain(story)
+    before = migration.plan(view_of(story), "drain", "w0", 1, asked(*names))
+    story.tell("fleet", v.ConfigChanged("migration.trust_percent", "0", "c"))
+    assert migration.plan(view_of(story), "drain", "w0", 1, asked(*names)) == before
