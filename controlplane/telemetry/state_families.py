@@ -7,9 +7,10 @@ seconds.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from relume.controlplane.admin.checkpoints_api import balance_percent
@@ -54,6 +55,7 @@ _STREAM_REPORTS = {
     "cut_short": "stream_attaches_short",
 }
 """What an engine reports of its stream buffers, and the metric it becomes."""
+_Series = tuple[str, tuple[str, ...]]
 _DROPPED = {"expired": "grace", "refused_bytes": "bytes", "refused_streams": "streams"}
 _ENVELOPES = ("kept", "refused", "too_large")
 
@@ -64,6 +66,7 @@ class ReplicaCollector(Collector):
     def __init__(self, replica: Replica, config: ServeConfig) -> None:
         self._replica = replica
         self._config = config
+        self._risen = RisenCounters()
 
     def describe(self) -> list[Any]:
         return []
@@ -88,9 +91,33 @@ class ReplicaCollector(Collector):
         if replica.upkeep is not None:
             yield from history(replica.upkeep)
         yield from workers(replica.view)
-        yield from checkpoints(replica.view)
-        yield from streams(fleet)
+        yield from self._risen.of([*checkpoints(replica.view), *streams(fleet)])
         yield from queue(replica.scheduler.waiting)
+
+
+class RisenCounters:
+    """Counters of what engines and state daemons count themselves, which begin again at 0 with each
+    process: here they go on from the last value on the page. A worker that the fleet forgot
+    begins again."""
+
+    def __init__(self) -> None:
+        self._counted: dict[_Series, tuple[float, float]] = {}
+        """Of each series, the value of earlier processes and the last of this one."""
+
+    def of(self, families: Iterable[Any]) -> Iterator[Any]:
+        """The families, with counters that do not fall."""
+        counted: dict[_Series, tuple[float, float]] = {}
+        for found in families:
+            if isinstance(found, CounterMetricFamily):
+                for at, sample in enumerate(found.samples):
+                    series = sample.name, tuple(sample.labels.values())
+                    before, last = self._counted.get(series, (0.0, 0.0))
+                    if sample.value < last:
+                        before += last
+                    counted[series] = before, sample.value
+                    found.samples[at] = sample._replace(value=before + sample.value)
+            yield found
+        self._counted = counted
 
 
 class TokenCollector(Collector):

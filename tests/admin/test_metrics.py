@@ -13,7 +13,7 @@ from relume.controlplane.telemetry.metric_table import TABLE
 from relume.controlplane.telemetry.metrics_page import Metrics
 from relume.controlplane.telemetry.state_families import TokenCollector
 from relume.events import vocabulary as v
-from tests.admin.scene import VIEWER, Scene
+from tests.admin.scene import VIEWER, Scene, engine_ready
 
 
 async def samples(scene: Scene) -> dict[tuple, float]:
@@ -305,7 +305,20 @@ async def test_resumable_streams_are_counted_where_they_are_kept_and_where_clien
         assert found["relume_client_streams_expired_total",] == 1
         writer.append(v.EngineDied("w0", 1, "killed"))
         await scene.until(lambda: replica.fleet.workers["w0"].engine == "dead")
-        assert (await samples(scene))["relume_detached_streams", worker] == 0
+        found = await samples(scene)
+        assert found["relume_detached_streams", worker] == 0
+        too_large = "relume_envelopes_total", ("outcome", "too_large"), worker
+        assert found[too_large] == 6, "a counter never falls"
+        writer.append(
+            v.EngineStarted("w0", 2, 102, 1),
+            engine_ready("w0", 2),
+            v.StreamsReported(2, (("envelopes_too_large", 2),)),
+        )
+        await scene.until(lambda: replica.fleet.workers["w0"].streams)
+        found = await samples(scene)
+        assert found[too_large] == 8
+        assert found["relume_stream_attaches_total", worker] == 7
+        assert found["relume_checkpoint_refused_envelopes_total", worker] == 9
 
 
 async def test_the_page_has_the_metrics_of_the_table_and_no_others():

@@ -16,11 +16,16 @@ from relume.chaos.runner import fuzz
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.stream.answer import Answer
 from relume.controlplane.stream.event_ids import Stamp
+from relume.controlplane.stream.handlers.endings import end
 from relume.controlplane.stream.reception import Reception
 from relume.controlplane.stream.stream_data import Stream
+from relume.controlplane.stream.stream_events import ClientGone
+from relume.controlplane.stream.stream_states import Streaming
+from relume.controlplane.stream.table import TABLE
 from relume.engine_shim.agent.effects import EffectRunner
 from relume.engine_shim.checkpoints.daemon.store.extents import PAGE, Extents
 from relume.events.etcd.writer import appends
+from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.checkpoints import placement
 from relume.policies.liveness import stall
 from relume.policies.routing import choose_worker as routing
@@ -108,6 +113,19 @@ def _wrong_resume_position(patch: Set) -> None:
         rewind(self, (have[0] + 1, 0))
 
     patch(Stream, "rewind", more)
+
+
+def _left_is_complete(patch: Set) -> None:
+    """a client that leaves its resumable stream is taken to have all of it"""
+    row = TABLE[Streaming]
+    left = row[ClientGone]
+
+    def complete(stream: Stream, state: Any, event: Any, now: float) -> Any:
+        if stream.stamp is None or not stream.begun:
+            return left(stream, state, event, now)
+        return end(stream, state, RequestOutcome.COMPLETED, 200, finish="length")
+
+    patch(row, ClientGone, complete)
 
 
 def _wrong_delivered(patch: Set) -> None:
@@ -213,6 +231,7 @@ PLANTS = {
         ("I1 I2", 35, _tail_repeated),
         ("I1 I2", 7, _event_twice),
         ("I1 I2", 7, _wrong_resume_position),
+        ("I1", 7, _left_is_complete),
         ("I3", 0, _wrong_delivered),
         ("I5", 21, _no_fence),
         ("I1", 0, _no_end),

@@ -78,6 +78,7 @@ def test_i1_lets_all_that_a_gateway_wrote_land_in_front_of_the_leaders_end(
         ({"token_count": 63}, "63 tokens"),
         ({"finish": "stop"}, "told stop"),
         ({"outcome": "cut"}, "connection broke"),
+        ({"outcome": "gone"}, "its stream is gone"),
         ({"request": "unknown"}, "does not know it"),
     ],
 )

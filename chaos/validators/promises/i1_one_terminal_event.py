@@ -169,7 +169,9 @@ def _cut(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
 
 
 def _gone(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
-    """It was away for too long, or the log did not answer."""
+    """It was away for too long, or the log did not answer: it never had all of its answer."""
+    if end.outcome == RequestOutcome.COMPLETED:
+        return ["its client was told that its stream is gone, the log says completed"]
     return _cancelled(client, end, True)
 
 
