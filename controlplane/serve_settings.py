@@ -149,8 +149,8 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
     wait_for_worker_s: Annotated[
         float,
         option(
-            "Time a request waits for an available worker before 503; longer while an engine of "
-            "its model restarts, as long as restarts took that this replica saw",
+            "Maximum time a request waits for an available worker before 503; longer while an "
+            "engine of its model restarts (learnt from earlier restarts, 600 s at most)",
             unit="s",
             ge=0,
             le=3600,

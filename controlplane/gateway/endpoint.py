@@ -45,7 +45,7 @@ from relume.controlplane.gateway.openai.token_counts import Tokens
 from relume.controlplane.gateway.ports import Activity, SchedulerPort
 from relume.controlplane.gateway.request_session import RequestSession
 from relume.controlplane.gateway.streams import Streams
-from relume.controlplane.stream import event_ids
+from relume.controlplane.stream import error_codes, event_ids
 from relume.controlplane.stream.arrival import Arrival
 from relume.controlplane.stream.stream_data import RelayedRequest, Stream
 from relume.events.log.errors import LogError
@@ -409,8 +409,7 @@ class Gateway:
             )
         except LogError as error:
             log.error("return_not_written", reason=str(error), request=shown.request)
-            busy = "the control plane cannot resume streams now: its event log is not writable"
-            return self._refused(error_reply(503, busy, retry_after_s=self.config.retry_after_s))
+            return self._unwritable(error_codes.NO_RESUMPTION)
         return self._refused(served) if isinstance(served, Reply) else served
 
     def _serve_relayed(
@@ -465,9 +464,12 @@ class Gateway:
             session.start()
         except LogError as error:  # nothing was accepted: the log does not take it
             log.error("request_not_written", reason=str(error), **session.about())
-            busy = "the control plane cannot accept requests now: its event log is not writable"
-            return self._refused(error_reply(503, busy, retry_after_s=self.config.retry_after_s))
+            return self._unwritable(error_codes.NO_LOG)
         return session
+
+    def _unwritable(self, message: str) -> Reply:
+        retry_after_s = self.config.retry_after_s
+        return self._refused(error_reply(503, message, retry_after_s=retry_after_s))
 
     def _serve_local(self, request: Request) -> Reply:
         if request.path == routes.LIVE:

@@ -29,7 +29,8 @@ def _accept(ctx: Context, stream: Stream, caller: Caller, effect: do.Accept) -> 
 
 
 def _admit(ctx: Context, stream: Stream, caller: Caller, effect: do.Admit) -> object:
-    arrival, wait_s = stream.arrival, _wait_s(ctx, stream)
+    arrival = stream.arrival
+    wait_s = _wait_s(ctx, stream) if effect.no_worker else ctx.config.wait_timeout_s
     try:
         held = ctx.scheduler.waiting.admit(
             arrival, caller, len(stream.body), wait_s, effect.no_worker

@@ -288,6 +288,7 @@ class Replica:
         self.fleet.owners = dict(sorted(owners.items()))
         self.covered = kept.covers
         self.leadership.resign("took the fold from history")
+        self.scheduler.restarts.forget_begun()
         self.scheduler.advanced()
 
     def _seen(self, stream: str, position: int, event: Any) -> None:

@@ -1,22 +1,33 @@
-"""`error.code` of what clients are told when a request cannot be served: one code for each message
-and for each reason to refuse. Errors without an own code have their HTTP status as the code."""
+"""`error.code` of each error that says why a request cannot be served now: one code for each message,
+and for each reason to refuse. `gateway.http.replies` looks messages up here. Errors without a code of
+their own have their HTTP status as the code."""
 
 from __future__ import annotations
 
 from relume.events.vocabulary.enums import ShedReason
 
 NO_WORKER = "no worker can take the request now; try again"
+NO_WORKER_READY = "no worker can serve requests now"
 NO_LOG = "the control plane cannot accept requests now: its event log is not writable"
 NO_DECISIONS = "the control plane cannot take decisions now: its event log is not writable"
+NO_RESUMPTION = "the control plane cannot resume streams now: its event log is not writable"
 STOPPING = "the control plane is stopping; try again"
 STOPPING_UNBEGUN = "this gateway is stopping and the request had not begun; try again"
+DRAINING = "draining"
+TOO_MANY_CLIENTS = "too many connections"
+TOO_MANY_BYTES = "too many bytes of requests are under way; try again"
 
 OF_MESSAGES: dict[str, str] = {
     NO_WORKER: "no_worker",
+    NO_WORKER_READY: "no_worker",
     NO_LOG: "log_unavailable",
     NO_DECISIONS: "log_unavailable",
+    NO_RESUMPTION: "log_unavailable",
     STOPPING: "stopping",
     STOPPING_UNBEGUN: "stopping",
+    DRAINING: "stopping",
+    TOO_MANY_CLIENTS: "overloaded",
+    TOO_MANY_BYTES: "overloaded",
 }
 
 OF_REASONS: dict[ShedReason, str] = {
@@ -29,4 +40,4 @@ OF_REASONS: dict[ShedReason, str] = {
     ShedReason.NO_WORKER: OF_MESSAGES[NO_WORKER],
     ShedReason.STOPPING: OF_MESSAGES[STOPPING_UNBEGUN],
 }
-"""Of refusals by the admission queue, whose messages have figures in them."""
+"""Of refusals by the admission queue; most of their messages contain figures."""

@@ -29,7 +29,7 @@ from relume.policies.routing import choose_worker as routing
 from relume.policies.state import coverage, dirty_set
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.view import View
-from relume.policies.state.prefill_rate import prefill_ns
+from relume.policies.state.prefill_rate import prefill_ns, trusted_ns
 from relume.policies.state.prompt_tokens import prompt_tokens
 
 MOST_HOLDERS = 4
@@ -233,7 +233,7 @@ def estimates(
     view: View, worker: str, incarnation: int, running: Sequence[Lost], trust_percent: int = 0
 ) -> tuple[list[InterruptedRequest], Estimates]:
     """The options of requests that leave a living engine. `trust_percent`: as of
-    `prefill_rate.prefill_ns`.
+    `prefill_rate.trusted_ns`.
 
     Raises KeyError for a unknown worker.
     """
@@ -270,7 +270,8 @@ def _question(
     holders = {s.holder for parts in held.values() for s in parts}
     at = index_of(view, Weights(config.alpha, config.beta))
     left = f"{worker}:{incarnation}"
-    targets = [_target(view, w, at, left, why_not, config, trust_percent) for w in _known(view)]
+    trusted = trusted_ns(view.fleet, trust_percent)
+    targets = [_target(view, w, at, left, why_not, config, trusted) for w in _known(view)]
     rules = Rules(
         theta=-1,
         theta_percent=config.theta_percent,
@@ -294,7 +295,7 @@ def _target(
     left: str,
     why_not: str,
     config: CheckpointConfig,
-    trust_percent: int,
+    trusted: dict[str, tuple[int, int]],
 ) -> Target:
     query = routing.Query(request="", model=worker.model, prompt_tokens=0, delivered=0)
     excluded = routing.exclusion(view, worker, query)
@@ -303,7 +304,9 @@ def _target(
     site = at.site(worker.name)
     prefill, requests = view.load(worker)
     load = placement.load(site, at.weights) if site is not None else config.beta * requests
-    pace = prefill_ns(view.fleet, worker, config.prefill_ns, trust_percent)
+    pace = prefill_ns(view.fleet, worker, config.prefill_ns)
+    if bounds := trusted.get(worker.steps_like):
+        pace = min(max(pace, bounds[0]), bounds[1])
     return Target(
         worker=worker.name,
         load=load,

@@ -65,8 +65,8 @@ class MigrationConfig(Struct, frozen=True, kw_only=True):
     trust_percent: Annotated[
         int,
         option(
-            "Overload: a worker counts as at most this much slower, or faster, than the median of "
-            "its model and hardware, whatever its last steps took (0: as measured)",
+            "Overload: maximum ratio between a worker's measured prefill time and the median of its "
+            "model and hardware; beyond it, it counts as that much (0: no maximum; 1 to 99 as 100)",
             unit="percent",
             ge=0,
             le=10_000,

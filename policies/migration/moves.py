@@ -223,8 +223,10 @@ class _Imbalance(_MigrationPlanner):
             return "enough leave"
         moved = self.view.checkpoints.plan(request.request)
         if moved is not None and moved.tick >= 0:
-            dwell_ticks = max(self.config.dwell_ticks, self.config.cool_ticks)
-            if self.view.fleet.tick - moved.tick < dwell_ticks:
+            ticks = self.config.cool_ticks
+            if request.attempt > moved.attempt:  # else it was abandoned
+                ticks = max(self.config.dwell_ticks, ticks)
+            if self.view.fleet.tick - moved.tick < ticks:
                 return "moved lately"
         return "not begun" if self._lag(request) < 0 else ""
 

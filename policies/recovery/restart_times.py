@@ -1,8 +1,9 @@
 """What restarts of engines take, learnt from those that this replica saw.
 
 A restart lasts from the engine's death (or its start, if the replica saw no death) until it is
-ready. What is learnt is not in the log: it only sets how long a request waits for a worker, and
-each wait is recorded with its bound.
+ready. What is learnt is not in the log: it only sets how long a request waits for a worker. Nothing
+that replays depends on it: a place in the admission queue is recorded with its bound, and other
+waits are recorded by their end.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ REMEMBERED = 8
 MARGIN = 1.5
 """A restart may take this much longer than the longest of them: others may restart beside it."""
 MOST_S = 600.0
-"""A restart that takes longer is not waited for, whatever was learnt."""
+"""A restart that takes longer is not waited for, and not learnt from."""
 NEVER = float("-inf")
+_HELD = (EffectKind.HOLD, EffectKind.RELEASE)
 
 
 class RestartTimes:
@@ -32,6 +34,8 @@ class RestartTimes:
         """By worker."""
         self._took_us: dict[str, deque[int]] = {}
         """By model."""
+        self._suspected: dict[str, tuple[int, int]] = {}
+        """By worker: the incarnation that is suspected, and since when that is known."""
 
     def seen(self, event: Any, now_us: int) -> None:
         """An event that was folded."""
@@ -39,16 +43,22 @@ class RestartTimes:
         if kind is v.EngineDied or kind is v.EngineStarted:
             self._begun_us.setdefault(event.worker, now_us)
         elif kind is v.EngineReady:
-            begun_us = self._begun_us.pop(event.worker, None)
-            if begun_us is not None:
+            took_us = now_us - self._begun_us.pop(event.worker, now_us)
+            if 0 < took_us <= MOST_S * 1e6:
                 latest = self._took_us.setdefault(event.model, deque(maxlen=REMEMBERED))
-                latest.append(now_us - begun_us)
+                latest.append(took_us)
         elif kind is v.WorkerLost or kind is v.WorkerDeregistered:
             self._begun_us.pop(event.worker, None)
+            self._suspected.pop(event.worker, None)
         elif kind is v.EffectsDecided:
             for effect in event.effects:
-                if effect.kind == EffectKind.HOLD:  # it restarts when an operator has it restart
+                if effect.kind in _HELD:  # it restarts when an operator has it restart
                     self._begun_us.pop(effect.worker, None)
+
+    def forget_begun(self) -> None:
+        """Events were missed: which restarts are under way is not known."""
+        self._begun_us.clear()
+        self._suspected.clear()
 
     def left_s(self, view: View, model: str, now_us: int) -> float:
         """What restarts of engines of `model` take from now on at most, in seconds: of those under
@@ -68,6 +78,12 @@ class RestartTimes:
             return NEVER
         if worker.engine in (EnginePhase.STARTING, EnginePhase.DEAD):
             return self._begun_us.get(worker.name, NEVER)
-        if worker.engine == EnginePhase.READY and view.suspect(worker.name) == worker.incarnation:
-            return now_us
-        return NEVER
+        incarnation = worker.incarnation
+        if worker.engine != EnginePhase.READY or view.suspect(worker.name) != incarnation:
+            self._suspected.pop(worker.name, None)
+            return NEVER
+        known, since_us = self._suspected.get(worker.name, (0, 0))
+        if known != incarnation:
+            since_us = now_us
+            self._suspected[worker.name] = incarnation, now_us
+        return since_us

@@ -12,6 +12,7 @@ class of workers; the two stay separate, since a plan with another estimate woul
 from __future__ import annotations
 
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.state.fleet import Fleet, Worker
 
 FADE_TOKENS = 1 << 16
@@ -40,24 +41,31 @@ def learn(worker: Worker, event: v.EngineStep) -> None:
         worker.decode_us = took
 
 
-def prefill_ns(fleet: Fleet, worker: Worker, unknown_ns: int, trust_percent: int = 0) -> int:
+def prefill_ns(fleet: Fleet, worker: Worker, unknown_ns: int) -> int:
     """Nanoseconds a prompt token takes on `worker`; of one that has not shown it, what the
-    others of its model take; else `unknown_ns`. With `trust_percent`, it is at most this part of
-    the median of the workers of its model and hardware, and the median at most this part of it."""
+    others of its model take; else `unknown_ns`."""
     if worker.prefill_tokens >= ENOUGH_TOKENS:
-        shown = _shown_ns(worker)
-        if not trust_percent:
-            return shown
-        same = (w for w in fleet.workers.values() if w.steps_like == worker.steps_like)
-        all_shown = sorted(_shown_ns(w) for w in same if w.prefill_tokens >= ENOUGH_TOKENS)
-        median = all_shown[(len(all_shown) - 1) // 2]  # of two the faster: contention only slows
-        part = max(trust_percent, 100)
-        return min(max(shown, median * 100 // part, 1), median * part // 100)
+        return _shown_ns(worker)
     alike = [w for w in fleet.workers.values() if w.model == worker.model]
     tokens = sum(w.prefill_tokens for w in alike)
     if tokens < ENOUGH_TOKENS:
         return unknown_ns
     return max(sum(w.prefill_us for w in alike) * 1000 // tokens, 1)
+
+
+def trusted_ns(fleet: Fleet, trust_percent: int) -> dict[str, tuple[int, int]]:
+    """By model and hardware (`Worker.steps_like`): the bounds within which `prefill_ns` of a worker
+    is believed, `trust_percent` (100 at least) being the ratio to the median of those that serve.
+    Empty for 0."""
+    shown: dict[str, list[int]] = {}
+    for worker in fleet.workers.values() if trust_percent else ():
+        if worker.engine == EnginePhase.READY and worker.prefill_tokens >= ENOUGH_TOKENS:
+            shown.setdefault(worker.steps_like, []).append(_shown_ns(worker))
+    part, bounds = max(trust_percent, 100), {}
+    for steps_like, found in shown.items():
+        median = sorted(found)[(len(found) - 1) // 2]  # of two the faster: contention only slows
+        bounds[steps_like] = max(median * 100 // part, 1), median * part // 100
+    return bounds
 
 
 def _shown_ns(worker: Worker) -> int:

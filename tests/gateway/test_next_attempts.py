@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from relume.controlplane.stream import error_codes
+from relume.events.log.errors import LogUnavailable
 from tests.gateway.client_requests import CHAT, TEXT, chat_body, ends_as_vllm, text_body, until
 from tests.gateway.peers import Behaviour, expected_stream, raw_response
 
@@ -304,3 +305,20 @@ async def test_openai_s_client_raises_when_a_stream_breaks(rig, chat):
         await client.close()
     assert got and raised.value.code == "no_worker"
     assert "no worker can take the request now" in raised.value.message
+
+
+@pytest.mark.parametrize("route", [TEXT, "/v1/embeddings"])
+async def test_a_request_that_the_log_does_not_take_is_503_log_unavailable(rig, route):
+    def unwritable(arrival):
+        raise LogUnavailable("away")
+
+    async with rig(engines=1) as r:
+        r.scheduler.arrived = unwritable
+        answer = await r.ask(route, text_body())
+        error = answer.json()["error"]
+        assert (answer.status, error["code"]) == (503, "log_unavailable")
+        assert (error["message"], int(answer.headers["retry-after"]) > 0) == (
+            error_codes.NO_LOG,
+            True,
+        )
+        assert not r.scheduler.endings()

@@ -38,7 +38,7 @@ from tests.suite.outcomes import inconclusive
 
 HANG_S = 120.0
 """A wait that takes longer hangs. This bounds waits and measures nothing: on a busy machine an
-engine that restarts takes many times as long."""
+engine takes many times as long to restart as beside nothing."""
 EVENLY = ("--policy", "least_load")
 """Replica's arguments: a worker that seems slow on a busy machine gets as many streams as others."""
 MODEL = Path(os.environ.get("RELUME_TEST_MODEL", ".relume/models/tiny")).absolute()

@@ -21,7 +21,7 @@ from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.routing import choose_worker as routing
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.overlay.view import View
-from relume.policies.state.prefill_rate import prefill_ns, token_us
+from relume.policies.state.prefill_rate import prefill_ns, token_us, trusted_ns
 from tests.policies.checkpoints.test_checkpoints import CheckpointConfig, daemon, held
 from tests.policies.story import MODEL, Story, arrived, decided, ended, queued, replica_started
 
@@ -514,8 +514,8 @@ def test_a_worker_that_seems_slow_for_a_moment_is_a_target_all_the_same() -> Non
     shows(story, w0=100_000, w1=2_000_000, w2=10_000)
     fleet = story.fleet
     assert [prefill_ns(fleet, w, 1) for w in fleet.workers.values()] == [100_000, 2_000_000, 10_000]
-    bounded = [prefill_ns(fleet, w, 1, 200) for w in fleet.workers.values()]
-    assert bounded == [100_000, 200_000, 50_000]
+    (bounds,) = trusted_ns(fleet, 200).values()
+    assert bounds == (50_000, 200_000) and trusted_ns(fleet, 0) == {}
     worst = {}
     for trust_percent in ("0", "200"):
         story.tell("fleet", v.ConfigChanged("migration.trust_percent", trust_percent, "c"))
@@ -524,7 +524,7 @@ def test_a_worker_that_seems_slow_for_a_moment_is_a_target_all_the_same() -> Non
         worst[trust_percent] = max(o.compute_us for o in options if o.kind == "recompute")
     assert worst["0"] == 10 * worst["200"]
     fleet.workers["w1"].steps_like = "other hardware"
-    assert prefill_ns(fleet, fleet.workers["w1"], 1, 200) == 2_000_000, "it may well be slower"
+    assert trusted_ns(fleet, 200)["other hardware"][1] > 2_000_000, "it may well be slower"
 
 
 def test_a_drain_s_estimates_are_as_measured() -> None:
@@ -534,3 +534,30 @@ def test_a_drain_s_estimates_are_as_measured() -> None:
     before = migration.plan(view_of(story), "drain", "w0", 1, asked(*names))
     story.tell("fleet", v.ConfigChanged("migration.trust_percent", "0", "c"))
     assert migration.plan(view_of(story), "drain", "w0", 1, asked(*names)) == before
+
+
+def test_logs_without_these_settings_decide_as_before() -> None:
+    story = Story()
+    story.replica_settings = ()
+    story.tell("r.r0", replica_started(settings=()))
+    config = config_of(view_of(story))
+    assert (config.dwell_ticks, config.trust_percent) == (0, 0)
+
+
+@pytest.mark.parametrize(("attempt", "stays"), [(1, False), (2, True)])
+def test_a_request_whose_move_was_abandoned_has_not_moved(attempt: int, stays: bool) -> None:
+    story, names = crowded()
+    view = view_of(story)
+    choices = migration.plan(view, "imbalance", "w0", 1, asked(*names))
+    goes = [c for c in choices if c.chosen >= 0]
+    story.tell(
+        "r.r0",
+        v.MigrationPlanned(
+            decision="m", basis=BASIS, worker="w0", incarnation=1, cause="imbalance",
+            tick=story.fleet.tick, choices=choices,
+        ),
+    )  # fmt: skip
+    story.healthy_ticks(ALL.cool_ticks)
+    again = [Running(request=c.request, attempt=attempt, tokens=321, left=50) for c in goes]
+    found = migration.plan(view_of(story), "imbalance", "w0", 1, again)
+    assert all((c.reason == "moved lately") is stays for c in found)

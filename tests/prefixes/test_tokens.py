@@ -271,6 +271,7 @@ async def test_a_tokenizer_that_answers_is_never_taken_for_hung(folder: Path) ->
         assert (tokens.counters.counted, tokens.counters.restarts) == (1000, 0)
 
 
+@pytest.mark.full
 async def test_a_hung_tokenizer_is_ended_and_the_log_says_by_whom(folder: Path, capsys) -> None:
     now = 0.0
     async with Tokens(str(folder), 0.01, lambda: now) as tokens:

@@ -8,6 +8,7 @@ import msgspec
 
 from relume.controlplane.gateway.http import routes
 from relume.controlplane.gateway.http.replies import Reply, error_reply
+from relume.controlplane.stream.error_codes import DRAINING, NO_WORKER_READY
 
 
 def live(running: bool) -> Reply:
@@ -20,9 +21,9 @@ def live(running: bool) -> Reply:
 def health(draining: bool, ready: bool, retry_after_s: int) -> Reply:
     """Whether a request sent now could be served."""
     if draining:
-        return error_reply(503, "draining", retry_after_s=retry_after_s)
+        return error_reply(503, DRAINING, retry_after_s=retry_after_s)
     if not ready:
-        return error_reply(503, "no worker can serve requests now", retry_after_s=retry_after_s)
+        return error_reply(503, NO_WORKER_READY, retry_after_s=retry_after_s)
     return Reply(status=200, body=b'{"status":"ok"}')
 
 

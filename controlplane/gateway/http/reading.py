@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from relume.controlplane.gateway.config import GatewayConfig
 from relume.controlplane.gateway.http.replies import Reply, error_reply
+from relume.controlplane.stream.error_codes import TOO_MANY_BYTES
 from relume.events.wire.headers import PRIORITY_BYTES, RESUMABLE_BYTES, TIER_BYTES
 
 log = structlog.get_logger("relume.gateway")
@@ -271,12 +272,7 @@ def too_large(config: GatewayConfig) -> Reply:
 
 def bodies_full(config: GatewayConfig) -> Reply:
     """The refusal of a body that would exceed the budget of all bodies."""
-    return error_reply(
-        503,
-        "too many bytes of requests are under way; try again",
-        code="overloaded",
-        retry_after_s=config.retry_after_s,
-    )
+    return error_reply(503, TOO_MANY_BYTES, retry_after_s=config.retry_after_s)
 
 
 def _split_url(url: bytes) -> tuple[str, str]:

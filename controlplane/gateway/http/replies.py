@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from relume.controlplane.gateway.errors import ClientError
 from relume.controlplane.stream.answer import DONE
+from relume.controlplane.stream.error_codes import OF_MESSAGES
 
 JSON = "application/json"
 
@@ -58,7 +59,8 @@ def error_body(
 ) -> bytes:
     """The JSON of an error as OpenAI's clients read it."""
     kind = ERROR_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-    error = {"message": message, "type": kind, "param": param, "code": code or str(status)}
+    code = code or OF_MESSAGES.get(message) or str(status)
+    error = {"message": message, "type": kind, "param": param, "code": code}
     return msgspec.json.encode({"error": error})
 
 

@@ -28,6 +28,7 @@ from relume.controlplane.gateway.http.reading import (
     broke,
 )
 from relume.controlplane.gateway.http.replies import CONTINUE, Reply, error_reply, status_line
+from relume.controlplane.stream.error_codes import TOO_MANY_CLIENTS
 
 log = structlog.get_logger("relume.gateway")
 
@@ -88,7 +89,7 @@ class ClientConnection(asyncio.Protocol):
         service.counters.clients += 1
         self.deadline = self._clock() + self._config.keepalive_timeout_s
         if len(service.clients) > self._config.max_clients:
-            self._reader.refuse(error_reply(503, "too many connections", retry_after_s=1))
+            self._reader.refuse(error_reply(503, TOO_MANY_CLIENTS, retry_after_s=1))
             self._pump()
 
     def data_received(self, data: bytes) -> None:

@@ -57,9 +57,9 @@ class Tokens:
         self.pid = 0
         """Of the process; 0 while none answers."""
         self._clock = clock
-        self._asked: dict[int, tuple[asyncio.Future[CountReply], int]] = {}
-        """By number, the questions that the process has not answered, also those for whose answer
-        nobody waits any more; and the sizes of their bodies."""
+        self._asked: dict[int, tuple[asyncio.Future[CountReply | None], int]] = {}
+        """By number, the questions that the process has not answered, including those whose request
+        no longer waits; and the sizes of their bodies. None: the process ended."""
         self._asked_bytes = 0
         self._number = 0
         self._waiting_since = 0.0
@@ -85,6 +85,9 @@ class Tokens:
         self, model: str, chat: bool, block_tokens: int, body: bytes
     ) -> CountReply | None:
         """The answer for a body; None: estimate it."""
+        if len(body) > MAX_BODY_BYTES:
+            self.counters.unusable += 1
+            return None
         future = self._ask(model, chat, block_tokens, body)
         if future is None:
             self.counters.away += 1
@@ -95,6 +98,9 @@ class Tokens:
         except TimeoutError:
             self.counters.late += 1
             return None
+        if told is None:
+            self.counters.away += 1
+            return None
         if told.tokens < 0:
             self.counters.unusable += 1
             return None
@@ -103,16 +109,16 @@ class Tokens:
 
     def _ask(
         self, model: str, chat: bool, block_tokens: int, body: bytes
-    ) -> asyncio.Future[CountReply] | None:
+    ) -> asyncio.Future[CountReply | None] | None:
         writer, size = self._writer, len(body)
-        if writer is None or size > MAX_BODY_BYTES or len(self._asked) >= MAX_ASKED:
+        if writer is None or len(self._asked) >= MAX_ASKED:
             return None
         if self._asked_bytes + size > MAX_ASKED_BYTES or self._silent_s() > self.wait_s:
             return None
         if not self._asked:
             self._waiting_since = self._clock()
         self._number += 1
-        future: asyncio.Future[CountReply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[CountReply | None] = asyncio.get_running_loop().create_future()
         self._asked[self._number] = future, size
         self._asked_bytes += size
         writer.write(
@@ -174,7 +180,7 @@ class Tokens:
             self._ready.clear()
             for future, _ in self._asked.values():
                 if not future.done():
-                    future.set_result(CountReply(0, -1, why="the tokenizer ended"))
+                    future.set_result(None)
             self._asked.clear()
             self._asked_bytes = 0
             writer.close()

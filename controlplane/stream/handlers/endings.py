@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relume.controlplane.stream.arrival import Assignment, Rejected
-from relume.controlplane.stream.error_codes import OF_MESSAGES, STOPPING
+from relume.controlplane.stream.error_codes import STOPPING
 from relume.controlplane.stream.stream_data import NEVER, Stream
 from relume.controlplane.stream.stream_effects import (
     Close,
@@ -127,7 +127,8 @@ def fail(
     if stream.relayed is not None and stream.begun:
         stream.effects.append(Cut())
         return ended
-    code = code or OF_MESSAGES.get(message, "model_not_found" if status == 404 else "")
+    if status == 404:
+        code = code or "model_not_found"
     if stream.stamp is not None and message.startswith(LOST):
         # OpenAI's clients would retry it, and must not.
         code, headers = "stream_lost", (*headers, ("x-should-retry", "false"))

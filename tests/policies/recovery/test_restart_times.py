@@ -36,6 +36,12 @@ class Watched:
         self.now_us += int(took_s * 1e6)
         self.tell(engine_ready(worker, incarnation))
 
+    def operator(self, kind: str) -> None:
+        effects = (v.Effect(kind, "w0"),)
+        decided = v.EffectsDecided(decision="c", basis=v.Basis(1, 0), cause="", effects=effects)
+        self.story.tell("fleet", decided)
+        self.times.seen(decided, self.now_us)
+
     def die(self, worker: str, incarnation: int) -> None:
         self.tell(v.EngineDied(worker, incarnation, "killed"))
 
@@ -72,11 +78,7 @@ def test_an_engine_that_never_becomes_ready_is_not_waited_for_for_ever() -> None
 def test_what_is_not_to_come_back_is_not_waited_for() -> None:
     w = Watched()
     w.die("w0", 1)
-    effect = v.EffectsDecided(
-        decision="c", basis=v.Basis(1, 0), cause="", effects=(v.Effect("hold", "w0"),)
-    )
-    w.story.tell("fleet", effect)
-    w.times.seen(effect, w.now_us)
+    w.operator("hold")
     assert w.story.fleet.workers["w0"].held and w.left_s() == 0
     w.die("w1", 1)
     assert w.left_s() > 0
@@ -84,30 +86,50 @@ def test_what_is_not_to_come_back_is_not_waited_for() -> None:
     assert w.left_s() == 0
 
 
-def test_the_time_that_an_operator_holds_an_engine_is_not_learnt() -> None:
+@pytest.mark.parametrize("held_first", [False, True])
+def test_the_time_that_an_operator_holds_an_engine_is_not_learnt(held_first: bool) -> None:
     w = Watched()
+    if held_first:  # it runs on, and dies later
+        w.operator("hold")
     w.die("w0", 1)
-    effect = v.Effect("hold", "w0")
-    w.times.seen(
-        v.EffectsDecided(decision="c", basis=v.Basis(1, 0), cause="", effects=(effect,)), w.now_us
-    )
+    if not held_first:
+        w.operator("hold")
     w.now_us += 300_000_000
+    w.operator("release")
     w.start("w0", 2, 20.0)
     w.die("w0", 2)
     assert w.left_s() == pytest.approx(40 * MARGIN)
 
 
-def test_a_wait_has_a_bound_whatever_was_learnt() -> None:
+def test_a_restart_without_a_bound_is_not_learnt() -> None:
     w = Watched()
     w.die("w0", 1)
     w.now_us += int(10 * MOST_S * 1e6)
     w.start("w0", 2, 1.0)
     w.die("w0", 2)
+    assert w.left_s() == pytest.approx(40 * MARGIN)
+    w.start("w0", 3, MOST_S)
+    w.die("w0", 3)
     assert w.left_s() == MOST_S
 
 
 def test_an_engine_that_is_suspected_may_be_about_to_restart() -> None:
-    """A connection breaks before the log has the death."""
+    """A connection breaks before the log has the death. One that only hangs is not waited for
+    longer than a restart takes."""
     w = Watched()
     w.view.own(1, v.WorkerSuspected("w0", 1, "silent"))
+    assert w.left_s() == pytest.approx(40 * MARGIN)
+    w.now_us += 30_000_000
+    assert w.left_s() == pytest.approx(40 * MARGIN - 30)
+    w.now_us += 30_000_000
+    assert w.left_s() == 0
+
+
+def test_after_missed_events_no_restart_is_known() -> None:
+    w = Watched()
+    w.die("w0", 1)
+    w.times.forget_begun()
+    assert w.left_s() == 0
+    w.start("w0", 2, 5.0)
+    w.die("w0", 2)
     assert w.left_s() == pytest.approx(40 * MARGIN)

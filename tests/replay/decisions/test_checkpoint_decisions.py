@@ -145,7 +145,7 @@ def test_a_changed_policy_is_found(
         assert verify(groups, limit=1).divergences[0].what == "decision"
     with monkeypatch.context() as patch:
         patch.setitem(recovery_plan._ORDERS, "least_total", recovery_plan._ORDERS["eq6"])
-        patch.setattr(checkpoints, "prefill_ns", lambda *_: 1)
+        patch.setattr(checkpoints, "prefill_ns", lambda fleet, worker, unknown: 1)
         assert verify(groups, limit=1).divergences[0].what == "decision"
 
 
