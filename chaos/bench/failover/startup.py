@@ -42,6 +42,8 @@ async def complete(session: aiohttp.ClientSession, gateway: str, tokens: int) ->
         answer.raise_for_status()
         ended = False
         async for line in answer.content:
+            if line.startswith(b'data: {"error"'):
+                raise RuntimeError(f"a completion failed: {line.decode(errors='replace')}")
             ended = ended or line.startswith(b"data: [DONE]")
         if not ended:
             raise RuntimeError("a completion did not end")

@@ -289,7 +289,8 @@ def _verdict(round_: Round, name: str, case: Case) -> list[str]:
 
 
 def _honest(round_: Round, name: str, case: Case, undisturbed: Stream) -> list[str]:
-    """A stream that could not go on: a true beginning, then an error, and no end."""
+    """A stream that could not go on: a true beginning, no finish reason, and vLLM's end of a broken
+    stream: an error, then [DONE]."""
     stream, end = round_.streams[name], round_.courses[name].end
     out = []
     if case.deterministic and not undisturbed.text.startswith(stream.text):
@@ -297,7 +298,7 @@ def _honest(round_: Round, name: str, case: Case, undisturbed: Stream) -> list[s
     for index, shown in stream.others.items():
         if not undisturbed.others[index].startswith(shown):
             out.append(f"choice {index} showed what was not generated")
-    if "the worker failed" not in stream.error or stream.finish or stream.done:
+    if "the worker failed" not in stream.error or stream.finish or not stream.done:
         out.append(f"finish {stream.finish!r}, error {stream.error!r}")
     if end.outcome != "failed" or end.detail not in stream.error:
         out.append(f"the log says {end.outcome}: {end.detail}")
