@@ -288,23 +288,28 @@ async def test_what_kills_engine_after_engine_is_given_up(rig):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-async def test_openai_s_client_raises_when_a_stream_breaks(rig, chat):
+@pytest.mark.parametrize("client_class", [openai.OpenAI, openai.AsyncOpenAI])
+async def test_openai_s_clients_raise_when_a_stream_breaks(rig, chat, client_class):
     """What came before is there, and the end is no success."""
+    got = []
+
+    def read(resource, asked):
+        got.extend(resource.create(**asked))  # chunk by chunk: those before the error stay
+
     async with rig(engines=1, wait_timeout_s=0.2) as r:
         r.engines[0].script.append(Behaviour(cut_after=5))
         base_url = f"http://127.0.0.1:{r.gateway.port}/v1"
-        client = openai.AsyncOpenAI(base_url=base_url, api_key="x", max_retries=0)
+        client = client_class(base_url=base_url, api_key="x", max_retries=0)
         resource = client.chat.completions if chat else client.completions
-        asked = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
-        got = []
+        prompt = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+        asked = {"model": "m", "temperature": 0, "stream": True, **prompt}
         with pytest.raises(openai.APIError) as raised:
-            async for chunk in await resource.create(
-                model="m", temperature=0, stream=True, **asked
-            ):
+            if client_class is openai.OpenAI:
+                await asyncio.to_thread(read, resource, asked)
+            async for chunk in await resource.create(**asked):
                 got.append(chunk)
-        await client.close()
     assert got and raised.value.code == "no_worker"
-    assert "no worker can take the request now" in raised.value.message
+    assert error_codes.NO_WORKER in raised.value.message
 
 
 @pytest.mark.parametrize("route", [TEXT, "/v1/embeddings"])
