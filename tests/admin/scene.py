@@ -113,7 +113,16 @@ class Scene:
         writer.append(
             v.WorkerRegistered(worker=name, domain=f"host-{name}", agent_pid=4000, agent_url=""),
             v.EngineStarted(name, incarnation, 5000, 1),
-            engine_ready(name, incarnation, model),
+            v.EngineReady(
+                worker=name,
+                incarnation=incarnation,
+                host="127.0.0.1",
+                port=9000,
+                model=model,
+                max_model_len=2048,
+                block_size=32,
+                kv_blocks=100,
+            ),
         )
         self.worker_writers[name] = writer
         await self.until(lambda: self._ready(name))
@@ -151,17 +160,3 @@ async def _never() -> None:
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def engine_ready(worker: str, incarnation: int, model: str = "tiny") -> v.EngineReady:
-    """The engine serves."""
-    return v.EngineReady(
-        worker=worker,
-        incarnation=incarnation,
-        host="127.0.0.1",
-        port=9000,
-        model=model,
-        max_model_len=2048,
-        block_size=32,
-        kv_blocks=100,
-    )

@@ -13,7 +13,8 @@ from relume.controlplane.telemetry.metric_table import TABLE
 from relume.controlplane.telemetry.metrics_page import Metrics
 from relume.controlplane.telemetry.state_families import TokenCollector
 from relume.events import vocabulary as v
-from tests.admin.scene import VIEWER, Scene, engine_ready
+from tests.admin.scene import VIEWER, Scene
+from tests.policies.story import ready, started
 
 
 async def samples(scene: Scene) -> dict[tuple, float]:
@@ -310,8 +311,8 @@ async def test_resumable_streams_are_counted_where_they_are_kept_and_where_clien
         too_large = "relume_envelopes_total", ("outcome", "too_large"), worker
         assert found[too_large] == 6, "a counter never falls"
         writer.append(
-            v.EngineStarted("w0", 2, 102, 1),
-            engine_ready("w0", 2),
+            started("w0", 2),
+            ready("w0", 2, "tiny"),
             v.StreamsReported(2, (("envelopes_too_large", 2),)),
         )
         await scene.until(lambda: replica.fleet.workers["w0"].streams)

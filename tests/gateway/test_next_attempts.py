@@ -293,8 +293,8 @@ async def test_openai_s_clients_raise_when_a_stream_breaks(rig, chat, client_cla
     """What came before is there, and the end is no success."""
     got = []
 
-    def read(resource, asked):
-        got.extend(resource.create(**asked))  # chunk by chunk: those before the error stay
+    def read(resource, request):
+        got.extend(resource.create(**request))  # chunk by chunk: those before the error stay
 
     async with rig(engines=1, wait_timeout_s=0.2) as r:
         r.engines[0].script.append(Behaviour(cut_after=5))
@@ -302,11 +302,11 @@ async def test_openai_s_clients_raise_when_a_stream_breaks(rig, chat, client_cla
         client = client_class(base_url=base_url, api_key="x", max_retries=0)
         resource = client.chat.completions if chat else client.completions
         prompt = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
-        asked = {"model": "m", "temperature": 0, "stream": True, **prompt}
+        request = {"model": "m", "temperature": 0, "stream": True, **prompt}
         with pytest.raises(openai.APIError) as raised:
             if client_class is openai.OpenAI:
-                await asyncio.to_thread(read, resource, asked)
-            async for chunk in await resource.create(**asked):
+                await asyncio.to_thread(read, resource, request)
+            async for chunk in await resource.create(**request):
                 got.append(chunk)
     assert got and raised.value.code == "no_worker"
     assert error_codes.NO_WORKER in raised.value.message

@@ -94,18 +94,18 @@ class Tokens:
             return None
         try:
             async with asyncio.timeout(self.wait_s):
-                told = await future
+                answer = await future
         except TimeoutError:
             self.counters.late += 1
             return None
-        if told is None:
+        if answer is None:
             self.counters.away += 1
             return None
-        if told.tokens < 0:
+        if answer.tokens < 0:
             self.counters.unusable += 1
             return None
         self.counters.counted += 1
-        return told
+        return answer
 
     def _ask(
         self, model: str, chat: bool, block_tokens: int, body: bytes
@@ -196,18 +196,18 @@ class Tokens:
             (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
             if length > MAX_TOLD_BYTES:
                 raise ValueError(f"a frame of {length} bytes")
-            told = decode(await reader.readexactly(length))
-            if not told.number:
+            answer = decode(await reader.readexactly(length))
+            if not answer.number:
                 self._writer, self.pid = writer, pid
                 self._ready.set()
                 continue
-            if told.number not in self._asked:
-                raise ValueError(f"an answer to question {told.number}, which is not pending")
+            if answer.number not in self._asked:
+                raise ValueError(f"an answer to question {answer.number}, which is not pending")
             self._waiting_since = self._clock()
-            future, size = self._asked.pop(told.number)
+            future, size = self._asked.pop(answer.number)
             self._asked_bytes -= size
             if not future.done():
-                future.set_result(told)
+                future.set_result(answer)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """A process that answers nothing is ended."""

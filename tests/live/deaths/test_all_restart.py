@@ -1,4 +1,5 @@
-"""All engines of a model die at once, on a busy machine: whoever asks meanwhile waits for them."""
+"""All engines of a model die at once, on a busy machine: requests wait for them. Restarts are faster
+here than `--wait-for-worker-s`; `tests/sim/test_restarts.py` has slower ones."""
 
 from __future__ import annotations
 
@@ -27,14 +28,18 @@ async def test_no_request_fails_while_all_engines_restart_beside_a_busy_process(
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         async with scene_of(msgspec.structs.replace(options, workers=len(WORKERS))) as scene:
-            await _all_killed(scene)
+            struck, late = await _all_killed(scene)
+            assert not whole(struck) and not whole(late)
+            assert same(await scene.streams(6, 400, "calm-struck"), struck) == []
+            assert same(await scene.streams(6, 50, "calm-late"), late) == []
             await scene.sound()
     finally:
         busy.kill()
         busy.wait()
 
 
-async def _all_killed(scene: Scene) -> None:
+async def _all_killed(scene: Scene) -> tuple[dict[str, Stream], dict[str, Stream]]:
+    """Streams that were running, and those that came while no engine served."""
     workers = [await scene.until_ready(name) for name in WORKERS]
 
     async def kill(streams: dict[str, Stream]) -> None:
@@ -48,9 +53,7 @@ async def _all_killed(scene: Scene) -> None:
     for worker in workers:
         await scene.until_ready(worker["name"], worker["incarnation"] + 1)
     print(f"all engines are ready again after {time.monotonic() - begun:.1f} s")
-    assert not whole(struck) and not whole(late)
-    assert same(await scene.streams(6, 400, "calm-struck"), struck) == []
-    assert same(await scene.streams(6, 50, "calm-late"), late) == []
+    return struck, late
 
 
 async def _ask_later(scene: Scene, begun: float) -> dict[str, Stream]:

@@ -7,12 +7,11 @@ import pytest
 from relume.events import vocabulary as v
 from relume.policies.recovery.restart_times import MARGIN, MOST_S, RestartTimes
 from relume.policies.state.overlay.view import View
-from tests.admin.scene import engine_ready
-from tests.policies.story import Story
+from tests.policies.story import MODEL, Story, died, ready, started
 
 
 class Watched:
-    """A story of workers `w0` and `w1` of model `tiny`, and a clock that is set."""
+    """A story of workers `w0` and `w1` of one model, and a clock that is set."""
 
     def __init__(self) -> None:
         self.story = Story()
@@ -28,13 +27,13 @@ class Watched:
         self.story.tell(stream, event)
         self.times.seen(event, self.now_us)
 
-    def left_s(self, model: str = "tiny") -> float:
+    def left_s(self, model: str = MODEL) -> float:
         return self.times.left_s(self.view, model, self.now_us)
 
     def start(self, worker: str, incarnation: int, took_s: float) -> None:
-        self.tell(v.EngineStarted(worker, incarnation, 100 + incarnation, 1))
+        self.tell(started(worker, incarnation))
         self.now_us += int(took_s * 1e6)
-        self.tell(engine_ready(worker, incarnation))
+        self.tell(ready(worker, incarnation))
 
     def operator(self, kind: str) -> None:
         effects = (v.Effect(kind, "w0"),)
@@ -43,7 +42,7 @@ class Watched:
         self.times.seen(decided, self.now_us)
 
     def die(self, worker: str, incarnation: int) -> None:
-        self.tell(v.EngineDied(worker, incarnation, "killed"))
+        self.tell(died(worker, incarnation))
 
 
 def test_a_wait_lasts_as_long_as_restarts_do() -> None:
@@ -52,13 +51,13 @@ def test_a_wait_lasts_as_long_as_restarts_do() -> None:
     w.die("w0", 1)
     assert w.left_s() == pytest.approx(40 * MARGIN)
     w.now_us += 30_000_000
-    w.tell(v.EngineStarted("w0", 2, 102, 1))
+    w.tell(started("w0", 2))
     assert w.left_s() == pytest.approx(40 * MARGIN - 30), "since its death"
     assert w.left_s("other") == 0
     w.die("w1", 1)
     assert w.left_s() == pytest.approx(40 * MARGIN), "the last of them"
     w.now_us += 20_000_000
-    w.tell(engine_ready("w0", 2))
+    w.tell(ready("w0", 2))
     w.start("w1", 2, 5.0)
     assert w.left_s() == 0
     w.die("w0", 2)
@@ -70,7 +69,7 @@ def test_an_engine_that_never_becomes_ready_is_not_waited_for_for_ever() -> None
     w.die("w0", 1)
     for incarnation in range(2, 6):
         w.now_us += 20_000_000
-        w.tell(v.EngineStarted("w0", incarnation, 100, 1))
+        w.tell(started("w0", incarnation))
         w.die("w0", incarnation)
     assert w.left_s() == 0
 
