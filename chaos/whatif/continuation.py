@@ -27,7 +27,8 @@ from relume.policies.liveness import stall
 from relume.policies.migration import migration_settings
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import routing_settings
-from relume.policies.routing.choose_worker import Choice, Query
+from relume.policies.routing.choose_worker import Choice
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.overlay.view import View
 
@@ -160,7 +161,7 @@ class ContinuedFleet(SimFleet):
             return
 
 
-def _to(worker: str, view: View, query: Query) -> Choice:
+def _to(worker: str, view: View, query: RouteQuery) -> Choice:
     """That worker, if it is eligible for the request; else like `least_load`."""
     choice = routing.least_load(view, query)
     for candidate in choice.candidates:

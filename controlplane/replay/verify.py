@@ -47,6 +47,7 @@ from relume.policies.leader import log_detail as shedding
 from relume.policies.leader.duties import step
 from relume.policies.liveness import stall
 from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
 from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
@@ -315,9 +316,9 @@ def check_route(
             verdict.changed("route", event.request, *place, recorded, other, "prediction")
 
 
-def query_of(event: v.RouteDecided) -> routing.Query:
+def query_of(event: v.RouteDecided) -> RouteQuery:
     """The question to the policy."""
-    return routing.Query(
+    return RouteQuery(
         request=event.request,
         model=event.model,
         prompt_tokens=event.prompt_tokens,

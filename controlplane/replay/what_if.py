@@ -36,6 +36,7 @@ from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.liveness import stall
 from relume.policies.liveness.stall import StallConfig
+from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.migration import migration_settings
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.recorded_settings import CHOICES
@@ -43,7 +44,6 @@ from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import routing_settings
 from relume.policies.routing.routing_settings import RoutingConfig
 from relume.policies.state.fleet import Fleet, dump, load
-from relume.policies.state.fold import SUSPICIOUS
 from relume.policies.state.overlay.view import View
 
 POLICY = routing_settings.POLICY

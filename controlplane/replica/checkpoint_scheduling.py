@@ -17,7 +17,7 @@ from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import PlacementCause, TransportKind
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import config_of
-from relume.policies.state.fold import SUSPICIOUS
+from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prompt_tokens import prompt_tokens
 

@@ -32,7 +32,7 @@ from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import config_of
 from relume.policies.migration import moves as migration
 from relume.policies.recovery import resume_mode as recovery
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.eligibility import excluded_at
 from relume.policies.state.account import key_of
 
 if TYPE_CHECKING:
@@ -232,11 +232,7 @@ class MigrationWatch:
         """Why it is not to be made now, though it was planned."""
         view = self._scheduler.view
         target = view.fleet.workers[move.target]
-        excluded = routing.exclusion(
-            view,
-            target,
-            routing.Query(request="", model=target.model, prompt_tokens=0, delivered=0),
-        )
+        excluded = excluded_at(view, target)
         return f"{move.target}: {excluded}" if excluded else ""
 
     def _abandon(self, move: Move, reason: str) -> None:

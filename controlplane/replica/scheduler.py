@@ -37,6 +37,8 @@ from relume.policies.recovery import resume_mode as recovery
 from relume.policies.recovery.restart_times import RestartTimes
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import estimate_index
+from relume.policies.routing.eligibility import excluded_at
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.routing_settings import POLICY
 from relume.policies.state import prefix_index as prefixes
 from relume.policies.state.fleet import Worker
@@ -194,7 +196,7 @@ class Scheduler:
     def _decided(self, live: LiveRequest, cause: RouteCause, mode: AttemptMode) -> v.RouteDecided:
         """The decision where the next attempt of `live` runs, on the view as it is now."""
         arrival, view = live.arrival, self.view
-        query = routing.Query(
+        query = RouteQuery(
             request=arrival.request,
             model=arrival.model,
             prompt_tokens=prompt_tokens(view.fleet, arrival.request, arrival.prompt_tokens),
@@ -339,11 +341,8 @@ class Scheduler:
         return not any(map(_on_its_way, self.view.fleet.workers.values()))
 
     def _open_for(self, model: str) -> bool:
-        query = routing.Query(request="", model=model, prompt_tokens=0, delivered=0)
         view = self.view
-        return any(
-            not routing.exclusion(view, worker, query) for worker in view.fleet.workers.values()
-        )
+        return any(not excluded_at(view, w, model) for w in view.fleet.workers.values())
 
 
 def _to_travel(decision: v.RouteDecided) -> v.RouteDecided:

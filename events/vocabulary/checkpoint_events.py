@@ -5,7 +5,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 from relume.events.vocabulary.base import Basis, Event
-from relume.events.vocabulary.enums import DropReason, PlacementCause, RecoveryKind, RestoreFailure
+from relume.events.vocabulary.enums import (
+    DropReason,
+    Exclusion,
+    PlacementCause,
+    RecoveryKind,
+    RestoreFailure,
+)
 
 
 class StateDaemonStarted(Event, frozen=True, tag="state_daemon_started/1", kw_only=True):
@@ -156,7 +162,7 @@ class HolderCandidate(Struct, frozen=True, array_like=True, gc=False):
     worker: str
     load: int
     free_bytes: int
-    excluded: str = ""
+    excluded: Exclusion = Exclusion.NONE
 
 
 class HolderChosen(Event, frozen=True, tag="holder_chosen/1", kw_only=True):
@@ -192,7 +198,7 @@ class RecoveryOption(Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     move_us: int
     compute_us: int
     done_us: int
-    excluded: str = ""
+    excluded: Exclusion = Exclusion.NONE
 
 
 class RecoveryChoice(Struct, frozen=True, array_like=True, gc=False, kw_only=True):

@@ -215,6 +215,42 @@ class QueueCause(Word):
     """Others wait already."""
 
 
+class Exclusion(Word):
+    """Why a worker gets no request, cannot restore one, or holds no checkpoint of it
+    (`Candidate.excluded`, `RecoveryOption.excluded`, `HolderCandidate.excluded`)."""
+
+    NONE = ""
+    """It may."""
+    ENGINE_NONE = "engine none"
+    ENGINE_STARTING = "engine starting"
+    ENGINE_DEAD = "engine dead"
+    OTHER_MODEL = "other model"
+    LOST = "lost"
+    DRAINING = "draining"
+    SUSPECTED = "suspected"
+    WITHOUT_PLUGIN = "tells no token ids"
+    """A server without the plugin cannot continue a request."""
+    FAILED_BEFORE = "failed it before"
+    """This request, on this incarnation."""
+    NO_KV_ROOM = "no KV room"
+    SILENT = "silent"
+    """No report for longer than its steps take, though it has work."""
+    TOO_LATE = "too late"
+    """The first token, for the goal of the request's tier."""
+    SATURATED = "saturated"
+    """At the limit of the admission queue."""
+    FAILED = "failed"
+    """The request is interrupted because this engine failed."""
+    SOURCE = "it runs there"
+    """The request leaves this worker."""
+    FINGERPRINT = "fingerprint"
+    """Its KV blocks are of another kind than the checkpoint's."""
+    UNREACHABLE = "unreachable"
+    """No link from the holder to it."""
+    BUDGET = "budget"
+    """Its state daemon has no room for the checkpoint."""
+
+
 class ShedReason(Word):
     """Why a request is refused unsent (`RequestShed.reason`)."""
 

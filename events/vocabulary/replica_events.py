@@ -8,6 +8,7 @@ from relume.events.vocabulary.base import Basis, Event
 from relume.events.vocabulary.enums import (
     AdminCommand,
     AttemptMode,
+    Exclusion,
     Guarantee,
     ProbeResult,
     RequestOutcome,
@@ -86,7 +87,7 @@ class Candidate(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     cost: int
     prefill_tokens: int
     requests: int
-    excluded: str = ""
+    excluded: Exclusion = Exclusion.NONE
     hit_tokens: int = 0
     batch: int = 0
     context_tokens: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from relume.events.vocabulary import RecoveryChoice
-from relume.events.vocabulary.enums import PlacementCause
+from relume.events.vocabulary.enums import Exclusion, PlacementCause
 from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, config_of
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
@@ -25,7 +25,7 @@ from relume.policies.recovery.plan import (
     StoredBlocks,
     Target,
 )
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.eligibility import excluded_as_holder, excluded_at
 from relume.policies.state import coverage, dirty_set
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.view import View
@@ -70,6 +70,7 @@ def _site(view: View, name: str, ahead: dict[str, tuple[int, int]]) -> Site | No
     if holder is None or worker is None:
         return None
     blocks, promised = ahead.get(name, (0, 0))
+    excluded = excluded_as_holder(worker)
     return Site(
         worker=name,
         domain=worker.domain,
@@ -78,8 +79,8 @@ def _site(view: View, name: str, ahead: dict[str, tuple[int, int]]) -> Site | No
         budget_bytes=holder.budget_bytes,
         used_bytes=holder.held_bytes + holder.promised_bytes + promised,
         family=holder.family,
-        alive=holder.alive and worker.present,
-        draining=worker.draining,
+        alive=holder.alive and excluded != Exclusion.LOST,
+        draining=excluded == Exclusion.DRAINING,
     )
 
 
@@ -178,10 +179,10 @@ def kept_holders(view: View, request: str, primary: Worker) -> tuple[str, ...]:
 
 def unfit(fleet: Fleet, holder: str) -> PlacementCause | None:
     """Why `holder` may not continue to hold checkpoints."""
-    site, worker = fleet.holders.get(holder), fleet.workers.get(holder)
-    if site is None or worker is None or not (site.alive and worker.present):
+    site, excluded = fleet.holders.get(holder), excluded_as_holder(fleet.workers.get(holder))
+    if site is None or not site.alive or excluded == Exclusion.LOST:
         return PlacementCause.HOLDER_LOST
-    return PlacementCause.DRAINING if worker.draining else None
+    return PlacementCause.DRAINING if excluded else None
 
 
 def displaced(view: View, request: str, primary: str) -> PlacementCause | None:
@@ -223,7 +224,9 @@ def plan(
     config = config_of(view)
     if config.recovery == "recompute":
         return ()
-    interrupted, targets, links, rules = _question(view, worker, incarnation, lost, "failed")
+    interrupted, targets, links, rules = _question(
+        view, worker, incarnation, lost, Exclusion.FAILED
+    )
     if not any(r.stored for r in interrupted):
         return ()
     return recovery_plan.plan(interrupted, targets, links, rules, config.recovery)
@@ -237,7 +240,7 @@ def estimates(
 
     Raises KeyError for a unknown worker.
     """
-    question = _question(view, worker, incarnation, running, "it runs there", trust_percent)
+    question = _question(view, worker, incarnation, running, Exclusion.SOURCE, trust_percent)
     interrupted, targets, links, rules = question
     return interrupted, Estimates(targets, links, rules, len(interrupted))
 
@@ -247,7 +250,7 @@ def _question(
     worker: str,
     incarnation: int,
     lost: Sequence[Lost],
-    why_not: str,
+    why_not: Exclusion,
     trust_percent: int = 0,
 ) -> tuple[list[InterruptedRequest], list[Target], Links, Rules]:
     config = config_of(view)
@@ -293,12 +296,11 @@ def _target(
     worker: Worker,
     at: Index,
     left: str,
-    why_not: str,
+    why_not: Exclusion,
     config: CheckpointConfig,
     trusted: dict[str, tuple[int, int]],
 ) -> Target:
-    query = routing.Query(request="", model=worker.model, prompt_tokens=0, delivered=0)
-    excluded = routing.exclusion(view, worker, query)
+    excluded = excluded_at(view, worker)
     if not excluded and f"{worker.name}:{worker.incarnation}" == left:
         excluded = why_not
     site = at.site(worker.name)

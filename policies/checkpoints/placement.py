@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from relume.events.vocabulary import HolderCandidate
+from relume.events.vocabulary.enums import Exclusion
 
 POLICIES = ("load_aware", "neighbour", "none")
 FAR = 1 << 62
@@ -224,7 +225,7 @@ def _load_aware(index: Index, demand: Demand) -> Placement:
                 break
             site = index.sites[at]
             short = site.free_bytes < demand.bytes
-            looked.append(_candidate(index, site, "budget" if short else ""))
+            looked.append(_candidate(index, site, short))
             full = full or short
             if short:
                 blocked.append((at, at + 1))
@@ -238,7 +239,8 @@ def _load_aware(index: Index, demand: Demand) -> Placement:
     return Placement(tuple(s.worker for s in holders), tuple(looked), reason)
 
 
-def _candidate(index: Index, site: Site, excluded: str) -> HolderCandidate:
+def _candidate(index: Index, site: Site, short: bool) -> HolderCandidate:
+    excluded = Exclusion.BUDGET if short else Exclusion.NONE
     return HolderCandidate(site.worker, load(site, index.weights), site.free_bytes, excluded)
 
 
@@ -252,7 +254,7 @@ def _within_domain(index: Index, demand: Demand, looked: list[HolderCandidate]) 
     found = []
     for site in open_:
         short = site.free_bytes < demand.bytes
-        looked.append(_candidate(index, site, "budget" if short else ""))
+        looked.append(_candidate(index, site, short))
         if not short:
             found.append(site)
         if len(found) == demand.wanted:
@@ -279,7 +281,7 @@ def _same_domains_again(
         site = index.sites[at]
         blocked.append((at, at + 1))
         short = site.free_bytes < demand.bytes
-        looked.append(_candidate(index, site, "budget" if short else ""))
+        looked.append(_candidate(index, site, short))
         if not short:
             found.append(site)
     return found
@@ -295,9 +297,7 @@ def _neighbour(index: Index, demand: Demand) -> Placement:
     away = [s for s in up if s.domain != demand.domain]
     chosen = (away or up)[: demand.wanted]
     fitting = [s for s in chosen if s.free_bytes >= demand.bytes]
-    looked = tuple(
-        _candidate(index, s, "" if s.free_bytes >= demand.bytes else "budget") for s in chosen
-    )
+    looked = tuple(_candidate(index, s, s.free_bytes < demand.bytes) for s in chosen)
     reason = "" if len(fitting) == demand.wanted else "budget" if chosen else "alone"
     return Placement(tuple(s.worker for s in fitting), looked, reason)
 

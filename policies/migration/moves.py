@@ -32,7 +32,7 @@ from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration.migration_settings import MigrationConfig, config_of
 from relume.policies.recovery.plan import Estimates, InterruptedRequest
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.eligibility import excluded_at
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
@@ -82,9 +82,7 @@ def crowded(view: View, config: MigrationConfig) -> list[str]:
 
 def _settled(view: View, worker: Worker, config: MigrationConfig) -> bool:
     """Whether it takes requests, and no move has touched it lately."""
-    if routing.exclusion(
-        view, worker, routing.Query(request="", model=worker.model, prompt_tokens=0, delivered=0)
-    ):
+    if excluded_at(view, worker):
         return False
     if len(worker.recent) < max(config.ticks, 1):
         return False
@@ -242,11 +240,10 @@ class _Imbalance(_MigrationPlanner):
     def _share(self) -> int:
         """How many may leave of this replica's. Half of the gap would make two workers equal;
         the largest remainders decide which replicas get them."""
-        query = routing.Query(request="", model=self.source.model, prompt_tokens=0, delivered=0)
         open_ = [
             self.requests[w.name]
             for w in self.view.fleet.workers.values()
-            if w is not self.source and not routing.exclusion(self.view, w, query)
+            if w is not self.source and not excluded_at(self.view, w, self.source.model)
         ]
         gap = self.requests[self.source.name] - min(open_, default=1 << 31)
         total = min(gap // 2, self.config.at_once)

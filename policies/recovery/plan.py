@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from relume.events.vocabulary import RecoveryChoice, RecoveryOption
-from relume.events.vocabulary.enums import RecoveryKind
+from relume.events.vocabulary.enums import Exclusion, RecoveryKind
 
 POLICIES = ("completion", "eq6", "least_delay", "least_total")
 
@@ -82,7 +82,7 @@ class Target(Struct, frozen=True, kw_only=True):
     prefill_ns_per_token: int
     model: str = ""
     family: str = ""
-    excluded: str = ""
+    excluded: Exclusion = Exclusion.NONE
     incarnation: int = 0
     requests: int = 0
     waiting: int = 0
@@ -176,7 +176,7 @@ class Estimates:
         """Every way to take the request up, in a fixed order."""
         found = []
         for target in self.targets:
-            excluded = _exclusion(request, target)
+            excluded = _excluded(request, target)
             found.append(self._recompute(request, target, excluded))
             for stored in request.stored:
                 if stored.tokens <= 0:
@@ -194,13 +194,16 @@ class Estimates:
         ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
         return tuple(options[n] for n in ranked[: self.kept]), min(at, 0)
 
-    def _unfit(self, request: InterruptedRequest, target: Target, stored: StoredBlocks) -> str:
+    def _unfit(
+        self, request: InterruptedRequest, target: Target, stored: StoredBlocks
+    ) -> Exclusion:
         if target.family != request.family:
-            return "fingerprint"
-        return "" if self.links.rate(stored.holder, target.worker) else "unreachable"
+            return Exclusion.FINGERPRINT
+        reached = self.links.rate(stored.holder, target.worker)
+        return Exclusion.NONE if reached else Exclusion.UNREACHABLE
 
     def _recompute(
-        self, request: InterruptedRequest, target: Target, excluded: str
+        self, request: InterruptedRequest, target: Target, excluded: Exclusion
     ) -> RecoveryOption:
         wait = self.free_us[target.worker]
         compute = request.tokens * target.prefill_ns_per_token // 1000
@@ -217,7 +220,7 @@ class Estimates:
         )
 
     def _restore(
-        self, request: InterruptedRequest, target: Target, stored: StoredBlocks, excluded: str
+        self, request: InterruptedRequest, target: Target, stored: StoredBlocks, excluded: Exclusion
     ) -> RecoveryOption:
         """Blocks move while the worker is busy with others; at least one token is left to
         compute, which gives the next."""
@@ -287,12 +290,12 @@ class Estimates:
                 self.local_us[worker] -= self.links.move_us(worker, worker, stored.bytes)
 
 
-def _exclusion(request: InterruptedRequest, target: Target) -> str:
+def _excluded(request: InterruptedRequest, target: Target) -> Exclusion:
     if target.excluded:
         return target.excluded
     if f"{target.worker}:{target.incarnation}" in request.avoid:
-        return "failed it before"
-    return "other model" if target.model != request.model else ""
+        return Exclusion.FAILED_BEFORE
+    return Exclusion.OTHER_MODEL if target.model != request.model else Exclusion.NONE
 
 
 def _completion(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:

@@ -20,36 +20,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from relume.events.vocabulary import Candidate
-from relume.events.vocabulary.enums import EnginePhase, Tier
+from relume.events.vocabulary.enums import Exclusion
 from relume.policies.routing import estimate_index, first_token_v1
 from relume.policies.routing import prefix_hits as hits
 from relume.policies.routing import selection as selectors
 from relume.policies.routing.cost_index import of as ranked
+from relume.policies.routing.eligibility import FAILED_BEFORE, NONE, excluded, excluded_for
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import UNHEARD_US, estimate_of
-from relume.policies.routing.worker_index import Why, WorkerIndex
+from relume.policies.routing.worker_index import WorkerIndex
 from relume.policies.state import prefix_index as prefixes
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 
 REQUEST_TOKENS = 32
 """Tokens of prefill that one held request weighs as much as."""
-
-
-class Query(Struct, frozen=True, kw_only=True):
-    """What is to be placed. `avoid` holds `worker:incarnation` that failed it before; `lost`
-    is the attempt that was (0: none yet). `prefix`: marks of the prompt, packed
-    (`relume.events.wire.prefix`); what workers hold of it is `relume.policies.routing.prefix_hits`.
-    `session` it belongs to, `tier` of its answer."""
-
-    request: str
-    model: str
-    prompt_tokens: int
-    delivered: int
-    avoid: tuple[str, ...] = ()
-    lost: int = 0
-    prefix: bytes = b""
-    session: str = ""
-    tier: Tier = Tier.NONE
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -68,41 +53,13 @@ class Choice(Struct, frozen=True, kw_only=True):
     """The estimate that the worker was chosen by; -1: the policy goes by no estimate of time."""
 
 
-def exclusion(view: View, worker: Worker, query: Query) -> str:
-    """Why `worker` cannot take the request; empty when it can."""
-    distrusted = view.suspect(worker.name) == worker.incarnation
-    return _excluded(worker, query.model, distrusted) or _unable(worker, query)
-
-
-def shut(model: str) -> Why:
-    """Why a worker, distrusted or not, takes no request for `model`."""
-    return lambda worker, distrusted: _excluded(worker, model, distrusted)
-
-
-def _unable(worker: Worker, query: Query) -> str:
-    """Why the worker cannot continue what another one began."""
-    return selectors.UNABLE if worker.plain and query.delivered else ""
-
-
-def _excluded(worker: Worker, model: str, distrusted: bool = False) -> str:
-    if worker.engine != EnginePhase.READY:
-        return f"engine {worker.engine}"
-    if worker.model != model:
-        return "other model"
-    if not worker.present:
-        return "lost"
-    if worker.draining:
-        return "draining"
-    return "suspected" if distrusted else ""
-
-
-def least_load(view: View, query: Query) -> Choice:
+def least_load(view: View, query: RouteQuery) -> Choice:
     """The least loaded worker that may take it.
 
     Workers the request failed on are used only when no other is left: health is never
     traded, past failures of this one request are.
     """
-    distrusted = view.distrusted()
+    suspected = view.suspected()
     candidates: list[Candidate] = []
     best: list[tuple[int, int, int]] = []
     second: list[tuple[int, int, int]] = []
@@ -112,15 +69,12 @@ def least_load(view: View, query: Query) -> Choice:
         name, incarnation = worker.name, worker.incarnation
         prefill, requests = view.load(worker)
         cost = prefill + REQUEST_TOKENS * requests
-        excluded = _excluded(worker, query.model, distrusted.get(name, 0) == incarnation)
-        excluded = excluded or _unable(worker, query)
-        if not excluded:
-            rank = (cost, (index - turn) % count, index)
-            if query.avoid and f"{name}:{incarnation}" in query.avoid:
-                excluded = "failed it before"
-                second.append(rank)
-            else:
-                best.append(rank)
+        reason = excluded(worker, query.model, suspected.get(name, 0) == incarnation)
+        reason = reason or excluded_for(worker, query)
+        if reason is NONE:
+            best.append((cost, (index - turn) % count, index))
+        elif reason is FAILED_BEFORE:
+            second.append((cost, (index - turn) % count, index))
         candidates.append(
             Candidate(
                 worker=name,
@@ -128,7 +82,7 @@ def least_load(view: View, query: Query) -> Choice:
                 cost=cost,
                 prefill_tokens=prefill,
                 requests=requests,
-                excluded=excluded,
+                excluded=reason,
             )
         )
     ranked = best or second
@@ -140,11 +94,11 @@ def least_load(view: View, query: Query) -> Choice:
     )
 
 
-def round_robin(view: View, query: Query) -> Choice:
+def round_robin(view: View, query: RouteQuery) -> Choice:
     """Each in turn, for comparison; same filters."""
     choice = least_load(view, query)
     open_ = [c for c in choice.candidates if not c.excluded] or [
-        c for c in choice.candidates if c.excluded == "failed it before"
+        c for c in choice.candidates if c.excluded == Exclusion.FAILED_BEFORE
     ]
     if not open_:
         return choice
@@ -157,7 +111,7 @@ def _instead(choice: Choice, candidate: Candidate) -> Choice:
     return replace(choice, worker=candidate.worker, incarnation=candidate.incarnation)
 
 
-def planned(view: View, query: Query) -> Choice:
+def planned(view: View, query: RouteQuery) -> Choice:
     """The worker that the plan of the failure, or of the move, names, if it is still eligible; else
     as `least_load`. A request that was to leave a draining worker returns there if no other worker
     is left."""
@@ -175,32 +129,29 @@ def planned(view: View, query: Query) -> Choice:
     return choice
 
 
-def _may_return(view: View, source: Candidate, query: Query) -> bool:
+def _may_return(view: View, source: Candidate, query: RouteQuery) -> bool:
     """Whether nothing but its drain speaks against the worker a request was to leave."""
     place = f"{source.worker}:{source.incarnation}"
     trusted = view.suspect(source.worker) != source.incarnation and place not in query.avoid
-    return source.excluded == "draining" and trusted
+    return source.excluded == Exclusion.DRAINING and trusted
 
 
-def selected(view: View, query: Query, policy: str) -> Choice:
+def selected(view: View, query: RouteQuery, policy: str) -> Choice:
     """What a policy of `relume.policies.routing.selection` chooses."""
     model = query.model
-    index = selectors.index_of(view, model, policy, shut(model))
+    index = selectors.index_of(view, model, policy)
     config, count = index.config, len(index.workers)
-    asked = selectors.RoutingRequest(
-        tokens=query.prompt_tokens + query.delivered,
+    query = replace(
+        query,
         at_us=max(view.now_us, 0),
-        session=query.session,
-        avoid=query.avoid,
         hits=hits.of(view, model, query.prefix),
         slo_us=config.slo_us(query.tier),
         shed=config.shed == "on",
-        begun=query.delivered > 0,
     )
     whole = count <= WHOLE
     best, named, late = selectors.select(
-        view, index, policy, asked, WHOLE if whole else NAMED,
-        lambda: estimate_index.of(view, model, shut(model), estimate_index.by_queue),
+        view, index, policy, query, WHOLE if whole else NAMED,
+        lambda: estimate_index.of(view, model, estimate_index.by_queue),
     )  # fmt: skip
     others: tuple[tuple[str, int], ...] = ()
     if whole:
@@ -213,7 +164,7 @@ def selected(view: View, query: Query, policy: str) -> Choice:
             incarnation=0,
             candidates=tuple(named),
             others=others,
-            refused=selectors.TOO_LATE if late else "",
+            refused=Exclusion.TOO_LATE if late else "",
         )
     return Choice(
         worker=best.worker,
@@ -225,14 +176,14 @@ def selected(view: View, query: Query, policy: str) -> Choice:
     )
 
 
-POLICIES: dict[str, Callable[[View, Query], Choice]] = {
+POLICIES: dict[str, Callable[[View, RouteQuery], Choice]] = {
     "least_load": least_load,
     "round_robin": round_robin,
     **{name: partial(selected, policy=name) for name in selectors.POLICIES},
 }
 """The routing policies that can be set."""
 
-RECORDED: dict[str, Callable[[View, Query], Choice]] = {**POLICIES, "planned": planned}
+RECORDED: dict[str, Callable[[View, RouteQuery], Choice]] = {**POLICIES, "planned": planned}
 """What decisions in the log may name."""
 
 WHOLE = 16
@@ -242,7 +193,7 @@ NAMED = 8
 are counted. Logs depend on it."""
 
 
-def first_token_us(view: View, query: Query, policy: str, choice: Choice) -> int:
+def first_token_us(view: View, query: RouteQuery, policy: str, choice: Choice) -> int:
     """The TTFT that the decision records: the estimate that chose the worker, or the same estimate
     if the policy uses none. -1: no worker, or no valid estimate, because the worker has not
     reported for too long."""
@@ -251,38 +202,40 @@ def first_token_us(view: View, query: Query, policy: str, choice: Choice) -> int
     if found is None:
         return -1
     if ttft_us < 0:
-        tokens = query.prompt_tokens + query.delivered
+        tokens = query.tokens
         tokens -= _cached_tokens(view, found, query, policy, choice)
         ttft_us = estimate_of(view, found).ttft_us(max(view.now_us, 0), tokens)
     return ttft_us if ttft_us < UNHEARD_US else -1
 
 
-def first_token_us_v1(view: View, query: Query, policy: str, choice: Choice) -> int:
+def first_token_us_v1(view: View, query: RouteQuery, policy: str, choice: Choice) -> int:
     """The same as version 1 of the decision recorded it: another estimate than the chosen one."""
     found = view.fleet.workers.get(choice.worker)
     if found is None:
         return -1
     cached = _cached_tokens(view, found, query, policy, choice)
-    tokens = query.prompt_tokens + query.delivered - cached
+    tokens = query.tokens - cached
     return first_token_v1.ttft_us(view, found, tokens, cached)
 
 
-FIRST_TOKEN: dict[int, Callable[[View, Query, str, Choice], int]] = {
+FIRST_TOKEN: dict[int, Callable[[View, RouteQuery, str, Choice], int]] = {
     1: first_token_us_v1,
     2: first_token_us,
 }
 """By version of the decision (`decision_versions`): the TTFT it records."""
 
 
-def _cached_tokens(view: View, worker: Worker, query: Query, policy: str, choice: Choice) -> int:
+def _cached_tokens(
+    view: View, worker: Worker, query: RouteQuery, policy: str, choice: Choice
+) -> int:
     """Tokens of the prompt that the worker holds, at most all but one."""
     held = choice.cached_tokens
     if policy not in selectors.POLICIES:  # it does not look at prefix caches
         held = prefixes.hit_blocks(view, worker, query.prefix) * worker.cached.block_tokens
-    return max(min(held, query.prompt_tokens + query.delivered - 1), 0)
+    return max(min(held, query.tokens - 1), 0)
 
 
-def decide(view: View, query: Query, policy: str) -> Choice:
+def decide(view: View, query: RouteQuery, policy: str) -> Choice:
     """What `policy` chooses, with what the record of the decision is to hold of it."""
     count = len(view.fleet.workers)
     if count <= WHOLE or policy in selectors.POLICIES:
@@ -292,10 +245,10 @@ def decide(view: View, query: Query, policy: str) -> Choice:
     return _shortened(view, query, policy, RECORDED[policy](view, query))
 
 
-def _ranked(view: View, query: Query, count: int) -> Choice:
+def _ranked(view: View, query: RouteQuery, count: int) -> Choice:
     """As `least_load`, without a look at all of them."""
     model = query.model
-    ranking = ranked(view, model, shut(model), REQUEST_TOKENS)
+    ranking = ranked(view, model, REQUEST_TOKENS)
     named = tuple(islice(ranking.best(view.turn % count), NAMED))
     best = named[0] if named else None
     worker, incarnation = (best.worker, best.incarnation) if best is not None else ("", 0)
@@ -315,7 +268,7 @@ def _others(kept: WorkerIndex, named: int) -> tuple[tuple[str, int], ...]:
     return tuple(sorted([*left.items(), *((("", more),) if more > 0 else ())]))
 
 
-def _shortened(view: View, query: Query, policy: str, choice: Choice) -> Choice:
+def _shortened(view: View, query: RouteQuery, policy: str, choice: Choice) -> Choice:
     """The same choice, with candidates as `decide` names them."""
     count = len(choice.candidates)
     turn = view.turn % count
@@ -331,7 +284,7 @@ def _shortened(view: View, query: Query, policy: str, choice: Choice) -> Choice:
     left: dict[str, int] = {}
     for rank in sorted(rest, key=lambda rank: rank[2]):
         candidate = choice.candidates[rank[2]]
-        if candidate.worker in also or candidate.excluded == "failed it before":
+        if candidate.worker in also or candidate.excluded == Exclusion.FAILED_BEFORE:
             named.append(rank)
         else:
             left[candidate.excluded] = left.get(candidate.excluded, 0) + 1

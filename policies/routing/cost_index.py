@@ -8,7 +8,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from relume.events.vocabulary import Candidate
-from relume.policies.routing.worker_index import Why, WorkerIndex
+from relume.policies.routing.eligibility import Check, check_of
+from relume.policies.routing.worker_index import WorkerIndex
 from relume.policies.state.overlay.view import View
 
 MODELS = 8
@@ -18,8 +19,8 @@ MODELS = 8
 class CostIndex(WorkerIndex):
     """Of one model. Costs count `weight` for each request a worker holds."""
 
-    def __init__(self, why: Why, weight: int) -> None:
-        super().__init__(why)
+    def __init__(self, check: Check, weight: int) -> None:
+        super().__init__(check)
         self.weight = weight
         self._loads: list[tuple[int, int]] = []
         self._costs: list[int] = []
@@ -71,12 +72,12 @@ class CostIndex(WorkerIndex):
                 insort(self._at[cost], at)
 
 
-def of(view: View, model: str, why: Why, weight: int) -> CostIndex:
+def of(view: View, model: str, weight: int) -> CostIndex:
     """The view's ranking of workers for `model`, as it is now."""
     found: CostIndex | None = view.indexes.get(model)
     if found is None or found.weight != weight:
         if len(view.indexes) >= MODELS:
             view.indexes.clear()
-        found = view.indexes[model] = CostIndex(why, weight)
+        found = view.indexes[model] = CostIndex(check_of(model), weight)
     found.update(view)
     return found

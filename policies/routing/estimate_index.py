@@ -17,22 +17,24 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from operator import is_not
 
-from msgspec import Struct
-
+from relume.events.vocabulary.enums import Exclusion
 from relume.policies.admission.admission_settings import config_of as room_of
 from relume.policies.routing import worker_estimate
-from relume.policies.routing.queue_limits import Bound, bound
+from relume.policies.routing.eligibility import (
+    Check,
+    QueueLimit,
+    check_of,
+    queue_limit,
+)
 from relume.policies.routing.routing_settings import RoutingConfig, config_of
 from relume.policies.routing.session_affinity import Ring
-from relume.policies.routing.worker_estimate import WorkerEstimate
-from relume.policies.routing.worker_index import Why, WorkerIndex
+from relume.policies.routing.worker_estimate import LATE, WorkerEstimate
+from relume.policies.routing.worker_index import WorkerIndex
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 
 INDEXES = 16
 """Maximum number of indexes, by model and order."""
-LATE = 1 << 52
-"""Later than any time of a clock, microseconds."""
 NOBODY = (-1, -1)
 BEHIND = (LATE << 12, 0, 0, 0)
 """Greater than any entry of an order."""
@@ -62,44 +64,17 @@ def by_queue(of: WorkerEstimate) -> tuple[Group, int]:
     return (of.requests - of.batch, 0), of.free_at_us
 
 
-class Row(Struct, frozen=True, gc=False, kw_only=True):
-    """What a decision needs about a worker that it examines, in addition to its estimate. A prompt
-    of `room_blocks` blocks or more has no room; silence counts from `silent_at_us` on."""
-
-    worker: str
-    incarnation: int
-    block_tokens: int
-    room_blocks: int
-    silent_at_us: int
-    estimate: WorkerEstimate
-
-
-def _row(worker: Worker, of: WorkerEstimate, reserve_percent: int) -> Row:
-    room = LATE
-    if worker.kv_blocks and of.requests:  # an empty one has room
-        room = of.kv_free - reserve_percent * worker.kv_blocks // 100
-    return Row(
-        worker=worker.name,
-        incarnation=worker.incarnation,
-        block_tokens=worker.block_size or 1,
-        room_blocks=room,
-        silent_at_us=of.silent_at_us or LATE,
-        estimate=of,
-    )
-
-
 class EstimateIndex(WorkerIndex):
     """Of one model. `at` is a worker's number in the fleet."""
 
     steps = True
 
-    def __init__(self, why: Why, order: Order) -> None:
-        super().__init__(why)
+    def __init__(self, check: Check, order: Order) -> None:
+        super().__init__(check)
         self.config = RoutingConfig()
-        self.limit = Bound()
-        """What fills a worker, where policies go by it."""
+        self.limit = QueueLimit()
+        """What saturates a worker, where policies go by it."""
         self.estimates: list[WorkerEstimate] = []
-        self.rows: list[Row] = []
         self.there: list[int] = []
         """Open workers."""
         self.requests = 0
@@ -138,11 +113,11 @@ class EstimateIndex(WorkerIndex):
             self.replicas = sum(replica.alive for replica in fleet.replicas.values())
             room = room_of(view)
             spread = self.config.overfill == "off" and room.requests
-            self.limit = bound(view, room) if spread else Bound()
+            self.limit = queue_limit(view, room) if spread else QueueLimit()
 
     def quickest(self, at_us: int, tokens: int, turn: int) -> Iterator[tuple[int, int, int, int]]:
         """(microseconds to its first token, end of its prompts, its turn, at) of open workers in
-        that order, for a request with `tokens` to compute. For boards `by_time`."""
+        that order, for a request with `tokens` to compute. For an index `by_time`."""
         count, heads = len(self.workers), []
         for (token_ns, fixed_us), here in self._groups.items():
             own, settled = tokens * token_ns // 1000 + fixed_us, 1
@@ -173,7 +148,7 @@ class EstimateIndex(WorkerIndex):
                 heappush(heads, (entry, own, here, following, settled))
 
     def shortest(self, turn: int) -> Iterator[tuple[int, int, int, int]]:
-        """(requests, 0, 0, at) of open workers in that order. For boards `by_requests`."""
+        """(requests, 0, 0, at) of open workers in that order. For an index `by_requests`."""
         for here in self._groups.values():
             settled = 0
             for number in range(len(here)):
@@ -182,19 +157,19 @@ class EstimateIndex(WorkerIndex):
                 place, at = here[number]
                 yield place // LATE, 0, 0, at
 
-    def soonest(self, limit: Bound) -> tuple[int, int]:
-        """The earliest end of prompts on workers whose requests do not fill them, and who that is,
-        the first of equals; (-1, -1): there is none. For boards `by_queue`."""
+    def soonest(self, limit: QueueLimit) -> tuple[int, int]:
+        """The earliest end of prompts on workers that their requests do not saturate, and who that
+        is, the first of equals; (-1, -1): there is none. For an index `by_queue`."""
         soonest = NOBODY
         for (waiting, _), here in self._groups.items():
-            if limit.full(waiting, 0):
+            if limit.reached(waiting, 0):
                 continue
             for entry in here:
                 if NOBODY != soonest <= entry:
                     break
                 at = entry[1]
                 unheard = self.estimates[at].requests - len(self.workers[at].attempts)
-                if not limit.full(waiting, unheard):
+                if not limit.reached(waiting, unheard):
                     soonest = entry
                     break
         return soonest
@@ -211,14 +186,13 @@ class EstimateIndex(WorkerIndex):
             self._ring = Ring(self.number_of)
         return self._ring
 
-    def excluded(self, at: int) -> str:
-        """Why worker number `at` cannot take a request."""
+    def excluded(self, at: int) -> Exclusion:
+        """Why worker number `at` gets no request."""
         return self._excluded[at]
 
     def _begin(self, view: View) -> None:
         count = len(self.workers)
         self.estimates = [None] * count  # type: ignore[list-item]
-        self.rows = [None] * count  # type: ignore[list-item]
         self._places = [None] * count
         self._groups, self.there, self.requests = {}, [], 0
         self._ring = None
@@ -226,11 +200,12 @@ class EstimateIndex(WorkerIndex):
 
     def _evaluate(self, view: View, at: int) -> None:
         before, was = self._places[at], self.estimates[at]
-        why = self._excluding(at)
-        of = self.estimates[at] = worker_estimate.estimate_of(view, self.workers[at])
-        self.rows[at] = _row(self.workers[at], of, self.config.kv_reserve_percent)
-        now = None if why else self._order(of)
-        if of.silent_at_us:
+        excluded = self._excluding(at)
+        reserve_percent = self.config.kv_reserve_percent
+        of = worker_estimate.estimate_of(view, self.workers[at], reserve_percent)
+        self.estimates[at] = of
+        now = None if excluded else self._order(of)
+        if of.silent_at_us != LATE:
             oldest = view.receipts.revisions[0] if view.receipts.revisions else 0
             for revision in _heard_by(self.workers[at], view.replica):
                 if revision >= oldest:
@@ -281,14 +256,14 @@ def _turned(
     return here[:begin] + here[first:end] + here[begin:first] + here[end:], end
 
 
-def of(view: View, model: str, why: Why, order: Order) -> EstimateIndex:
+def of(view: View, model: str, order: Order) -> EstimateIndex:
     """The view's index of workers for `model`, as it is now."""
     name = f"{model}\n{order.__name__}"
     found: EstimateIndex | None = view.indexes.get(name)
     if found is None:
         if len(view.indexes) >= INDEXES:
             view.indexes.clear()
-        found = view.indexes[name] = EstimateIndex(why, order)
+        found = view.indexes[name] = EstimateIndex(check_of(model), order)
     found.update(view)
     found.idle = 0
     return found

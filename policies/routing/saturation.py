@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from relume.events.vocabulary.enums import QueueCause
 from relume.policies.admission.admission_settings import WaitingConfig
-from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import estimate_index
+from relume.policies.routing.eligibility import excluded_at, queue_limit
 from relume.policies.routing.estimate_index import EstimateIndex
-from relume.policies.routing.queue_limits import bound
 from relume.policies.state.overlay.view import View
 
 FREE = ""
@@ -36,7 +35,7 @@ def saturation(
     of = _board(view, model)
     if not of.open:
         return NO_WORKER, UNKNOWN
-    limit = bound(view, config)
+    limit = queue_limit(view, config)
     soonest_us, _ = of.soonest(limit)
     if soonest_us < 0:
         return SATURATED, UNKNOWN
@@ -56,17 +55,17 @@ def open_workers(view: View, model: str) -> int:
 
 
 def _board(view: View, model: str) -> EstimateIndex:
-    return estimate_index.of(view, model, routing.shut(model), estimate_index.by_queue)
+    return estimate_index.of(view, model, estimate_index.by_queue)
 
 
 def _glance(view: View, model: str, config: WaitingConfig) -> bool:
     """Whether one of a few workers takes a request: at light load that is all it costs."""
-    shut, limit = routing.shut(model), bound(view, config)
+    limit = queue_limit(view, config)
     for number, worker in enumerate(view.fleet.workers.values()):
         if number == GLANCES:
             break
         requests = view.load(worker)[1]
-        if not limit.full(requests - worker.decoding, requests - len(worker.attempts)):
-            if not shut(worker, view.suspect(worker.name) == worker.incarnation):
+        if not limit.reached(requests - worker.decoding, requests - len(worker.attempts)):
+            if not excluded_at(view, worker, model):
                 return True
     return False

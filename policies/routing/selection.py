@@ -1,14 +1,12 @@
-"""Which of the workers that may take a request gets it: an order, objections, and a choice.
+"""Which of the workers that may get a request gets it: an order, exclusions, and a choice.
 
 Theory of operation. A policy puts the open workers of an index in an order (`_ORDERS`). As few as
-possible are examined, from the best on, and the first without an objection is chosen.
+possible are examined, from the best on, and the first that nothing excludes is chosen
+(`relume.policies.routing.eligibility`).
 
-Health is never traded: a worker that is lost, drains or is suspected is in no index. Objections are
-limits: no room for the prompt's KV, silence while it has work, a first token later than the tier's
-objective, a failure of this very request there, a queue at the limit of the admission queue
-(`relume.policies.routing.queue_limits`). If every examined worker has an objection, the first is
-chosen all the same, unless late requests are to be shed. What a worker cannot do at all stays an
-objection: a server without the plugin cannot continue a request.
+Health is never traded: a worker that is lost, drains or is suspected is in no index. If a limit
+excludes every examined worker, the first is chosen all the same, unless late requests are to be
+shed. A worker that cannot do what the request needs stays excluded.
 
 Several replicas decide at once, and none sees for a moment what the others just did. So a replica
 that is not alone draws among the workers that would be no worse than the best if each other replica
@@ -22,13 +20,19 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from operator import attrgetter
 
-from msgspec import Struct
-
 from relume.events.vocabulary import Candidate
+from relume.events.vocabulary.enums import Exclusion
 from relume.policies.routing import estimate_index
+from relume.policies.routing.eligibility import (
+    NONE,
+    WITHOUT_PLUGIN,
+    Limits,
+    excluded_for,
+    limited,
+    limits_of,
+)
 from relume.policies.routing.estimate_index import EstimateIndex
-from relume.policies.routing.prefix_hits import NONE, Hits
-from relume.policies.routing.worker_index import Why
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
 
 LOOKED = 16
@@ -44,26 +48,6 @@ _requests = attrgetter("requests")
 BLIND = 4
 """Replicas are blind to one another for some milliseconds only: what another may have sent counts
 as so much less."""
-UNABLE = "tells no token ids"
-FAILED, FULL, TOO_LATE, SILENT = "failed it before", "no KV room", "too late", "silent"
-BUSY = "saturated"
-
-
-class RoutingRequest(Struct, frozen=True, gc=False, kw_only=True):
-    """What a selector needs about a request: `tokens` it would compute on a worker that holds
-    nothing of it, `hits` what workers hold, `at_us` on the replica's clock, `slo_us`
-    (0: none) and whether it is refused when that cannot be kept; `begun`: it continues after tokens
-    that its client has."""
-
-    tokens: int
-    at_us: int = 0
-    session: str = ""
-    avoid: tuple[str, ...] = ()
-    hits: Hits = NONE
-    slo_us: int = 0
-    shed: bool = False
-    begun: bool = False
-
 
 Entry = tuple[int, int, int, int]
 """(cost, two numbers that break ties, at) of a worker."""
@@ -71,61 +55,61 @@ Found = Iterator[Entry]
 """Open workers, best first."""
 
 
-def predicted_ttft(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+def predicted_ttft(view: View, index: EstimateIndex, query: RouteQuery) -> Found:
     """Where the first token is expected first: what waits there, and what of this prompt is
     not held there, each at that worker's price."""
     turn = _turn(view, index)
-    plain = index.quickest(request.at_us, request.tokens, turn)
-    return _merged(index, plain, request, turn) if request.hits else plain
+    plain = index.quickest(query.at_us, query.tokens, turn)
+    return _merged(index, plain, query, turn) if query.hits else plain
 
 
-def jsq(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+def jsq(view: View, index: EstimateIndex, query: RouteQuery) -> Found:
     """Join the shortest queue: fewest requests."""
     return index.shortest(_turn(view, index))
 
 
-def power_of_two(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+def power_of_two(view: View, index: EstimateIndex, query: RouteQuery) -> Found:
     """The better of two drawn at random."""
     there = index.there
-    if request.avoid:
+    if query.avoid:
         places = ((at, index.workers[at]) for at in there)
-        fresh = [at for at, w in places if f"{w.name}:{w.incarnation}" not in request.avoid]
+        fresh = [at for at, w in places if f"{w.name}:{w.incarnation}" not in query.avoid]
         there = fresh or there
     if len(there) < 2:
-        return iter([(_ttft(index, at, request), 0, 0, at) for at in there])
+        return iter([(_ttft(index, at, query), 0, 0, at) for at in there])
     number = draw(view, "two")
     first = number % len(there)
     second = (first + 1 + number // len(there) % (len(there) - 1)) % len(there)
-    drawn = [(_ttft(index, there[at], request), 0, 0, there[at]) for at in (first, second)]
+    drawn = [(_ttft(index, there[at], query), 0, 0, there[at]) for at in (first, second)]
     return iter(sorted(drawn, key=lambda found: found[0]))
 
 
-def prefix_first(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+def prefix_first(view: View, index: EstimateIndex, query: RouteQuery) -> Found:
     """Where most of the prompt is held, however long the queue there; for comparison."""
     held = []
-    for name, hit in request.hits.longest():
+    for name, hit in query.hits.longest():
         at = index.number_of.get(name)
         if at is not None and not index.excluded(at):
-            held.append((-hit, _ttft(index, at, request), at))
+            held.append((-hit, _ttft(index, at, query), at))
     held.sort()
     for hit, cost, at in held:
         yield cost, hit, 0, at
     holding = {at for _, _, at in held}
-    for entry in index.quickest(request.at_us, request.tokens, _turn(view, index)):
+    for entry in index.quickest(query.at_us, query.tokens, _turn(view, index)):
         if entry[3] not in holding:
             yield entry
 
 
-def session_affinity(view: View, index: EstimateIndex, request: RoutingRequest) -> Found:
+def session_affinity(view: View, index: EstimateIndex, query: RouteQuery) -> Found:
     """Where the session belongs, unless that worker has more than its share; requests without
     a session as `predicted_ttft`."""
-    if not request.session:
-        yield from predicted_ttft(view, index, request)
+    if not query.session:
+        yield from predicted_ttft(view, index, query)
         return
     count = max(len(index.there), 1)
     most = (index.config.affinity_percent * (index.requests + 1) + 100 * count - 1) // (100 * count)
     crowded = []
-    for at in index.ring.from_(request.session):
+    for at in index.ring.from_(query.session):
         if index.excluded(at):
             continue
         has = index.estimates[at].requests
@@ -136,7 +120,7 @@ def session_affinity(view: View, index: EstimateIndex, request: RoutingRequest) 
     yield from crowded
 
 
-Order = Callable[[View, EstimateIndex, RoutingRequest], Found]
+Order = Callable[[View, EstimateIndex, RouteQuery], Found]
 _ORDERS: dict[str, tuple[Order, estimate_index.Order, bool]] = {
     "predicted_ttft": (predicted_ttft, estimate_index.by_time, True),
     "prefix_first": (prefix_first, estimate_index.by_time, False),
@@ -148,41 +132,41 @@ _ORDERS: dict[str, tuple[Order, estimate_index.Order, bool]] = {
 POLICIES = tuple(_ORDERS)
 
 
-def index_of(view: View, model: str, policy: str, why: Why) -> EstimateIndex:
+def index_of(view: View, model: str, policy: str) -> EstimateIndex:
     """What `policy` reads."""
-    return estimate_index.of(view, model, why, _ORDERS[policy][1])
+    return estimate_index.of(view, model, _ORDERS[policy][1])
 
 
 def select(
     view: View,
     index: EstimateIndex,
     policy: str,
-    request: RoutingRequest,
+    query: RouteQuery,
     named: int,
     queues: Callable[[], EstimateIndex],
 ) -> tuple[Candidate | None, list[Candidate], bool]:
     """The worker that `policy` chooses, the candidates (the `named` best, and those that the choice
-    turned on), and whether no worker was chosen because each would be too late. `excluded` of a
-    candidate is its objection; the chosen one may have one. `queues` gives the index of the
+    turned on), and whether no worker was chosen because each would be too late. The chosen one may be
+    excluded too, by a limit. `queues` gives the index of the
     admission queue."""
     order, _, spread = _ORDERS[policy]
     replicas = index.replicas if spread else 1
-    looked, chosen = _examine(index, order(view, index, request), request, named, replicas)
-    busy = [x for x in looked if x.excluded == BUSY] if chosen is None else []
+    looked, chosen = _examine(index, order(view, index, query), query, named, replicas)
+    busy = [x for x in looked if x.excluded == Exclusion.SATURATED] if chosen is None else []
     if busy:
-        chosen = _open(index, queues(), request, looked)
+        chosen = _open(index, queues(), query, looked)
     if chosen is None and busy:  # all are: it goes where it would go anyhow
         chosen, fit = busy[0], busy
     else:
         fit = [x for x in looked if not x.excluded]
     if chosen is not None:
-        chosen = _among_equals(view, index, request, policy, chosen, fit, replicas)
+        chosen = _among_equals(view, index, query, policy, chosen, fit, replicas)
     else:
-        chosen, late = _despite_objections(request, looked)
+        chosen, late = _beyond_limits(query, looked)
         if late:
             return None, looked[:named], True
     if len(looked) > named:
-        beyond = [x for x in looked[named:] if x is chosen or x.excluded == FAILED]
+        beyond = [x for x in looked[named:] if x is chosen or x.excluded == Exclusion.FAILED_BEFORE]
         looked = looked[:named] + beyond
     return chosen, looked, False
 
@@ -190,7 +174,7 @@ def select(
 def _among_equals(
     view: View,
     index: EstimateIndex,
-    request: RoutingRequest,
+    query: RouteQuery,
     policy: str,
     best: Candidate,
     fit: list[Candidate],
@@ -199,40 +183,39 @@ def _among_equals(
     """The choice among workers that are no worse than the best: drawn if several replicas decide,
     else the one with the fewest requests. Other orders than by time take the best."""
     if replicas > 1:
-        return _spread(view, index, request, policy, fit, replicas)
+        return _spread(view, index, query, policy, fit, replicas)
     if policy != "predicted_ttft":
         return best
     most = best.cost + _unsure(best)
     return min((x for x in fit if x.cost <= most), key=_requests)
 
 
-def _despite_objections(
-    request: RoutingRequest, looked: list[Candidate]
-) -> tuple[Candidate | None, bool]:
-    """The first worker that is able to take the request, though each has an objection; one that
+def _beyond_limits(query: RouteQuery, looked: list[Candidate]) -> tuple[Candidate | None, bool]:
+    """The first worker that is able to take the request, though a limit excludes each; one that
     failed the request before only if there is no other. True: the request is refused, because it
     would be too late on each."""
-    able = [x for x in looked if x.excluded != UNABLE]
-    limited = [x for x in able if x.excluded != FAILED]
-    if request.shed and limited and all(x.excluded == TOO_LATE for x in limited):
+    able = [x for x in looked if x.excluded != Exclusion.WITHOUT_PLUGIN]
+    fresh = [x for x in able if x.excluded != Exclusion.FAILED_BEFORE]
+    if query.shed and fresh and all(x.excluded == Exclusion.TOO_LATE for x in fresh):
         return None, True
-    return ((limited or able)[0] if able else None), False
+    return ((fresh or able)[0] if able else None), False
 
 
 def _examine(
-    index: EstimateIndex, found: Found, request: RoutingRequest, named: int, replicas: int
+    index: EstimateIndex, found: Found, query: RouteQuery, named: int, replicas: int
 ) -> tuple[list[Candidate], Candidate | None]:
-    """The best of an order, each with its objection, and the first without one: as many as the
+    """The best of an order, each with what excludes it, and the first that
+    nothing does: as many as the
     record names, and up to `LOOKED` while none of them may be chosen, or the choice is drawn."""
     looked: list[Candidate] = []
     best = None
-    most = max(named, LOOKED) + len(request.avoid)
+    most = max(named, LOOKED) + len(query.avoid)
     enough = max(named, LOOKED) if replicas > 1 else named
-    limits = _limits(index, request)
+    limits, tokens = limits_of(index.limit, query), query.tokens
     for cost, _, _, at in found:
-        here = _candidate(index, at, cost, request, limits)
+        here = _candidate(index, at, cost, query, tokens, limits)
         looked.append(here)
-        if here.excluded == UNABLE:
+        if here.excluded is WITHOUT_PLUGIN:
             enough += 1
             most += 1
         elif best is None and not here.excluded:
@@ -243,41 +226,24 @@ def _examine(
     return looked, best
 
 
-class _Limits(Struct, frozen=True, gc=False):
-    """When a worker is saturated, for one decision: its prompts end later than `latest_us`, or it
-    has `requests` or more and its queue is full."""
-
-    latest_us: int
-    requests: int
-
-
-def _limits(index: EstimateIndex, request: RoutingRequest) -> _Limits:
-    limit = index.limit
-    return _Limits(
-        request.at_us + limit.ahead_us if limit.ahead_us else estimate_index.LATE,
-        limit.queued // (limit.others + 1) if limit.queued else estimate_index.LATE,
-    )
-
-
 def _candidate(
-    index: EstimateIndex, at: int, cost: int, request: RoutingRequest, limits: _Limits
+    index: EstimateIndex, at: int, cost: int, query: RouteQuery, tokens: int, limits: Limits
 ) -> Candidate:
-    """Worker number `at` as the record names it, with its objection."""
-    row = index.rows[at]
-    estimate = row.estimate
-    hit = min(request.hits.of(row.worker), request.tokens) if request.hits else 0
-    tokens = request.tokens - hit
-    ttft_us = estimate.ttft_us(request.at_us, tokens)
-    objection = ""
-    if request.begun or request.avoid:
-        objection = _own_objection(index, at, request)
+    """Worker number `at` as the record names it, with what excludes it. The request has `tokens`."""
+    worker, estimate = index.workers[at], index.estimates[at]
+    hit = min(query.hits.of(estimate.worker), tokens) if query.hits else 0
+    tokens -= hit
+    ttft_us = estimate.ttft_us(query.at_us, tokens)
+    excluded = NONE
+    if query.delivered or query.avoid:
+        excluded = excluded_for(worker, query)
     return Candidate(
-        worker=row.worker,
-        incarnation=row.incarnation,
+        worker=estimate.worker,
+        incarnation=estimate.incarnation,
         cost=cost,
         prefill_tokens=estimate.prefill_tokens,
         requests=estimate.requests,
-        excluded=objection or _objection(index, at, request, tokens, ttft_us, limits),
+        excluded=excluded or limited(worker, estimate, query, tokens, ttft_us, limits),
         hit_tokens=hit,
         batch=estimate.batch,
         context_tokens=estimate.context_tokens,
@@ -287,62 +253,27 @@ def _candidate(
     )
 
 
-def _objection(
-    index: EstimateIndex,
-    at: int,
-    request: RoutingRequest,
-    tokens: int,
-    ttft_us: int,
-    limits: _Limits,
-) -> str:
-    """The first limit that the worker would not meet with this request; empty: it meets all."""
-    row = index.rows[at]
-    estimate = row.estimate
-    if tokens // row.block_tokens >= row.room_blocks:
-        return FULL
-    if request.at_us > row.silent_at_us:
-        return SILENT
-    if request.slo_us and ttft_us > request.slo_us:
-        return TOO_LATE
-    if estimate.free_at_us > limits.latest_us:
-        return BUSY
-    requests = estimate.requests
-    if requests >= limits.requests:
-        unheard = requests - len(index.workers[at].attempts)
-        if index.limit.full(requests - estimate.batch, unheard):
-            return BUSY
-    return ""
-
-
 def _open(
-    index: EstimateIndex, queues: EstimateIndex, request: RoutingRequest, looked: list[Candidate]
+    index: EstimateIndex, queues: EstimateIndex, query: RouteQuery, looked: list[Candidate]
 ) -> Candidate | None:
-    """The worker that is open when those in the shortlist are full, if it has no other
-    objection."""
+    """The worker that is open when those in the shortlist are saturated, if nothing else
+    excludes it."""
     _, at = queues.soonest(index.limit)
     if at < 0 or any(x.worker == index.workers[at].name for x in looked):
         return None
-    found, best = _examine(index, iter([(_ttft(index, at, request), 0, 0, at)]), request, 1, 1)
+    found, best = _examine(index, iter([(_ttft(index, at, query), 0, 0, at)]), query, 1, 1)
     looked += found
     return best
 
 
-def _own_objection(index: EstimateIndex, at: int, request: RoutingRequest) -> str:
-    """The objection to a worker for this request alone."""
-    worker = index.workers[at]
-    if request.begun and worker.plain:
-        return UNABLE
-    return FAILED if f"{worker.name}:{worker.incarnation}" in request.avoid else ""
-
-
-def _merged(index: EstimateIndex, plain: Found, request: RoutingRequest, turn: int) -> Found:
+def _merged(index: EstimateIndex, plain: Found, query: RouteQuery, turn: int) -> Found:
     """The order with hits, from the order without: a worker gains at most what it holds at the
     highest price, so whatever is cheaper than the next without its hits is final."""
-    hits, count = request.hits, len(index.workers)
+    hits, count = query.hits, len(index.workers)
 
     def entry(at: int) -> Entry:
         return (
-            _ttft(index, at, request),
+            _ttft(index, at, query),
             estimate_index.turn_of(index.estimates[at]),
             (at - turn) % count,
             at,
@@ -351,7 +282,7 @@ def _merged(index: EstimateIndex, plain: Found, request: RoutingRequest, turn: i
     known, most = {}, 0
     for number, (name, tokens) in enumerate(hits.longest()):
         if number == HITS:
-            most = min(tokens, request.tokens)
+            most = min(tokens, query.tokens)
             break
         at = index.number_of.get(name)
         if at is not None and not index.excluded(at):
@@ -378,14 +309,14 @@ def _turn(view: View, index: EstimateIndex) -> int:
     return view.turn % max(len(index.workers), 1)
 
 
-def _hit(request: RoutingRequest, name: str) -> int:
-    hits = request.hits
-    return min(hits.of(name), request.tokens) if hits else 0
+def _hit(query: RouteQuery, name: str) -> int:
+    hits = query.hits
+    return min(hits.of(name), query.tokens) if hits else 0
 
 
-def _ttft(index: EstimateIndex, at: int, request: RoutingRequest) -> int:
-    tokens = request.tokens - _hit(request, index.workers[at].name)
-    return index.estimates[at].ttft_us(request.at_us, tokens)
+def _ttft(index: EstimateIndex, at: int, query: RouteQuery) -> int:
+    tokens = query.tokens - _hit(query, index.workers[at].name)
+    return index.estimates[at].ttft_us(query.at_us, tokens)
 
 
 def _unsure(best: Candidate) -> int:
@@ -396,7 +327,7 @@ def _unsure(best: Candidate) -> int:
 def _spread(
     view: View,
     index: EstimateIndex,
-    request: RoutingRequest,
+    query: RouteQuery,
     policy: str,
     fit: list[Candidate],
     replicas: int,
@@ -407,7 +338,7 @@ def _spread(
     slack = 0
     if policy == "predicted_ttft":
         price = index.estimates[index.number_of[best.worker]].token_ns
-        own = (request.tokens - best.hit_tokens) * price // 1000
+        own = (query.tokens - best.hit_tokens) * price // 1000
         slack = max(own * (replicas - 1) // replicas // BLIND, _unsure(best))
     alike = [x for x in fit if x.cost <= best.cost + slack]
     return alike[draw(view, "spread") % len(alike)] if len(alike) > 1 else best

@@ -41,18 +41,23 @@ SLOWNESS_PARTS = 8
 """A worker's slowness is rounded to eighths."""
 FASTEST = 1 / 16
 _, PROMPT, WORK, REQUEST, TOKEN, MIXED = SCALES
+LATE = 1 << 52
+"""Later than any time of a clock, microseconds; more than any number of blocks or requests."""
 UNHEARD_US = 1 << 50
 """Of a worker whose last report is older than all stored receive times: the end of its prompts is
 unknown."""
 
 
 class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
-    """`free_at_us`: when the prompts that its engine has are computed (0: it has none).
+    """Of one incarnation. `free_at_us`: when the prompts that its engine has are computed (0: none).
     `token_ns`: of one prompt token, `fixed_us`: in addition, for any prompt; among this what was
-    sent there and is not confirmed. `silent_at_us`: a report is overdue from then on (0: none is
+    sent there and is not confirmed. `silent_at_us`: a report is overdue from then on (LATE: none is
     expected). `tpot_us`: from token to token with one request more. `kv_free`: blocks left when all
-    it holds have theirs (below 0: some will wait)."""
+    it holds have theirs (below 0: some will wait). A prompt of `room_blocks` blocks of
+    `block_tokens` or more has no room."""
 
+    worker: str
+    incarnation: int
     free_at_us: int
     token_ns: int
     fixed_us: int
@@ -63,6 +68,8 @@ class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
     batch: int
     context_tokens: int
     kv_free: int
+    block_tokens: int = 1
+    room_blocks: int = LATE
 
     def ttft_us(self, now_us: int, tokens: int) -> int:
         """Time to the first token of one more request with `tokens` prompt tokens to compute."""
@@ -70,8 +77,9 @@ class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
         return (wait if wait > 0 else 0) + tokens * self.token_ns // 1000 + self.fixed_us
 
 
-def estimate_of(view: View, worker: Worker) -> WorkerEstimate:
-    """Of `worker`, own events of the replica included."""
+def estimate_of(view: View, worker: Worker, reserve_percent: int = 0) -> WorkerEstimate:
+    """Of `worker`, own events of the replica included. `reserve_percent` of its KV blocks are no
+    room for a prompt."""
     base, prompt, work, request, token, mixed = _prices(view.fleet, worker)
     prefill, requests = view.load(worker)
     left = worker.prefill_left - worker.flight_left
@@ -84,7 +92,7 @@ def estimate_of(view: View, worker: Worker) -> WorkerEstimate:
     price = prompt + each_step / room
     fixed = each_step + worker.overhead_us
     flying = (prefill - left) * price
-    free_at = silent_at = 0
+    free_at, silent_at = 0, LATE
     if left > 0 or batch:
         fixed += one / 2  # of the step under way
         heard = silent_at = _heard_us(view, worker.step_revision)
@@ -104,7 +112,14 @@ def estimate_of(view: View, worker: Worker) -> WorkerEstimate:
         silent_at += patience if patience > SILENT_US else SILENT_US
         if heard == UNHEARD_US:
             silent_at = 1
+    block_tokens = worker.block_size or 1
+    kv_free = worker.kv_blocks - worker.kv_used - -(-prefill // block_tokens)
+    room_blocks = LATE
+    if worker.kv_blocks and requests:  # an empty one has room
+        room_blocks = kv_free - reserve_percent * worker.kv_blocks // 100
     return WorkerEstimate(
+        worker=worker.name,
+        incarnation=worker.incarnation,
         free_at_us=free_at,
         token_ns=coarse(int(price * 1000), TOKEN_DIGITS),
         fixed_us=coarse(int(fixed + flying), FIXED_DIGITS),
@@ -114,7 +129,9 @@ def estimate_of(view: View, worker: Worker) -> WorkerEstimate:
         requests=requests,
         batch=batch,
         context_tokens=context,
-        kv_free=worker.kv_blocks - worker.kv_used - -(-prefill // (worker.block_size or 1)),
+        kv_free=kv_free,
+        block_tokens=block_tokens,
+        room_blocks=room_blocks,
     )
 
 

@@ -3,7 +3,7 @@
 Theory of operation. A decision of a large fleet must not look at every worker, so an index of
 workers stays from one decision to the next. A worker may look different after three things: the
 fold changed it (`relume.policies.state.dirty_set` has its name), an event of this replica that the
-fold lacks concerns it (the view's `moved`), or this replica began or ceased to distrust it.
+fold lacks concerns it (the view's `moved`), or this replica began or ceased to suspect it.
 `update` evaluates these workers again and no others. The result equals an evaluation of all
 workers; property tests compare the two. Where the names of dirty workers are lost, because
 something rare happened, all are evaluated.
@@ -13,45 +13,42 @@ something rare happened, all are evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from relume.events.vocabulary.enums import Exclusion
+from relume.policies.routing.eligibility import Check
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 
-Why = Callable[[Worker, bool], str]
-"""Why a worker, distrusted or not, cannot take a request; empty when it can."""
-
 
 class WorkerIndex:
-    """Base class for incrementally maintained worker indexes. `reasons`: how many workers cannot
-    take a request, by reason. With `steps`, each step of an engine counts, not only those in which
+    """Base class for incrementally maintained worker indexes. `reasons`: how many workers get
+    no request, by reason. With `steps`, each step of an engine counts, not only those in which
     its work changed."""
 
     steps = False
 
-    def __init__(self, why: Why) -> None:
-        self.reasons: dict[str, int] = {}
+    def __init__(self, check: Check) -> None:
+        self.reasons: dict[Exclusion, int] = {}
         self.workers: list[Worker] = []
         self.number_of: dict[str, int] = {}
-        self._why = why
-        self._excluded: list[str] = []
+        self._check = check
+        self._excluded: list[Exclusion] = []
         self._marks: dirty_set.FleetDirtySet | None = None
         self._stand = (-1, -1, -1, -1)
-        self._distrusted: dict[str, int] = {}
+        self._suspected: dict[str, int] = {}
 
     @property
     def open(self) -> int:
-        """How many can take a request."""
+        """How many may get a request."""
         return len(self.workers) - (sum(self.reasons.values()) if self.reasons else 0)
 
     def update(self, view: View) -> None:
         """To what the view shows now."""
         fleet, moved = view.fleet, view.moved
         marks = dirty_set.of(fleet)
-        steps, distrusted = marks.steps, view.distrusted()
+        steps, suspected = marks.steps, view.suspected()
         stand = marks.count, moved.count, steps.count, fleet.tick
-        if marks is self._marks and stand == self._stand and distrusted == self._distrusted:
+        if marks is self._marks and stand == self._stand and suspected == self._suspected:
             return
         self._prepare(view)
         names = own = stepped = None
@@ -59,15 +56,15 @@ class WorkerIndex:
             names, own = marks.since(self._stand[0]), moved.since(self._stand[1])
             stepped = steps.since(self._stand[2]) if self.steps else ()
         if names is None or own is None or stepped is None:
-            self._distrusted = distrusted
+            self._suspected = suspected
             self._build(view)
         else:
             changed = {*names, *own, *stepped}
             if fleet.tick != self._stand[3]:  # early ends may be dropped then
                 changed.update(view.overlaid())
-            if distrusted != self._distrusted:
-                changed.update(distrusted, self._distrusted)
-                self._distrusted = distrusted
+            if suspected != self._suspected:
+                changed.update(suspected, self._suspected)
+                self._suspected = suspected
             for name in changed:
                 at = self.number_of.get(name)
                 if at is not None:
@@ -77,24 +74,24 @@ class WorkerIndex:
     def _build(self, view: View) -> None:
         self.workers = list(view.fleet.workers.values())
         self.number_of = {worker.name: at for at, worker in enumerate(self.workers)}
-        self._excluded = [""] * len(self.workers)
+        self._excluded = [Exclusion.NONE] * len(self.workers)
         self.reasons = {}
         self._begin(view)
         for at in range(len(self.workers)):
             self._evaluate(view, at)
 
-    def _excluding(self, at: int) -> str:
-        """Why worker number `at` cannot take a request, from now on; it is counted."""
+    def _excluding(self, at: int) -> Exclusion:
+        """Why worker number `at` gets no request, from now on; it is counted."""
         worker = self.workers[at]
-        why = self._why(worker, self._distrusted.get(worker.name, 0) == worker.incarnation)
-        reason = self._excluded[at]
-        if reason != why:
-            self._excluded[at] = why
-            self._count(reason, -1)
-            self._count(why, 1)
-        return why
+        now = self._check(worker, self._suspected.get(worker.name, 0) == worker.incarnation)
+        before = self._excluded[at]
+        if before != now:
+            self._excluded[at] = now
+            self._count(before, -1)
+            self._count(now, 1)
+        return now
 
-    def _count(self, reason: str, by: int) -> None:
+    def _count(self, reason: Exclusion, by: int) -> None:
         if reason:
             left = self.reasons.get(reason, 0) + by
             if left:

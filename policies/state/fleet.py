@@ -212,7 +212,7 @@ class Receipts(Struct):
 class Replica(Struct, kw_only=True):
     """A control plane replica, by its stream's name without the `r.`.
 
-    `suspects`: worker -> incarnation it distrusts. `settings` it was started with, as far
+    `suspects`: worker -> incarnation it suspects. `settings` it was started with, as far
     as decisions depend on them. `decisions` counts its `RouteDecided`. `decided`: position of
     the last one's basis; `began`: an arrival of an earlier life is at this position or ahead.
     `receipts`: when it received what.

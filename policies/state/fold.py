@@ -12,6 +12,7 @@ from typing import Any
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
+from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.state import account, coverage, dirty_set
 from relume.policies.state import operator_commands as orders
 from relume.policies.state import prefix_cache as cached
@@ -222,13 +223,6 @@ def _close(fleet: Fleet, worker_name: str, key: str, ended: bool) -> None:
         account.close(worker, key, ended)
         if key not in worker.attempts:
             cached.settled(fleet, worker, key)
-
-
-SUSPICIOUS = ("reset", "eof", "refused", "unreachable", "stall", "engine_dead")
-"""Transport observations after which a replica sends the incarnation nothing new until it
-proved itself. `stale` is our own error; `engine_error` (it answered, but wrongly),
-`declined` and `timeout` may be the request's: one client's request must not shut out
-workers."""
 
 
 def _on_suspected(

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from relume.events.vocabulary.enums import TransportKind
-from relume.policies.state.fold import SUSPICIOUS
+from relume.policies.liveness.suspicious import SUSPICIOUS
 from tests.gateway.client_requests import ends_as_vllm
 from tests.gateway.peers import Behaviour, expected_stream
 

@@ -13,6 +13,7 @@ from relume.policies.migration.migration_settings import (
 )
 from relume.policies.migration.moves import Running
 from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
 from tests.policies.checkpoints.test_checkpoints import CheckpointConfig, daemon, held
 from tests.policies.story import MODEL, Story, arrived, decided, queued, replica_started
@@ -172,7 +173,7 @@ def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> No
     moved = v.TransportObserved(
         request="q1", attempt=1, worker="w0", incarnation=1, kind="moved", delivered=21
     )
-    query = routing.Query(request="q1", model=MODEL, prompt_tokens=300, delivered=21, lost=1)
+    query = RouteQuery(request="q1", model=MODEL, prompt_tokens=300, delivered=21, lost=1)
     for told in (False, True):
         if told:
             story.tell("r.r0", planned, moved)
@@ -184,7 +185,7 @@ def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> No
         assert routing.planned(view, query).worker == "w1"
     story.tell("w.w1", v.EngineDied("w1", 1, "killed"))
     assert routing.planned(view, query).worker == "w0"
-    failed = routing.Query(
+    failed = RouteQuery(
         request="q1", model=MODEL, prompt_tokens=300, delivered=21, avoid=("w0:1",), lost=1
     )
     assert routing.planned(view, failed).worker == ""

@@ -28,6 +28,7 @@ from relume.events.wire import prefix
 from relume.policies import decision_versions
 from relume.policies.decision_versions import shape_name
 from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.fleet import Fleet, state_hash
 from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
@@ -257,7 +258,7 @@ class FleetLog:
         self._receive()
         basis = view.basis
         view.now_us = self._now_us
-        query = routing.Query(
+        query = RouteQuery(
             request=request,
             model=MODEL,
             prompt_tokens=prompt,

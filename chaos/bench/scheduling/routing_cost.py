@@ -27,6 +27,7 @@ from relume.events.vocabulary.enums import AttemptMode, Guarantee, RequestOutcom
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import estimate_index
 from relume.policies.routing import selection as selectors
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.routing_settings import POLICY
 from relume.policies.state.fleet import Fleet, Head
 from relume.policies.state.fold import fold
@@ -176,7 +177,7 @@ class Plane:
         self.receive()
         basis = view.basis
         view.now_us = self.now_us
-        query = routing.Query(request=name, model=MODEL, prompt_tokens=prompt, delivered=0)
+        query = RouteQuery(request=name, model=MODEL, prompt_tokens=prompt, delivered=0)
         choice = routing.decide(view, query, policy)
         return v.RouteDecided(
             decision=f"r0.b.{name}",

@@ -16,7 +16,7 @@ from relume.events import vocabulary as v
 from relume.events.log.entries import Entry, entries
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import PlacementCause
-from relume.policies.state.fold import SUSPICIOUS
+from relume.policies.liveness.suspicious import SUSPICIOUS
 
 
 class Failure(Struct, frozen=True):

@@ -21,11 +21,12 @@ from msgspec import Struct
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EnginePhase
+from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.state.account import key_of
 from relume.policies.state.dirty_set import DirtySet
 from relume.policies.state.dirty_set import of as dirty_set_of
 from relume.policies.state.fleet import Fleet, Receipts, Worker
-from relume.policies.state.fold import SUSPICIOUS, places_of
+from relume.policies.state.fold import places_of
 from relume.policies.state.overlay import receive_clock as receipts
 from relume.policies.state.overlay.own_checkpoints import OwnCheckpoints
 from relume.policies.state.overlay.own_prefixes import OwnPrefixes
@@ -250,28 +251,28 @@ class View:
         return dirty_set_of(self.fleet).whole, started
 
     def suspect(self, worker: str) -> int:
-        """The incarnation of `worker` this replica distrusts; 0 for none."""
+        """The incarnation of `worker` this replica suspects; 0 for none."""
         replica = self.fleet.replicas.get(self.replica)
-        distrusted = 0
+        suspect = 0
         if replica is not None and self._started is None:
-            distrusted = replica.suspects.get(worker, 0)
+            suspect = replica.suspects.get(worker, 0)
         if not self._suspicion:
-            return distrusted
-        for _, suspected, incarnation in self._suspicion.get(worker, ()):
-            if suspected:
-                distrusted = max(distrusted, incarnation)
-            elif distrusted == incarnation:
-                distrusted = 0
-        return distrusted
+            return suspect
+        for _, begins, incarnation in self._suspicion.get(worker, ()):
+            if begins:
+                suspect = max(suspect, incarnation)
+            elif suspect == incarnation:
+                suspect = 0
+        return suspect
 
     def suspects(self) -> list[tuple[str, int]]:
-        """(worker, incarnation) this replica distrusts, in the fleet's order."""
-        distrusted = self.distrusted()
-        if not distrusted:
+        """(worker, incarnation) this replica suspects, in the fleet's order."""
+        suspected = self.suspected()
+        if not suspected:
             return []
-        return [(name, distrusted[name]) for name in self.fleet.workers if name in distrusted]
+        return [(name, suspected[name]) for name in self.fleet.workers if name in suspected]
 
-    def distrusted(self) -> dict[str, int]:
+    def suspected(self) -> dict[str, int]:
         """The same, in no order, of workers the fleet may not know too."""
         replica = self.fleet.replicas.get(self.replica)
         told = replica.suspects if replica is not None and self._started is None else {}

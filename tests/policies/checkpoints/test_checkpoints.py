@@ -19,6 +19,7 @@ from relume.policies.checkpoints.checkpoint_settings import (
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.recorded_settings import INTEGERS
 from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state import coverage
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.overlay.view import View
@@ -240,7 +241,7 @@ def test_a_plan_is_made_for_all_and_routing_keeps_it_while_it_can() -> None:
         choices=(one, two),
     )
     view.own(position, made)
-    query = routing.Query(
+    query = RouteQuery(
         request="q1", model=MODEL, prompt_tokens=2000, delivered=100, avoid=("w0:1",), lost=1
     )
     assert routing.planned(view, query).worker == "w1"

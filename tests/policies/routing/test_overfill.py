@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import Exclusion
 from relume.policies.admission.admission_settings import config_of
-from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import estimate_index
 from relume.policies.routing import selection as selectors
-from relume.policies.routing.choose_worker import Query, decide
-from relume.policies.routing.queue_limits import bound
+from relume.policies.routing.choose_worker import decide
+from relume.policies.routing.eligibility import queue_limit
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.saturation import FREE, SATURATED, saturation
 from relume.policies.state.overlay.view import View
 from tests.policies.routing.test_ranking import fleet_of
@@ -52,7 +53,7 @@ def fill(story: Story, name: str, count: int = QUEUED) -> None:
 
 def home(story: Story, policy: str, settings: tuple[tuple[str, str], ...] = SETTINGS) -> str:
     """Where a request of session `s`, 40 tokens long, goes."""
-    query = Query(request="q9", model=MODEL, prompt_tokens=40, delivered=0, session="s")
+    query = RouteQuery(request="q9", model=MODEL, prompt_tokens=40, delivered=0, session="s")
     return decide(view_of(story, settings), query, policy).worker
 
 
@@ -123,7 +124,7 @@ def test_what_others_may_have_sent_counts_as_in_the_room() -> None:
             story.replica("r2")
         view = view_of(story, (LOYAL, *SETTINGS))
         view.own(view.position + 1, decided("x1", worker=first))
-        query = Query(request="q9", model=MODEL, prompt_tokens=40, delivered=0, session="s")
+        query = RouteQuery(request="q9", model=MODEL, prompt_tokens=40, delivered=0, session="s")
         chosen.append(decide(view, query, "session_affinity").worker)
     assert chosen[0] == first
     assert chosen[1] != first, "one that nobody heard of yet, of each of three replicas"
@@ -143,7 +144,7 @@ def test_the_chosen_is_full_only_where_the_room_says_that_all_are(policy: str, s
         life.one()
         life.receive()
         view, config = life.view, config_of(life.view)
-        query = Query(
+        query = RouteQuery(
             request="q9",
             model=MODEL,
             prompt_tokens=life.draw.randint(1, 900),
@@ -159,8 +160,8 @@ def test_the_chosen_is_full_only_where_the_room_says_that_all_are(policy: str, s
         fresh.now_us = view.now_us
         assert decide(fresh, query, policy) == choice, f"seed {seed}"
         named = {c.worker: c for c in choice.candidates}
-        if room == FREE and named[choice.worker].excluded == selectors.BUSY:
-            queues = estimate_index.of(view, MODEL, routing.shut(MODEL), estimate_index.by_queue)
-            of = queues.estimates[queues.soonest(bound(view, config))[1]]
+        if room == FREE and named[choice.worker].excluded == Exclusion.SATURATED:
+            queues = estimate_index.of(view, MODEL, estimate_index.by_queue)
+            of = queues.estimates[queues.soonest(queue_limit(view, config))[1]]
             no_room = query.prompt_tokens // 16 >= of.kv_free
             assert no_room or view.now_us > of.silent_at_us, f"seed {seed}"

@@ -10,7 +10,8 @@ import pytest
 from relume.events import vocabulary as v
 from relume.policies.recovery.resume_mode import grounded
 from relume.policies.routing import choose_worker as routing
-from relume.policies.routing.choose_worker import Query, decide
+from relume.policies.routing.choose_worker import decide
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
 from tests.policies.story import (
     MODEL,
@@ -41,7 +42,7 @@ def view_of(story: Story) -> View:
     return view
 
 
-def whole(view: View, query: Query, policy: str = "least_load") -> routing.Choice:
+def whole(view: View, query: RouteQuery, policy: str = "least_load") -> routing.Choice:
     """The same by a pass over all workers."""
     return routing._shortened(view, query, policy, routing.RECORDED[policy](view, query))
 
@@ -49,7 +50,7 @@ def whole(view: View, query: Query, policy: str = "least_load") -> routing.Choic
 def test_small_fleets_name_everybody() -> None:
     view = view_of(fleet_of(routing.WHOLE))
     choice = decide(
-        view, Query(request="q9", model=MODEL, prompt_tokens=50, delivered=0), "least_load"
+        view, RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=0), "least_load"
     )
     assert len(choice.candidates) == routing.WHOLE
     assert choice.others == ()
@@ -62,7 +63,7 @@ def test_large_fleets_name_the_best_and_count_the_rest() -> None:
     story.tell("w.w19", died("w19"))
     choice = decide(
         view_of(story),
-        Query(request="q9", model=MODEL, prompt_tokens=50, delivered=0),
+        RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=0),
         "least_load",
     )
     assert {c.worker for c in choice.candidates} == {"w0", *(f"w{n}" for n in range(12, 19))}
@@ -77,7 +78,7 @@ def test_no_worker_up_is_counted_by_reason() -> None:
         story.tell(f"w.w{index}", died(f"w{index}"))
     choice = decide(
         view_of(story),
-        Query(request="q9", model=MODEL, prompt_tokens=50, delivered=0),
+        RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=0),
         "least_load",
     )
     assert choice == routing.Choice(
@@ -88,7 +89,9 @@ def test_no_worker_up_is_counted_by_reason() -> None:
 def test_workers_that_failed_it_are_named() -> None:
     choice = decide(
         view_of(fleet_of(30)),
-        Query(request="q9", model=MODEL, prompt_tokens=50, delivered=0, avoid=("w7:1",), lost=1),
+        RouteQuery(
+            request="q9", model=MODEL, prompt_tokens=50, delivered=0, avoid=("w7:1",), lost=1
+        ),
         "least_load",
     )
     assert choice.candidates[-1] == v.Candidate(
@@ -180,7 +183,7 @@ class Life:
 def test_what_is_kept_gives_what_a_pass_over_all_gives(seed: int) -> None:
     """Whatever happened since the last decision."""
     life = Life(seed)
-    query = Query(request="q9", model=MODEL, prompt_tokens=50, delivered=0)
+    query = RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=0)
     for _ in range(250):
         life.one()
         if life.draw.random() < 0.5:
@@ -197,7 +200,7 @@ def test_every_policy_chooses_as_it_does_with_all_named(policy: str) -> None:
     life = Life(7)
     for _ in range(100):
         life.one()
-        query = Query(
+        query = RouteQuery(
             request="q9",
             model=MODEL,
             prompt_tokens=50,
@@ -215,7 +218,7 @@ def test_another_weight_is_another_ranking(monkeypatch: pytest.MonkeyPatch) -> N
     life = Life(3)
     for _ in range(100):
         life.one()
-    query = Query(request="q9", model=MODEL, prompt_tokens=50, delivered=0)
+    query = RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=0)
     decide(life.view, query, "least_load")
     monkeypatch.setattr(routing, "REQUEST_TOKENS", 1)
     assert decide(life.view, query, "least_load") == whole(life.view, query)

@@ -7,14 +7,17 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from relume.events import vocabulary as v
 from relume.policies.routing import choose_worker as routing
-from relume.policies.routing.choose_worker import Query, least_load, round_robin
+from relume.policies.routing.choose_worker import least_load, round_robin
+from relume.policies.routing.eligibility import excluded_at, excluded_for
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
 from tests.policies.story import Story, arrived, decided, died, engine_step, queued, ready, started
 
-QUERY = Query(request="q9", model="m", prompt_tokens=50, delivered=0)
+QUERY = RouteQuery(request="q9", model="m", prompt_tokens=50, delivered=0)
 
 
 def fleet_of(count: int) -> Story:
@@ -31,7 +34,7 @@ def view_of(story: Story, replica: str = "r0") -> View:
     return view
 
 
-def excluded(view: View, query: Query = QUERY) -> dict[str, str]:
+def excluded(view: View, query: RouteQuery = QUERY) -> dict[str, str]:
     return {c.worker: c.excluded for c in least_load(view, query).candidates}
 
 
@@ -57,7 +60,7 @@ def test_own_dispatches_spread_before_any_of_them_lands() -> None:
     view = view_of(story)
     for number in range(9):
         choice = least_load(
-            view, Query(request=f"q{number}", model="m", prompt_tokens=100, delivered=0)
+            view, RouteQuery(request=f"q{number}", model="m", prompt_tokens=100, delivered=0)
         )
         event = decided(f"q{number}", worker=choice.worker)
         view.own(view.position + 1, event)
@@ -131,7 +134,7 @@ def test_suspicion_is_each_replicas_own() -> None:
 def test_worker_it_failed_on_is_the_last_resort(policy: str) -> None:
     story = fleet_of(2)
     story.tell("w.w1", engine_step(queued("a", prompt=4000)))
-    again = Query(request="q9", model="m", prompt_tokens=50, delivered=10, avoid=("w0:1",))
+    again = RouteQuery(request="q9", model="m", prompt_tokens=50, delivered=10, avoid=("w0:1",))
     assert routing.POLICIES[policy](view_of(story), again).worker == "w1"
     story.tell("w.w1", died("w1"))
     assert routing.POLICIES[policy](view_of(story), again).worker == "w0"
@@ -144,7 +147,7 @@ def test_restarted_worker_may_take_what_its_last_life_failed() -> None:
     story.tell("w.w0", died(), started(incarnation=2), ready(incarnation=2))
     assert excluded(
         view_of(story),
-        Query(request="q9", model="m", prompt_tokens=50, delivered=0, avoid=("w0:1",)),
+        RouteQuery(request="q9", model="m", prompt_tokens=50, delivered=0, avoid=("w0:1",)),
     ) == {"w0": ""}
 
 
@@ -159,14 +162,15 @@ def test_no_worker_up_is_an_answer_with_candidates() -> None:
     assert least_load(View("r.r0", Story().fleet), QUERY).candidates == ()
 
 
-def plainly(view: View, query: Query) -> tuple[str, list[tuple[str, int, str]]]:
+def plainly(view: View, query: RouteQuery) -> tuple[str, list[tuple[str, int, str]]]:
     """The choice and (worker, cost, exclusion) of all, by what is said of each alone."""
     workers = list(view.fleet.workers.values())
+    no_failure = replace(query, avoid=())
     shown, open_, avoided = [], [], []
     for index, worker in enumerate(workers):
         prefill, requests = view.load(worker)
         cost = prefill + routing.REQUEST_TOKENS * requests
-        why = routing.exclusion(view, worker, query)
+        why = excluded_at(view, worker, query.model) or excluded_for(worker, no_failure)
         if not why:
             rank = cost, (index - view.turn) % len(workers), worker.name
             if f"{worker.name}:{worker.incarnation}" in query.avoid:
@@ -201,7 +205,7 @@ def test_the_choice_is_the_least_of_what_is_said_of_each(seed: int) -> None:
         )
         view.own(view.position + 1, own)
     avoid = tuple(f"{n}:1" for n in names if draw.random() < 0.3)
-    query = Query(request="q9", model="m", prompt_tokens=50, delivered=0, avoid=avoid)
+    query = RouteQuery(request="q9", model="m", prompt_tokens=50, delivered=0, avoid=avoid)
     choice = least_load(view, query)
     shown = [(c.worker, c.cost, c.excluded) for c in choice.candidates]
     assert (choice.worker, shown) == plainly(view, query)

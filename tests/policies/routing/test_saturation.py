@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from relume.policies.admission.admission_settings import WaitingConfig
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.eligibility import excluded_at
 from relume.policies.routing.saturation import (
     FREE,
     NO_WORKER,
@@ -39,7 +39,7 @@ def by_all(view: View, config: WaitingConfig, now_us: int) -> tuple[str, int]:
     """By a look at each worker."""
     there, ends = False, []
     for worker in view.fleet.workers.values():
-        if routing._excluded(worker, MODEL, view.suspect(worker.name) == worker.incarnation):
+        if excluded_at(view, worker, MODEL):
             continue
         there = True
         of = estimate_of(view, worker)

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relume.events import vocabulary as v
-from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import estimate_index
 from relume.policies.routing import selection as selectors
-from relume.policies.routing.choose_worker import Query, decide
+from relume.policies.routing.choose_worker import decide
+from relume.policies.routing.eligibility import excluded_at
 from relume.policies.routing.prefix_hits import Hits
-from relume.policies.routing.selection import RoutingRequest
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import WorkerEstimate, coarse, estimate_of
-from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay import receive_clock as receipts
 from relume.policies.state.overlay.view import View
 from tests.policies.routing.test_ranking import Life, fleet_of, view_of
@@ -43,8 +42,11 @@ class Held(Hits):
         return iter(sorted(self.tokens.items(), key=lambda item: -item[1]))
 
 
-def why(worker: Worker, distrusted: bool) -> str:
-    return routing._excluded(worker, MODEL, distrusted)
+def asking(tokens: int, begun: bool = False, **more: Any) -> RouteQuery:
+    """A request with so many tokens to compute where nothing of it is held."""
+    return RouteQuery(
+        request="q", model=MODEL, prompt_tokens=tokens - begun, delivered=int(begun), **more
+    )
 
 
 def stepped(draw: random.Random, incarnation: int, number: int) -> v.EngineStep:
@@ -95,35 +97,35 @@ class Busy(Life):
         self.told_us += since
         self.view.now_us = self.told_us + self.draw.choice((0, 900, 4_000_000))
 
-    def asked(self) -> RoutingRequest:
+    def asked(self) -> RouteQuery:
         draw = self.draw
         held = {}
         if draw.random() < 0.7:
             holding = draw.sample(self.names, draw.randint(0, len(self.names)))
             held = {name: 16 * draw.randint(1, 60) for name in [*holding, "gone"]}
-        return RoutingRequest(
+        return asking(
             tokens=draw.randint(1, 900), at_us=self.view.now_us,
             session=draw.choice(("", "s1", "s2")), avoid=draw.choice(((), ("w3:1", "w4:1"))), hits=Held(held),
             slo_us=draw.choice((0, 0, 20_000)), shed=draw.random() < 0.5,
         )  # fmt: skip
 
     def board(self, policy: str, view: View) -> estimate_index.EstimateIndex:
-        return selectors.index_of(view, MODEL, policy, why)
+        return selectors.index_of(view, MODEL, policy)
 
 
-def expected_us(of: WorkerEstimate, asked: RoutingRequest, name: str) -> int:
+def expected_us(of: WorkerEstimate, asked: RouteQuery, name: str) -> int:
     """The cost in the words of the policy: what waits there, and what is not held there."""
     left = asked.tokens - min(asked.hits.of(name), asked.tokens)
     return max(of.free_at_us - asked.at_us, 0) + left * of.token_ns // 1000 + of.fixed_us
 
 
-def all_by_ttft(view: View, asked: RoutingRequest) -> list[tuple[str, int]]:
+def all_by_ttft(view: View, asked: RouteQuery) -> list[tuple[str, int]]:
     """(worker, expected TTFT) of all open workers, by a look at each."""
     count = len(view.fleet.workers)
     turn = view.turn % count
     ranked = []
     for at, worker in enumerate(view.fleet.workers.values()):
-        if not why(worker, view.suspect(worker.name) == worker.incarnation):
+        if not excluded_at(view, worker, MODEL):
             of = estimate_of(view, worker)
             cost = expected_us(of, asked, worker.name)
             ranked.append((cost, estimate_index.turn_of(of), (at - turn) % count, worker.name))
@@ -155,12 +157,12 @@ def test_a_first_token_counts_though_the_engine_told_of_the_end_before_the_dispa
     view = view_of(story)
     sent = msgspec.structs.replace(decided("q1", worker="w4", prompt=64), ttft_us=1_000)
     story.tell("w.w4", engine_step(queued("q1"), finished("q1")))
-    kept = selectors.index_of(view, MODEL, "predicted_ttft", why)
+    kept = selectors.index_of(view, MODEL, "predicted_ttft")
     before = kept.estimates[kept.number_of["w4"]]
     story.tell("r.r1", arrived("q1", prompt=64), sent)
     estimate_index.keep_up(view)
     story.tell("r.r1", msgspec.structs.replace(ended("q1"), ttft_us=400_000))
-    kept = selectors.index_of(view, MODEL, "predicted_ttft", why)
+    kept = selectors.index_of(view, MODEL, "predicted_ttft")
     now = kept.estimates[kept.number_of["w4"]]
     assert now == estimate_of(view, story.fleet.workers["w4"])
     assert now.fixed_us > before.fixed_us
@@ -178,7 +180,7 @@ def test_kept_boards_choose_as_new_ones(
         life.one()
         if life.draw.random() < 0.5:
             life.receive()
-            query = Query(
+            query = RouteQuery(
                 request="q9",
                 model=MODEL,
                 prompt_tokens=life.draw.randint(1, 900),
@@ -195,18 +197,16 @@ def test_kept_boards_choose_as_new_ones(
             assert len(choice.candidates) + sum(n for _, n in choice.others) == len(life.names)
 
 
-def chosen(
-    view: View, policy: str, asked: RoutingRequest
-) -> tuple[str, dict[str, v.Candidate], bool]:
+def chosen(view: View, policy: str, asked: RouteQuery) -> tuple[str, dict[str, v.Candidate], bool]:
     """Name of the chosen, whom was looked at, and whether it is refused."""
-    kept = selectors.index_of(view, MODEL, policy, why)
+    kept = selectors.index_of(view, MODEL, policy)
     best, looked, late = selectors.select(
         view,
         kept,
         policy,
         asked,
         8,
-        lambda: estimate_index.of(view, MODEL, why, estimate_index.by_queue),
+        lambda: estimate_index.of(view, MODEL, estimate_index.by_queue),
     )
     shown = {x.worker: x for x in looked}
     return best.worker if best is not None else "", shown, late
@@ -224,26 +224,24 @@ def loaded(*prompts: int, count: int = 0) -> View:
 def test_a_hit_is_weighed_against_the_queue_before_it() -> None:
     view = loaded(600, 0)
     near, far = Held({"w0": 500}), Held({"w0": 1800})
-    assert chosen(view, "predicted_ttft", RoutingRequest(tokens=2000, hits=near))[0] == "w1"
-    assert chosen(view, "predicted_ttft", RoutingRequest(tokens=2000, hits=far))[0] == "w0"
-    assert chosen(view, "prefix_first", RoutingRequest(tokens=900, hits=near))[0] == "w0", (
-        "however long"
-    )
+    assert chosen(view, "predicted_ttft", asking(tokens=2000, hits=near))[0] == "w1"
+    assert chosen(view, "predicted_ttft", asking(tokens=2000, hits=far))[0] == "w0"
+    assert chosen(view, "prefix_first", asking(tokens=900, hits=near))[0] == "w0", "however long"
 
 
 def test_fewest_requests_though_they_are_long() -> None:
     story = fleet_of(2)
     story.tell("w.w0", engine_step(queued("a", prompt=4000)))
     story.tell("w.w1", engine_step(queued("b", prompt=9), queued("c", prompt=9)))
-    assert chosen(view_of(story), "jsq", RoutingRequest(tokens=50))[0] == "w0"
-    assert chosen(view_of(story), "predicted_ttft", RoutingRequest(tokens=50))[0] == "w1"
+    assert chosen(view_of(story), "jsq", asking(tokens=50))[0] == "w0"
+    assert chosen(view_of(story), "predicted_ttft", asking(tokens=50))[0] == "w1"
 
 
 def test_two_are_drawn_and_the_better_taken() -> None:
     view = loaded(0, 300, 600, 900)
     used: Counter[str] = Counter()
     for number in range(300):
-        name, looked, _ = chosen(view, "power_of_two", RoutingRequest(tokens=50))
+        name, looked, _ = chosen(view, "power_of_two", asking(tokens=50))
         assert len(looked) == 2
         assert looked[name].cost == min(x.cost for x in looked.values())
         used[name] += 1
@@ -255,37 +253,30 @@ def test_sessions_stay_and_move_only_with_their_worker() -> None:
     story = fleet_of(12)
     view = view_of(story)
     names = [f"s{n}" for n in range(60)]
-    homes = {
-        s: chosen(view, "session_affinity", RoutingRequest(tokens=50, session=s))[0] for s in names
-    }
+    homes = {s: chosen(view, "session_affinity", asking(tokens=50, session=s))[0] for s in names}
     assert len(set(homes.values())) > 6
     story.tell("r.r0", v.WorkerSuspected("w5", 1, "silent"))
     view.landed()
     for session, home in homes.items():
-        now = chosen(view, "session_affinity", RoutingRequest(tokens=50, session=session))[0]
+        now = chosen(view, "session_affinity", asking(tokens=50, session=session))[0]
         assert now != "w5" and (now == home or home == "w5")
 
 
 def test_a_session_leaves_a_crowded_worker() -> None:
     story = fleet_of(4)
-    home = chosen(view_of(story), "session_affinity", RoutingRequest(tokens=9, session="s"))[0]
+    home = chosen(view_of(story), "session_affinity", asking(tokens=9, session="s"))[0]
     story.tell(f"w.{home}", engine_step(*(queued(f"a{n}", prompt=9) for n in range(9))))
-    assert (
-        chosen(view_of(story), "session_affinity", RoutingRequest(tokens=9, session="s"))[0] != home
-    )
+    assert chosen(view_of(story), "session_affinity", asking(tokens=9, session="s"))[0] != home
 
 
 def test_what_comes_too_late_is_shed_only_if_it_may_be() -> None:
     view = loaded(2000, 3000)
-    late = RoutingRequest(tokens=100, slo_us=50_000)
+    late = asking(tokens=100, slo_us=50_000)
     name, looked, refused = chosen(view, "predicted_ttft", late)
     assert (name, refused) == ("w0", False)
     assert {x.excluded for x in looked.values()} == {"too late"}
-    assert chosen(view, "predicted_ttft", RoutingRequest(tokens=100, slo_us=50_000, shed=True))[2]
-    assert (
-        chosen(view, "predicted_ttft", RoutingRequest(tokens=100, slo_us=900_000, shed=True))[0]
-        == "w0"
-    )
+    assert chosen(view, "predicted_ttft", asking(tokens=100, slo_us=50_000, shed=True))[2]
+    assert chosen(view, "predicted_ttft", asking(tokens=100, slo_us=900_000, shed=True))[0] == "w0"
 
 
 def test_a_worker_without_room_is_passed_over_and_is_better_than_none() -> None:
@@ -305,7 +296,7 @@ def test_a_worker_without_room_is_passed_over_and_is_better_than_none() -> None:
         ),
     )
     story.tell("w.w1", engine_step(queued("b", prompt=3000)))
-    assert chosen(view_of(story), "predicted_ttft", RoutingRequest(tokens=200))[0] == "w1"
+    assert chosen(view_of(story), "predicted_ttft", asking(tokens=200))[0] == "w1"
     story.tell(
         "w.w1",
         v.EngineStep(
@@ -319,7 +310,7 @@ def test_a_worker_without_room_is_passed_over_and_is_better_than_none() -> None:
             kv_used=505,
         ),
     )
-    name, looked, _ = chosen(view_of(story), "predicted_ttft", RoutingRequest(tokens=200))
+    name, looked, _ = chosen(view_of(story), "predicted_ttft", asking(tokens=200))
     assert name == "w0" and {x.excluded for x in looked.values()} == {"no KV room"}
 
 
@@ -331,12 +322,12 @@ def test_an_engine_that_is_silent_with_work_is_passed_over() -> None:
     view = view_of(story)
     view.own(view.position + 1, v.GroupsReceived(1, (0, 0, story.revision - 1, 1000)))
     view.now_us = 900_000
-    assert chosen(view, "predicted_ttft", RoutingRequest(tokens=50, at_us=view.now_us))[0] == "w0"
+    assert chosen(view, "predicted_ttft", asking(tokens=50, at_us=view.now_us))[0] == "w0"
     view.now_us = 3_000_000
     story.tell("w.w1", engine_step())
     later = v.GroupsReceived(story.revision, (0, 2_990_000))
     view.own(view.position + 1, later)
-    name, looked, _ = chosen(view, "predicted_ttft", RoutingRequest(tokens=50, at_us=view.now_us))
+    name, looked, _ = chosen(view, "predicted_ttft", asking(tokens=50, at_us=view.now_us))
     assert name == "w1" and looked["w0"].excluded == "silent"
 
 
@@ -346,19 +337,19 @@ def test_a_plain_server_never_gets_a_resumption() -> None:
     for name in ("w0", "w1"):
         story.fleet.workers[name].plain = True
     view = view_of(story)
-    assert chosen(view, "predicted_ttft", RoutingRequest(tokens=50, begun=True))[0] == "w2"
-    assert chosen(view, "predicted_ttft", RoutingRequest(tokens=50))[0] in ("w0", "w1")
-    again = RoutingRequest(tokens=50, avoid=("w2:1",), begun=True)
+    assert chosen(view, "predicted_ttft", asking(tokens=50, begun=True))[0] == "w2"
+    assert chosen(view, "predicted_ttft", asking(tokens=50))[0] in ("w0", "w1")
+    again = asking(tokens=50, avoid=("w2:1",), begun=True)
     assert chosen(view, "predicted_ttft", again)[0] == "w2"
     story.fleet.workers["w2"].plain = True
-    assert chosen(view, "predicted_ttft", RoutingRequest(tokens=50, begun=True))[0] == ""
+    assert chosen(view, "predicted_ttft", asking(tokens=50, begun=True))[0] == ""
 
 
 def test_health_is_never_traded_for_limits() -> None:
     story = fleet_of(2)
     story.tell("w.w1", engine_step(queued("b", prompt=3000)))
     story.tell("r.r0", v.WorkerSuspected("w0", 1, "silent"))
-    assert chosen(view_of(story), "predicted_ttft", RoutingRequest(tokens=200, slo_us=1))[0] == "w1"
+    assert chosen(view_of(story), "predicted_ttft", asking(tokens=200, slo_us=1))[0] == "w1"
 
 
 def test_among_workers_alike_the_one_with_fewest_requests_is_taken() -> None:
@@ -370,7 +361,7 @@ def test_among_workers_alike_the_one_with_fewest_requests_is_taken() -> None:
     view = view_of(story)
     for number in range(3):
         view.own(view.position + 1, decided(f"x{number}", worker=""))  # another turn
-        assert chosen(view, "predicted_ttft", RoutingRequest(tokens=200))[0] == "w1"
+        assert chosen(view, "predicted_ttft", asking(tokens=200))[0] == "w1"
 
 
 def test_a_worker_a_little_quicker_does_not_get_every_short_request() -> None:
@@ -381,7 +372,7 @@ def test_a_worker_a_little_quicker_does_not_get_every_short_request() -> None:
     for number in range(8):
         choice = decide(
             view,
-            Query(request=f"q{number}", model=MODEL, prompt_tokens=2, delivered=0),
+            RouteQuery(request=f"q{number}", model=MODEL, prompt_tokens=2, delivered=0),
             "predicted_ttft",
         )
         event = decided(f"q{number}", worker=choice.worker, prompt=2)
@@ -419,7 +410,7 @@ def test_replicas_that_decide_at_once_do_not_herd(policy: str, replicas: int) ->
         for view in views:
             view.landed()
             choice = decide(
-                view, Query(request="q", model=MODEL, prompt_tokens=400, delivered=0), policy
+                view, RouteQuery(request="q", model=MODEL, prompt_tokens=400, delivered=0), policy
             )
             sent[choice.worker] += 1
         herd += max(sent.values())
@@ -480,11 +471,11 @@ def test_a_dispatch_of_another_replica_is_forgotten_with_its_receipt(
     told("w.w0", *steps[:2])
     told("r.r1", arrived("b"), decided("b", worker="w0", prompt=500))
     told("w.w0", *steps[2:])
-    of = selectors.index_of(view, MODEL, "predicted_ttft", why).estimates[0]
+    of = selectors.index_of(view, MODEL, "predicted_ttft").estimates[0]
     assert of.free_at_us > 0
     for number in range(7):
         told(f"w.w{number + 1}", engine_step())
-        kept = selectors.index_of(view, MODEL, "predicted_ttft", why).estimates[0]
+        kept = selectors.index_of(view, MODEL, "predicted_ttft").estimates[0]
         fresh = View("r.r0", story.fleet)
         for position, event in enumerate(own):
             fresh.own(position + 1, event)

@@ -26,10 +26,11 @@ for n in range(40):
         story.tell("r.r0", observed(q, worker=w, kind="reset"))
         story.tell(f"w.{w}", engine_step(finished(q)))
 from relume.policies.state.fleet import dump, state_hash
-from relume.policies.routing.choose_worker import Query, least_load
+from relume.policies.routing.choose_worker import least_load
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
 view = View("r.r0", story.fleet)
-choice = least_load(view, Query(request="x", model="m", prompt_tokens=1, delivered=0))
+choice = least_load(view, RouteQuery(request="x", model="m", prompt_tokens=1, delivered=0))
 print(dump(story.fleet).hex(), state_hash(story.fleet).hex(), choice)
 """
 

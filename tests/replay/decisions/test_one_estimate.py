@@ -18,6 +18,7 @@ from relume.policies.decision_versions import DECISION_VERSIONS, RETAKEN
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import first_token_v1
 from relume.policies.routing import selection as selectors
+from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import UNHEARD_US
 from tests.replay import frozen
 from tests.replay.decisions.test_scheduler_replay import eventful_log
@@ -106,7 +107,7 @@ def test_an_estimate_that_says_nothing_is_not_recorded() -> None:
     story.replica("r0")
     view = routing.View("r.r0", story.fleet)
     view.now_us = 10
-    query = routing.Query(request="q", model="m", prompt_tokens=8, delivered=0)
+    query = RouteQuery(request="q", model="m", prompt_tokens=8, delivered=0)
     choice = routing.decide(view, query, "predicted_ttft")
     assert choice.worker == "w0" and choice.ttft_us >= 0
     assert routing.first_token_us(view, query, "predicted_ttft", choice) == choice.ttft_us

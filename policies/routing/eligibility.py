@@ -1,0 +1,153 @@
+"""Which workers may get a request: every reason against one, and the only place that asks.
+
+Some reasons exclude a worker whatever the others are like: its engine does not serve the model, it
+drains, it is suspected, or it cannot do what the request needs. Health is never traded. The others
+are limits: no room for the prompt's KV, silence while it has work, a first token later than the
+tier's objective, a failure of this very request there, a queue at the limit of the admission queue.
+A worker within its limits comes first; if there is none, the best one beyond them takes the request
+(`relume.policies.routing.selection`).
+
+A feature that keeps requests from workers is a reason here and a condition in one of the functions.
+Used by routing, admission, recovery plans, migration, the choice of holders, and requests that wait
+for a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from relume.events.vocabulary.enums import EnginePhase, Exclusion
+from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.routing.route_query import RouteQuery
+from relume.policies.routing.worker_estimate import LATE, WorkerEstimate
+from relume.policies.state.fleet import Worker
+from relume.policies.state.overlay.view import View
+
+_ENGINE = {
+    EnginePhase.NONE: Exclusion.ENGINE_NONE,
+    EnginePhase.STARTING: Exclusion.ENGINE_STARTING,
+    EnginePhase.DEAD: Exclusion.ENGINE_DEAD,
+}
+# members of an enum are slow to look up, and these are on the path of each decision
+NONE, WITHOUT_PLUGIN = Exclusion.NONE, Exclusion.WITHOUT_PLUGIN
+FAILED_BEFORE, SUSPECTED = Exclusion.FAILED_BEFORE, Exclusion.SUSPECTED
+READY = EnginePhase.READY
+Check = Callable[[Worker, bool], Exclusion]
+"""Why a worker, suspected or not, gets no request of one model."""
+
+
+def excluded(worker: Worker, model: str, suspected: bool) -> Exclusion:
+    """Why `worker` gets no request for `model`; empty if it may get one."""
+    if worker.engine != READY:
+        return _ENGINE[worker.engine]
+    if worker.model != model:
+        return Exclusion.OTHER_MODEL
+    if not worker.present:
+        return Exclusion.LOST
+    if worker.draining:
+        return Exclusion.DRAINING
+    return SUSPECTED if suspected else NONE
+
+
+def check_of(model: str) -> Check:
+    """`excluded` for one model, as indexes of workers use it."""
+    return lambda worker, suspected: excluded(worker, model, suspected)
+
+
+def excluded_at(view: View, worker: Worker, model: str = "") -> Exclusion:
+    """The same as the view has it; by default of requests for the model that it serves."""
+    suspected = view.suspect(worker.name) == worker.incarnation
+    return excluded(worker, model or worker.model, suspected)
+
+
+def excluded_for(worker: Worker, query: RouteQuery) -> Exclusion:
+    """Why the worker does not get this one request: it cannot do what the request needs, or the
+    request failed on its engine."""
+    if worker.plain and query.delivered:
+        return WITHOUT_PLUGIN
+    if query.avoid and f"{worker.name}:{worker.incarnation}" in query.avoid:
+        return FAILED_BEFORE
+    return NONE
+
+
+def excluded_as_holder(worker: Worker | None) -> Exclusion:
+    """Why checkpoints do not stay with the worker's host; empty if they may."""
+    if worker is None or not worker.present:
+        return Exclusion.LOST
+    return Exclusion.DRAINING if worker.draining else Exclusion.NONE
+
+
+# --- limits
+
+
+class QueueLimit(Struct, frozen=True, gc=False):
+    """When a worker is saturated: `queued` requests that do not decode yet (0: no number), or
+    prompts that take it beyond `ahead_us` from now (0: however many). `others`: replicas that may
+    have sent as much as this one did, not reported yet."""
+
+    queued: int = 0
+    ahead_us: int = 0
+    others: int = 0
+
+    def reached(self, waiting: int, unheard: int) -> bool:
+        """Whether this number saturates a worker: requests that do not decode yet, and dispatches
+        of this replica among them that the fold does not have."""
+        if not self.queued:
+            return False
+        return waiting + (self.others * unheard if unheard > 0 else 0) >= self.queued
+
+    def late(self, free_at_us: int, now_us: int) -> bool:
+        """Whether prompts that are computed at `free_at_us` do."""
+        return self.ahead_us > 0 and free_at_us > now_us + self.ahead_us
+
+
+def queue_limit(view: View, config: WaitingConfig) -> QueueLimit:
+    """What `config` says, with as many replicas as there are."""
+    others = max(sum(replica.alive for replica in view.fleet.replicas.values()) - 1, 0)
+    return QueueLimit(config.queued, config.ahead_ms * 1000, others)
+
+
+class Limits(Struct, frozen=True, gc=False):
+    """The limits of one decision: a worker is saturated if its prompts end later than
+    `latest_us`, or if it has `requests` or more and reaches `queue`."""
+
+    queue: QueueLimit
+    latest_us: int
+    requests: int
+
+
+def limits_of(queue: QueueLimit, query: RouteQuery) -> Limits:
+    """For this request."""
+    return Limits(
+        queue,
+        query.at_us + queue.ahead_us if queue.ahead_us else LATE,
+        queue.queued // (queue.others + 1) if queue.queued else LATE,
+    )
+
+
+def limited(
+    worker: Worker,
+    estimate: WorkerEstimate,
+    query: RouteQuery,
+    tokens: int,
+    ttft_us: int,
+    limits: Limits,
+) -> Exclusion:
+    """The first limit that the worker would not meet with this request, of which it would compute
+    `tokens`, with a first token after `ttft_us`; empty: it meets all."""
+    if tokens // estimate.block_tokens >= estimate.room_blocks:
+        return Exclusion.NO_KV_ROOM
+    if query.at_us > estimate.silent_at_us:
+        return Exclusion.SILENT
+    if query.slo_us and ttft_us > query.slo_us:
+        return Exclusion.TOO_LATE
+    if estimate.free_at_us > limits.latest_us:
+        return Exclusion.SATURATED
+    requests = estimate.requests
+    if requests >= limits.requests:
+        unheard = requests - len(worker.attempts)
+        if limits.queue.reached(requests - estimate.batch, unheard):
+            return Exclusion.SATURATED
+    return NONE
