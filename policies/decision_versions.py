@@ -22,6 +22,7 @@ from relume.policies.state.overlay.view import View
 DECISION_VERSIONS: dict[str, int] = {
     **{f"route.{policy}": 1 for policy in (*POLICIES, "planned")},
     "first_token": 2,
+    "mode": 1,
     "admission": 1,
     "placement": 1,
     "recovery": 1,
@@ -31,6 +32,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "detail": 1,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
+`mode`: how the attempt continues what the client has.
 `admission`: which requests wait, which is next, which are refused. `leader`: the leader's
 duties."""
 

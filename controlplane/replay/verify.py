@@ -23,7 +23,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ from relume.events.log import codec
 from relume.events.log.errors import BrokenChain, LogError
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import Chain
+from relume.events.vocabulary.enums import ProbeResult
 from relume.policies.decision_versions import (
     kind_of,
     missing,
@@ -46,6 +47,7 @@ from relume.policies.decision_versions import (
 from relume.policies.leader import log_detail as shedding
 from relume.policies.leader.duties import step
 from relume.policies.liveness import stall
+from relume.policies.recovery.resume_mode import mode_of
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
@@ -237,6 +239,8 @@ class _ReplicaReplay:
         self._events = deque(events)
         self._verdict = verdict
         self._checks = checks
+        self._asked: dict[str, v.RequestArrived] = {}
+        """Own requests whose arrival the fold may not have."""
 
     def proceed(self, before: int) -> None:
         """Take own events up to the first decision on a state from revision `before` on."""
@@ -254,11 +258,57 @@ class _ReplicaReplay:
                     self._verdict.cannot_take(lacking)
                 elif founded:
                     check(self.view, self.stream, position, event, self._verdict)
+            elif (follow := self._FOLLOW.get(type(event))) is not None:
+                follow(self, position, event)
+            if founded and type(event) is v.RouteDecided:
+                self._check_mode(position, event)
             if self._room is not None:
                 self._room.seen(position, event, founded and not missing(self.view, "admission"))
             events.popleft()
             self.view.own(position, event)
         self.due = NEVER
+
+    def _arrived(self, position: int, event: v.RequestArrived) -> None:
+        self._asked[event.request] = event
+
+    def _ended(self, position: int, event: v.RequestEnded) -> None:
+        self._asked.pop(event.request, None)
+
+    def _cleared(self, position: int, event: v.WorkerCleared) -> None:
+        """The suspicion of a worker ended, for what two probes showed."""
+        verdict = self._verdict
+        if event.probe == ProbeResult.NONE:
+            return
+        if lacking := missing(self.view, "stall"):
+            verdict.cannot_take(lacking)
+            return
+        verdict.decisions += 1
+        look = stall.ProbeEvidence(
+            probe=event.probe, steps=event.steps, cpu_us=event.cpu_us, held=event.held
+        )
+        expected = stall.evidence_of(look) if stall.recovered(look) else "suspected still"
+        if event.evidence != expected:
+            place = self.view.fleet.revision, self.stream, position
+            verdict.differ(*place, "decision", event.evidence, expected)
+
+    def _check_mode(self, position: int, event: v.RouteDecided) -> None:
+        """How the attempt continues follows from the request and from what its client has."""
+        asked = self._asked.get(event.request) or self.view.fleet.requests.get(event.request)
+        if asked is None:
+            return
+        if lacking := missing(self.view, "mode"):
+            self._verdict.cannot_take(lacking)
+            return
+        mode = mode_of(asked.verdict, asked.stream, event.delivered)
+        if mode != event.mode:
+            place = event.basis.revision, self.stream, position
+            self._verdict.differ(*place, "decision", f"mode {event.mode}", f"mode {mode}")
+
+    _FOLLOW: ClassVar[dict[type, Callable[[_ReplicaReplay, int, Any], None]]] = {
+        v.RequestArrived: _arrived,
+        v.RequestEnded: _ended,
+        v.WorkerCleared: _cleared,
+    }
 
     def _founded(self, position: int, event: Any) -> bool:
         """Whether the view is at the basis of the decision."""
@@ -299,6 +349,16 @@ def check_route(
     expected = event.worker, event.incarnation, event.candidates, event.others
     actual = choice.worker, choice.incarnation, choice.candidates, choice.others
     place = event, stream, position
+    found = event.cached_tokens, event.refused
+    if policy == event.policy and found != (choice.cached_tokens, choice.refused):
+        verdict.differ(
+            event.basis.revision,
+            stream,
+            position,
+            "decision",
+            "{} cached tokens, refused: {}".format(*found),
+            f"{choice.cached_tokens} cached tokens, refused: {choice.refused}",
+        )
     if actual != expected:
         verdict.changed("route", event.request, *place, routed(*expected), routed(*actual))
     elif event.at_us < 0:
@@ -369,7 +429,7 @@ CHECKS: dict[type, Check] = {
     v.RequestShed: _counted,
 }
 
-_ANSWERS = (v.RequestEnded, v.EffectsDecided, v.ConfigChanged)
+_ANSWERS = (v.RequestEnded, v.EffectsDecided, v.ConfigChanged, v.CheckpointsReleased)
 """What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
 whose history is not in the log: they are facts to replay."""
 
@@ -381,7 +441,8 @@ class _LeaderReplay:
         self._fleet = fleet
         self._verdict = verdict
         self._acting = False
-        self._owed: deque[Any] = deque()
+        self._owed: deque[tuple[int, Any]] = deque()
+        """What it has to write, and the tick before which it does."""
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """An event was folded. A leader answers from the fold of its election on."""
@@ -394,10 +455,21 @@ class _LeaderReplay:
                 self._answered(stream, position, event)
             elif type(event) is v.DetailDecided:
                 self._detailed(position, event)
+            elif type(event) is v.Tick:
+                self._overdue(position, event)
         if self._acting:
             owed = step(self._fleet, event)
             if owed:
-                self._owed.extend(e for e in owed if type(e) in _ANSWERS)
+                # It ticks once it folded the tick before, and answered all up to there.
+                by = self._fleet.tick + (1 if type(event) is v.Tick else 2)
+                self._owed.extend((by, e) for e in owed if type(e) in _ANSWERS)
+
+    def _overdue(self, position: int, event: v.Tick) -> None:
+        while self._owed and self._owed[0][0] <= event.number:
+            _, expected = self._owed.popleft()
+            if not missing_of_leader(self._fleet, "leader"):
+                place = self._fleet.revision, "fleet", position
+                self._verdict.differ(*place, "answer", "not written", expected)
 
     def _detailed(self, position: int, event: v.DetailDecided) -> None:
         verdict = self._verdict
@@ -418,10 +490,10 @@ class _LeaderReplay:
             self._owed.clear()
             return
         self._verdict.answers += 1
-        expected = self._owed[0] if self._owed else "nothing owed"
+        expected = self._owed[0][1] if self._owed else "nothing owed"
         if expected != event:
             self._verdict.differ(self._fleet.revision, stream, position, "answer", event, expected)
-        while self._owed and self._owed.popleft() != event:
+        while self._owed and self._owed.popleft()[1] != event:
             pass
 
 

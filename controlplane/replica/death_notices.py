@@ -3,7 +3,7 @@
 One connection to the agent of every registered worker. A notice about the incarnation
 the fold knows as ready is an observation of this replica, like a reset: it is written
 (`WorkerSuspected`, then what happens to each stream) and acted on immediately. `EngineDied`
-follows through the log, and makes good what no connection brought.
+follows through the log, and breaks the streams of an engine of which no notice came.
 
 What the dead engine had sent before lies in our sockets by then. The streams are moved
 one full pass of the event loop after the notice, so that those bytes are read and go to
@@ -29,6 +29,7 @@ from relume.events.wire.errors import NoticeError
 from relume.events.wire.notices import DeathNotice, NoticeReader
 
 TOLD = "its agent saw it die"
+IN_THE_LOG = "its death is in the log"
 CONNECT_TIMEOUT_S = 5.0
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0  # before connecting again; doubled
 RECHECK_S = 1.0  # how often the connections are compared with the fold, unasked
@@ -47,15 +48,30 @@ class NoticeWatch:
         self._changed = asyncio.Event()
         self._links: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._told: dict[str, int] = {}
+        self._died: list[v.EngineDied] = []
         self.connected: set[str] = set()
 
     def seen(self, stream: str, position: int, event: object) -> None:
-        """Called with each event folded."""
+        """Called with each event folded.
+
+        Broken streams are dispatched again immediately, and a decision's basis is a whole group:
+        deaths are therefore only noted until the group is folded (`folded`).
+        """
         if type(event) in (v.WorkerRegistered, v.WorkerDeregistered, v.WorkerLost):
             self._due = True
+        elif type(event) is v.EngineDied:
+            self._died.append(event)
 
     def folded(self, group: RevisionGroup) -> None:
-        """Called when a whole group was folded."""
+        """Called when a whole group was folded and the scheduler has it."""
+        died, self._died = self._died, []
+        for event in died:
+            self._gateway.break_streams(
+                event.worker,
+                event.incarnation,
+                TransportKind.ENGINE_DEAD,
+                f"{IN_THE_LOG} ({event.reason})",
+            )
         if self._due:
             self._due = False
             self._changed.set()

@@ -80,32 +80,21 @@ class StallWatch:
         self._next_check: dict[tuple[str, int], float] = {}
         self._due: dict[tuple[str, int], float] = {}
         """Before then an engine cannot have been silent for half the least bound."""
-        self._died: list[tuple[str, int]] = []
         self._left = False
         self._session: aiohttp.ClientSession | None = None
         self._judged = 0
 
     def seen(self, stream: str, position: int, event: Any) -> None:
-        """Called with each event folded: an engine step is progress, a death is an end.
-
-        Broken streams are dispatched again immediately, and a decision's basis is a whole group:
-        deaths are therefore only noted until the group is folded (`folded`).
-        """
+        """Called with each event folded: an engine step is progress."""
         kind = type(event)
         if kind is v.EngineStep:
             if event.duration_us > 0:
                 self._last_step[stream[2:]] = self._now()
-        elif kind is v.EngineDied:
-            self._died.append((event.worker, event.incarnation))
-            self._left = True
-        elif kind in (v.WorkerDeregistered, v.WorkerForgotten):
+        elif kind in (v.EngineDied, v.WorkerDeregistered, v.WorkerForgotten):
             self._left = True
 
     def folded(self, group: RevisionGroup) -> None:
-        """Called when a whole group was folded and the scheduler has it."""
-        died, self._died = self._died, []
-        for worker, incarnation in died:
-            self._gateway.break_streams(worker, incarnation, TransportKind.RESET)
+        """Called when a whole group was folded: nothing to do."""
 
     async def run(self) -> None:
         """Watch for ever; the caller owns the task."""
@@ -247,13 +236,22 @@ class StallWatch:
             await asyncio.sleep(PROBE_MIN_S / 2)
             after = await self._ask(worker, incarnation, PROBE_MIN_S * 2)
         self._next_check[key] = self._now() + RECHECK_S
-        if before.outcome != ProbeResult.ANSWERED or after.outcome != ProbeResult.ANSWERED:
+        if before.outcome != ProbeResult.ANSWERED:
             return
         look = _look_of(before, after)
         if worker.incarnation != incarnation or not stall.recovered(look):
             return
-        evidence = "idle and answering" if look.held == 0 else f"{look.steps} steps made"
-        if self._tell(lambda: v.WorkerCleared(worker.name, incarnation, evidence)):
+        evidence = stall.evidence_of(look)
+        cleared = v.WorkerCleared(
+            worker.name,
+            incarnation,
+            evidence,
+            probe=look.probe,
+            steps=look.steps,
+            cpu_us=look.cpu_us,
+            held=look.held,
+        )
+        if self._tell(lambda: cleared):
             self._scheduler.wake()
             log.info("engine_cleared", worker=worker.name, evidence=evidence)
 

@@ -51,7 +51,7 @@ class RetryBudget(Struct, kw_only=True):
         if young_s < YOUNG_S:
             self.moves += 1
 
-    def is_hurried(self, young_s: float) -> bool:
+    def must_pause(self, young_s: float) -> bool:
         """Whether to pause before the next try. Engines that die one after another as soon as the
         request comes to them were dead before: many died at once, and not all of it is known
         yet. The first one is left at once."""

@@ -62,10 +62,10 @@ class Routing(State, frozen=True):
 
 class Locating(State, frozen=True):
     """The request must be generated again from its envelope: does a state daemon have it?
-    `cause` and `hurried` belong to the attempt that follows."""
+    `cause` and `must_pause` belong to the attempt that follows."""
 
     cause: RouteCause
-    hurried: bool
+    must_pause: bool
 
 
 class BackingOff(State, frozen=True):

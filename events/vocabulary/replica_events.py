@@ -180,11 +180,19 @@ class WorkerSuspected(Event, frozen=True, tag="worker_suspected/1"):
 
 
 class WorkerCleared(Event, frozen=True, tag="worker_cleared/1"):
-    """The suspicion is over: the incarnation made progress again."""
+    """The suspicion is over: the incarnation works again, or answers and has nothing to do.
+
+    What two probes showed: `probe` is the second's result (none: written before these were
+    recorded), `steps` made in between and `cpu_us` of CPU time used (-1 unknown), `held` requests
+    it has. `evidence` says it in words."""
 
     worker: str
     incarnation: int
     evidence: str
+    probe: ProbeResult = ProbeResult.NONE
+    steps: int = -1
+    cpu_us: int = -1
+    held: int = -1
 
 
 class RequestEnded(Event, frozen=True, tag="request_ended/1", kw_only=True):

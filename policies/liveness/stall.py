@@ -87,4 +87,11 @@ def hung(silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig) -
 
 def recovered(look: ProbeEvidence) -> bool:
     """Whether a suspected engine may be used again: it has nothing to do, or it does it."""
+    if look.probe != ProbeResult.ANSWERED:
+        return False
     return look.held == 0 or look.steps > 0 or look.cpu_us >= WORKING_CPU_US
+
+
+def evidence_of(look: ProbeEvidence) -> str:
+    """The same in words, for the log."""
+    return "idle and answering" if look.held == 0 else f"{look.steps} steps made"

@@ -31,7 +31,7 @@ class NoStreams:
     def __init__(self) -> None:
         self.activity: dict[Any, Any] = {}
 
-    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+    def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> int:
         return 0
 
     def let_go(self, request: str) -> None:

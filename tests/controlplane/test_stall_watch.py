@@ -48,7 +48,7 @@ class OneStream:
         self.activity["w0", 3].open_streams = 1
         self.broken: list[tuple[str, int, str]] = []
 
-    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+    def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> int:
         self.broken.append((worker, incarnation, cause))
         self.activity[worker, incarnation].open_streams = 0
         return 1

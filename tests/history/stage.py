@@ -56,7 +56,7 @@ class QuietGateway:
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return {}
 
-    def break_streams(self, worker: str, incarnation: int, cause: str) -> None:
+    def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> None:
         """There are none."""
 
 

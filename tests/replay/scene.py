@@ -44,7 +44,7 @@ class Clients:
         self._rng = rng
         self._tokens = tokens
 
-    def break_streams(self, worker: str, incarnation: int, cause: str) -> int:
+    def break_streams(self, worker: str, incarnation: int, cause: str, detail: str = "") -> int:
         """As the gateway does: every stream there is dispatched anew before this returns."""
         self.broken.append((worker, incarnation))
         moving = self._open.pop((worker, incarnation), {})

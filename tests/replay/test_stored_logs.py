@@ -22,6 +22,7 @@ from relume.controlplane.replay.rendering import lines_of
 from relume.controlplane.replay.verify import verify
 from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import AttemptMode
 from relume.policies.checkpoints import placement
 from relume.policies.liveness import stall
 from relume.policies.migration import moves as migration
@@ -130,6 +131,10 @@ def strict(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda silent, look, bound, config: old(silent, look, bound, config) or look.cpu_us >= 0
 
 
+def starting_anew(old: dict[Any, Any]) -> dict[Any, Any]:
+    return dict.fromkeys(old, AttemptMode.NEW)
+
+
 def refusing(old: Callable[..., str]) -> Callable[..., str]:
     return lambda *_: "too long a pause"
 
@@ -153,6 +158,10 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "share of the aged": ("admission.admission_queue", "AGED_PART", 7, "admission-steady"),
     "waits foretold": ("admission.admission_queue", "WINDOW", 32, "admission-steady"),
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
+    "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),
+    "release of blocks": ("state.coverage", "RELEASED_AT_ONCE", 1, "recoveries"),
+    "later release": ("state.coverage", "RELEASE_TICKS", 4, "restores"),
+    "earlier release": ("state.coverage", "RELEASE_TICKS", 2, "restores"),
     "stall bound": (stall, "bound_us", patient, "stall"),
     "stall judgement": (stall, "hung", strict, "stall-spared"),
     "what agents are told": ("leader.duties", "AGENT_COMMANDS", ("drain", "undrain"), "leader"),

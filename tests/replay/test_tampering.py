@@ -17,6 +17,7 @@ from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode, encode
 from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import ProbeResult
 from relume.policies.liveness import stall
 from relume.policies.routing import choose_worker as routing
 from relume.policies.state import engine_step as engine_steps
@@ -325,3 +326,27 @@ def test_verification_leaves_its_base_alone(groups: list[RevisionGroup]) -> None
     before = base.revision, base.order
     verify(groups[20:], base)
     assert (base.revision, base.order) == before
+
+
+CLEARED = v.WorkerCleared("w1", 2, "3 steps made", probe=ProbeResult.ANSWERED, steps=3, held=1)
+FALSE = {
+    "neither idle nor stepping": {"steps": 0, "evidence": "0 steps made"},
+    "no answer": {"probe": ProbeResult.SILENT},
+    "other words": {"evidence": "idle and answering"},
+}
+
+
+@pytest.mark.parametrize("lie", FALSE)
+async def test_the_end_of_a_suspicion_is_decided_again(lie: str) -> None:
+    async with Scene(11, workers=2, replicas=1) as scene:
+        await scene.traffic(2, at_once=2)
+        await scene.settled()
+        scene.replicas["r0"].scheduler.emit(v.WorkerSuspected("w1", 2, "silent, probe silent"))
+        scene.replicas["r0"].scheduler.emit(CLEARED)
+        await scene.settled()
+    groups = scene.log.groups
+    assert verify(groups).divergences == []
+    (place,) = (p for p, s in places(groups) if decode(s.records[p[2]]) == CLEARED)
+    groups = groups[: place[0] + 1]
+    altered = replaced(groups, place, encode(structs.replace(CLEARED, **FALSE[lie])))
+    assert [d.what for d in verify(altered).divergences] == ["decision"]

@@ -114,8 +114,8 @@ def lose(
     final, message = budget.failed(kind, status, stream.delivered, stream.limits)
     if final:
         return fail(stream, _NO_ATTEMPT, final, message)
-    hurried = kind in DEATHS and budget.is_hurried(now - stream.sent_at)
-    return proceed(stream, _NO_ATTEMPT, CAUSES.get(kind) or RouteCause(kind), hurried, refusal)
+    must_pause = kind in DEATHS and budget.must_pause(now - stream.sent_at)
+    return proceed(stream, _NO_ATTEMPT, CAUSES.get(kind) or RouteCause(kind), must_pause, refusal)
 
 
 def hand_over(stream: Stream, state: State, to: Assignment, now: float) -> State:

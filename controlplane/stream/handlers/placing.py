@@ -69,7 +69,7 @@ def proceed(
     stream: Stream,
     state: State,
     cause: RouteCause,
-    hurried: bool = False,
+    must_pause: bool = False,
     refusal: Refusal | None = None,
 ) -> State:
     """Continue on another worker after what the client has, if that is possible. `state` has no
@@ -80,17 +80,17 @@ def proceed(
     ):
         if obstacle := stream.obstacle():
             return fail(stream, state, 502, obstacle)
-        return _next_attempt(stream, state, cause, hurried, refusal)
+        return _next_attempt(stream, state, cause, must_pause, refusal)
     if not is_exact:
         return fail(stream, state, 502, UNREPEATABLE)
     stream.effects.append(LocateEnvelope())
-    return Locating(cause, hurried)
+    return Locating(cause, must_pause)
 
 
 def _next_attempt(
-    stream: Stream, state: State, cause: RouteCause, hurried: bool, refusal: Refusal | None
+    stream: Stream, state: State, cause: RouteCause, must_pause: bool, refusal: Refusal | None
 ) -> State:
-    if hurried:
+    if must_pause:
         return _back_off(stream, BackingOff(cause))
     return assign(stream, state, cause, refusal)
 
@@ -217,4 +217,4 @@ def on_envelope_known(stream: Stream, state: Locating, event: EnvelopeKnown, now
     stream.again = True
     del stream.known[:]
     stream.rewind(stream.have)
-    return _next_attempt(stream, state, state.cause, state.hurried, None)
+    return _next_attempt(stream, state, state.cause, state.must_pause, None)

@@ -15,7 +15,7 @@ import pytest
 from relume.controlplane.gateway.config import GatewayConfig
 from relume.controlplane.gateway.endpoint import Gateway
 from relume.controlplane.replay.verify import verify
-from relume.controlplane.replica.death_notices import TOLD
+from relume.controlplane.replica.death_notices import IN_THE_LOG, TOLD
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.notice_server import NoticeBoard
@@ -235,6 +235,30 @@ async def test_streams_move_at_once_and_the_log_tells_why(away: bool) -> None:
         ]
         causes = [e.cause for e in s.told() if type(e) is v.RouteDecided and e.worker]
         assert causes[:9] == ["arrival"] * 6 + ["engine_dead"] * 3
+        await s.proven()
+
+
+async def test_a_death_that_only_the_log_reports_is_recorded_as_a_death() -> None:
+    """Not as a reset, which no gateway saw."""
+    async with scene(w0_registers=False) as s:
+        dead, other = s.workers
+        dead.register(notices="")
+        await s.replica()
+        await s.listening(other)
+        s.script(Behaviour(hang_at=raw_bytes(5)))
+        asked = [asyncio.create_task(s.ask()) for _ in range(4)]
+        await until(lambda: s.on(dead) == s.on(other) == [5, 5])
+        s.script(Behaviour())
+        dead.writer.append(v.EngineDied("w0", INCARNATION, "killed"))
+        await until(lambda: len(other.engine.seen) == 4)
+        observed = [e for e in s.told() if type(e) is v.TransportObserved]
+        assert [(e.worker, e.kind, e.detail) for e in observed] == [
+            ("w0", "engine_dead", f"{IN_THE_LOG} (killed)")
+        ] * 2
+        causes = [e.cause for e in s.told() if type(e) is v.RouteDecided and e.worker]
+        assert causes == ["arrival"] * 4 + ["engine_dead"] * 2
+        s.gateways[0].break_streams("w1", INCARNATION, "engine_error")
+        assert await asyncio.gather(*asked) == [WANT] * 4
         await s.proven()
 
 
