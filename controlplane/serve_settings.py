@@ -19,6 +19,7 @@ from relume.events.settings.config_error import ConfigError, without_credentials
 from relume.events.settings.declared import Setting, limits, option, settings_of
 from relume.policies.admission import admission_settings
 from relume.policies.checkpoints import checkpoint_settings
+from relume.policies.health.health_settings import HealthConfig
 from relume.policies.leader.duties import HEALTHY_TICKS
 from relume.policies.migration import migration_settings
 from relume.policies.routing import routing_settings
@@ -224,6 +225,10 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
     migration_limits: Annotated[
         dict[str, int],
         limits("Limits of migration", migration_settings.MigrationConfig),
+    ] = {}
+    health_limits: Annotated[
+        dict[str, int],
+        limits("Limits of circuit breakers and suspects", HealthConfig),
     ] = {}
     gateway_limits: Annotated[dict[str, float], limits("Limits of the gateway", GatewayConfig)] = {}
     etcd_limits: Annotated[

@@ -30,6 +30,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "stall": 1,
     "leader": 1,
     "detail": 1,
+    "health": 1,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
 `mode`: how the attempt continues what the client has.

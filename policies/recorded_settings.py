@@ -5,6 +5,7 @@ from __future__ import annotations
 from relume.events.settings.declared import Setting
 from relume.policies.admission import admission_settings
 from relume.policies.checkpoints import checkpoint_settings
+from relume.policies.health import health_settings
 from relume.policies.liveness import stall
 from relume.policies.migration import migration_settings
 from relume.policies.routing import routing_settings
@@ -15,6 +16,7 @@ SETTINGS: dict[str, Setting] = {
     **migration_settings.SETTINGS.settings,
     **routing_settings.SETTINGS.settings,
     **admission_settings.SETTINGS.settings,
+    **health_settings.SETTINGS.settings,
 }
 CHOICES = {key: setting.choices for key, setting in SETTINGS.items() if setting.choices}
 INTEGERS = frozenset(key for key, setting in SETTINGS.items() if setting.kind is int)

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from relume.events.log import codec
 from relume.events.log.entries import Entry
 from relume.events.vocabulary.enums import (
     AdminCommand,
+    BreakerState,
     CommandState,
     EffectKind,
     EnginePhase,
+    FailureClass,
     Guarantee,
+    HealthState,
     RequestState,
     WorkerState,
 )
-from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.health.health_life import breaker_of
+from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
 from relume.policies.state.overlay.view import View
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
-    """One worker. Load counts come from the replica's view, its own dispatches included."""
+    """One worker. Load counts come from the replica's view, its own dispatches included.
+    `suspected` by this replica; `health` as the leader decided it for all, with its circuit
+    `breaker`, the class of the failure, the evidence, and since when (0: from the beginning)."""
 
     name: str
     state: WorkerState
@@ -31,6 +37,11 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     draining: bool
     held: bool
     suspected: bool
+    health: HealthState
+    breaker: BreakerState
+    failure: FailureClass
+    evidence: str
+    health_since_unix_ms: int
     agent_pid: int
     engine_pid: int
     incarnation: int
@@ -359,6 +370,7 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
     """The worker as the replica's view has it."""
     prefill, requests = view.load(worker)
     suspected = worker.incarnation > 0 and view.suspect(worker.name) == worker.incarnation
+    health = WorkerHealth() if isinstance(worker.health, UnsetType) else worker.health
     return WorkerInfo(
         name=worker.name,
         state=worker_state(worker, suspected, requests),
@@ -367,6 +379,11 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         draining=worker.draining,
         held=worker.held,
         suspected=suspected,
+        health=health.state,
+        breaker=breaker_of(health.state),
+        failure=health.failure,
+        evidence=health.evidence if health.state != HealthState.HEALTHY else "",
+        health_since_unix_ms=health.since_unix_ms,
         agent_pid=worker.agent_pid,
         engine_pid=worker.engine_pid,
         incarnation=worker.incarnation,
@@ -402,11 +419,18 @@ def worker_state(worker: Worker, suspected: bool, requests: int) -> WorkerState:
         return WorkerState.HELD
     if worker.engine != EnginePhase.READY:
         return WorkerState(worker.engine)
+    if not isinstance(health := worker.health, UnsetType) and health.state in _EXCLUDED:
+        return WorkerState(health.state)
     if suspected:
         return WorkerState.SUSPECTED
     if worker.draining:
         return WorkerState.DRAINING if requests else WorkerState.DRAINED
+    if not isinstance(health, UnsetType) and health.state == HealthState.SUSPECT:
+        return WorkerState.SUSPECTED
     return WorkerState.SERVING
+
+
+_EXCLUDED = (HealthState.QUARANTINED, HealthState.UNHEALTHY, HealthState.PROBING)
 
 
 def streams_of(fleet: Fleet, digest: bytes) -> StreamList:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any
 
 from relume.controlplane.cli.admin_client import EXIT_NO, AdminClient
@@ -83,7 +84,16 @@ def _note(worker: dict[str, Any]) -> str:
     if worker["engine"] == "dead":
         delay = worker["restart_delay_ms"]
         return f"died: {worker['died_of']}" + (f", restart in {delay} ms" if delay else "")
-    return "held" if worker["held"] else ""
+    if worker["held"]:
+        return "held"
+    return _health(worker) if worker["health"] not in ("healthy", "draining") else ""
+
+
+def _health(worker: dict[str, Any]) -> str:
+    """What is wrong with a worker, why, and since when."""
+    since = time.strftime("%H:%M:%S", time.localtime(worker["health_since_unix_ms"] / 1000))
+    failure = f" ({worker['failure']})" if worker["failure"] else ""
+    return f"{worker['health']}{failure} since {since}: {worker['evidence']}"
 
 
 def requests(args: argparse.Namespace) -> int:

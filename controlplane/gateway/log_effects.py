@@ -58,7 +58,12 @@ def _record_failure(ctx: Context, stream: Stream, effect: do.RecordFailure) -> N
     request = stream.arrival.request
     try:
         ctx.scheduler.observed(
-            request, effect.attempt, effect.kind, effect.delivered, effect.detail
+            request,
+            effect.attempt,
+            effect.kind,
+            effect.delivered,
+            effect.detail,
+            effect.status,
         )
     except LogError as error:
         log.error(unwritten, reason=str(error), **about(stream.arrival))

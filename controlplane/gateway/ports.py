@@ -129,11 +129,17 @@ class SchedulerPort(Protocol):
         ...
 
     def observed(
-        self, request: str, attempt: int, kind: TransportKind, delivered: int, detail: str = ""
+        self,
+        request: str,
+        attempt: int,
+        kind: TransportKind,
+        delivered: int,
+        detail: str = "",
+        status: int = 0,
     ) -> None:
-        """One attempt's connection failed. The worker is avoided for this request's later attempts.
-        Or it was moved: handed over on request, which is no
-        failure."""
+        """One attempt's connection failed, or the worker answered with an error `status`.
+        The worker is avoided for this request's later attempts. Or it was moved: handed over on
+        request, which is no failure."""
         ...
 
     def ended(

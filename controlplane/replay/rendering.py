@@ -348,6 +348,16 @@ def _option(option: v.RecoveryOption) -> str:
     return f"{what}: {option.done_us / 1000:.1f} ms ({took}){refused}"
 
 
+def _health(event: v.HealthDecided) -> list[str]:
+    failure = f" ({event.failure})" if event.failure else ""
+    lines = [f"{event.worker}:{event.incarnation} is {event.state}{failure}: {event.evidence}"]
+    if event.until >= 0:
+        lines.append(f"its breaker stays open until tick {event.until}, now {event.since}")
+    if event.prober:
+        lines.append(f"{event.prober} probes it, with {event.probes} request(s) at once")
+    return lines
+
+
 def _ready(event: v.EngineReady) -> list[str]:
     inexact = ", ".join(f"{name} ({why})" for name, why in event.inexact)
     at = f"the engine {event.worker}:{event.incarnation} is ready"
@@ -392,6 +402,12 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.CheckpointEvicted: lambda e: [f"{e.holder} was short of memory: it keeps {e.tokens} tokens"],
     v.WorkerSuspected: lambda e: [f"{e.worker}:{e.incarnation} is suspected: {e.reason}"],
     v.WorkerCleared: lambda e: [f"{e.worker}:{e.incarnation} is cleared: {e.evidence}"],
+    v.HealthDecided: _health,
+    v.VerdictsWithheld: lambda e: [
+        f"{len(e.workers)} of {e.serving} workers of {e.model} fail at once: no breaker opens"
+        if e.workers
+        else f"verdicts on workers of {e.model} are no longer withheld"
+    ],
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
     v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is removed from the state"],
     v.ReplicaLost: lambda e: [f"its gateway {e.replica} is lost"],

@@ -44,6 +44,7 @@ from relume.policies.decision_versions import (
     missing_shape,
     version_of,
 )
+from relume.policies.health import evidence
 from relume.policies.leader import log_detail as shedding
 from relume.policies.leader.duties import step
 from relume.policies.liveness import stall
@@ -187,6 +188,8 @@ class Replay:
             verdict.unanchored += len(segment.records)
         try:
             apply_group(self.fleet, group, None if only_workers else self.leader.seen)
+            if only_workers:
+                self.leader.landed()
         except LogError as error:
             verdict.differ(group.revision, "", 0, "record", "readable", error)
             return False
@@ -429,7 +432,14 @@ CHECKS: dict[type, Check] = {
     v.RequestShed: _counted,
 }
 
-_ANSWERS = (v.RequestEnded, v.EffectsDecided, v.ConfigChanged, v.CheckpointsReleased)
+_ANSWERS = (
+    v.RequestEnded,
+    v.EffectsDecided,
+    v.ConfigChanged,
+    v.CheckpointsReleased,
+    v.HealthDecided,
+    v.VerdictsWithheld,
+)
 """What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
 whose history is not in the log: they are facts to replay."""
 
@@ -458,11 +468,18 @@ class _LeaderReplay:
             elif type(event) is v.Tick:
                 self._overdue(position, event)
         if self._acting:
-            owed = step(self._fleet, event)
-            if owed:
-                # It ticks once it folded the tick before, and answered all up to there.
-                by = self._fleet.tick + (1 if type(event) is v.Tick else 2)
-                self._owed.extend((by, e) for e in owed if type(e) in _ANSWERS)
+            self._owes(step(self._fleet, event), type(event) is v.Tick)
+
+    def landed(self) -> None:
+        """A group of workers' records was folded without a call for each."""
+        if self._acting:
+            self._owes(evidence.owed(self._fleet), False)
+
+    def _owes(self, owed: list[Any], at_tick: bool) -> None:
+        if owed:
+            # It ticks once it folded the tick before, and answered all up to there.
+            by = self._fleet.tick + (1 if at_tick else 2)
+            self._owed.extend((by, e) for e in owed if type(e) in _ANSWERS)
 
     def _overdue(self, position: int, event: v.Tick) -> None:
         while self._owed and self._owed[0][0] <= event.number:
@@ -485,7 +502,9 @@ class _LeaderReplay:
             verdict.differ(*place, "decision", event.detail, detail)
 
     def _answered(self, stream: str, position: int, event: Any) -> None:
-        if lacking := missing_of_leader(self._fleet, "leader"):
+        about_health = type(event) in (v.HealthDecided, v.VerdictsWithheld)
+        kind = "health" if about_health else "leader"
+        if lacking := missing_of_leader(self._fleet, kind):
             self._verdict.cannot_take(lacking)
             self._owed.clear()
             return

@@ -21,7 +21,7 @@ from relume.events.log import codec
 from relume.events.log.entries import Entry, entries
 from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import RouteCause, TransportKind
+from relume.events.vocabulary.enums import Exclusion, RouteCause, TransportKind
 
 RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")
 """vLLM puts these before the x-request-id in its responses."""
@@ -119,6 +119,8 @@ class _Collector:
         self._why = Why(request=request)
         self._holders: dict[tuple[str, int], int] = {}
         self._cut: set[tuple[str, int]] = set()
+        self._health: dict[str, Step] = {}
+        """The latest decision about each worker's health, unless the chain has it."""
         self._owner = ""
         self._journal: dict[int, Step] = {}
         self._first = FirstTokens(self._why.first_tokens_us)
@@ -132,6 +134,10 @@ class _Collector:
             for change in event.changes:
                 if change.request == self._why.request:
                     self._changed(entry, event, change)
+        elif kind is v.HealthDecided:
+            self._health[event.worker] = Step(entry, event)
+            if self._why.ended is None and self._befell(event):
+                self._why.steps.append(self._health.pop(event.worker))
         elif kind is v.GroupsReceived:
             self._first.received(entry.stream, event)
         elif kind in OF_REQUEST:
@@ -160,6 +166,9 @@ class _Collector:
             self._owner = self._owner or entry.stream[2:]
             self._first.decided(entry.stream, event)
             self._journal.pop(event.attempt, None)
+            for candidate in event.candidates:
+                if candidate.excluded in _BY_HEALTH and candidate.worker in self._health:
+                    found.steps.append(self._health.pop(candidate.worker))
             if event.worker:
                 self._holders[event.worker, event.incarnation] = event.attempt
         elif type(event) is v.TransportObserved:
@@ -241,4 +250,5 @@ _OF_CHECKPOINT = (
     v.RestoreFailed,
     v.MigrationAbandoned,
 )
-_OF_ENGINE = (v.EngineDied, v.StallJudged, v.WorkerSuspected, v.WorkerCleared)
+_OF_ENGINE = (v.EngineDied, v.StallJudged, v.WorkerSuspected, v.WorkerCleared, v.HealthDecided)
+_BY_HEALTH = (Exclusion.UNHEALTHY, Exclusion.PROBING, Exclusion.QUARANTINED)

@@ -34,6 +34,8 @@ from relume.policies.admission import admission_settings as waiting_settings
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
+from relume.policies.health import health_settings
+from relume.policies.health.health_settings import HealthConfig
 from relume.policies.liveness import stall
 from relume.policies.migration import migration_settings
 from relume.policies.migration.migration_settings import MigrationConfig
@@ -66,6 +68,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     routing: RoutingConfig = RoutingConfig()
     """Its limits; the policy is `policy`."""
     waiting: WaitingConfig = WaitingConfig()
+    health: HealthConfig = HealthConfig()
 
 
 class StoredFold(Protocol):
@@ -190,6 +193,7 @@ class Replica:
                     structs.replace(self.config.routing, policy=self.config.policy)
                 )
                 + waiting_settings.settings_of(self.config.waiting)
+                + health_settings.settings_of(self.config.health)
                 + decision_versions.settings(),
             )
         )

@@ -283,7 +283,13 @@ class Scheduler:
         return True
 
     def observed(
-        self, request: str, attempt: int, kind: TransportKind, delivered: int, detail: str = ""
+        self,
+        request: str,
+        attempt: int,
+        kind: TransportKind,
+        delivered: int,
+        detail: str = "",
+        status: int = 0,
     ) -> None:
         """See SchedulerPort.observed."""
         live = self.live[request]
@@ -300,6 +306,7 @@ class Scheduler:
                 kind=kind,
                 delivered=delivered,
                 detail=detail[:200],
+                status=status,
             )
         )
 

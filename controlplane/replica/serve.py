@@ -24,6 +24,7 @@ from relume.events.failpoints import failpoint_client
 from relume.events.log.errors import Fenced, LogError, LogUnavailable, StreamOwned, first_cause
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
+from relume.policies.health.health_settings import HealthConfig
 from relume.policies.liveness.stall import StallConfig
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.routing.routing_settings import RoutingConfig
@@ -146,6 +147,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
             RoutingConfig(policy=config.policy, shed=config.routing_shed), **config.routing_limits
         ),
         waiting=WaitingConfig(**config.waiting_limits),
+        health=HealthConfig(**config.health_limits),
     )
 
 

@@ -75,6 +75,7 @@ class RecordFailure(Effect, frozen=True):
     kind: TransportKind
     delivered: int
     detail: str
+    status: int = 0
 
 
 class RecordTimer(Effect, frozen=True):

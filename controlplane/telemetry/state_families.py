@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from msgspec import UnsetType
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -21,9 +22,15 @@ from relume.controlplane.replica.admission import ReplicaAdmission
 from relume.controlplane.replica.loop import Replica
 from relume.controlplane.serve_settings import ServeConfig
 from relume.controlplane.telemetry.metric_table import family
-from relume.events.vocabulary.enums import EnginePhase
+from relume.events.vocabulary.enums import (
+    BreakerState,
+    EnginePhase,
+    FailureClass,
+    HealthState,
+)
+from relume.policies.health.health_life import breaker_of
 from relume.policies.state import coverage
-from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
 from relume.policies.state.overlay.view import View
 
 _DAEMON_REPORTS = {
@@ -161,12 +168,26 @@ def workers(view: View) -> Iterator[Any]:
     """State and load of each worker."""
     state = family("worker_engine_state")
     families: dict[str, Any] = {name: family(f"worker_{name}") for name in _WORKER_VALUES}
+    health, failure, breaker = map(family, ("worker_health", "worker_failure", "worker_breaker"))
     for worker in view.fleet.workers.values():
+        found = WorkerHealth() if isinstance(worker.health, UnsetType) else worker.health
+        for one in HealthState:
+            health.add_metric([worker.name, one], int(found.state == one))
+        for kind in FailureClass:
+            if kind:
+                failure.add_metric([worker.name, kind], int(found.failure == kind))
+        for position in BreakerState:
+            open_ = breaker_of(found.state) == position
+            breaker.add_metric([worker.name, position], int(open_))
         for known in EnginePhase:
             state.add_metric([worker.name, known], int(worker.engine == known))
         for name, value in zip(_WORKER_VALUES, _worker_values(view, worker), strict=True):
             families[name].add_metric([worker.name], value)
-    yield state
+    withheld = family("verdicts_withheld")
+    if not isinstance(view.fleet.withheld, UnsetType):
+        for model, names in view.fleet.withheld.items():
+            withheld.add_metric([model], len(names))
+    yield from (state, health, failure, breaker, withheld)
     yield from families.values()
 
 

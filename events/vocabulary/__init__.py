@@ -39,12 +39,14 @@ from relume.events.vocabulary.leader_events import (
     DetailDecided,
     Effect,
     EffectsDecided,
+    HealthDecided,
     LeaderElected,
     LeaderResigned,
     ReplicaLost,
     SnapshotTaken,
     StateHashed,
     Tick,
+    VerdictsWithheld,
     WorkerForgotten,
     WorkerLost,
 )
@@ -152,5 +154,7 @@ LEADER_EVENTS = (
     | SnapshotTaken
     | ConfigChanged
     | DetailDecided
+    | HealthDecided
+    | VerdictsWithheld
 )
 AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

@@ -215,6 +215,51 @@ class QueueCause(Word):
     """Others wait already."""
 
 
+class HealthState(Word):
+    """The health of a worker, as the leader decides it (`HealthDecided.state`)."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    """Something failed, or it is slow: it gets requests at a higher price."""
+    UNHEALTHY = "unhealthy"
+    """It gets none: its breaker is open."""
+    PROBING = "probing"
+    """It gets a few, to see whether it works again: its breaker is half open."""
+    DRAINING = "draining"
+    DEAD = "dead"
+    """No engine serves there."""
+    QUARANTINED = "quarantined"
+    """What it computes is not trusted: it gets none until an operator releases it."""
+
+
+class BreakerState(Word):
+    """The circuit breaker of a worker, as its health shows it."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class FailureClass(Word):
+    """What is wrong with a worker (`HealthDecided.failure`)."""
+
+    NONE = ""
+    CRASH = "crash"
+    """Its engine's process ended: a hard crash, an uncorrectable memory error."""
+    HOST = "host"
+    """Its agent's lease lapsed: the host is down or cut off from etcd."""
+    HANG = "hang"
+    """Its engine holds requests and does nothing: a lost link between GPUs, a deadlock."""
+    UNREACHABLE = "unreachable"
+    """Replicas have no connection to it."""
+    ERRORS = "errors"
+    """It answers, with errors."""
+    SLOW = "slow"
+    """Its steps take several times those of its class: a throttled GPU, a busy host."""
+    CORRUPTION = "corruption"
+    """It answers, and what it computes is wrong."""
+
+
 class Exclusion(Word):
     """Why a worker gets no request, cannot restore one, or holds no checkpoint of it
     (`Candidate.excluded`, `RecoveryOption.excluded`, `HolderCandidate.excluded`)."""
@@ -228,6 +273,12 @@ class Exclusion(Word):
     LOST = "lost"
     DRAINING = "draining"
     SUSPECTED = "suspected"
+    """By the replica that decides."""
+    UNHEALTHY = "unhealthy"
+    """By the leader's decision: its breaker is open."""
+    PROBING = "probing"
+    """By the leader's decision: another request is its probe."""
+    QUARANTINED = "quarantined"
     WITHOUT_PLUGIN = "tells no token ids"
     """A server without the plugin cannot continue a request."""
     FAILED_BEFORE = "failed it before"
@@ -341,7 +392,11 @@ class WorkerState(Word):
     HELD = "held"
     STARTING = "starting"
     DEAD = "dead"
+    QUARANTINED = "quarantined"
+    UNHEALTHY = "unhealthy"
+    PROBING = "probing"
     SUSPECTED = "suspected"
+    """By this replica, or by the leader's decision."""
     DRAINING = "draining"
     DRAINED = "drained"
     SERVING = "serving"

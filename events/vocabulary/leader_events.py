@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from relume.events.vocabulary.base import Basis, Event
-from relume.events.vocabulary.enums import EffectKind, StepDetail
+from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState, StepDetail
 
 
 class LeaderElected(Event, frozen=True, tag="leader_elected/1"):
@@ -83,6 +83,35 @@ class DetailDecided(Event, frozen=True, tag="detail_decided/1", kw_only=True):
     database_bytes: int
     quota_bytes: int
     shed_percent: int
+
+
+class HealthDecided(Event, frozen=True, tag="health_decided/1", kw_only=True):
+    """Decision: the health of `worker`, from the evidence of all replicas and agents. It holds for
+    `incarnation` from tick `since` on. In `probing`, only `prober` sends it requests, at most
+    `probes` at once; `until` is the first tick at which an open breaker may probe (-1: its cause
+    must be gone first). A request counts `price_percent` of its cost there."""
+
+    worker: str
+    incarnation: int
+    state: HealthState
+    failure: FailureClass
+    evidence: str
+    since: int
+    until: int = -1
+    prober: str = ""
+    probes: int = 0
+    price_percent: int = 100
+
+
+class VerdictsWithheld(Event, frozen=True, tag="verdicts_withheld/1", kw_only=True):
+    """Decision: `workers` of a `model` fail at once, more than `share_percent` of the `serving`
+    ones, so a common cause is likelier than that all of them broke: no breaker opens. No
+    `workers`: that is over."""
+
+    model: str
+    workers: tuple[str, ...]
+    serving: int
+    share_percent: int
 
 
 class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):

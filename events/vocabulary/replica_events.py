@@ -137,7 +137,8 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1", kw_only=True):
 
 
 class TransportObserved(Event, frozen=True, tag="transport_observed/1", kw_only=True):
-    """What the replica saw of one attempt's connection."""
+    """What the replica saw of one attempt's connection. `status` of the worker's answer (0: none
+    came)."""
 
     request: str
     attempt: int
@@ -146,6 +147,7 @@ class TransportObserved(Event, frozen=True, tag="transport_observed/1", kw_only=
     kind: TransportKind
     delivered: int
     detail: str = ""
+    status: int = 0
 
 
 class StallJudged(Event, frozen=True, tag="stall_judged/1", kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AdminCommand, EffectKind, Guarantee, RequestOutcome
+from relume.policies.health import evidence
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.state import coverage
 from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard
@@ -41,7 +42,8 @@ RESIGN = "resign"
 def step(fleet: Fleet, event: Any) -> list[Any]:
     """Events the leader has to write because of `event`; none for most."""
     handler = _HANDLERS.get(type(event))
-    return handler(fleet, event) if handler is not None else []
+    found = handler(fleet, event) if handler is not None else []
+    return [*found, *verdicts] if (verdicts := evidence.owed(fleet)) else found
 
 
 def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:

@@ -24,6 +24,7 @@ from relume.events.vocabulary.enums import Exclusion
 from relume.policies.routing import estimate_index, first_token_v1
 from relume.policies.routing import prefix_hits as hits
 from relume.policies.routing import selection as selectors
+from relume.policies.routing.cost_index import cost_of
 from relume.policies.routing.cost_index import of as ranked
 from relume.policies.routing.eligibility import FAILED_BEFORE, NONE, excluded, excluded_for
 from relume.policies.routing.route_query import RouteQuery
@@ -68,8 +69,8 @@ def least_load(view: View, query: RouteQuery) -> Choice:
     for index, worker in enumerate(view.fleet.workers.values()):
         name, incarnation = worker.name, worker.incarnation
         prefill, requests = view.load(worker)
-        cost = prefill + REQUEST_TOKENS * requests
-        reason = excluded(worker, query.model, suspected.get(name, 0) == incarnation)
+        cost = cost_of(worker, (prefill, requests), REQUEST_TOKENS)
+        reason = excluded(view, worker, query.model, suspected.get(name, 0) == incarnation)
         reason = reason or excluded_for(worker, query)
         if reason is NONE:
             best.append((cost, (index - turn) % count, index))

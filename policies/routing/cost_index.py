@@ -9,11 +9,19 @@ from collections.abc import Iterator
 
 from relume.events.vocabulary import Candidate
 from relume.policies.routing.eligibility import Check, check_of
+from relume.policies.routing.worker_estimate import price_percent
 from relume.policies.routing.worker_index import WorkerIndex
+from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 
 MODELS = 8
 """Maximum number of models with an index."""
+
+
+def cost_of(worker: Worker, load: tuple[int, int], weight: int) -> int:
+    """What one more request would cost there, in prompt tokens, less itself: the prompt tokens and
+    the requests that it has, each for `weight`, at the worker's price."""
+    return (load[0] + weight * (load[1] + 1)) * price_percent(worker) // 100 - weight
 
 
 class CostIndex(WorkerIndex):
@@ -52,8 +60,9 @@ class CostIndex(WorkerIndex):
         self._levels, self._at = [], {}
 
     def _evaluate(self, view: View, at: int) -> None:
-        load = self._loads[at] = view.load(self.workers[at])
-        cost = -1 if self._excluding(at) else load[0] + self.weight * load[1]
+        worker = self.workers[at]
+        load = self._loads[at] = view.load(worker)
+        cost = -1 if self._excluding(view, at) else cost_of(worker, load, self.weight)
         before = self._costs[at]
         if cost == before:
             return

@@ -1,7 +1,7 @@
 """Which workers may get a request: every reason against one, and the only place that asks.
 
 Some reasons exclude a worker whatever the others are like: its engine does not serve the model, it
-drains, it is suspected, or it cannot do what the request needs. Health is never traded. The others
+drains, it is suspected, or it cannot do what the request needs. WorkerHealth is never traded. The others
 are limits: no room for the prompt's KV, silence while it has work, a first token later than the
 tier's objective, a failure of this very request there, a queue at the limit of the admission queue.
 A worker within its limits comes first; if there is none, the best one beyond them takes the request
@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
-from relume.events.vocabulary.enums import EnginePhase, Exclusion
+from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import LATE, WorkerEstimate
-from relume.policies.state.fleet import Worker
+from relume.policies.state.fleet import Worker, WorkerHealth
 from relume.policies.state.overlay.view import View
 
 _ENGINE = {
@@ -34,11 +34,15 @@ _ENGINE = {
 NONE, WITHOUT_PLUGIN = Exclusion.NONE, Exclusion.WITHOUT_PLUGIN
 FAILED_BEFORE, SUSPECTED = Exclusion.FAILED_BEFORE, Exclusion.SUSPECTED
 READY = EnginePhase.READY
-Check = Callable[[Worker, bool], Exclusion]
+_BY_HEALTH = {
+    HealthState.UNHEALTHY: Exclusion.UNHEALTHY,
+    HealthState.QUARANTINED: Exclusion.QUARANTINED,
+}
+Check = Callable[[View, Worker, bool], Exclusion]
 """Why a worker, suspected or not, gets no request of one model."""
 
 
-def excluded(worker: Worker, model: str, suspected: bool) -> Exclusion:
+def excluded(view: View, worker: Worker, model: str, suspected: bool) -> Exclusion:
     """Why `worker` gets no request for `model`; empty if it may get one."""
     if worker.engine != READY:
         return _ENGINE[worker.engine]
@@ -48,18 +52,30 @@ def excluded(worker: Worker, model: str, suspected: bool) -> Exclusion:
         return Exclusion.LOST
     if worker.draining:
         return Exclusion.DRAINING
+    if not isinstance(health := worker.health, UnsetType):
+        if by_health := _BY_HEALTH.get(health.state):
+            return by_health
+        if health.state == HealthState.PROBING and not _may_probe(view, worker, health):
+            return Exclusion.PROBING
     return SUSPECTED if suspected else NONE
+
+
+def _may_probe(view: View, worker: Worker, health: WorkerHealth) -> bool:
+    """Whether this replica may send the worker a probe now."""
+    if view.replica != health.prober:
+        return False
+    return len(health.probes) + view.unfolded(worker) < health.most_probes
 
 
 def check_of(model: str) -> Check:
     """`excluded` for one model, as indexes of workers use it."""
-    return lambda worker, suspected: excluded(worker, model, suspected)
+    return lambda view, worker, suspected: excluded(view, worker, model, suspected)
 
 
 def excluded_at(view: View, worker: Worker, model: str = "") -> Exclusion:
     """The same as the view has it; by default of requests for the model that it serves."""
     suspected = view.suspect(worker.name) == worker.incarnation
-    return excluded(worker, model or worker.model, suspected)
+    return excluded(view, worker, model or worker.model, suspected)
 
 
 def excluded_for(worker: Worker, query: RouteQuery) -> Exclusion:

@@ -46,7 +46,8 @@ Order = Callable[[WorkerEstimate], tuple[Group, int]]
 
 def by_time(of: WorkerEstimate) -> tuple[Group, int]:
     """Token price and what it costs at least; its turn among those alike."""
-    return (of.token_ns, of.fixed_us), turn_of(of)
+    group = (of.token_ns, of.fixed_us) if of.price_percent == 100 else of.price
+    return group, turn_of(of)
 
 
 def turn_of(of: WorkerEstimate) -> int:
@@ -56,7 +57,7 @@ def turn_of(of: WorkerEstimate) -> int:
 
 def by_requests(of: WorkerEstimate) -> tuple[Group, int]:
     """All together; requests, then the end of its prompts."""
-    return (0, 0), of.requests * LATE + of.free_at_us
+    return (0, 0), of.priced_requests * LATE + of.free_at_us
 
 
 def by_queue(of: WorkerEstimate) -> tuple[Group, int]:
@@ -200,7 +201,7 @@ class EstimateIndex(WorkerIndex):
 
     def _evaluate(self, view: View, at: int) -> None:
         before, was = self._places[at], self.estimates[at]
-        excluded = self._excluding(at)
+        excluded = self._excluding(view, at)
         reserve_percent = self.config.kv_reserve_percent
         of = worker_estimate.estimate_of(view, self.workers[at], reserve_percent)
         self.estimates[at] = of

@@ -76,11 +76,11 @@ def power_of_two(view: View, index: EstimateIndex, query: RouteQuery) -> Found:
         fresh = [at for at, w in places if f"{w.name}:{w.incarnation}" not in query.avoid]
         there = fresh or there
     if len(there) < 2:
-        return iter([(_ttft(index, at, query), 0, 0, at) for at in there])
+        return iter([(_cost(index, at, query), 0, 0, at) for at in there])
     number = draw(view, "two")
     first = number % len(there)
     second = (first + 1 + number // len(there) % (len(there) - 1)) % len(there)
-    drawn = [(_ttft(index, there[at], query), 0, 0, there[at]) for at in (first, second)]
+    drawn = [(_cost(index, there[at], query), 0, 0, there[at]) for at in (first, second)]
     return iter(sorted(drawn, key=lambda found: found[0]))
 
 
@@ -90,7 +90,7 @@ def prefix_first(view: View, index: EstimateIndex, query: RouteQuery) -> Found:
     for name, hit in query.hits.longest():
         at = index.number_of.get(name)
         if at is not None and not index.excluded(at):
-            held.append((-hit, _ttft(index, at, query), at))
+            held.append((-hit, _cost(index, at, query), at))
     held.sort()
     for hit, cost, at in held:
         yield cost, hit, 0, at
@@ -261,7 +261,7 @@ def _open(
     _, at = queues.soonest(index.limit)
     if at < 0 or any(x.worker == index.workers[at].name for x in looked):
         return None
-    found, best = _examine(index, iter([(_ttft(index, at, query), 0, 0, at)]), query, 1, 1)
+    found, best = _examine(index, iter([(_cost(index, at, query), 0, 0, at)]), query, 1, 1)
     looked += found
     return best
 
@@ -273,7 +273,7 @@ def _merged(index: EstimateIndex, plain: Found, query: RouteQuery, turn: int) ->
 
     def entry(at: int) -> Entry:
         return (
-            _ttft(index, at, query),
+            _cost(index, at, query),
             estimate_index.turn_of(index.estimates[at]),
             (at - turn) % count,
             at,
@@ -314,9 +314,9 @@ def _hit(query: RouteQuery, name: str) -> int:
     return min(hits.of(name), query.tokens) if hits else 0
 
 
-def _ttft(index: EstimateIndex, at: int, query: RouteQuery) -> int:
+def _cost(index: EstimateIndex, at: int, query: RouteQuery) -> int:
     tokens = query.tokens - _hit(query, index.workers[at].name)
-    return index.estimates[at].ttft_us(query.at_us, tokens)
+    return index.estimates[at].cost_us(query.at_us, tokens)
 
 
 def _unsure(best: Candidate) -> int:

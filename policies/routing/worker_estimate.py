@@ -22,7 +22,7 @@ be measured are equal. The record has the rounded figure too, because the choice
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.receive_clock import received_us
@@ -54,7 +54,8 @@ class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
     sent there and is not confirmed. `silent_at_us`: a report is overdue from then on (LATE: none is
     expected). `tpot_us`: from token to token with one request more. `kv_free`: blocks left when all
     it holds have theirs (below 0: some will wait). A prompt of `room_blocks` blocks of
-    `block_tokens` or more has no room."""
+    `block_tokens` or more has no room. Of a suspect worker, choices count `price_percent` of the
+    cost; what is predicted stays as it is."""
 
     worker: str
     incarnation: int
@@ -70,6 +71,23 @@ class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
     kv_free: int
     block_tokens: int = 1
     room_blocks: int = LATE
+    price_percent: int = 100
+
+    @property
+    def price(self) -> tuple[int, int]:
+        """`token_ns` and `fixed_us` as a choice counts them."""
+        percent = self.price_percent
+        return self.token_ns * percent // 100, self.fixed_us * percent // 100
+
+    @property
+    def priced_requests(self) -> int:
+        """`requests` as a choice counts them: those of one more, at its price, less itself."""
+        return (self.requests + 1) * self.price_percent // 100 - 1
+
+    def cost_us(self, now_us: int, tokens: int) -> int:
+        """`ttft_us` as a choice counts it."""
+        token_ns, fixed_us = self.price
+        return max(self.free_at_us - now_us, 0) + tokens * token_ns // 1000 + fixed_us
 
     def ttft_us(self, now_us: int, tokens: int) -> int:
         """Time to the first token of one more request with `tokens` prompt tokens to compute."""
@@ -132,7 +150,14 @@ def estimate_of(view: View, worker: Worker, reserve_percent: int = 0) -> WorkerE
         kv_free=kv_free,
         block_tokens=block_tokens,
         room_blocks=room_blocks,
+        price_percent=price_percent(worker),
     )
+
+
+def price_percent(worker: Worker) -> int:
+    """The price of the worker in a choice: above 100 for a suspect."""
+    health = worker.health
+    return 100 if isinstance(health, UnsetType) else health.price_percent
 
 
 def _prices(fleet: Fleet, worker: Worker) -> tuple[float, float, float, float, float, float]:

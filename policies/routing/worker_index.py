@@ -80,10 +80,10 @@ class WorkerIndex:
         for at in range(len(self.workers)):
             self._evaluate(view, at)
 
-    def _excluding(self, at: int) -> Exclusion:
+    def _excluding(self, view: View, at: int) -> Exclusion:
         """Why worker number `at` gets no request, from now on; it is counted."""
         worker = self.workers[at]
-        now = self._check(worker, self._suspected.get(worker.name, 0) == worker.incarnation)
+        now = self._check(view, worker, self._suspected.get(worker.name, 0) == worker.incarnation)
         before = self._excluded[at]
         if before != now:
             self._excluded[at] = now

@@ -160,6 +160,9 @@ _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.LinkMeasured: _nobody,
     v.RestoreFailed: _nobody,
     v.CheckpointsReleased: _nobody,
+    v.StallJudged: _nobody,
+    v.HealthDecided: _target,
+    v.VerdictsWithheld: _nobody,
     v.Tick: _nobody,
 }
 """Events that come all the time. Any other may touch everything."""

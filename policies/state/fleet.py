@@ -9,10 +9,17 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from relume.events.vocabulary import Effect
-from relume.events.vocabulary.enums import AdminCommand, EnginePhase, Guarantee, StepDetail
+from relume.events.vocabulary.enums import (
+    AdminCommand,
+    EnginePhase,
+    FailureClass,
+    Guarantee,
+    HealthState,
+    StepDetail,
+)
 
 
 class Attempt(Struct, kw_only=True):
@@ -64,6 +71,37 @@ class Cached(Struct):
     block_tokens: int = 0
     marks: dict[int, None] = field(default_factory=dict)
     expected: dict[str, bytes] = field(default_factory=dict)
+
+
+class WorkerHealth(Struct, kw_only=True):
+    """The health of a worker (`relume.policies.health`): what the leader decided, and the evidence.
+
+    `state` to `price_percent` are those of the last `HealthDecided`, folded after the tick of
+    `since_unix_ms`. `owed`: (state, failure, prober) of the last one that the leader was found to
+    owe. Evidence, of `incarnation`: `failures` are the ticks at which requests failed there;
+    `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas suspect it. `trips`
+    counts how often its breaker opened in a row. Of a breaker that is half open: `probes` under
+    way, `passes`, and whether one `failed`.
+    """
+
+    state: HealthState = HealthState.HEALTHY
+    failure: FailureClass = FailureClass.NONE
+    evidence: str = ""
+    since: int = 0
+    since_unix_ms: int = 0
+    until: int = -1
+    prober: str = ""
+    most_probes: int = 0
+    price_percent: int = 100
+    owed: tuple[HealthState, FailureClass, str] = (HealthState.HEALTHY, FailureClass.NONE, "")
+    incarnation: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    hung_for: dict[str, int] = field(default_factory=dict)
+    doubt: FailureClass = FailureClass.NONE
+    trips: int = 0
+    probes: dict[str, int] = field(default_factory=dict)
+    passes: int = 0
+    failed: bool = False
 
 
 class Worker(Struct, kw_only=True):
@@ -159,6 +197,8 @@ class Worker(Struct, kw_only=True):
     # its prefix cache, and its number of reported marks
     prefix_marks: int = 0
     cached: Cached = field(default_factory=Cached)
+    # not in the state before anything is known: older logs have none
+    health: WorkerHealth | UnsetType = UNSET
 
 
 class Request(Struct, kw_only=True):
@@ -358,6 +398,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     be held. `planned`: decided moves of requests by the request. `restores`: how restores
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     `steptimes`: by class of worker.
+    `withheld`: by model, workers against which verdicts are withheld (unset before the first).
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -391,6 +432,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     planned: dict[str, Planned] = field(default_factory=dict)
     steptimes: dict[str, StepTime] = field(default_factory=dict)
     unacknowledged: dict[str, Unheard] = field(default_factory=dict, name="unheard")
+    withheld: dict[str, tuple[str, ...]] | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

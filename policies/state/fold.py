@@ -9,9 +9,12 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from msgspec import UnsetType
+
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
+from relume.policies.health import evidence
 from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.state import account, coverage, dirty_set
 from relume.policies.state import operator_commands as orders
@@ -200,6 +203,8 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
     if request is not None and event.attempt == 1:
         steptime.dispatched(request, worker, event.ttft_us)
     opened = account.dispatch(worker, key, event, fleet.tick)
+    if not isinstance(worker.health, UnsetType):
+        evidence.dispatched(fleet, worker, worker.health, event)
     worker.sent_by, worker.sent_us, worker.sent_revision = stream[2:], event.at_us, fleet.revision
     if opened and event.prefix and not worker.attempts[key].decoding:
         cached.dispatched(fleet, worker, key, event.prefix)
@@ -243,7 +248,8 @@ def _on_cleared(fleet: Fleet, stream: str, epoch: int, event: v.WorkerCleared) -
 def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnded) -> None:
     if returns.foreign(fleet.requests.get(event.request), stream):
         return
-    for worker_name, key in places_of(fleet, event):
+    places = places_of(fleet, event)
+    for worker_name, key in places:
         _close(fleet, worker_name, key, ended=True)
     request = fleet.requests.pop(event.request, None)
     if request is not None:
@@ -251,6 +257,7 @@ def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnd
         steptime.first_token(fleet, request, event.ttft_us)
     unheard.ended(fleet, event.request)
     coverage.forget(fleet, event.request)
+    evidence.ended(fleet, event, places)
 
 
 def places_of(fleet: Fleet, event: v.RequestEnded) -> list[tuple[str, str]]:
@@ -315,7 +322,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     unheard.expire(fleet, event.number)
 
 
-_HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
+_HANDLERS: dict[type, evidence.Handler] = {
     v.EngineStep: on_engine_step,
     v.StreamResumed: _on_stream_resumed,
     v.PrefixBlocksChanged: cached.changed,
@@ -338,3 +345,15 @@ _HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     **returns.HANDLERS,
     **coverage.HANDLERS,
 }
+
+
+def _then(first: evidence.Handler, second: evidence.Handler) -> evidence.Handler:
+    def both(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
+        first(fleet, stream, epoch, event)
+        second(fleet, stream, epoch, event)
+
+    return both
+
+
+for _kind, _also in evidence.HANDLERS.items():
+    _HANDLERS[_kind] = _then(_HANDLERS[_kind], _also) if _kind in _HANDLERS else _also

@@ -421,7 +421,13 @@ class FakeScheduler:
         self.log.append(("timer", timer))
 
     def observed(
-        self, request: str, attempt: int, kind: str, delivered: int, detail: str = ""
+        self,
+        request: str,
+        attempt: int,
+        kind: str,
+        delivered: int,
+        detail: str = "",
+        status: int = 0,
     ) -> None:
         assert attempt == self.attempts[request]
         self.log.append(("observed", kind, delivered))

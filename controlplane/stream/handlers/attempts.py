@@ -110,7 +110,7 @@ def lose(
         release(stream, to)
     stream.effects.append(Close(reuse=refusal is not None))
     budget.failed_on.add((to.worker, to.incarnation))
-    _leave_for(stream, to, kind, detail, now)
+    _leave_for(stream, to, kind, detail, now, status)
     final, message = budget.failed(kind, status, stream.delivered, stream.limits)
     if final:
         return fail(stream, _NO_ATTEMPT, final, message)
@@ -131,12 +131,17 @@ def hand_over(stream: Stream, state: State, to: Assignment, now: float) -> State
 
 
 def _leave_for(
-    stream: Stream, to: Assignment, kind: TransportKind, detail: str, now: float
+    stream: Stream,
+    to: Assignment,
+    kind: TransportKind,
+    detail: str,
+    now: float,
+    status: int = 0,
 ) -> None:
     if stream.failover is None:
         stream.failover = Failover(kind, now)
     flush(stream)
-    stream.effects.append(RecordFailure(to.attempt, kind, stream.delivered, detail))
+    stream.effects.append(RecordFailure(to.attempt, kind, stream.delivered, detail, status))
 
 
 def is_attaching(state: State) -> bool:

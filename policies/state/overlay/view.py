@@ -300,6 +300,11 @@ class View:
                     requests += 1
         return prefill, requests
 
+    def unfolded(self, worker: Worker) -> int:
+        """Own dispatches to `worker` that the fold does not hold, and that are not over."""
+        here = self._own.get(worker.name)
+        return sum(bool(own.placed and not own.closed) for own in here.values()) if here else 0
+
     def sent_us(self, worker: Worker) -> int:
         """When the latest dispatch to `worker` that the view knows of was made, on the replica's
         clock, or, of another replica's, when its record arrived; -1 for none, or if that was

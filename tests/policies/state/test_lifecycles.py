@@ -26,7 +26,7 @@ LOAD_ONLY = {
     v.StateDaemonStarted, v.StateDaemonLost, v.StateDaemonReported, v.CheckpointAcknowledged,
     v.CheckpointsAcknowledged, v.CheckpointEvicted, v.CheckpointDropped, v.HolderChosen,
     v.RecoveryPlanned, v.MigrationPlanned, v.RestoreDone, v.RestoreFailed, v.LinkMeasured,
-    v.CheckpointsReleased, v.RestoreStarted,
+    v.CheckpointsReleased, v.RestoreStarted, v.StallJudged, v.HealthDecided, v.VerdictsWithheld,
 }  # fmt: skip
 """Folded records that concern no life."""
 OF_REQUESTS = {

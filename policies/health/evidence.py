@@ -1,0 +1,329 @@
+"""Evidence about workers' health, as the fold collects it, and what the leader owes because of it.
+
+Theory of operation. Each handler runs after the fold took the event otherwise. It notes what the
+event says about a worker and reviews that worker (`judgement`). What the leader has to write is
+left at the fleet, outside of its state, until `owed` takes it. The fold remembers the last verdict
+that was owed, so each is owed once; a new leader owes again what its predecessor did not write.
+
+Evidence against a worker is a wrong answer of its engine, a connection that failed as those to dead
+engines do, a judged hang, a death, a lapsed lease, and slow steps. No evidence is: a 4xx, a client
+that left, an announced overload (429, 503), our own error, and a request that ended as its client's
+fault, with all that it did to workers before.
+
+A log of replicas that do not decide health has none: then nothing is collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import UnsetType
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import (
+    EffectKind,
+    EnginePhase,
+    FailureClass,
+    HealthState,
+    RequestOutcome,
+    TransportKind,
+)
+from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow
+from relume.policies.liveness.suspicious import SUSPICIOUS
+from relume.policies.state.account import key_of
+from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+
+VERSION = "version.health"
+"""The setting by which replicas record that they decide health, and follow it."""
+OVERLOADED = frozenset((429, 503))
+"""Statuses by which an engine says that it is full."""
+DOUBTS: dict[TransportKind, FailureClass] = {
+    TransportKind.RESET: FailureClass.CRASH,
+    TransportKind.EOF: FailureClass.CRASH,
+    TransportKind.REFUSED: FailureClass.CRASH,
+    TransportKind.ENGINE_DEAD: FailureClass.CRASH,
+    TransportKind.UNREACHABLE: FailureClass.UNREACHABLE,
+    TransportKind.STALL: FailureClass.HANG,
+}
+"""What each suspicious failure of a connection may be."""
+MOST_FAILURES = 32
+"""Number of failed requests that are stored per worker, beyond those that open a breaker."""
+
+Handler = Callable[[Fleet, str, int, Any], None]
+
+
+def owed(fleet: Fleet) -> list[Any]:
+    """What the leader has to write because of the events folded since the last call."""
+    found: list[Any] | None = fleet.__dict__.pop("health_owed", None)
+    return found or []
+
+
+def decides(fleet: Fleet) -> bool:
+    """Whether every living replica decides health and follows it."""
+    alive = [replica for replica in fleet.replicas.values() if replica.alive]
+    leader = fleet.replicas.get(fleet.leader)
+    return (
+        leader is not None
+        and VERSION in leader.settings
+        and all(VERSION in replica.settings for replica in alive)
+    )
+
+
+def dispatched(fleet: Fleet, worker: Worker, health: WorkerHealth, event: v.RouteDecided) -> None:
+    """A request goes to a worker about which something is known."""
+    if health.state == HealthState.PROBING:
+        health.probes[key_of(event.request, event.attempt)] = fleet.tick
+
+
+def ended(fleet: Fleet, event: v.RequestEnded, places: list[tuple[str, str]]) -> None:
+    """A request with dispatches at `places` ended. One that its client is at fault for is no
+    evidence against any worker."""
+    for name, key in places:
+        worker = fleet.workers.get(name)
+        if worker is None or isinstance(health := worker.health, UnsetType):
+            continue
+        probed = health.probes.pop(key, None) is not None
+        if probed and event.outcome == RequestOutcome.COMPLETED:
+            health.passes += 1
+        elif event.outcome == RequestOutcome.REJECTED and event.request in health.failures:
+            del health.failures[event.request]
+        else:
+            continue
+        _review(fleet, worker)
+
+
+def _leave(fleet: Fleet, review: Review) -> None:
+    if review.owed:
+        if fleet.__dict__.get("health_owed_at") != fleet.revision:
+            fleet.__dict__["health_owed_at"] = fleet.revision
+            fleet.__dict__["health_owed"] = []
+        fleet.__dict__.setdefault("health_owed", []).extend(review.owed)
+
+
+def _review(fleet: Fleet, worker: Worker) -> None:
+    """Judge one worker, and whether too many fail."""
+    if isinstance(worker.health, UnsetType) or not decides(fleet):
+        return
+    review = Review(fleet)
+    review.worker(worker)
+    if review.guard(worker.model):
+        for other in fleet.workers.values():
+            if other.model == worker.model:
+                review.worker(other)
+    _leave(fleet, review)
+
+
+def _review_all(fleet: Fleet) -> None:
+    if not decides(fleet):
+        return
+    known = [w for w in fleet.workers.values() if not isinstance(w.health, UnsetType)]
+    if not known:
+        return
+    review = Review(fleet)
+    for worker in known:
+        review.worker(worker)
+    for model in {worker.model: None for worker in known}:
+        review.guard(model)
+    _leave(fleet, review)
+
+
+def _health_of(fleet: Fleet, worker: Worker) -> WorkerHealth | None:
+    """The worker's, from now on; None where health is not decided."""
+    health = worker.health
+    if isinstance(health, UnsetType):
+        if not decides(fleet):
+            return None
+        health = worker.health = WorkerHealth(incarnation=worker.incarnation)
+    return health
+
+
+def _about(fleet: Fleet, name: str, incarnation: int) -> tuple[Worker, WorkerHealth] | None:
+    """The worker whose present incarnation an event concerns."""
+    worker = fleet.workers.get(name)
+    if worker is None or worker.incarnation != incarnation:
+        return None
+    health = _health_of(fleet, worker)
+    return (worker, health) if health is not None else None
+
+
+# --- what replicas saw ---------------------------------------------------------------
+
+
+def _on_observed(fleet: Fleet, stream: str, epoch: int, event: v.TransportObserved) -> None:
+    kind, key = event.kind, key_of(event.request, event.attempt)
+    wrong = kind == TransportKind.ENGINE_ERROR and event.status not in OVERLOADED
+    if not wrong and kind not in SUSPICIOUS:
+        worker = fleet.workers.get(event.worker)
+        if worker is not None and not isinstance(worker.health, UnsetType):
+            worker.health.probes.pop(key, None)
+        return
+    if (about := _about(fleet, event.worker, event.incarnation)) is None:
+        return
+    worker, health = about
+    if health.probes.pop(key, None) is not None:
+        health.failed = True
+    if wrong:
+        health.failures[event.request] = fleet.tick
+        while len(health.failures) > MOST_FAILURES:
+            del health.failures[next(iter(health.failures))]
+    else:
+        health.doubt = DOUBTS.get(kind, FailureClass.UNREACHABLE)
+    _review(fleet, worker)
+
+
+def _on_judged(fleet: Fleet, stream: str, epoch: int, event: v.StallJudged) -> None:
+    if event.hung and (about := _about(fleet, event.worker, event.incarnation)) is not None:
+        worker, health = about
+        health.hung_for[stream[2:]] = fleet.tick
+        _review(fleet, worker)
+
+
+def _on_suspected(fleet: Fleet, stream: str, epoch: int, event: v.WorkerSuspected) -> None:
+    if (about := _about(fleet, event.worker, event.incarnation)) is not None:
+        worker, health = about
+        if not health.hung_for:
+            health.doubt = FailureClass.CRASH
+        _review(fleet, worker)
+
+
+def _on_cleared(fleet: Fleet, stream: str, epoch: int, event: v.WorkerCleared) -> None:
+    if (about := _about(fleet, event.worker, event.incarnation)) is not None:
+        worker, health = about
+        health.hung_for.pop(stream[2:], None)
+        _review(fleet, worker)
+
+
+# --- what agents and the leader say --------------------------------------------------
+
+
+def _on_engine(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
+    """An engine's life: a new incarnation has no evidence against it."""
+    worker = fleet.workers.get(stream[2:])
+    if worker is None:
+        return
+    if worker.engine == EnginePhase.DEAD:
+        _health_of(fleet, worker)
+    _begin(worker)
+    _review(fleet, worker)
+
+
+def _begin(worker: Worker) -> None:
+    health = worker.health
+    if isinstance(health, UnsetType) or health.incarnation == worker.incarnation:
+        return
+    health.incarnation = worker.incarnation
+    health.failures, health.hung_for, health.probes = {}, {}, {}
+    health.doubt, health.until = FailureClass.NONE, -1
+    health.failed, health.passes = False, 0
+
+
+def _on_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None:
+    worker = fleet.workers.get(event.worker)
+    if worker is not None and not worker.present:
+        _health_of(fleet, worker)
+        _review(fleet, worker)
+
+
+def _on_effects(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) -> None:
+    for effect in event.effects:
+        worker = fleet.workers.get(effect.worker)
+        if worker is not None and effect.kind in (EffectKind.DRAIN, EffectKind.UNDRAIN):
+            _health_of(fleet, worker)
+            _review(fleet, worker)
+
+
+def _on_replicas(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
+    """A replica came or left: its word counts, or does no longer."""
+    alive = {replica.name for replica in fleet.replicas.values() if replica.alive}
+    for worker in fleet.workers.values():
+        if not isinstance(health := worker.health, UnsetType):
+            health.hung_for = {n: at for n, at in health.hung_for.items() if n in alive}
+    if type(event) is v.ReplicaStarted:
+        for worker in fleet.workers.values():
+            if not isinstance(health := worker.health, UnsetType):
+                health.hung_for.pop(event.replica, None)
+    _review_all(fleet)
+
+
+def _on_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -> None:
+    """The new leader owes what is not decided, whatever its predecessor owed."""
+    owed(fleet)
+    for worker in fleet.workers.values():
+        if not isinstance(health := worker.health, UnsetType):
+            health.owed = (health.state, health.failure, health.prober)
+    _review_all(fleet)
+
+
+def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
+    """Evidence fades, breakers rest, and slow workers are found."""
+    if not decides(fleet):
+        return
+    config = Review(fleet).config
+    begin = event.number - config.window_ticks
+    for worker in fleet.workers.values():
+        health = worker.health
+        if isinstance(health, UnsetType):
+            if is_slow(worker, config):
+                _health_of(fleet, worker)
+            continue
+        if health.failures and min(health.failures.values()) <= begin:
+            health.failures = {r: at for r, at in health.failures.items() if at > begin}
+        if health.trips and health.state == HealthState.HEALTHY:
+            if event.number - health.since > FADE_WINDOWS * config.window_ticks:
+                health.trips = 0
+    _review_all(fleet)
+
+
+def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -> None:
+    """The decision holds from here on, if it is about the present incarnation."""
+    worker = fleet.workers.get(event.worker)
+    if worker is None or worker.incarnation != event.incarnation:
+        return
+    health = worker.health
+    if isinstance(health, UnsetType):
+        health = worker.health = WorkerHealth(incarnation=worker.incarnation)
+    state = event.state
+    if state == HealthState.UNHEALTHY and event.failure == FailureClass.ERRORS:
+        health.trips += 1
+    if state != health.state or state == HealthState.UNHEALTHY:
+        health.probes, health.passes, health.failed = {}, 0, False
+        if health.state == HealthState.PROBING:
+            health.failures = {}
+    health.state, health.failure, health.evidence = state, event.failure, event.evidence
+    health.since, health.until = event.since, event.until
+    health.since_unix_ms = fleet.tick_unix_ms
+    health.prober, health.most_probes = event.prober, event.probes
+    health.price_percent = event.price_percent
+
+
+def _on_withheld(fleet: Fleet, stream: str, epoch: int, event: v.VerdictsWithheld) -> None:
+    withheld = {} if isinstance(fleet.withheld, UnsetType) else dict(fleet.withheld)
+    withheld.pop(event.model, None)
+    if event.workers:
+        withheld[event.model] = event.workers
+    fleet.withheld = withheld
+
+
+HANDLERS: dict[type, Handler] = {
+    v.TransportObserved: _on_observed,
+    v.StallJudged: _on_judged,
+    v.WorkerSuspected: _on_suspected,
+    v.WorkerCleared: _on_cleared,
+    v.EngineStarted: _on_engine,
+    v.EngineReady: _on_engine,
+    v.EngineDied: _on_engine,
+    v.WorkerRegistered: _on_engine,
+    v.StreamResumed: _on_engine,
+    v.WorkerDeregistered: _on_engine,
+    v.WorkerLost: _on_lost,
+    v.EffectsDecided: _on_effects,
+    v.ReplicaStarted: _on_replicas,
+    v.ReplicaStopped: _on_replicas,
+    v.ReplicaLost: _on_replicas,
+    v.LeaderElected: _on_elected,
+    v.Tick: _on_tick,
+    v.HealthDecided: _on_decided,
+    v.VerdictsWithheld: _on_withheld,
+}
+"""Called after the fold's own handler, if there is one."""

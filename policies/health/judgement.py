@@ -1,0 +1,268 @@
+"""The judgement: from the evidence about a worker to its health.
+
+Theory of operation. The fold collects evidence (`relume.policies.health.evidence`). `finding_of`
+says what it amounts to, and the table (`health_life`) what follows in the state that the leader
+decided last. Time is ticks.
+
+- *Errors* count by request: `errors` different requests that failed within the window open the
+  breaker. It holds for a time that doubles with each opening in a row, with a jitter drawn from the
+  leader's recorded seed. Then one replica probes it.
+- *A hang* is a replica's judgement (`StallJudged`), for which the engine made no step in the log
+  either: it holds for all replicas, until that replica finds the engine at work or idle.
+- *Lost connections* count by replica: one replica that cannot reach a worker may itself be cut off.
+  More than half of the living ones, and two at least, exclude it for all.
+- *Slowness* is the step time beside that of the worker's class, as the fold learns it.
+
+The guard. If more than a share of the workers of a model fail at once, the cause is likelier to be
+common to them, and excluding them would leave no worker for its requests. Then no breaker opens,
+and those that opened within the window close. Replicas' own suspicions hold all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from msgspec import UnsetType
+
+from relume.events.vocabulary import HealthDecided, VerdictsWithheld
+from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
+from relume.policies.health.health_life import LIFE, Finding
+from relume.policies.health.health_settings import HealthConfig, config_of
+from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+
+Found = tuple[Finding, FailureClass, str]
+"""A finding, its class, and the evidence in words."""
+
+ROTATE_TICKS = 2
+"""A prober that sent no request for so long hands over to the next replica."""
+SLOW_AGAIN = 0.8
+"""A slow worker is a suspect until its step time is below this part of the limit."""
+FADE_WINDOWS = 10
+"""A worker that was healthy for so many windows has its next breaker open for the shortest time."""
+_SHOWN = 3
+_EXCLUDED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING))
+
+
+class LeaderSettings:
+    """The settings in force for what the leader decides."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        leader = fleet.replicas.get(fleet.leader)
+        self._started = leader.settings if leader is not None else {}
+        self._changed = fleet.config
+
+    def setting(self, name: str, default: str) -> str:
+        """See `SettingsView`."""
+        return self._changed.get(name) or self._started.get(name, default)
+
+
+class Review:
+    """One look at the fleet, after an event was folded. `owed` collects what the leader has to
+    write."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.config = config_of(LeaderSettings(fleet))
+        self.owed: list[HealthDecided | VerdictsWithheld] = []
+        self._alive = [r.name for r in fleet.replicas.values() if r.alive]
+        self._failing: dict[str, tuple[str, ...]] = {}
+
+    def worker(self, worker: Worker) -> None:
+        """Judge one worker."""
+        health = worker.health
+        if isinstance(health, UnsetType):
+            return
+        found = finding_of(self, worker, health)
+        finding, failure, evidence = found
+        state = LIFE[finding][health.state]
+        if state in _EXCLUDED and self._withholds(worker, health):
+            state = HealthState.SUSPECT
+            failure = failure or health.failure
+            evidence = f"withheld, too many workers fail at once: {evidence or health.evidence}"
+        elif state in _EXCLUDED and not failure:
+            failure, evidence = health.failure, evidence or health.evidence
+        prober = self._prober(health) if state == HealthState.PROBING else ""
+        verdict = state, failure, prober
+        if verdict != health.owed:
+            health.owed = verdict
+            self.owed.append(self._decision(worker, health, verdict, finding, evidence))
+
+    def guard(self, model: str) -> bool:
+        """Record when verdicts against workers of a model begin or cease to be withheld; returns
+        whether they did."""
+        fleet, failing = self.fleet, self._too_many(model)
+        withheld = {} if isinstance(fleet.withheld, UnsetType) else fleet.withheld
+        changed = bool(failing) != bool(withheld.get(model))
+        if changed:
+            fleet.withheld = {**withheld, model: failing}
+            if not failing:
+                del fleet.withheld[model]
+            self.owed.append(
+                VerdictsWithheld(
+                    model=model,
+                    workers=failing,
+                    serving=len(list(self._serving(model))),
+                    share_percent=self.config.share_percent,
+                )
+            )
+        return changed
+
+    def suspecting(self, worker: Worker) -> list[str]:
+        """Living replicas that suspect the worker's incarnation."""
+        replicas = self.fleet.replicas
+        name, incarnation = worker.name, worker.incarnation
+        return [r for r in self._alive if replicas[r].suspects.get(name, 0) == incarnation]
+
+    @property
+    def alive(self) -> int:
+        """Number of living replicas."""
+        return len(self._alive)
+
+    def _decision(
+        self,
+        worker: Worker,
+        health: WorkerHealth,
+        verdict: tuple[HealthState, FailureClass, str],
+        finding: Finding,
+        evidence: str,
+    ) -> HealthDecided:
+        state, failure, prober = verdict
+        opens = state == HealthState.UNHEALTHY and failure == FailureClass.ERRORS
+        return HealthDecided(
+            worker=worker.name,
+            incarnation=worker.incarnation,
+            state=state,
+            failure=failure,
+            evidence=evidence or finding.value,
+            since=self.fleet.tick,
+            until=self.fleet.tick + self._hold(worker, health) if opens else -1,
+            prober=prober,
+            probes=self.config.probes if prober else 0,
+            price_percent=self.config.price_percent if state == HealthState.SUSPECT else 100,
+        )
+
+    def _hold(self, worker: Worker, health: WorkerHealth) -> int:
+        """Ticks for which a breaker that opens now stays open: between half and all of a time that
+        doubles with each opening in a row."""
+        config, fleet = self.config, self.fleet
+        most = min(config.hold_ticks << min(health.trips, 16), config.longest_ticks)
+        leader = fleet.replicas.get(fleet.leader)
+        seed = leader.seed if leader is not None else 0
+        draw = Random(f"{seed}:{worker.name}:{worker.incarnation}:{fleet.tick}:{health.trips}")
+        return max(1, most - draw.randrange(most // 2 + 1))
+
+    def _prober(self, health: WorkerHealth) -> str:
+        """The replica that probes: the same until it had no request for it, then the next."""
+        alive, prober = self._alive, health.prober
+        if prober in alive and (
+            health.probes or health.passes or self.fleet.tick - health.since < ROTATE_TICKS
+        ):
+            return prober
+        if not alive:
+            return prober
+        return alive[(alive.index(prober) + 1) % len(alive)] if prober in alive else alive[0]
+
+    def _serving(self, model: str) -> Iterator[Worker]:
+        for worker in self.fleet.workers.values():
+            if worker.present and worker.engine == EnginePhase.READY and worker.model == model:
+                yield worker
+
+    def _too_many(self, model: str) -> tuple[str, ...]:
+        """Workers of a model that fail, if they are more than the share."""
+        found = self._failing.get(model)
+        if found is None:
+            serving, failing = 0, []
+            for worker in self._serving(model):
+                serving += 1
+                health = worker.health
+                if not isinstance(health, UnsetType) and self._fails(worker, health):
+                    failing.append(worker.name)
+            too_many = len(failing) * 100 > self.config.share_percent * serving
+            found = self._failing[model] = tuple(failing) if too_many else ()
+        return found
+
+    def _fails(self, worker: Worker, health: WorkerHealth) -> bool:
+        finding = finding_of(self, worker, health)[0]
+        return LIFE[finding][health.state] in _EXCLUDED
+
+    def _withholds(self, worker: Worker, health: WorkerHealth) -> bool:
+        """Whether the worker is to stay open: breakers that opened before the window stay as they
+        are."""
+        old = health.state in _EXCLUDED and (
+            self.fleet.tick - health.since > self.config.window_ticks
+        )
+        return not old and worker.name in self._too_many(worker.model)
+
+
+def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
+    """What the evidence about the worker amounts to now."""
+    config, tick = review.config, review.fleet.tick
+    if worker.engine != EnginePhase.READY or not worker.present:
+        return _gone(worker, health)
+    if worker.draining:
+        return Finding.LEAVING, FailureClass.NONE, "an operator drains it"
+    if health.hung_for:
+        return Finding.FAILING, FailureClass.HANG, f"judged hung by {_names(health.hung_for)}"
+    suspecting = review.suspecting(worker)
+    if len(suspecting) > 1 and 2 * len(suspecting) > review.alive:
+        by = f"suspected by {len(suspecting)} of {review.alive} replicas"
+        return Finding.FAILING, health.doubt or FailureClass.UNREACHABLE, by
+    if found := _of_breaker(health, config, tick):
+        return found
+    if suspecting:
+        doubt = health.doubt or FailureClass.UNREACHABLE
+        return Finding.DOUBTFUL, doubt, f"suspected by {_names(suspecting)}"
+    if health.failures:
+        return Finding.DOUBTFUL, FailureClass.ERRORS, _failed(health.failures)
+    if is_slow(worker, config):
+        times = int(worker.slowness * 10 + 0.5)
+        evidence = f"its steps take {times // 10}.{times % 10} times those of its class"
+        return Finding.DOUBTFUL, FailureClass.SLOW, evidence
+    return Finding.FINE, FailureClass.NONE, ""
+
+
+def _of_breaker(health: WorkerHealth, config: HealthConfig, tick: int) -> Found | None:
+    """What wrong answers, an open breaker and probes amount to."""
+    if health.state == HealthState.PROBING:
+        if health.failed:
+            return Finding.FAILING, FailureClass.ERRORS, "a probe failed"
+        if health.passes >= config.passes:
+            return Finding.PASSED, FailureClass.NONE, f"{health.passes} probes succeeded"
+        return Finding.TRIED, FailureClass.ERRORS, health.evidence
+    if health.until >= 0:
+        finding = Finding.HELD if tick < health.until else Finding.RESTED
+        return finding, FailureClass.ERRORS, health.evidence
+    if len(health.failures) >= config.errors:
+        return Finding.FAILING, FailureClass.ERRORS, _failed(health.failures)
+    return None
+
+
+def is_slow(worker: Worker, config: HealthConfig) -> bool:
+    """Whether the worker's steps take too long, beside those of its class."""
+    limit = config.slow_percent / 100
+    health = worker.health
+    if not isinstance(health, UnsetType) and health.failure == FailureClass.SLOW:
+        limit *= SLOW_AGAIN
+    return 0 < limit <= worker.slowness
+
+
+def _gone(worker: Worker, health: WorkerHealth) -> Found:
+    if not worker.present:
+        return Finding.GONE, FailureClass.HOST, worker.died_of or "its agent left"
+    if worker.engine == EnginePhase.STARTING and health.state == HealthState.DEAD:
+        return Finding.GONE, health.failure, health.evidence
+    hung = worker.died_of == DeathReason.HUNG
+    cause = FailureClass.HANG if hung else FailureClass.CRASH
+    return Finding.GONE, cause, f"its engine died ({worker.died_of or 'restarted'})"
+
+
+def _failed(failures: dict[str, int]) -> str:
+    count = len(failures)
+    return f"{count} request{'s' if count > 1 else ''} failed on it: {_names(failures)}"
+
+
+def _names(names: dict[str, int] | list[str]) -> str:
+    named = list(names)
+    more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    return ", ".join(named[:_SHOWN]) + more

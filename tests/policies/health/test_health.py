@@ -1,0 +1,397 @@
+"""What becomes of a worker that fails: seen by one replica, by several, by its agent."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import (
+    BreakerState,
+    EffectKind,
+    FailureClass,
+    HealthState,
+    ProbeResult,
+)
+from relume.policies.health.health_life import LIFE, STATES, Finding, breaker_of
+from relume.policies.health.health_settings import HealthConfig
+from relume.policies.state.fleet import dump, state_hash
+from tests.policies.health.led_fleet import LedFleet, folded_again
+from tests.policies.story import Story, died, observed, ready, replica_started, started
+
+CONFIG = HealthConfig(hold_ticks=8, longest_ticks=64, window_ticks=20)
+
+
+def judged(hung: bool = True, worker: str = "w0", incarnation: int = 1) -> v.StallJudged:
+    return v.StallJudged(
+        decision="r0.b1.stall1",
+        basis=v.Basis(1, 0),
+        worker=worker,
+        incarnation=incarnation,
+        silent_us=3_000_000,
+        probe=ProbeResult.SILENT,
+        probe_steps=-1,
+        step_age_us=0,
+        bound_us=3_000_000,
+        hung=hung,
+    )
+
+
+CLEARED = v.WorkerCleared("w0", 1, "idle and answering", probe=ProbeResult.ANSWERED, held=0)
+
+
+def opened(fleet: LedFleet, worker: str = "w0") -> None:
+    for _ in range(3):
+        fleet.fails(worker)
+    assert fleet.state(worker) == HealthState.UNHEALTHY
+
+
+# --- the table -----------------------------------------------------------------------
+
+
+def test_every_state_has_a_way_back_to_healthy() -> None:
+    reached = {HealthState.HEALTHY}
+    while more := {
+        state
+        for row in LIFE.values()
+        for state, following in row.items()
+        if following in reached and state not in reached
+    }:
+        reached |= more
+    assert reached == set(STATES) == set(HealthState)
+    assert LIFE.keys() == set(Finding)
+
+
+def test_a_breaker_is_open_exactly_where_a_worker_gets_nothing() -> None:
+    assert {s: breaker_of(s) for s in STATES if breaker_of(s) != BreakerState.CLOSED} == {
+        HealthState.UNHEALTHY: BreakerState.OPEN,
+        HealthState.QUARANTINED: BreakerState.OPEN,
+        HealthState.PROBING: BreakerState.HALF_OPEN,
+    }
+
+
+# --- errors --------------------------------------------------------------------------
+
+
+def test_errors_of_different_requests_open_the_breaker_and_probes_close_it() -> None:
+    fleet = LedFleet(config=CONFIG)
+    fleet.fails()
+    assert fleet.state() == HealthState.SUSPECT and fleet.excluded() == ""
+    assert fleet.health().price_percent == 200
+    fleet.fails()
+    fleet.fails()
+    health = fleet.health()
+    assert (health.state, health.failure) == (HealthState.UNHEALTHY, FailureClass.ERRORS)
+    assert fleet.excluded() == "unhealthy" and fleet.excluded("w1") == ""
+    hold = health.until - fleet.fleet.tick
+    assert 4 <= hold <= 8
+    fleet.ticks(hold - 1)
+    assert fleet.excluded() == "unhealthy"
+    fleet.ticks(1)
+    assert fleet.state() == HealthState.PROBING and fleet.excluded() == ""
+    probe = fleet.request()
+    assert fleet.excluded() == "probing", "one at a time"
+    fleet.ends(probe)
+    assert fleet.state() == HealthState.PROBING and fleet.excluded() == ""
+    fleet.ends(fleet.request())
+    assert fleet.state() == HealthState.HEALTHY and fleet.excluded() == ""
+    assert [d.state for d in fleet.decisions if isinstance(d, v.HealthDecided)] == [
+        "suspect", "unhealthy", "probing", "healthy"
+    ]  # fmt: skip
+
+
+def test_each_further_opening_holds_longer_and_a_long_health_forgets() -> None:
+    fleet = LedFleet(config=CONFIG)
+    holds = []
+    for _ in range(5):
+        opened(fleet) if not holds else fleet.fails()
+        holds.append(fleet.health().until - fleet.fleet.tick)
+        assert fleet.state() == HealthState.UNHEALTHY
+        fleet.ticks(holds[-1])
+        assert fleet.state() == HealthState.PROBING
+    for hold, most in zip(holds, (8, 16, 32, 64, 64), strict=True):
+        assert most / 2 <= hold <= most
+    assert len(set(holds)) > 2, "with a jitter"
+    for _ in range(2):
+        fleet.ends(fleet.request())
+    fleet.ticks(20 * 10 + 1)
+    opened(fleet)
+    assert fleet.health().until - fleet.fleet.tick <= 8
+
+
+def test_the_same_request_counts_once_and_counts_fade() -> None:
+    fleet = LedFleet(config=CONFIG)
+    name = fleet.fails()
+    for attempt in range(4):
+        fleet.tell("r.r0", observed(name, attempt + 2, kind="engine_error"))
+    assert fleet.state() == HealthState.SUSPECT
+    fleet.fails()
+    fleet.ticks(20)
+    assert fleet.state() == HealthState.HEALTHY, "faded"
+    fleet.fails()
+    fleet.fails()
+    assert fleet.state() == HealthState.SUSPECT
+    fleet.fails()
+    assert fleet.state() == HealthState.UNHEALTHY
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("engine_error", 429), ("engine_error", 503), ("declined", 0), ("stale", 0),
+        ("timeout", 0), ("moved", 0), ("detached", 0),
+    ],
+)  # fmt: skip
+def test_what_is_no_failure_of_the_worker_never_counts(kind: str, status: int) -> None:
+    fleet = LedFleet(config=CONFIG)
+    for _ in range(20):
+        fleet.fails(kind=kind, status=status)
+    assert fleet.state() == HealthState.HEALTHY and fleet.decisions == []
+
+
+def test_rejected_and_cancelled_requests_never_count() -> None:
+    fleet = LedFleet(config=CONFIG)
+    for outcome, status in [("rejected", 400), ("cancelled", 499), ("failed", 503)] * 8:
+        fleet.ends(fleet.request(), outcome, status)
+    assert fleet.decisions == []
+
+
+def test_a_request_at_fault_is_no_evidence_against_the_workers_it_failed_on() -> None:
+    fleet = LedFleet(config=CONFIG)
+    for _ in range(2):
+        fleet.ends(fleet.fails(), "rejected", 400)
+        assert fleet.state() == HealthState.HEALTHY
+    opened(fleet)
+
+
+def test_a_failed_probe_opens_again_and_another_end_leaves_the_place_to_the_next() -> None:
+    fleet = LedFleet(config=CONFIG)
+    opened(fleet)
+    fleet.ticks(8)
+    assert fleet.state() == HealthState.PROBING
+    fleet.ends(fleet.request(), "cancelled", 499)
+    assert fleet.excluded() == "" and fleet.health().passes == 0
+    fleet.fails(kind="declined", status=0)
+    assert fleet.excluded() == "" and fleet.state() == HealthState.PROBING
+    fleet.fails()
+    assert fleet.state() == HealthState.UNHEALTHY
+
+
+def test_one_replica_probes_and_another_takes_over_if_it_has_no_request() -> None:
+    fleet = LedFleet(replicas=3, config=CONFIG)
+    opened(fleet)
+    fleet.ticks(8)
+    assert fleet.state() == HealthState.PROBING
+    probers = [fleet.health().prober]
+    for _ in range(8):
+        excluded = [fleet.excluded(replica=f"r{n}") for n in range(3)]
+        assert sorted(excluded) == ["", "probing", "probing"]
+        assert excluded[int(fleet.health().prober[1:])] == ""
+        fleet.ticks(1)
+        if fleet.health().prober != probers[-1]:
+            probers.append(fleet.health().prober)
+    assert set(probers) == {"r0", "r1", "r2"}
+    last = fleet.health().prober
+    fleet.tell(f"r.{last}", v.ReplicaStopped(last, "leaves"))
+    assert fleet.health().prober not in ("", last)
+
+
+# --- hangs and connections -----------------------------------------------------------
+
+
+def test_one_replicas_judgement_excludes_a_hung_worker_for_all_until_it_is_cleared() -> None:
+    fleet = LedFleet(replicas=2, config=CONFIG)
+    fleet.tell("r.r0", judged(), v.WorkerSuspected("w0", 1, "silent, probe silent"))
+    health = fleet.health()
+    assert (health.state, health.failure) == (HealthState.UNHEALTHY, FailureClass.HANG)
+    assert health.evidence == "judged hung by r0"
+    assert fleet.excluded(replica="r1") == "unhealthy"
+    fleet.ticks(100)
+    assert fleet.excluded(replica="r1") == "unhealthy", "no time ends a hang"
+    fleet.tell("r.r0", CLEARED)
+    assert fleet.state() == HealthState.HEALTHY
+    assert fleet.excluded(replica="r1") == fleet.excluded(replica="r0") == ""
+
+
+def test_the_judgement_of_a_replica_that_left_counts_no_longer() -> None:
+    fleet = LedFleet(replicas=2, config=CONFIG)
+    fleet.tell("r.r1", judged(), v.WorkerSuspected("w0", 1, "silent, probe silent"))
+    assert fleet.state() == HealthState.UNHEALTHY
+    fleet.tell("r.r1", v.ReplicaStopped("r1", "leaves"))
+    assert fleet.state() == HealthState.HEALTHY
+
+
+def test_lost_connections_of_one_replica_make_a_suspect_of_most_exclude_it() -> None:
+    fleet = LedFleet(replicas=3, config=CONFIG)
+    fleet.fails(kind="unreachable", status=0, replica="r1")
+    health = fleet.health()
+    assert (health.state, health.failure) == (HealthState.SUSPECT, FailureClass.UNREACHABLE)
+    assert fleet.excluded(replica="r0") == "" and fleet.excluded(replica="r1") == "suspected"
+    fleet.fails(kind="unreachable", status=0, replica="r2")
+    assert fleet.state() == HealthState.UNHEALTHY
+    assert fleet.excluded(replica="r0") == "unhealthy"
+    fleet.tell("r.r2", CLEARED)
+    assert fleet.state() == HealthState.SUSPECT
+    fleet.tell("r.r1", CLEARED)
+    assert fleet.state() == HealthState.HEALTHY
+
+
+def test_an_error_storm_seen_by_several_replicas_opens_one_breaker() -> None:
+    fleet = LedFleet(replicas=3, config=CONFIG)
+    for number in range(3):
+        fleet.fails(replica=f"r{number}")
+    assert fleet.state() == HealthState.UNHEALTHY
+
+
+# --- lives ---------------------------------------------------------------------------
+
+
+def test_a_death_and_a_restart_are_decided_and_the_evidence_dies_with_the_engine() -> None:
+    fleet = LedFleet(config=CONFIG)
+    opened(fleet)
+    fleet.tell("w.w0", died())
+    assert (fleet.health().state, fleet.health().failure) == ("dead", "crash")
+    fleet.tell("w.w0", started("w0", 2))
+    assert fleet.state() == HealthState.DEAD
+    fleet.tell("w.w0", ready("w0", 2))
+    assert fleet.state() == HealthState.HEALTHY and fleet.excluded() == ""
+    assert fleet.health().trips == 1, "its next breaker still opens for longer"
+
+
+def test_a_decision_about_an_earlier_engine_changes_nothing() -> None:
+    fleet = LedFleet(config=CONFIG)
+    opened(fleet)
+    late = fleet.decisions[-1]
+    fleet.tell("w.w0", died(), started("w0", 2), ready("w0", 2))
+    assert fleet.state() == HealthState.HEALTHY
+    fleet.tell("fleet", late)
+    assert fleet.state() == HealthState.HEALTHY
+
+
+def test_a_drain_is_a_state_and_its_end_returns_to_what_the_evidence_says() -> None:
+    fleet = LedFleet(config=CONFIG)
+    drain, undrain = (
+        v.EffectsDecided(
+            decision=f"d{n}", basis=v.Basis(1, 0), cause="op: drain w0",
+            effects=(v.Effect(kind, "w0"),),
+        )
+        for n, kind in enumerate((EffectKind.DRAIN, EffectKind.UNDRAIN))
+    )  # fmt: skip
+    fleet.tell("fleet", drain)
+    assert fleet.state() == HealthState.DRAINING and fleet.excluded() == "draining"
+    fleet.tell("r.r0", judged())
+    fleet.tell("fleet", undrain)
+    assert fleet.state() == HealthState.UNHEALTHY
+    fleet.tell("r.r0", CLEARED)
+    assert fleet.state() == HealthState.HEALTHY
+
+
+def test_a_host_without_lease_is_dead_until_it_returns() -> None:
+    fleet = LedFleet(config=CONFIG)
+    worker = fleet.fleet.workers["w0"]
+    fleet.tell("fleet", v.WorkerLost("w0", worker.epoch, "lease lapsed"))
+    assert (fleet.health().state, fleet.health().failure) == ("dead", "host")
+    fleet.own("w.w0")
+    fleet.tell("w.w0", v.StreamResumed(1, fleet.epochs["w.w0"]))
+    assert fleet.state() == HealthState.HEALTHY
+
+
+def test_a_slow_worker_is_a_suspect_until_it_is_clearly_faster() -> None:
+    fleet = LedFleet(config=CONFIG)
+    worker = fleet.fleet.workers["w0"]
+    for slowness, state in ((2.4, "healthy"), (2.6, "suspect"), (2.1, "suspect"), (1.9, "healthy")):
+        worker.slowness = slowness
+        fleet.ticks(1)
+        assert fleet.state() == state, slowness
+    worker.slowness = 4.04
+    fleet.ticks(1)
+    assert fleet.health().failure == FailureClass.SLOW
+    assert fleet.health().evidence == "its steps take 4.0 times those of its class"
+    assert fleet.excluded() == "" and fleet.health().price_percent == 200
+
+
+# --- the guard -----------------------------------------------------------------------
+
+
+def test_no_breaker_opens_while_too_many_workers_fail() -> None:
+    fleet = LedFleet(workers=4, config=CONFIG)
+    for name in ("w0", "w1", "w2", "w3"):
+        for _ in range(4):
+            fleet.fails(name)
+    assert [fleet.state(f"w{n}") for n in range(4)] == [HealthState.SUSPECT] * 4
+    assert all(fleet.excluded(f"w{n}") == "" for n in range(4))
+    (withheld,) = [d for d in fleet.decisions if isinstance(d, v.VerdictsWithheld)]
+    assert withheld.workers == ("w0", "w1", "w2") and withheld.serving == 4
+    assert fleet.health().evidence.startswith("withheld, too many workers fail at once")
+    fleet.ticks(CONFIG.window_ticks)
+    assert [fleet.state(f"w{n}") for n in range(4)] == [HealthState.HEALTHY] * 4
+    assert fleet.decisions[-1].workers == () and fleet.fleet.withheld == {}  # type: ignore[union-attr]
+
+
+def test_a_breaker_that_opened_long_ago_stays_open_when_others_fail() -> None:
+    config = msgspec.structs.replace(CONFIG, hold_ticks=64)
+    fleet = LedFleet(workers=3, config=config)
+    opened(fleet)
+    fleet.ticks(config.window_ticks + 1)
+    for _ in range(3):
+        fleet.fails("w1")
+    assert fleet.state("w0") == HealthState.UNHEALTHY
+    assert fleet.state("w1") == HealthState.SUSPECT
+    assert fleet.excluded("w2") == ""
+
+
+def test_the_only_worker_is_never_excluded_by_a_verdict() -> None:
+    fleet = LedFleet(workers=1, config=CONFIG)
+    for _ in range(9):
+        fleet.fails()
+    fleet.tell("r.r0", judged())
+    assert fleet.state() == HealthState.SUSPECT
+    assert fleet.excluded() == ""
+
+
+# --- who decides ---------------------------------------------------------------------
+
+
+def test_what_a_leader_owed_and_did_not_write_its_successor_writes_once() -> None:
+    fleet = LedFleet(replicas=2, config=CONFIG)
+    fleet.fleet.leader = ""  # from here on nothing is written
+    names = [fleet.request() for _ in range(3)]
+    fleet.fleet.leader = "r0"
+    for name in names:
+        Story.tell(
+            fleet,
+            "r.r0",
+            v.TransportObserved(
+                request=name, attempt=1, worker="w0", incarnation=1, kind="engine_error",
+                delivered=0, status=500,
+            ),
+        )  # fmt: skip
+    assert fleet.decisions == [] and fleet.health().owed[0] == HealthState.UNHEALTHY
+    fleet.leader("r1")
+    assert [d.state for d in fleet.decisions if isinstance(d, v.HealthDecided)] == ["unhealthy"]
+    assert fleet.excluded() == "unhealthy"
+
+
+def test_nothing_is_collected_while_a_replica_does_not_decide_health() -> None:
+    fleet = LedFleet(config=CONFIG)
+    fleet.tell("r.old", replica_started("old"))
+    before = state_hash(fleet.fleet)
+    fleet.tell("r.r0", judged())
+    for _ in range(4):
+        fleet.fails()
+    assert fleet.decisions == [] and b"health" not in dump(fleet.fleet).replace(
+        b"healthy_since_tick", b""
+    ).replace(b"health.", b"").replace(b"version.health", b"")
+    assert before != state_hash(fleet.fleet)
+    fleet.tell("r.old", v.ReplicaStopped("old", "upgraded"))
+    opened(fleet)
+
+
+def test_the_fold_of_the_same_log_is_the_same() -> None:
+    fleet = LedFleet(replicas=2, config=CONFIG)
+    opened(fleet)
+    fleet.ticks(8)
+    fleet.fails()
+    fleet.tell("r.r1", judged(worker="w1"))
+    fleet.tell("w.w2", died("w2"))
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
