@@ -10,7 +10,7 @@ from relume.chaos import validators
 from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.processes.fleet_host import Host
 from relume.chaos.outcome import History
-from relume.chaos.validators.promises.i12_drained import left_over
+from relume.chaos.validators.promises.workers.i12_drained import left_over
 from relume.chaos.validators.records import ClientRecord
 from relume.events.vocabulary.enums import EnginePhase
 

@@ -44,9 +44,10 @@ _FRAMES = ("frame-cut", "frame-lost", "frame-repeated")
 """Drawn separately too: faults of the frames that a gateway reads."""
 
 _ANSWERS = ("dispatch-refused", "answer-broken")
+_ERRORS = "engine-errors"
 """Drawn separately too: faults of workers' replies to requests."""
 
-_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS)
+_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS)
 
 _IN_RECOVERY = (
     ("engine-kill", "restore", "subject"), ("engine-kill", "restore", "subject"),
@@ -63,7 +64,7 @@ _AMOUNTS = {
     "stream-reorder": (0.05, 0.5), "disk-slow": (50, 2000), "clock-jump": (1, 7200),
     "cpu-limit": (0.05, 0.9), "gateway-cpu-limit": (0.05, 0.9), "clock-back": (1, 7200),
     "frame-lost": (0.02, 0.3), "frame-repeated": (0.02, 0.3),
-    "dispatch-refused": (0.05, 0.9), "answer-broken": (0.05, 0.9),
+    "dispatch-refused": (0.05, 0.9), "answer-broken": (0.05, 0.9), "engine-errors": (0.3, 1.0),
 }  # fmt: skip
 _OF_ALL = frozenset(
     "worker-slow dram-budget stream-loss stream-duplicate stream-reorder block-corrupt "
@@ -100,6 +101,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
             *again,
             *_of_frames(seed, fleet, without),
             *_of_answers(seed, fleet, without),
+            *_of_errors(seed, fleet, without),
             *while_away,
             *_nobody_left(seed, without),
         ),
@@ -150,6 +152,14 @@ def _of_answers(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Faul
     if rng.random() >= 0.25:
         return ()
     return tuple(_fault(w, FAULTS[w], fleet, rng) for w in chosen if w not in without)
+
+
+def _of_errors(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of eight seeds, workers answer with errors. Drawn separately, as above."""
+    rng = Random(f"compose-errors:{seed}")
+    if rng.random() >= 0.125 or _ERRORS in without:
+        return ()
+    return (_fault(_ERRORS, FAULTS[_ERRORS], fleet, rng),)
 
 
 def _later(

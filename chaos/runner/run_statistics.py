@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from relume.chaos.outcome import History, Outcome
 from relume.chaos.scenario.schedule import Request
-from relume.chaos.validators.promises.i10_recovery_bound import recoveries
-from relume.chaos.validators.records import Log, courses
-from relume.events.vocabulary.enums import RequestOutcome
+from relume.chaos.validators.promises.requests.i10_recovery_bound import recoveries
+from relume.chaos.validators.records import Log, courses, events_of
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import HealthState, RequestOutcome, TransportKind
 
 MS = 1e6
 """Nanoseconds in a millisecond."""
@@ -36,6 +38,8 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
         "refused_streams": refused,
         "lost_streams": broken - refused,
         "moved_streams": _moved(log),
+        "failed_attempts": _count(log, _is_failed_attempt),
+        "breakers_opened": _count(log, _is_opening),
         "ttft_ms_mean": mean(ttft),
         "ttft_ms_p99": quantile(ttft, 0.99),
         "ttft_ms_p99_interactive": quantile(_ttft_of(histories, asked, "interactive"), 0.99),
@@ -92,6 +96,18 @@ def _moved(log: Log) -> int:
         len({decision.worker for decision in course.decisions}) > 1
         for course in courses(log).values()
     )
+
+
+def _count(log: Log, wanted: Callable[[Any], bool]) -> int:
+    return sum(wanted(at.event) for at in events_of(log))
+
+
+def _is_failed_attempt(event: Any) -> bool:
+    return type(event) is v.TransportObserved and event.kind == TransportKind.ENGINE_ERROR
+
+
+def _is_opening(event: Any) -> bool:
+    return type(event) is v.HealthDecided and event.state == HealthState.UNHEALTHY
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -134,6 +134,12 @@ FAULTS: Mapping[str, FaultKind] = {
         lasts="must",
         amount=("share", 1.0),
     ),
+    "engine-errors": FaultKind(
+        about="a worker answers requests with 500 at once",
+        target="worker",
+        lasts="must",
+        amount=("share", 1.0),
+    ),
     "answer-broken": FaultKind(
         about="a worker gives answers up in their middle, and says so",
         target="worker",
@@ -202,6 +208,8 @@ FIGURES: Mapping[str, str] = {
     "refused_streams": "requests refused before their first token, with the time to come back",
     "lost_streams": "broken streams that were not refused",
     "moved_streams": "streams that continued on another worker",
+    "failed_attempts": "attempts that a worker answered with an error",
+    "breakers_opened": "decisions that a worker gets no requests because it fails",
     "ttft_ms_mean": "time to first token",
     "ttft_ms_p99": "time to first token",
     "ttft_ms_p99_interactive": "time to first token of requests of tier interactive",
@@ -216,7 +224,6 @@ FIGURES: Mapping[str, str] = {
 PROMISES = tuple(f"I{number}" for number in range(1, 17))
 
 PROMISE_NEEDS: Mapping[str, str] = {
-    "I9": "relume.policies.breaker",
     "I11": "relume.policies.degradation",
 }
 """The module of the feature that a promise needs."""

@@ -337,6 +337,15 @@ class Faults:
 
         return undo
 
+    def _engine_errors(self, planned: PlannedFault, target: str) -> Undo:
+        host = self._fleet.hosts[target]
+        host.erring = planned.amount or 0.0
+
+        def undo() -> None:
+            host.erring = 0.0
+
+        return undo
+
     def _answer_broken(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         host.breaking = planned.amount or 0.0

@@ -36,7 +36,7 @@ from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.network_card import Links
 from relume.chaos.sim.world.virtual_loop import EPOCH_S, Late, Stuck, VirtualLoop
 from relume.chaos.sim.world.worker_machine import WorkerSettings
-from relume.chaos.validators.promises.i12_drained import left_over
+from relume.chaos.validators.promises.workers.i12_drained import left_over
 from relume.controlplane.replica.loop import ReplicaConfig
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.admission.admission_settings import WaitingConfig

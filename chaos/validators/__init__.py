@@ -12,21 +12,26 @@ from functools import partial
 
 from msgspec import Struct
 
-from relume.chaos.validators.promises import (
+from relume.chaos.validators.promises.log import (
+    i5_fencing_no_gap,
+    i6_hash_chain,
+    i7_replay,
+    i13_durable,
+    i16_admin_logged,
+)
+from relume.chaos.validators.promises.requests import (
     i1_one_terminal_event,
     i2_identical_stream,
     i3_indices,
     i4_one_live_epoch,
-    i5_fencing_no_gap,
-    i6_hash_chain,
-    i7_replay,
-    i8_budget,
     i10_recovery_bound,
+)
+from relume.chaos.validators.promises.workers import (
+    i8_budget,
+    i9_breakers,
     i12_drained,
-    i13_durable,
     i14_no_bad_block,
     i15_effects_once,
-    i16_admin_logged,
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
 from relume.controlplane.replay.verify import no_cyclic_garbage as untracked
@@ -43,6 +48,7 @@ CHECKS: Mapping[str, Check] = {
     "I6": i6_hash_chain.check,
     "I7": i7_replay.check,
     "I8": i8_budget.check,
+    "I9": i9_breakers.check,
     "I10": i10_recovery_bound.check,
     "I12": i12_drained.check,
     "I13": i13_durable.check,

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from relume.chaos.outcome import Outcome
 from relume.chaos.runner.run_statistics import mean, quantile, real
-from relume.chaos.validators.promises.i10_recovery_bound import recoveries
+from relume.chaos.validators.promises.requests.i10_recovery_bound import recoveries
 from relume.chaos.validators.records import Log, courses, of_clients
 from relume.chaos.whatif.facts import Read
 from relume.chaos.whatif.start import LEAD_NS, Start

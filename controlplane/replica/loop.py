@@ -34,6 +34,7 @@ from relume.policies.admission import admission_settings as waiting_settings
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
+from relume.policies.health import evidence as health
 from relume.policies.health import health_settings
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.liveness import stall
@@ -246,6 +247,7 @@ class Replica:
             self.last_group_at = time.monotonic()
             self.scheduler.decisions.received(group.revision)
             apply_group(self.fleet, group, self._seen)
+            health.owed(self.fleet)  # the leader took it, event by event
             engines, self._engines_came = self._engines_came, False
             self.scheduler.advanced(engines)
             for observer in self._group_observers:

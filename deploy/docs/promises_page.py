@@ -68,7 +68,10 @@ PROMISES = {
         "a holder is never in the primary's failure domain while another is up.",
         ("budget-shrinks", "domain-lost", "holder-killed"),
     ),
-    "I9": Promise("Nothing is sent to an open breaker, and at most k requests to a half-open one."),
+    "I9": Promise(
+        "Nothing is sent to an open breaker, and at most k requests to a half-open one.",
+        ("wrong-answers", "engine-stopped"),
+    ),
     "I10": Promise(
         "Recovery ends within its bound.",
         (
@@ -117,7 +120,7 @@ PROMISES = {
 
 def validator_of(promise: str) -> str:
     """The module that checks it, by its name; empty: there is none."""
-    found = sorted((CHECKOUT / VALIDATORS).glob(f"{promise.lower()}_*.py"))
+    found = sorted((CHECKOUT / VALIDATORS).glob(f"*/{promise.lower()}_*.py"))
     return str(found[0].relative_to(CHECKOUT)) if found else ""
 
 

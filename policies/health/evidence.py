@@ -295,6 +295,9 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
     health.since_unix_ms = fleet.tick_unix_ms
     health.prober, health.most_probes = event.prober, event.probes
     health.price_percent = event.price_percent
+    health.decided_by = {}
+    if state == HealthState.PROBING:
+        health.decided_by = {r.name: r.decisions for r in fleet.replicas.values() if r.alive}
 
 
 def _on_withheld(fleet: Fleet, stream: str, epoch: int, event: v.VerdictsWithheld) -> None:

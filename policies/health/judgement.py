@@ -35,7 +35,7 @@ Found = tuple[Finding, FailureClass, str]
 """A finding, its class, and the evidence in words."""
 
 ROTATE_TICKS = 2
-"""A prober that sent no request for so long hands over to the next replica."""
+"""A prober without requests for so long hands over to a replica that has some."""
 SLOW_AGAIN = 0.8
 """A slow worker is a suspect until its step time is below this part of the limit."""
 FADE_WINDOWS = 10
@@ -153,15 +153,18 @@ class Review:
         return max(1, most - draw.randrange(most // 2 + 1))
 
     def _prober(self, health: WorkerHealth) -> str:
-        """The replica that probes: the same until it had no request for it, then the next."""
-        alive, prober = self._alive, health.prober
-        if prober in alive and (
-            health.probes or health.passes or self.fleet.tick - health.since < ROTATE_TICKS
-        ):
+        """The replica that probes: the same, unless it has had no request for a while and another
+        one has."""
+        alive, prober, fleet = self._alive, health.prober, self.fleet
+        if prober not in alive:
+            return fleet.leader if fleet.leader in alive else next(iter(alive), prober)
+        if health.probes or health.passes or fleet.tick - health.since < ROTATE_TICKS:
             return prober
-        if not alive:
-            return prober
-        return alive[(alive.index(prober) + 1) % len(alive)] if prober in alive else alive[0]
+        at = alive.index(prober)
+        for name in (*alive[at:], *alive[:at]):
+            if fleet.replicas[name].decisions > health.decided_by.get(name, 0):
+                return name
+        return prober
 
     def _serving(self, model: str) -> Iterator[Worker]:
         for worker in self.fleet.workers.values():

@@ -81,7 +81,7 @@ class WorkerHealth(Struct, kw_only=True):
     owe. Evidence, of `incarnation`: `failures` are the ticks at which requests failed there;
     `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas suspect it. `trips`
     counts how often its breaker opened in a row. Of a breaker that is half open: `probes` under
-    way, `passes`, and whether one `failed`.
+    way, `passes`, whether one `failed`, and the decisions of each replica when its turn began.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -102,6 +102,7 @@ class WorkerHealth(Struct, kw_only=True):
     probes: dict[str, int] = field(default_factory=dict)
     passes: int = 0
     failed: bool = False
+    decided_by: dict[str, int] = field(default_factory=dict)
 
 
 class Worker(Struct, kw_only=True):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relume.chaos.validators.promises import i15_effects_once, i16_admin_logged
+from relume.chaos.validators.promises.log import i16_admin_logged
+from relume.chaos.validators.promises.workers import i15_effects_once
 from relume.controlplane.replay.verify import verify
 from relume.engine_shim.agent.stream_reader import FleetReader
 from relume.events import vocabulary as v

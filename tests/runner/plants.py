@@ -29,6 +29,7 @@ from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.checkpoints import placement
 from relume.policies.liveness import stall
 from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import eligibility
 from relume.policies.state import coverage
 
 SEEDS = 100
@@ -221,6 +222,16 @@ def _never_hung(patch: Set) -> None:
     patch(stall, "hung", lambda *given: False)
 
 
+def _open_breakers_ignored(patch: Set) -> None:
+    """a worker whose breaker is open gets requests all the same"""
+    patch(eligibility, "_BY_HEALTH", {})
+
+
+def _probes_uncounted(patch: Set) -> None:
+    """every replica sends a worker that is probed as many requests as it likes"""
+    patch(eligibility, "_may_probe", lambda view, worker, health: True)
+
+
 PLANTS = {
     put.__name__.strip("_"): Plant(promises, seed, put)
     for promises, seed, put in (
@@ -228,7 +239,7 @@ PLANTS = {
         ("I1 I2", 0, _resumed_too_early),
         ("I1 I2", 0, _half_counted_frame),
         ("I1 I2", 26, _frames_out_of_order),
-        ("I1 I2", 35, _tail_repeated),
+        ("I1 I2", 105, _tail_repeated),
         ("I1 I2", 7, _event_twice),
         ("I1 I2", 7, _wrong_resume_position),
         ("I1", 7, _left_is_complete),
@@ -238,6 +249,8 @@ PLANTS = {
         ("I8", 2, _holder_at_home),
         ("I15", 35, _effects_again),
         ("I8", 2, _one_block_more),
+        ("I9", 35, _open_breakers_ignored),
+        ("I9", 53, _probes_uncounted),
         ("I7", 1, _by_chance),
         ("I12", 2, _never_released),
         ("I10", 20, _never_hung),

@@ -212,8 +212,8 @@ def test_a_promise_whose_feature_appears_without_a_validator_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert unjudged() == []
-    monkeypatch.setattr(catalogue, "exists", lambda module: module == "relume.policies.breaker")
-    assert unjudged() == ["I9"]
+    monkeypatch.setattr(catalogue, "exists", lambda module: module == "relume.policies.degradation")
+    assert unjudged() == ["I11"]
 
 
 def test_what_is_not_applicable_is_marked(

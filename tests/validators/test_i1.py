@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relume.chaos.validators.promises import i1_one_terminal_event
+from relume.chaos.validators.promises.requests import i1_one_terminal_event
 from relume.chaos.validators.records import ClientRecord
 from relume.events import vocabulary as v
 from relume.events.log.codec import encode

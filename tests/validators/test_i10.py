@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from relume.chaos.validators.promises import i10_recovery_bound
+from relume.chaos.validators.promises.requests import i10_recovery_bound
 from relume.chaos.validators.records import ClientRecord
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relume.chaos.validators.promises import i12_drained
+from relume.chaos.validators.promises.workers import i12_drained
 from relume.events import vocabulary as v
 from tests.policies.story import ended, engine_step, finished
 from tests.validators.builders import about, chosen, daemon, held, idle, short

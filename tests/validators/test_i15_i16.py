@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from relume.chaos.validators.promises import i15_effects_once, i16_admin_logged
+from relume.chaos.validators.promises.log import i16_admin_logged
+from relume.chaos.validators.promises.workers import i15_effects_once
 from relume.events import vocabulary as v
 from tests.policies.story import Story
 from tests.validators.builders import about

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relume.chaos.validators.promises import i2_identical_stream, i3_indices
+from relume.chaos.validators.promises.requests import i2_identical_stream, i3_indices
 from relume.chaos.validators.records import ClientRecord
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AttemptMode

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from relume.chaos.validators.promises import i1_one_terminal_event, i3_indices, i4_one_live_epoch
+from relume.chaos.validators.promises.requests import (
+    i1_one_terminal_event,
+    i3_indices,
+    i4_one_live_epoch,
+)
 from relume.events import vocabulary as v
 from tests.policies.story import decided, ended, engine_step, observed, queued
 from tests.validators.builders import about, moved, short, whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from relume.chaos.validators.promises import (
+from relume.chaos.validators.promises.log import (
     i5_fencing_no_gap,
     i6_hash_chain,
     i7_replay,

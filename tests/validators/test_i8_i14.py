@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relume.chaos.validators.promises import i8_budget, i14_no_bad_block
+from relume.chaos.validators.promises.workers import i8_budget, i14_no_bad_block
 from relume.chaos.validators.records import ClientRecord
 from relume.events import vocabulary as v
 from tests.policies.story import Story, died, ended, engine_step, replica_started

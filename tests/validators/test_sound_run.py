@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relume.chaos.validators import CHECKS, check_all
-from relume.chaos.validators.promises import i13_durable, i16_admin_logged
+from relume.chaos.validators.promises.log import i13_durable, i16_admin_logged
 from relume.chaos.validators.records import events_of
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode, encode

@@ -36,6 +36,11 @@ def refusal(attempt: str, share: float) -> int:
     return chance.choice(REFUSALS) if share and chance.random() < share else 0
 
 
+def errs(attempt: str, share: float) -> bool:
+    """Whether an engine that answers `share` of its requests with an error does so to this one."""
+    return share > 0 and Random(f"{attempt}:errs").random() < share
+
+
 def break_off(attempt: str, mode: str, share: float) -> tuple[str, float]:
     """How the answer breaks, and after how many seconds; an empty kind: not at all. An engine
     detects a token mismatch only in tokens that it generates again."""

@@ -16,7 +16,7 @@ from msgspec import convert, structs
 from relume.chaos.sim.engine import prefix_model as prefixes
 from relume.chaos.sim.engine.engine_model import Job, SimEngine, Step, Told
 from relume.chaos.sim.engine.kept_streams import KeptStreams
-from relume.chaos.sim.engine.manners import BROKEN, LATE, break_off, refusal
+from relume.chaos.sim.engine.manners import BROKEN, LATE, break_off, errs, refusal
 from relume.chaos.sim.message_ports import Answer, Dispatch, Stretch
 from relume.chaos.sim.world.virtual_loop import NS
 from relume.chaos.sim.world.worker_machine import Machine
@@ -188,6 +188,9 @@ class EngineProcess:
             self.checkpoints and any(map(self.checkpoints.has_envelope, what.envelope))
         ):
             answer.refused(424)
+            return
+        if errs(name, self.machine.erring):
+            answer.refused(500)
             return
         if status := refusal(name, self.machine.refusing):
             answer.refused(status)

@@ -98,8 +98,9 @@ class Machine:
         """Called with each attempt's request, and its `asked`."""
         self._root = copy_context()
 
-    refusing = breaking = 0.0
-    """Share of requests that its engine refuses, and share of answers that it breaks off."""
+    refusing = breaking = erring = 0.0
+    """Share of requests that its engine refuses, share of answers that it breaks off, and share of
+    requests that it answers with an error."""
     clock_s = 0.0
     """Seconds by which the machine's wall clock is ahead."""
 

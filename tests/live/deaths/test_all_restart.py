@@ -1,5 +1,5 @@
 """All engines of a model die at once, on a busy machine: requests wait for them. Restarts are faster
-here than `--wait-for-worker-s`; `tests/sim/test_restarts.py` has slower ones."""
+here than `--wait-for-worker-s`; `tests/sim/fleets/test_restarts.py` has slower ones."""
 
 from __future__ import annotations
 

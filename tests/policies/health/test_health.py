@@ -177,23 +177,25 @@ def test_a_failed_probe_opens_again_and_another_end_leaves_the_place_to_the_next
     assert fleet.state() == HealthState.UNHEALTHY
 
 
-def test_one_replica_probes_and_another_takes_over_if_it_has_no_request() -> None:
+def test_one_replica_probes_and_one_that_has_requests_takes_over() -> None:
     fleet = LedFleet(replicas=3, config=CONFIG)
     opened(fleet)
     fleet.ticks(8)
-    assert fleet.state() == HealthState.PROBING
-    probers = [fleet.health().prober]
-    for _ in range(8):
-        excluded = [fleet.excluded(replica=f"r{n}") for n in range(3)]
-        assert sorted(excluded) == ["", "probing", "probing"]
-        assert excluded[int(fleet.health().prober[1:])] == ""
-        fleet.ticks(1)
-        if fleet.health().prober != probers[-1]:
-            probers.append(fleet.health().prober)
-    assert set(probers) == {"r0", "r1", "r2"}
-    last = fleet.health().prober
-    fleet.tell(f"r.{last}", v.ReplicaStopped(last, "leaves"))
-    assert fleet.health().prober not in ("", last)
+    assert fleet.state() == HealthState.PROBING and fleet.health().prober == "r0"
+    assert [fleet.excluded(replica=f"r{n}") for n in range(3)] == ["", "probing", "probing"]
+    count = len(fleet.decisions)
+    fleet.ticks(50)
+    assert len(fleet.decisions) == count, "no replica has requests"
+    fleet.request("w1", replica="r2")
+    fleet.ticks(1)
+    assert fleet.health().prober == "r2"
+    assert [fleet.excluded(replica=f"r{n}") for n in range(3)] == ["probing", "probing", ""]
+    fleet.request("w1", replica="r2")
+    fleet.request("w1", replica="r0")
+    fleet.ticks(5)
+    assert fleet.health().prober == "r2", "it has requests"
+    fleet.tell("r.r2", v.ReplicaStopped("r2", "leaves"))
+    assert fleet.health().prober == "r0"
 
 
 # --- hangs and connections -----------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relume.chaos.validators.promises import i2_identical_stream
+from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup

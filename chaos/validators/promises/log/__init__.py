@@ -1,0 +1,1 @@
+"""Promises about the log and what replay makes of it."""

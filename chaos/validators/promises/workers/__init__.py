@@ -1,0 +1,1 @@
+"""Promises about workers, their effects, and the checkpoints that they hold."""

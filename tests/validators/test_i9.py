@@ -1,0 +1,99 @@
+"""I9: nothing is sent to an open breaker, and at most k requests to a half-open one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from relume.chaos.validators.promises.workers import i9_breakers
+from relume.events import vocabulary as v
+from relume.policies.health.health_settings import HealthConfig
+from relume.policies.routing import eligibility
+from relume.policies.state.overlay.view import View
+from tests.policies.health.led_fleet import LedFleet
+from tests.policies.story import arrived, decided, died, ready, started
+
+
+def violations(fleet: LedFleet) -> str:
+    return "\n".join(map(str, i9_breakers.check(fleet.groups, [])))
+
+
+def send(fleet: LedFleet, name: str, replica: str = "r0", late: int = 0) -> None:
+    """A request goes to w0, decided on what was known `late` revisions ago."""
+    basis = v.Basis(fleet.revision - late, 0)
+    incarnation = fleet.fleet.workers["w0"].incarnation
+    fleet.tell(f"r.{replica}", arrived(name), decided(name, incarnation=incarnation, basis=basis))
+
+
+@pytest.fixture
+def opened() -> LedFleet:
+    fleet = LedFleet(replicas=2, config=HealthConfig(hold_ticks=2))
+    for _ in range(3):
+        fleet.fails()
+    assert fleet.excluded() == "unhealthy" and violations(fleet) == ""
+    return fleet
+
+
+def test_a_dispatch_to_an_open_breaker_is_found(opened: LedFleet) -> None:
+    send(opened, "bad")
+    assert "bad: sent to w0 although it is unhealthy: 3 requests failed" in violations(opened)
+
+
+def test_a_decision_on_an_earlier_basis_is_none(opened: LedFleet) -> None:
+    send(opened, "early", late=1)
+    assert violations(opened) == ""
+
+
+def test_neither_is_one_to_the_next_engine(opened: LedFleet) -> None:
+    opened.tell("w.w0", died(), started("w0", 2), ready("w0", 2))
+    send(opened, "next")
+    assert violations(opened) == ""
+
+
+def test_probes_beyond_the_number_and_of_another_replica_are_found(opened: LedFleet) -> None:
+    opened.ticks(2)
+    assert opened.excluded() == ""
+    send(opened, "probe")
+    assert violations(opened) == ""
+    opened.ends("probe")
+    send(opened, "next")
+    assert violations(opened) == ""
+    send(opened, "more")
+    assert "more: probe number 2 of w0, of at most 1" in violations(opened)
+    send(opened, "foreign", replica="r1")
+    assert "foreign: sent to w0 by r1, but r0 probes it" in violations(opened)
+
+
+def _any_replica(view: View, worker: object, health: object) -> bool:
+    return True
+
+
+SEEDED: dict[str, tuple[str, object]] = {
+    "open breakers are ignored": ("_BY_HEALTH", {}),
+    "probes are not counted": ("_may_probe", _any_replica),
+}
+
+
+@pytest.mark.parametrize("bug", SEEDED)
+def test_a_seeded_bug_in_eligibility_is_found(
+    bug: str, monkeypatch: pytest.MonkeyPatch, opened: LedFleet
+) -> None:
+    """The choice goes to w0 whenever it is eligible, as to a worker that fails fast."""
+    name, value = SEEDED[bug]
+    sent: Callable[[str], None] = lambda name: (  # noqa: E731
+        send(opened, name) if opened.excluded() == "" else None
+    )
+    for phase in range(2):
+        for number in range(3):
+            sent(f"q{phase}.{number}")
+        opened.ticks(2)
+    assert violations(opened) == "" and opened.excluded() == "probing"
+    opened.saw("q1.0", "w0", "engine_error", 500)
+    assert opened.excluded() == "unhealthy"
+    monkeypatch.setattr(eligibility, name, value)
+    for phase in range(2, 4):
+        for number in range(3):
+            sent(f"q{phase}.{number}")
+        opened.ticks(2)
+    assert violations(opened) != ""
