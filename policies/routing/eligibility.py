@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState
 from relume.policies.admission.admission_settings import WaitingConfig
@@ -52,7 +52,7 @@ def excluded(view: View, worker: Worker, model: str, suspected: bool) -> Exclusi
         return Exclusion.LOST
     if worker.draining:
         return Exclusion.DRAINING
-    if not isinstance(health := worker.health, UnsetType):
+    if (health := worker.health) is not UNSET:
         if by_health := _BY_HEALTH.get(health.state):
             return by_health
         if health.state == HealthState.PROBING and not _may_probe(view, worker, health):

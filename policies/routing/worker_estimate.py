@@ -22,7 +22,7 @@ be measured are equal. The record has the rounded figure too, because the choice
 
 from __future__ import annotations
 
-from msgspec import Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.receive_clock import received_us
@@ -150,14 +150,14 @@ def estimate_of(view: View, worker: Worker, reserve_percent: int = 0) -> WorkerE
         kv_free=kv_free,
         block_tokens=block_tokens,
         room_blocks=room_blocks,
-        price_percent=price_percent(worker),
+        price_percent=100 if (health := worker.health) is UNSET else health.price_percent,
     )
 
 
 def price_percent(worker: Worker) -> int:
     """The price of the worker in a choice: above 100 for a suspect."""
     health = worker.health
-    return 100 if isinstance(health, UnsetType) else health.price_percent
+    return 100 if health is UNSET else health.price_percent
 
 
 def _prices(fleet: Fleet, worker: Worker) -> tuple[float, float, float, float, float, float]:
