@@ -33,6 +33,7 @@ from relume.events.vocabulary.enums import (
     TransportKind,
 )
 from relume.events.wire.headers import encode_dispatch
+from relume.policies.health.evidence import has_failures
 from relume.policies.recovery import resume_mode as recovery
 from relume.policies.recovery.restart_times import RestartTimes
 from relume.policies.routing import choose_worker as routing
@@ -256,6 +257,7 @@ class Scheduler:
             checkpoint=checkpoint,
             restore=restore,
             priority=live.arrival.priority,
+            alone=_is_alone(event, worker),
         )
 
     def _policy(self) -> str:
@@ -350,6 +352,14 @@ class Scheduler:
     def _open_for(self, model: str) -> bool:
         view = self.view
         return any(not excluded_at(view, w, model) for w in view.fleet.workers.values())
+
+
+def _is_alone(event: v.RouteDecided, worker: Worker) -> bool:
+    """Whether nothing else ran on the chosen worker, and no other request failed there lately."""
+    for candidate in event.candidates:
+        if candidate.worker == worker.name:
+            return candidate.requests == 0 and not has_failures(worker)
+    return False
 
 
 def _to_travel(decision: v.RouteDecided) -> v.RouteDecided:

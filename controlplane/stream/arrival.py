@@ -55,7 +55,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     `dispatch` is the
     value of the header `DISPATCH`: the encoded decision in base64url. `checkpoint`
     and `restore`: endpoints of state daemons that are to hold its blocks, or may have them;
-    `priority` is its checkpoint's weight."""
+    `priority` is its checkpoint's weight. `alone`: nothing else ran on the worker, and no other
+    request failed there lately."""
 
     request: str
     attempt: int
@@ -68,6 +69,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     checkpoint: tuple[str, ...] = ()
     restore: tuple[str, ...] = ()
     priority: int = 1
+    alone: bool = False
 
 
 class Rejected(Struct, frozen=True):

@@ -11,6 +11,8 @@ from relume.events.vocabulary.enums import TransportKind
 DEATHS = frozenset((TransportKind.RESET, TransportKind.EOF, TransportKind.ENGINE_DEAD))
 OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue
 
+AT_FAULT = 2
+"""Number of idle workers that must fail alike before the request is taken to be at fault."""
 YOUNG_S = 1.0
 """An engine that is given up or dies this soon after an attempt came to it had failed before: a
 gateway that is cut from many engines, or whose rack dies, tries one after the other within
@@ -31,7 +33,8 @@ class RetryBudget(Struct, kw_only=True):
     """Of one request. `moves`: of the tries, those that are no failures, because they ended by a
     handover or on an engine that was hung before; `answers`: statuses of the engine errors, 0 for
     one without; `deaths`: in a row, with nothing delivered between them; `failed_on`: (worker,
-    incarnation)."""
+    incarnation); `failed_alone`: by what was answered, workers on which nothing else ran and no
+    other request had failed."""
 
     tries: int = 0
     moves: int = 0
@@ -40,6 +43,7 @@ class RetryBudget(Struct, kw_only=True):
     deaths: int = 0
     delivered_at_death: int = 0
     failed_on: set[tuple[str, int]] = field(default_factory=set)
+    failed_alone: dict[str, set[str]] = field(default_factory=dict)
     pause_s: float = PAUSE_S
 
     def failures(self) -> int:
@@ -63,13 +67,28 @@ class RetryBudget(Struct, kw_only=True):
         return pause
 
     def failed(
-        self, kind: TransportKind, status: int, delivered: int, limits: BudgetLimits
+        self,
+        kind: TransportKind,
+        status: int,
+        delivered: int,
+        limits: BudgetLimits,
+        answer: str = "",
+        alone_on: str = "",
     ) -> tuple[int, str]:
         """Another attempt failed in this way, with `delivered` tokens in all: the status and the
-        message that the request ends with, (0, "") while it may be tried again."""
+        message that the request ends with, (0, "") while it may be tried again. `alone_on`: the
+        worker, if the attempt was alone there."""
         if kind == TransportKind.ENGINE_ERROR:
             self.engine_errors += 1
             self.answers.add(status)
+            if alone_on and status not in OVERLOADED:
+                workers = self.failed_alone.setdefault(answer, set())
+                workers.add(alone_on)
+                if len(workers) >= AT_FAULT:
+                    return (
+                        400,
+                        f"{len(workers)} idle workers failed on this request alike ({answer})",
+                    )
             if self.engine_errors >= limits.max_engine_errors:
                 return self._errors()
         if kind in DEATHS and self._died(delivered) >= limits.max_deaths:

@@ -70,6 +70,14 @@ def decides(fleet: Fleet) -> bool:
     )
 
 
+def has_failures(worker: Worker) -> bool:
+    """Whether requests failed on the worker's engine lately, whoever was at fault. If so, the next
+    one that fails there is not taken to be at fault: two workers that fail every request would
+    make every client's request look wrong."""
+    health = worker.health
+    return not isinstance(health, UnsetType) and bool(health.failures or health.forgiven)
+
+
 def dispatched(fleet: Fleet, worker: Worker, health: WorkerHealth, event: v.RouteDecided) -> None:
     """A request goes to a worker about which something is known."""
     if health.state == HealthState.PROBING:
@@ -87,7 +95,7 @@ def ended(fleet: Fleet, event: v.RequestEnded, places: list[tuple[str, str]]) ->
         if probed and event.outcome == RequestOutcome.COMPLETED:
             health.passes += 1
         elif event.outcome == RequestOutcome.REJECTED and event.request in health.failures:
-            del health.failures[event.request]
+            health.forgiven[event.request] = health.failures.pop(event.request)
         else:
             continue
         _review(fleet, worker)
@@ -214,6 +222,7 @@ def _begin(worker: Worker) -> None:
         return
     health.incarnation = worker.incarnation
     health.failures, health.hung_for, health.probes = {}, {}, {}
+    health.forgiven = {}
     health.doubt, health.until = FailureClass.NONE, -1
     health.failed, health.passes = False, 0
 
@@ -269,6 +278,8 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
             continue
         if health.failures and min(health.failures.values()) <= begin:
             health.failures = {r: at for r, at in health.failures.items() if at > begin}
+        if health.forgiven and min(health.forgiven.values()) <= begin:
+            health.forgiven = {r: at for r, at in health.forgiven.items() if at > begin}
         if health.trips and health.state == HealthState.HEALTHY:
             if event.number - health.since > FADE_WINDOWS * config.window_ticks:
                 health.trips = 0

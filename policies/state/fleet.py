@@ -78,7 +78,8 @@ class WorkerHealth(Struct, kw_only=True):
 
     `state` to `price_percent` are those of the last `HealthDecided`, folded after the tick of
     `since_unix_ms`. `owed`: (state, failure, prober) of the last one that the leader was found to
-    owe. Evidence, of `incarnation`: `failures` are the ticks at which requests failed there;
+    owe. Evidence, of `incarnation`: `failures` are the ticks at which requests failed there,
+    `forgiven` those of requests that were themselves at fault;
     `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas suspect it. `trips`
     counts how often its breaker opened in a row. Of a breaker that is half open: `probes` under
     way, `passes`, whether one `failed`, and the decisions of each replica when its turn began.
@@ -96,6 +97,7 @@ class WorkerHealth(Struct, kw_only=True):
     owed: tuple[HealthState, FailureClass, str] = (HealthState.HEALTHY, FailureClass.NONE, "")
     incarnation: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    forgiven: dict[str, int] = field(default_factory=dict)
     hung_for: dict[str, int] = field(default_factory=dict)
     doubt: FailureClass = FailureClass.NONE
     trips: int = 0

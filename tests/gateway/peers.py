@@ -342,6 +342,7 @@ class FakeScheduler:
     serving: bool = True
     wrong_incarnation: int = 0  # so many assignments name an older incarnation
     checkpoints: bool = False  # assignments name holders, later ones also sources
+    busy: set[str] = field(default_factory=set)  # workers on which other requests run
 
     def __post_init__(self) -> None:
         self.avoid: dict[str, set[str]] = {}
@@ -395,6 +396,7 @@ class FakeScheduler:
             checkpoint=checkpoint,
             restore=restore,
             priority=self.arrivals[request].priority,
+            alone=engine.name not in self.busy,
         )
 
     def _endpoints(self, attempt: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

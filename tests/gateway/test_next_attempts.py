@@ -50,6 +50,7 @@ async def test_5xx_before_any_frame_goes_elsewhere_but_not_for_ever(rig):
         assert (await r.ask(TEXT, text_body())).status == 200
         for engine in r.engines:
             engine.default = Behaviour(status=500)
+        r.scheduler.busy = {engine.name for engine in r.engines}
         answer = await r.ask(TEXT, text_body())
         assert answer.status == 502
         assert r.scheduler.endings()[-1][:2] == ("failed", 502)

@@ -125,3 +125,32 @@ async def test_a_whole_answer_that_a_worker_began_and_the_others_decline_is_502(
         assert answer.status == 502 and answer.json()["error"]["type"] == "bad_gateway_error"
         [(outcome, status, tokens, _)] = r.scheduler.endings()
         assert (outcome, status) == ("failed", 502) and tokens > 0
+
+
+async def test_a_request_that_fails_alike_on_two_idle_workers_is_its_clients_error(rig):
+    """It is not tried on the third, and no worker is to blame."""
+    async with rig(engines=3) as r:
+        for engine in r.engines:
+            engine.default = Behaviour(status=500)
+        answer = await r.ask(TEXT, body(stream=True))
+        assert answer.status == 400
+        assert b"2 idle workers failed on this request alike (answered 500)" in answer.body
+        assert b"invalid_request_error" in answer.body
+        assert [len(engine.seen) for engine in r.engines] == [1, 1, 0]
+        assert ("ended", "rejected", 400, 0, "-") in r.scheduler.log
+
+
+@pytest.mark.parametrize(
+    ("statuses", "busy"),
+    [((500, 500, 200), {"w0"}), ((500, 502, 200), set()), ((503, 503, 200), set())],
+    ids=["other requests run there", "they fail unlike", "they are full"],
+)
+async def test_workers_that_fail_otherwise_leave_the_request_to_the_next(rig, statuses, busy):
+    async with rig(engines=3) as r:
+        r.scheduler.busy = busy
+        for engine, status in zip(r.engines, statuses, strict=True):
+            if status != 200:
+                engine.default = Behaviour(status=status)
+        answer = await r.ask(TEXT, body())
+        assert answer.status == 200
+        assert observed(r) == ["engine_error"] * 2

@@ -111,7 +111,9 @@ def lose(
     stream.effects.append(Close(reuse=refusal is not None))
     budget.failed_on.add((to.worker, to.incarnation))
     _leave_for(stream, to, kind, detail, now, status)
-    final, message = budget.failed(kind, status, stream.delivered, stream.limits)
+    final, message = budget.failed(
+        kind, status, stream.delivered, stream.limits, detail, to.worker if to.alone else ""
+    )
     if final:
         return fail(stream, _NO_ATTEMPT, final, message)
     must_pause = kind in DEATHS and budget.must_pause(now - stream.sent_at)

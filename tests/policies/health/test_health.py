@@ -13,6 +13,7 @@ from relume.events.vocabulary.enums import (
     HealthState,
     ProbeResult,
 )
+from relume.policies.health.evidence import has_failures
 from relume.policies.health.health_life import LIFE, STATES, Finding, breaker_of
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.state.fleet import dump, state_hash
@@ -162,6 +163,17 @@ def test_a_request_at_fault_is_no_evidence_against_the_workers_it_failed_on() ->
         fleet.ends(fleet.fails(), "rejected", 400)
         assert fleet.state() == HealthState.HEALTHY
     opened(fleet)
+
+
+def test_a_worker_that_failed_another_request_lately_makes_no_request_look_wrong() -> None:
+    """Two workers that fail everything would otherwise turn away every client."""
+    fleet = LedFleet(config=CONFIG)
+    worker = fleet.fleet.workers["w0"]
+    assert not has_failures(worker)
+    fleet.ends(fleet.fails(), "rejected", 400)
+    assert has_failures(worker) and fleet.state() == HealthState.HEALTHY
+    fleet.ticks(CONFIG.window_ticks)
+    assert not has_failures(worker)
 
 
 def test_a_failed_probe_opens_again_and_another_end_leaves_the_place_to_the_next() -> None:
