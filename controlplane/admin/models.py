@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from relume.events.log import codec
 from relume.events.log.entries import Entry
@@ -419,18 +419,16 @@ def worker_state(worker: Worker, suspected: bool, requests: int) -> WorkerState:
         return WorkerState.HELD
     if worker.engine != EnginePhase.READY:
         return WorkerState(worker.engine)
-    if not isinstance(health := worker.health, UnsetType) and health.state in _EXCLUDED:
-        return WorkerState(health.state)
+    state = HealthState.HEALTHY if worker.health is UNSET else worker.health.state
+    if breaker_of(state) != BreakerState.CLOSED:
+        return WorkerState(state)
     if suspected:
         return WorkerState.SUSPECTED
     if worker.draining:
         return WorkerState.DRAINING if requests else WorkerState.DRAINED
-    if not isinstance(health, UnsetType) and health.state == HealthState.SUSPECT:
+    if state == HealthState.SUSPECT:
         return WorkerState.SUSPECTED
     return WorkerState.SERVING
-
-
-_EXCLUDED = (HealthState.QUARANTINED, HealthState.UNHEALTHY, HealthState.PROBING)
 
 
 def streams_of(fleet: Fleet, digest: bytes) -> StreamList:

@@ -242,7 +242,7 @@ class _ReplicaReplay:
         self._events = deque(events)
         self._verdict = verdict
         self._checks = checks
-        self._asked: dict[str, v.RequestArrived] = {}
+        self._arrivals: dict[str, v.RequestArrived] = {}
         """Own requests whose arrival the fold may not have."""
 
     def proceed(self, before: int) -> None:
@@ -272,10 +272,10 @@ class _ReplicaReplay:
         self.due = NEVER
 
     def _arrived(self, position: int, event: v.RequestArrived) -> None:
-        self._asked[event.request] = event
+        self._arrivals[event.request] = event
 
     def _ended(self, position: int, event: v.RequestEnded) -> None:
-        self._asked.pop(event.request, None)
+        self._arrivals.pop(event.request, None)
 
     def _cleared(self, position: int, event: v.WorkerCleared) -> None:
         """The suspicion of a worker ended, for what two probes showed."""
@@ -296,13 +296,13 @@ class _ReplicaReplay:
 
     def _check_mode(self, position: int, event: v.RouteDecided) -> None:
         """How the attempt continues follows from the request and from what its client has."""
-        asked = self._asked.get(event.request) or self.view.fleet.requests.get(event.request)
-        if asked is None:
+        request = self._arrivals.get(event.request) or self.view.fleet.requests.get(event.request)
+        if request is None:
             return
         if lacking := missing(self.view, "mode"):
             self._verdict.cannot_take(lacking)
             return
-        mode = mode_of(asked.verdict, asked.stream, event.delivered)
+        mode = mode_of(request.verdict, request.stream, event.delivered)
         if mode != event.mode:
             place = event.basis.revision, self.stream, position
             self._verdict.differ(*place, "decision", f"mode {event.mode}", f"mode {mode}")

@@ -7,10 +7,9 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from relume.events.vocabulary.enums import TransportKind
+from relume.policies.liveness.suspicious import OVERLOADED
 
 DEATHS = frozenset((TransportKind.RESET, TransportKind.EOF, TransportKind.ENGINE_DEAD))
-OVERLOADED = frozenset({429, 503})  # what vLLM answers beyond the limits of its queue
-
 AT_FAULT = 2
 """Number of idle workers that must fail alike before the request is taken to be at fault."""
 YOUNG_S = 1.0

@@ -25,9 +25,9 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/relume/promtool
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
-if ! timeout 240 apt-get download -q prometheus >&2; then
-    timeout 120 apt-get update -q >&2 || say "apt-get update failed"
-    if ! timeout 240 apt-get download -q prometheus >&2; then
+if ! timeout 60 apt-get download -q prometheus >&2; then
+    timeout 60 apt-get update -q >&2 || say "apt-get update failed"
+    if ! timeout 60 apt-get download -q prometheus >&2; then
         say "the distribution has no package prometheus; set RELUME_PROMTOOL=/path/to/promtool"
         exit 1
     fi

@@ -29,26 +29,14 @@ from relume.events.vocabulary.enums import (
     RequestOutcome,
     TransportKind,
 )
-from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow
-from relume.policies.liveness.suspicious import SUSPICIOUS
+from relume.policies.health.health_settings import MOST_ERRORS
+from relume.policies.health.judgement import EXCLUDED, FADE_WINDOWS, Review, is_slow
+from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
 
 VERSION = "version.health"
 """The setting by which replicas record that they decide health, and follow it."""
-OVERLOADED = frozenset((429, 503))
-"""Statuses by which an engine says that it is full."""
-DOUBTS: dict[TransportKind, FailureClass] = {
-    TransportKind.RESET: FailureClass.CRASH,
-    TransportKind.EOF: FailureClass.CRASH,
-    TransportKind.REFUSED: FailureClass.CRASH,
-    TransportKind.ENGINE_DEAD: FailureClass.CRASH,
-    TransportKind.UNREACHABLE: FailureClass.UNREACHABLE,
-    TransportKind.STALL: FailureClass.HANG,
-}
-"""What each suspicious failure of a connection may be."""
-MOST_FAILURES = 32
-"""Number of failed requests that are stored per worker, beyond those that open a breaker."""
 
 Handler = Callable[[Fleet, str, int, Any], None]
 
@@ -122,13 +110,13 @@ def _review(fleet: Fleet, worker: Worker) -> None:
     _leave(fleet, review)
 
 
-def _review_all(fleet: Fleet) -> None:
+def _review_all(fleet: Fleet, review: Review | None = None) -> None:
     if not decides(fleet):
         return
     known = [w for w in fleet.workers.values() if not isinstance(w.health, UnsetType)]
     if not known:
         return
-    review = Review(fleet)
+    review = review or Review(fleet)
     for worker in known:
         review.worker(worker)
     for model in {worker.model: None for worker in known}:
@@ -173,10 +161,10 @@ def _on_observed(fleet: Fleet, stream: str, epoch: int, event: v.TransportObserv
         health.failed = True
     if wrong:
         health.failures[event.request] = fleet.tick
-        while len(health.failures) > MOST_FAILURES:
+        while len(health.failures) > MOST_ERRORS:
             del health.failures[next(iter(health.failures))]
     else:
-        health.doubt = DOUBTS.get(kind, FailureClass.UNREACHABLE)
+        health.doubt = SUSPICIOUS[kind]
     _review(fleet, worker)
 
 
@@ -258,6 +246,8 @@ def _on_replicas(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
 def _on_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -> None:
     """The new leader owes what is not decided, whatever its predecessor owed."""
     owed(fleet)
+    if not isinstance(fleet.withheld, UnsetType):
+        fleet.withheld = {}
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType):
             health.owed = (health.state, health.failure, health.prober)
@@ -268,7 +258,8 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     """Evidence fades, breakers rest, and slow workers are found."""
     if not decides(fleet):
         return
-    config = Review(fleet).config
+    review = Review(fleet)
+    config = review.config
     begin = event.number - config.window_ticks
     for worker in fleet.workers.values():
         health = worker.health
@@ -283,7 +274,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         if health.trips and health.state == HealthState.HEALTHY:
             if event.number - health.since > FADE_WINDOWS * config.window_ticks:
                 health.trips = 0
-    _review_all(fleet)
+    _review_all(fleet, review)
 
 
 def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -> None:
@@ -301,6 +292,8 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
         health.probes, health.passes, health.failed = {}, 0, False
         if health.state == HealthState.PROBING:
             health.failures = {}
+    if state in EXCLUDED and health.state not in EXCLUDED:
+        health.opened = event.since
     health.state, health.failure, health.evidence = state, event.failure, event.evidence
     health.since, health.until = event.since, event.until
     health.since_unix_ms = fleet.tick_unix_ms

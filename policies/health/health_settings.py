@@ -9,6 +9,9 @@ from msgspec import Struct
 from relume.events.settings.declared import option
 from relume.events.settings.recorded import RecordedSettings
 
+MOST_ERRORS = 100
+"""Failed requests that are stored per worker."""
+
 
 class HealthConfig(Struct, frozen=True, kw_only=True):
     """Breakers and suspects. A breaker opens after `errors` different requests failed on the worker
@@ -17,7 +20,8 @@ class HealthConfig(Struct, frozen=True, kw_only=True):
     succeed. No breaker opens while more than `share_percent` of a model's workers fail."""
 
     errors: Annotated[
-        int, option("Breaker: number of different failed requests that open it", ge=1, le=1000)
+        int,
+        option("Breaker: number of different failed requests that open it", ge=1, le=MOST_ERRORS),
     ] = 3
     window_ticks: Annotated[
         int, option("Breaker: time in which they count", unit="ticks", ge=1, le=3600)

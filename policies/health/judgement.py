@@ -41,7 +41,8 @@ SLOW_AGAIN = 0.8
 FADE_WINDOWS = 10
 """A worker that was healthy for so many windows has its next breaker open for the shortest time."""
 _SHOWN = 3
-_EXCLUDED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING))
+EXCLUDED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING))
+"""States that a verdict leads to, in which a worker gets no or few requests."""
 
 
 class LeaderSettings:
@@ -73,15 +74,11 @@ class Review:
         health = worker.health
         if isinstance(health, UnsetType):
             return
-        found = finding_of(self, worker, health)
-        finding, failure, evidence = found
+        finding, failure, evidence = finding_of(self, worker, health)
         state = LIFE[finding][health.state]
-        if state in _EXCLUDED and self._withholds(worker, health):
+        if state in EXCLUDED and self._withholds(worker, health):
             state = HealthState.SUSPECT
-            failure = failure or health.failure
-            evidence = f"withheld, too many workers fail at once: {evidence or health.evidence}"
-        elif state in _EXCLUDED and not failure:
-            failure, evidence = health.failure, evidence or health.evidence
+            evidence = f"withheld, too many workers fail at once: {evidence}"
         prober = self._prober(health) if state == HealthState.PROBING else ""
         verdict = state, failure, prober
         if verdict != health.owed:
@@ -187,13 +184,13 @@ class Review:
 
     def _fails(self, worker: Worker, health: WorkerHealth) -> bool:
         finding = finding_of(self, worker, health)[0]
-        return LIFE[finding][health.state] in _EXCLUDED
+        return LIFE[finding][health.state] in EXCLUDED
 
     def _withholds(self, worker: Worker, health: WorkerHealth) -> bool:
         """Whether the worker is to stay open: breakers that opened before the window stay as they
         are."""
-        old = health.state in _EXCLUDED and (
-            self.fleet.tick - health.since > self.config.window_ticks
+        old = health.state in EXCLUDED and (
+            self.fleet.tick - health.opened > self.config.window_ticks
         )
         return not old and worker.name in self._too_many(worker.model)
 

@@ -1,19 +1,21 @@
-"""Which failures of a connection make a replica suspect the worker."""
+"""Which failures of a connection make a replica suspect the worker, and what they may be."""
 
 from __future__ import annotations
 
-from relume.events.vocabulary.enums import TransportKind
+from relume.events.vocabulary.enums import FailureClass, TransportKind
 
-SUSPICIOUS = frozenset(
-    {
-        TransportKind.RESET,
-        TransportKind.EOF,
-        TransportKind.REFUSED,
-        TransportKind.UNREACHABLE,
-        TransportKind.STALL,
-        TransportKind.ENGINE_DEAD,
-    }
-)
+SUSPICIOUS: dict[TransportKind, FailureClass] = {
+    TransportKind.RESET: FailureClass.CRASH,
+    TransportKind.EOF: FailureClass.CRASH,
+    TransportKind.REFUSED: FailureClass.CRASH,
+    TransportKind.ENGINE_DEAD: FailureClass.CRASH,
+    TransportKind.UNREACHABLE: FailureClass.UNREACHABLE,
+    TransportKind.STALL: FailureClass.HANG,
+}
 """After these a replica sends the incarnation nothing new until it proved itself. STALE is our own
-error. ENGINE_ERROR (it answered, but wrongly), DECLINED and TIMEOUT may be the request's: one
-client's request must not exclude a worker. MOVED and DETACHED are no failures."""
+error. ENGINE_ERROR (it answered, but wrongly) counts by requests (`relume.policies.health`): one
+client's request must not exclude a worker. DECLINED and TIMEOUT may be the request's. MOVED and
+DETACHED are no failures."""
+
+OVERLOADED = frozenset((429, 503))
+"""Statuses by which an engine says that it is full: no failure either."""

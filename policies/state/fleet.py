@@ -77,12 +77,13 @@ class WorkerHealth(Struct, kw_only=True):
     """The health of a worker (`relume.policies.health`): what the leader decided, and the evidence.
 
     `state` to `price_percent` are those of the last `HealthDecided`, folded after the tick of
-    `since_unix_ms`. `owed`: (state, failure, prober) of the last one that the leader was found to
-    owe. Evidence, of `incarnation`: `failures` are the ticks at which requests failed there,
-    `forgiven` those of requests that were themselves at fault;
-    `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas suspect it. `trips`
-    counts how often its breaker opened in a row. Of a breaker that is half open: `probes` under
-    way, `passes`, whether one `failed`, and the decisions of each replica when its turn began.
+    `since_unix_ms`; since tick `opened` it gets no or few requests. `owed`: (state, failure,
+    prober) of the last decision that the leader was found to owe. Evidence, of `incarnation`:
+    `failures` are the ticks at which requests failed there, `forgiven` those of requests that were
+    themselves at fault; `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas
+    suspect it. `trips` counts how often its breaker opened in a row. Of a breaker that is half
+    open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
+    its turn began.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -90,6 +91,7 @@ class WorkerHealth(Struct, kw_only=True):
     evidence: str = ""
     since: int = 0
     since_unix_ms: int = 0
+    opened: int = -1
     until: int = -1
     prober: str = ""
     most_probes: int = 0

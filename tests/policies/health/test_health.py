@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import (
@@ -15,10 +16,14 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.health.evidence import has_failures
 from relume.policies.health.health_life import LIFE, STATES, Finding, breaker_of
-from relume.policies.health.health_settings import HealthConfig
-from relume.policies.state.fleet import dump, state_hash
+from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
+from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.choose_worker import Choice
+from relume.policies.routing.route_query import RouteQuery
+from relume.policies.state.fleet import state_hash
+from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet, folded_again
-from tests.policies.story import Story, died, observed, ready, replica_started, started
+from tests.policies.story import MODEL, Story, died, observed, ready, replica_started, started
 
 CONFIG = HealthConfig(hold_ticks=8, longest_ticks=64, window_ticks=20)
 
@@ -118,6 +123,15 @@ def test_each_further_opening_holds_longer_and_a_long_health_forgets() -> None:
     fleet.ticks(20 * 10 + 1)
     opened(fleet)
     assert fleet.health().until - fleet.fleet.tick <= 8
+
+
+def test_as_many_errors_as_a_setting_may_ask_for_are_counted() -> None:
+    fleet = LedFleet(config=HealthConfig(errors=MOST_ERRORS))
+    for _ in range(MOST_ERRORS - 1):
+        fleet.fails()
+    assert fleet.state() == HealthState.SUSPECT
+    fleet.fails()
+    assert fleet.state() == HealthState.UNHEALTHY
 
 
 def test_the_same_request_counts_once_and_counts_fade() -> None:
@@ -354,6 +368,19 @@ def test_a_breaker_that_opened_long_ago_stays_open_when_others_fail() -> None:
     assert fleet.excluded("w2") == ""
 
 
+def test_neither_does_one_that_was_probed_and_failed_since() -> None:
+    """Its last decision is new; the breaker is not."""
+    fleet = LedFleet(workers=3, config=CONFIG)
+    opened(fleet)
+    while fleet.fleet.tick <= CONFIG.window_ticks + 2:
+        fleet.ticks(1)
+        if fleet.state() == HealthState.PROBING:
+            fleet.fails()
+    for _ in range(3):
+        fleet.fails("w1")
+    assert fleet.excluded("w0") != "" and fleet.state("w1") == HealthState.SUSPECT
+
+
 def test_the_only_worker_is_never_excluded_by_a_verdict() -> None:
     fleet = LedFleet(workers=1, config=CONFIG)
     for _ in range(9):
@@ -364,6 +391,16 @@ def test_the_only_worker_is_never_excluded_by_a_verdict() -> None:
 
 
 # --- who decides ---------------------------------------------------------------------
+
+
+def test_a_successor_repeats_that_verdicts_are_withheld() -> None:
+    fleet = LedFleet(workers=2, replicas=2, config=CONFIG)
+    for name in ("w0", "w1"):
+        for _ in range(3):
+            fleet.fails(name)
+    fleet.leader("r1")
+    withheld = [d for d in fleet.decisions if isinstance(d, v.VerdictsWithheld)]
+    assert [d.workers for d in withheld] == [("w0", "w1")] * 2
 
 
 def test_what_a_leader_owed_and_did_not_write_its_successor_writes_once() -> None:
@@ -389,14 +426,13 @@ def test_what_a_leader_owed_and_did_not_write_its_successor_writes_once() -> Non
 def test_nothing_is_collected_while_a_replica_does_not_decide_health() -> None:
     fleet = LedFleet(config=CONFIG)
     fleet.tell("r.old", replica_started("old"))
-    before = state_hash(fleet.fleet)
     fleet.tell("r.r0", judged())
+    fleet.tell("w.w1", died("w1"))
     for _ in range(4):
         fleet.fails()
-    assert fleet.decisions == [] and b"health" not in dump(fleet.fleet).replace(
-        b"healthy_since_tick", b""
-    ).replace(b"health.", b"").replace(b"version.health", b"")
-    assert before != state_hash(fleet.fleet)
+    assert fleet.decisions == []
+    assert all(worker.health is UNSET for worker in fleet.fleet.workers.values())
+    assert b'"health"' not in msgspec.json.encode(fleet.fleet)
     fleet.tell("r.old", v.ReplicaStopped("old", "upgraded"))
     opened(fleet)
 
@@ -409,3 +445,32 @@ def test_the_fold_of_the_same_log_is_the_same() -> None:
     fleet.tell("r.r1", judged(worker="w1"))
     fleet.tell("w.w2", died("w2"))
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+# --- routing -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["predicted_ttft", "jsq", "power_of_two", "least_load"])
+def test_a_suspect_is_second_choice_and_its_prediction_stays(policy: str) -> None:
+    fleet = LedFleet(workers=2, config=CONFIG)
+    query = RouteQuery(request="q", model=MODEL, prompt_tokens=100)
+
+    def choices() -> list[Choice]:
+        found = []
+        for turn in range(6):
+            view = View("r.r0", fleet.fleet)
+            fleet.fleet.replicas["r0"].decisions = turn
+            view.now_us = 0
+            found.append(routing.decide(view, query, policy))
+        return found
+
+    before = choices()
+    assert {c.worker for c in before} == {"w0", "w1"}
+    fleet.ends(fleet.fails("w0"))
+    assert fleet.state("w0") == HealthState.SUSPECT
+    after = choices()
+    assert {c.worker for c in after} == {"w1"}
+    assert {c.ttft_us for c in after} == {c.ttft_us for c in before}
+    for choice in after:
+        costs = {c.worker: (c.cost, c.ttft_us) for c in choice.candidates}
+        assert costs["w0"][0] > costs["w1"][0] and costs["w0"][1] == costs["w1"][1]

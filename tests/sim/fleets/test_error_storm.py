@@ -26,6 +26,10 @@ SCENARIO = Scenario(
 )
 
 
+OFF = HealthConfig(errors=100, window_ticks=1, price_percent=100)
+"""No breaker opens, and suspects cost nothing more."""
+
+
 @dataclass
 class Storm:
     """Dispatches to the failing worker that failed, all dispatches meanwhile, and what was decided."""
@@ -55,6 +59,6 @@ def test_a_worker_that_fails_fast_draws_few_requests_and_without_verdicts_most()
     judged = storm(5, HealthConfig())
     assert HealthState.UNHEALTHY in judged.states
     assert judged.failed <= 8 < judged.dispatched / 10
-    ignored = storm(5, HealthConfig(errors=1000, price_percent=100))
+    ignored = storm(5, OFF)
     assert HealthState.UNHEALTHY not in ignored.states
     assert ignored.failed > 5 * judged.failed
