@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from relume.chaos.sim.daemon_keeper import SimKeeper
 from relume.chaos.sim.engine.worker_engine import EngineProcess
@@ -25,6 +25,7 @@ from relume.chaos.sim.world.worker_machine import HostDirectory
 from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.effects import EffectRunner
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineOrder
+from relume.engine_shim.agent.engine_process.hang_watch import WatchedEngine
 from relume.engine_shim.agent.engine_process.process_identity import ProcessId
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
 from relume.engine_shim.agent.journal import Journal
@@ -43,6 +44,11 @@ from relume.events.wire.reports import Layout, Ready
 SEEN_S = 0.001
 """Delay until an agent sees the death of a process of its host."""
 FORK_S = 0.02
+PROBE_AGAIN_S = 0.1
+SILENT = dict.fromkeys(
+    ("steps", "turns", "step_age_us", "cpu_us", "wait_us", "front_us", "running", "waiting"), 0
+) | {"expected_us": -1}
+"""The page of an engine that counts no steps on it."""
 TAGS = (b"effects_decided/1", b"checkpoints_released/1", b"detail_decided/1")
 KEPT_REPORTS = 4096
 """Maximum number of queued reports to an agent that does not read; engines drop and count more."""
@@ -68,8 +74,8 @@ class EngineHandle:
         self.leader = ProcessId(engine.process.pid, 1)
         self.members: dict[ProcessId, str] = {}
         self.dead = asyncio.Event()
+        self.serving = asyncio.Event()
         self.reason = self.detail = ""
-        self.ready = False
         self.died_at = 0.0
         self.on_dying: Callable[[], None] = lambda: None
         self._agent = agent
@@ -88,8 +94,31 @@ class EngineHandle:
             self.reason, self.detail, self.died_at = reason, detail, self._loop.time()
             self.dead.set()
 
-    def set_ready(self) -> None:
-        self.ready = True
+    @property
+    def ready(self) -> bool:
+        """See EngineProcesses."""
+        return self.serving.is_set()
+
+    def read(self) -> dict[str, int]:
+        """See WatchedEngine. Its steps are not asked for: it is probed."""
+        return SILENT
+
+    async def turned(self, timeout_s: float) -> bool:
+        """See WatchedEngine: whether its process may run within that time."""
+        deadline = self._loop.time() + timeout_s
+        while self.engine.process.stopped:
+            if self._loop.time() >= deadline:
+                return False
+            await asyncio.sleep(PROBE_AGAIN_S)
+        return True
+
+    def process_state(self) -> str:
+        """See WatchedEngine."""
+        return "T" if self.engine.process.stopped else "S"
+
+    async def dump(self) -> str:
+        """See WatchedEngine: there are no stacks."""
+        return ""
 
     def condemn(self, reason: str, detail: str) -> None:
         """Kill it, with the reason in the log."""
@@ -210,6 +239,9 @@ class SimSupervisor(Supervisor):
 
     def _tidy(self) -> None:
         pass
+
+    def _watched_engine(self, engine: Any, order: EngineOrder) -> WatchedEngine:
+        return cast(EngineHandle, engine)
 
 
 class Feed:

@@ -369,6 +369,24 @@ def _restored(event: v.RestoreDone) -> list[str]:
     return [f"{event.tokens} tokens were restored from {event.holder}: {took}"]
 
 
+def _hung(event: v.EngineHung) -> list[str]:
+    engine = f"{event.worker}:{event.incarnation}"
+    step = "in no step"
+    if event.step_age_us:
+        expected = f", expected to take {event.expected_us / 1000:.0f} ms" * (
+            event.expected_us >= 0
+        )
+        step = f"in a step for {event.step_age_us / 1e6:.1f} s{expected}"
+    used = f", CPU time used {event.cpu_us / 1e6:.1f} s" if event.cpu_us >= 0 else ""
+    lines = [
+        f"the agent found the engine {engine} hung: no turn of its loop for "
+        f"{event.silent_us / 1e6:.1f} s in {event.looks} looks, {step}{used}"
+    ]
+    if event.stacks:
+        lines.append(f"the stacks of its threads are in {event.stacks} on its host")
+    return lines
+
+
 _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RequestArrived: _arrived,
     v.RouteDecided: _decided,
@@ -387,6 +405,10 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.EngineFinished: lambda e: [f"the engine finished: {e.reason}, {e.output_tokens} tokens"],
     v.EngineReady: _ready,
     v.EngineDied: lambda e: [f"the engine {e.worker}:{e.incarnation} died ({e.reason})"],
+    v.EngineHung: _hung,
+    v.EngineRecovered: lambda e: [
+        f"the engine {e.worker}:{e.incarnation} recovered after {e.hung_us / 1e6:.1f} s"
+    ],
     v.HolderChosen: _holders,
     v.RecoveryPlanned: _plan,
     v.MigrationPlanned: _migration,

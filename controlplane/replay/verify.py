@@ -287,7 +287,13 @@ class _ReplicaReplay:
             return
         verdict.decisions += 1
         look = stall.ProbeEvidence(
-            probe=event.probe, steps=event.steps, cpu_us=event.cpu_us, held=event.held
+            probe=event.probe,
+            steps=event.steps,
+            cpu_us=event.cpu_us,
+            held=event.held,
+            step_age_us=event.step_age_us,
+            expected_us=event.expected_us,
+            turns=event.turns,
         )
         expected = stall.evidence_of(look) if stall.recovered(look) else "suspected still"
         if event.evidence != expected:
@@ -408,6 +414,9 @@ def _check_stall(
         step_age_us=event.step_age_us,
         cpu_us=event.cpu_us,
         held=event.held,
+        expected_us=event.expected_us,
+        wait_us=event.wait_us,
+        turns=event.turns,
     )
     hung = stall.hung(event.silent_us, look, bound, config)
     if (hung, bound) != (event.hung, event.bound_us):

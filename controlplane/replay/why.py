@@ -250,5 +250,13 @@ _OF_CHECKPOINT = (
     v.RestoreFailed,
     v.MigrationAbandoned,
 )
-_OF_ENGINE = (v.EngineDied, v.StallJudged, v.WorkerSuspected, v.WorkerCleared, v.HealthDecided)
+_OF_ENGINE = (
+    v.EngineDied,
+    v.EngineHung,
+    v.EngineRecovered,
+    v.StallJudged,
+    v.WorkerSuspected,
+    v.WorkerCleared,
+    v.HealthDecided,
+)
 _BY_HEALTH = (Exclusion.UNHEALTHY, Exclusion.PROBING, Exclusion.QUARANTINED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -22,12 +23,13 @@ from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import EnginePhase, ProbeResult, TimerKind, TransportKind
-from relume.events.wire.worker_calls import STATE_PATH
+from relume.events.wire.worker_calls import PROBE_PATH, STATE_PATH
 from relume.policies.liveness import stall
 from relume.policies.state.fleet import Worker
 
 PROBE_MIN_S = 0.2
 RECHECK_S = 0.25
+TOLD = "its agent found it hung"
 LOOKS_APART_S = 0.25
 """Time for an engine to show work between two probes, also on a busy machine."""
 log = structlog.get_logger("relume.stall")
@@ -35,9 +37,10 @@ log = structlog.get_logger("relume.stall")
 
 class EngineState(msgspec.Struct, kw_only=True):
     """The part of `/relume/state` that identifies the engine and its progress.
-    `steps` counts engine steps, `step_age_us` is the age of the step in execution (0: none),
-    `cpu_us` the CPU time of the thread that steps, `unfinished` the requests its HTTP side
-    waits for."""
+    `steps` counts engine steps, `turns` those of its loop; `step_age_us` is the age of the step in
+    execution (0: none), `expected_us` the longest that it should take (-1: unknown); `cpu_us` the
+    CPU time of the thread that steps, `wait_us` the time it waited for a CPU; `unfinished` the
+    requests its HTTP side waits for."""
 
     worker: str
     incarnation: int
@@ -47,6 +50,9 @@ class EngineState(msgspec.Struct, kw_only=True):
     step_age_us: int = 0
     cpu_us: int = -1
     unfinished: int = 0
+    expected_us: int = -1
+    wait_us: int = -1
+    turns: int = -1
 
     @property
     def held(self) -> int:
@@ -81,6 +87,7 @@ class StallWatch:
         self._due: dict[tuple[str, int], float] = {}
         """Before then an engine cannot have been silent for half the least bound."""
         self._left = False
+        self._hung: list[v.EngineHung] = []
         self._session: aiohttp.ClientSession | None = None
         self._judged = 0
 
@@ -92,9 +99,23 @@ class StallWatch:
                 self._last_step[stream[2:]] = self._now()
         elif kind in (v.EngineDied, v.WorkerDeregistered, v.WorkerForgotten):
             self._left = True
+        elif kind is v.EngineHung:
+            self._hung.append(event)
 
     def folded(self, group: RevisionGroup) -> None:
-        """Called when a whole group was folded: nothing to do."""
+        """Called when a whole group was folded: streams leave engines that their agents found
+        hung."""
+        told, self._hung = self._hung, []
+        for event in told:
+            activity = self._gateway.activity.get((event.worker, event.incarnation))
+            if activity is not None and activity.open_streams:
+                self._leave(event.worker, event.incarnation, TOLD)
+
+    def _leave(self, name: str, incarnation: int, evidence: str) -> None:
+        """Suspect the engine and break its streams, which continue elsewhere."""
+        if (name, incarnation) not in self._scheduler.view.suspects():
+            self._tell(lambda: v.WorkerSuspected(name, incarnation, evidence))
+        self._gateway.break_streams(name, incarnation, TransportKind.STALL, evidence)
 
     async def run(self) -> None:
         """Watch for ever; the caller owns the task."""
@@ -219,14 +240,15 @@ class StallWatch:
                 hung=hung,
                 cpu_us=look.cpu_us,
                 held=look.held,
+                expected_us=look.expected_us,
+                wait_us=look.wait_us,
+                turns=look.turns,
             )
         )
         self._next_check[key] = self._now() + RECHECK_S
         if hung:
             log.warning("engine_hung", worker=name, incarnation=incarnation, silent_us=silent_us)
-            evidence = f"silent, probe {look.probe}"
-            self._tell(lambda: v.WorkerSuspected(name, incarnation, evidence))
-            self._gateway.break_streams(name, incarnation, TransportKind.STALL)
+            self._leave(name, incarnation, f"silent, probe {look.probe}")
 
     async def _recheck(self, worker: Worker, incarnation: int) -> None:
         """Probe a suspected engine twice; one that works or waits for work is cleared."""
@@ -239,6 +261,10 @@ class StallWatch:
         if before.outcome != ProbeResult.ANSWERED:
             return
         look = _look_of(before, after)
+        if look.held == 0 and look.expected_us >= 0:
+            # Its server answers, but the loop behind it may hang: an idle one takes a turn if asked.
+            turned = await self._turns(worker)
+            look = msgspec.structs.replace(look, turns=look.turns + turned)
         if worker.incarnation != incarnation or not stall.recovered(look):
             return
         evidence = stall.evidence_of(look)
@@ -250,6 +276,9 @@ class StallWatch:
             steps=look.steps,
             cpu_us=look.cpu_us,
             held=look.held,
+            step_age_us=look.step_age_us,
+            expected_us=look.expected_us,
+            turns=look.turns,
         )
         if self._tell(lambda: cleared):
             self._scheduler.wake()
@@ -267,13 +296,8 @@ class StallWatch:
 
     async def _ask(self, worker: Worker, incarnation: int, timeout_s: float) -> Probe:
         """Probe `worker`; another process at its address refuses."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession()
-        url = f"http://{worker.host}:{worker.port}{STATE_PATH}"
         try:
-            async with self._session.get(
-                url, timeout=aiohttp.ClientTimeout(total=timeout_s)
-            ) as answer:
+            async with self._get(worker, STATE_PATH, timeout_s) as answer:
                 body = await answer.read()
             state = msgspec.json.decode(body, type=EngineState)
         except TimeoutError:
@@ -284,6 +308,20 @@ class StallWatch:
             return Probe(ProbeResult.REFUSED)
         return Probe(ProbeResult.ANSWERED, state)
 
+    async def _turns(self, worker: Worker) -> bool:
+        """Whether the engine's loop takes a turn."""
+        try:
+            async with self._get(worker, PROBE_PATH, PROBE_MIN_S * 2) as answer:
+                return answer.status < HTTPStatus.BAD_REQUEST
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
+
+    def _get(self, worker: Worker, path: str, timeout_s: float) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        url = f"http://{worker.host}:{worker.port}{path}"
+        return self._session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s))
+
 
 def _look_of(before: Probe, after: Probe) -> stall.ProbeEvidence:
     """What happened between two answers."""
@@ -293,13 +331,20 @@ def _look_of(before: Probe, after: Probe) -> stall.ProbeEvidence:
     first = before.state
     if first is None or last.steps < 0:
         return stall.ProbeEvidence(
-            probe=after.outcome, steps=-1, step_age_us=last.step_age_us, cpu_us=-1, held=last.held
+            probe=after.outcome, step_age_us=last.step_age_us, held=last.held
         )
-    known = first.cpu_us >= 0 and last.cpu_us >= 0
     return stall.ProbeEvidence(
         probe=after.outcome,
         steps=last.steps - first.steps,
         step_age_us=last.step_age_us,
-        cpu_us=last.cpu_us - first.cpu_us if known else -1,
+        cpu_us=_difference(first.cpu_us, last.cpu_us),
         held=last.held,
+        expected_us=last.expected_us,
+        wait_us=_difference(first.wait_us, last.wait_us),
+        turns=_difference(first.turns, last.turns),
     )
+
+
+def _difference(first: int, last: int) -> int:
+    """-1 if one is unknown."""
+    return last - first if first >= 0 and last >= 0 else -1

@@ -112,6 +112,14 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         float,
         option("Maximum start time of an engine before it is killed and restarted", unit="s"),
     ] = 300.0
+    hang_restart_s: Annotated[
+        float,
+        option(
+            "Time that a hung engine has to return before it is killed and restarted",
+            unit="s",
+            ge=0,
+        ),
+    ] = 30.0
     stop_timeout_s: Annotated[
         float, option("Maximum time a stopping engine has before SIGKILL", unit="s")
     ] = 10.0

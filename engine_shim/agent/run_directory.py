@@ -81,6 +81,7 @@ class RunDirectory:
         self.path = path.absolute()
         self.socket_path = self.path / "agent.sock"
         self.engine_log = self.path / "engine.log"
+        self.progress = self.path / "progress"
         self.marker = f"RELUME_AGENT_SOCKET={self.socket_path}"
         """In the environment of all an engine of this directory spawns."""
         self.state = AgentState()

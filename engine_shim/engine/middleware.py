@@ -55,6 +55,7 @@ class RelumeMiddleware:
         self._companion: asyncio.Task[None] | None = None
         self._buffers = StreamBuffers()
         self._envelopes: EnvelopeLinks | None = None
+        self._turning: asyncio.Task[None] | None = None
         plugin.register()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,6 +65,10 @@ class RelumeMiddleware:
             await self._app(scope, receive, send)
         elif scope["path"] == calls.STATE_PATH:
             await _send_json(send, 200, self._state())
+        elif scope["path"] == calls.PROBE_PATH:
+            await self._turned()
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
         elif scope["path"] == calls.CHECKPOINT_PATH and scope["method"] == "POST":
             await self._retarget(receive, send)
         elif scope["path"] in (calls.ATTACH_PATH, calls.RELEASE_PATH) and scope["method"] == "POST":
@@ -225,6 +230,13 @@ class RelumeMiddleware:
             return  # there is no client to answer
         incarnation = self._identity.incarnation
         await _send_json(send, *await handover.answer(body, incarnation, plugin.hand_over))
+
+    async def _turned(self) -> None:
+        """Wait for a turn of the engine's loop. Probes share one: those to an engine that hangs
+        must not pile up."""
+        if self._turning is None or self._turning.done():
+            self._turning = asyncio.create_task(plugin.turn())
+        await asyncio.shield(self._turning)
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from relume.engine_shim import identity
+from relume.engine_shim.engine import stacks
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.engine.reporter import Reporter
 from relume.events.failpoints import failpoint_client
@@ -36,6 +37,7 @@ def register(role: str = "") -> None:
     failpoint_client.start(f"engine {me.worker}")
     role = role or _role(multiprocessing.current_process().name)
     if me.agent_socket:
+        stacks.arm(me.agent_socket)
         _reporter = Reporter(me.agent_socket, Hello(os.getpid(), role, me.incarnation))
     _progress = Progress(me.progress)
     if role == "worker":
@@ -146,6 +148,14 @@ async def hand_over(request: str, attempt: int) -> bool:
     from relume.engine_shim.engine.vllm_private import engine_core as vllm_private_core
 
     return await vllm_private_core.hand_over(vllm_private.engines(), request, attempt)
+
+
+async def turn() -> None:
+    """Returns when the engine's loop has taken a turn."""
+    from relume.engine_shim.engine.vllm_private import api_server as vllm_private
+    from relume.engine_shim.engine.vllm_private import engine_core as vllm_private_core
+
+    await vllm_private_core.turn(vllm_private.engines())
 
 
 def state() -> dict[str, Any]:

@@ -14,15 +14,15 @@ import threading
 import time
 
 SIZE = 128
-_FIELDS = struct.Struct("<qqqqqqqqqqq")
+_FIELDS = struct.Struct("<13q")
 
 _LOAD = ("uncomputed", "decoding", "context", "arrived")
 
 
 class Progress:
-    """`steps` finished, when the running one began (0 when idle), queue lengths, and the load:
-    prompt tokens not computed yet, requests that decode and their tokens, and the prompt tokens
-    that ever came."""
+    """`steps` finished, when the running one began (0 when idle) and how long it is expected to take,
+    `turns` of the engine's loop that looked for work, queue lengths, and the load: prompt tokens not
+    computed yet, requests that decode and their tokens, and the prompt tokens that ever came."""
 
     def __init__(self, path: str = "") -> None:
         """Maps `path` (created when missing); an anonymous page without a path.
@@ -50,26 +50,33 @@ class Progress:
         decoding: int = 0,
         context: int = 0,
         arrived: int = 0,
+        expected_us: int = -1,
+        turns: int = 0,
     ) -> None:
-        """`began_ns` is CLOCK_MONOTONIC at the start of the step in progress, 0 for none."""
+        """`began_ns` is CLOCK_MONOTONIC at the start of the step in progress, 0 for none;
+        `expected_us` -1 if unknown."""
         me = threading.get_native_id()
         _FIELDS.pack_into(
             self._page, 0, steps, began_ns, running, waiting, kv_used, os.getpid(), me,
-            uncomputed, decoding, context, arrived,
+            uncomputed, decoding, context, arrived, expected_us, turns,
         )  # fmt: skip
 
     def read(self) -> dict[str, int]:
         """Fields by name; `step_age_us` is 0 when no step is in progress."""
         fields = _FIELDS.unpack_from(self._page, 0)
-        steps, began_ns, running, waiting, kv_used, pid, thread, *load = fields
+        steps, began_ns, running, waiting, kv_used, pid, thread, *load, expected_us, turns = fields
         age_us = max(0, time.monotonic_ns() - began_ns) // 1000 if began_ns else 0
+        cpu, wait = usage_us(pid, thread) if pid else (-1, -1)
         return {
             "steps": steps,
+            "turns": turns,
             "step_age_us": age_us,
+            "expected_us": expected_us if pid else -1,
             "running": running,
             "waiting": waiting,
             "kv_used": kv_used,
-            "cpu_us": cpu_us(pid, thread) if pid else -1,
+            "cpu_us": cpu,
+            "wait_us": wait,
             **dict(zip(_LOAD, load, strict=True)),
         }
 
@@ -79,23 +86,29 @@ class Progress:
         return _FIELDS.unpack_from(self._page, 0)[7:11]
 
 
-def cpu_us(pid: int, thread: int) -> int:
+def usage_us(pid: int, thread: int) -> tuple[int, int]:
     """CPU time of the thread that steps the engine, of the processes its process started
-    (workers that compute for it, compilers it waits for) and of theirs, in microseconds; -1
-    when it cannot be read.
+    (workers that compute for it, compilers it waits for) and of theirs, and the time for which the
+    thread waited for a CPU, in microseconds; -1 when they cannot be read.
 
-    It distinguishes a long step from a stopped one: computation uses the CPU, and a thread that
-    waits for a GPU polls it. A child that ends moves its time to its parent, so the sum never
-    falls.
+    They distinguish a long step, a starved one and a stopped one: computation uses the CPU, and a
+    thread that waits for a GPU polls it. A child that ends moves its time to its parent, so the sum
+    never falls.
     """
     for _ in range(READINGS):
         try:
-            with open(f"/proc/{pid}/task/{thread}/schedstat") as stat:
-                used = int(stat.read().split()[0]) // 1000
-            return used + _ticks(pid, own=False) * 1_000_000 // _TICKS_PER_S
+            used, waited = thread_usage_us(pid, thread)
+            return used + _ticks(pid, own=False) * 1_000_000 // _TICKS_PER_S, waited
         except (OSError, ValueError, IndexError):
             continue  # a child that was listed is gone: look again
-    return -1
+    return -1, -1
+
+
+def thread_usage_us(pid: int, thread: int) -> tuple[int, int]:
+    """The same of one thread alone. Raises OSError, ValueError, IndexError."""
+    with open(f"/proc/{pid}/task/{thread}/schedstat") as stat:
+        used, waited, *_ = stat.read().split()
+    return int(used) // 1000, int(waited) // 1000
 
 
 READINGS = 3

@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 
 from relume.engine_shim import identity
 from relume.engine_shim.engine import plugin
+from relume.engine_shim.engine.step_estimate import StepEstimate
 from relume.engine_shim.engine.vllm_private import prefix_marks as vllm_private_prefixes
 from relume.engine_shim.engine.vllm_private import resume_state as vllm_private_resume
 from relume.engine_shim.generation import IDENTITY_KEY, reported
@@ -107,6 +108,8 @@ class _Reports:
         self._prefixes: vllm_private_prefixes.PrefixReport | None = None
         self.changes: list[AnyChange] = []
         self.steps = 0
+        self.turns = 0
+        self._expected = StepEstimate()
 
     def watch_prefixes(self, scheduler: Scheduler) -> None:
         """From here on it also reports what its prefix cache gains and loses."""
@@ -220,6 +223,8 @@ class _Reports:
         # With async scheduling a step is scheduled while the one before it runs.
         began_ns = max(step.began_ns, self._ended_ns)
         self._ended_ns = time.monotonic_ns()
+        duration_us = max(1, (self._ended_ns - began_ns) // 1000)
+        self._expected.learn(duration_us, step.prefill_tokens)
         self._uncomputed -= step.prefill_tokens
         self._decoding += step.joining
         self._context += step.joining_context + step.batch
@@ -228,7 +233,7 @@ class _Reports:
                 EngineStep(
                     incarnation=self._incarnation,
                     step=step.number,
-                    duration_us=max(1, (self._ended_ns - began_ns) // 1000),
+                    duration_us=duration_us,
                     batch=step.batch,
                     sum_context=step.sum_context,
                     prefill_tokens=step.prefill_tokens,
@@ -276,11 +281,15 @@ class _Reports:
 
     def show(self, running: int, waiting: int, kv_used: int) -> None:
         """Updates the page `/relume/state` reads."""
-        began_ns = self._in_flight[0].began_ns if self._in_flight else 0
+        began_ns, expected_us = 0, self._expected.of(0)
+        if self._in_flight:
+            step = self._in_flight[0]
+            began_ns, expected_us = step.began_ns, self._expected.of(step.prefill_tokens)
         done = self.steps - len(self._in_flight)
         self._progress.write(
             steps=done, began_ns=began_ns, running=running, waiting=waiting, kv_used=kv_used,
             uncomputed=self._uncomputed, decoding=self._decoding, context=self._context, arrived=self._arrived,
+            expected_us=expected_us, turns=self.turns,
         )  # fmt: skip
 
     @property
@@ -316,6 +325,7 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
             began_ns = time.monotonic_ns()
             output = super().schedule(*args, **options)
             reports = self._reports
+            reports.turns += 1
             for new in output.scheduled_new_reqs:
                 self._report_admission(new.req_id, output.num_scheduled_tokens[new.req_id])
             for req_id in output.scheduled_cached_reqs.resumed_req_ids:
@@ -325,7 +335,7 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
                 step = reports.begin(began_ns)
                 for req_id, tokens in output.num_scheduled_tokens.items():
                     reports.computed(step, self.requests[req_id], tokens, self.block_size)
-                self._show()
+            self._show()
             return output
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

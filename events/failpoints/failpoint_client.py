@@ -144,6 +144,10 @@ def reach(
         return
     if rule.action is Action.PAUSE:
         rule.released.wait(PAUSE_S)
+    elif rule.action is Action.SPIN:
+        deadline = time.monotonic() + PAUSE_S
+        while not rule.released.is_set() and time.monotonic() < deadline:
+            pass
     elif rule.action is Action.DELAY:
         time.sleep(rule.seconds)
     else:
@@ -157,7 +161,7 @@ async def reach_async(
     rule = _client.rule(point, facts) if _client is not None else None
     if rule is None:
         return
-    if rule.action is Action.PAUSE:
+    if rule.action in (Action.PAUSE, Action.SPIN):
         deadline = time.monotonic() + PAUSE_S
         while not rule.released.is_set() and time.monotonic() < deadline:
             await asyncio.sleep(0.005)

@@ -26,12 +26,13 @@ class Failpoint(enum.StrEnum):
 class Action(enum.StrEnum):
     """What happens to a process that reaches a failpoint.
 
-    `pause`: the thread waits until the rule is released (in `reach_async`: the task). `delay`: it
-    waits for a time. `fail`: the call raises, as it would for a fault of that place. `exit`: the
-    process dies at once, as by kill -9.
+    `pause`: the thread waits until the rule is released (in `reach_async`: the task). `spin`: the
+    same, but it computes meanwhile. `delay`: it waits for a time. `fail`: the call raises, as it
+    would for a fault of that place. `exit`: the process dies at once, as by kill -9.
     """
 
     PAUSE = "pause"
+    SPIN = "spin"
     DELAY = "delay"
     FAIL = "fail"
     EXIT = "exit"

@@ -85,7 +85,9 @@ from relume.events.vocabulary.step_changes import (
 from relume.events.vocabulary.worker_events import (
     EffectApplied,
     EngineDied,
+    EngineHung,
     EngineReady,
+    EngineRecovered,
     EngineRestartScheduled,
     EngineStarted,
     EngineStep,
@@ -102,6 +104,8 @@ WORKER_EVENTS = (
     | EngineStarted
     | EngineReady
     | EngineDied
+    | EngineHung
+    | EngineRecovered
     | EngineRestartScheduled
     | EngineStep
     | EffectApplied

@@ -156,7 +156,9 @@ class StallJudged(Event, frozen=True, tag="stall_judged/1", kw_only=True):
     `silent_us` since the last byte or step; `probe_steps` steps the engine says it made since the
     last look (-1 unknown);
     `step_age_us` age of the step it is in; `bound_us` what the policy allowed; `cpu_us`
-    CPU time it used between two looks (-1 unknown); `held` requests it has (-1 unknown).
+    CPU time it used between two looks (-1 unknown); `held` requests it has (-1 unknown);
+    `expected_us` the longest that its step should take (-1: it does not say), `wait_us` time it
+    waited for a CPU and `turns` of its loop between two looks (-1 unknown).
     """
 
     decision: str
@@ -171,6 +173,9 @@ class StallJudged(Event, frozen=True, tag="stall_judged/1", kw_only=True):
     hung: bool
     cpu_us: int = -1
     held: int = -1
+    expected_us: int = -1
+    wait_us: int = -1
+    turns: int = -1
 
 
 class WorkerSuspected(Event, frozen=True, tag="worker_suspected/1"):
@@ -186,7 +191,8 @@ class WorkerCleared(Event, frozen=True, tag="worker_cleared/1"):
 
     What two probes showed: `probe` is the second's result (none: written before these were
     recorded), `steps` made in between and `cpu_us` of CPU time used (-1 unknown), `held` requests
-    it has. `evidence` says it in words."""
+    it has. `step_age_us`, `expected_us` and `turns` as in `StallJudged`. `evidence` says it in
+    words."""
 
     worker: str
     incarnation: int
@@ -195,6 +201,9 @@ class WorkerCleared(Event, frozen=True, tag="worker_cleared/1"):
     steps: int = -1
     cpu_us: int = -1
     held: int = -1
+    step_age_us: int = 0
+    expected_us: int = -1
+    turns: int = -1
 
 
 class RequestEnded(Event, frozen=True, tag="request_ended/1", kw_only=True):

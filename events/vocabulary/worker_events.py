@@ -68,6 +68,37 @@ class EngineDied(Event, frozen=True, tag="engine_died/1"):
     detail: str = ""
 
 
+class EngineHung(Event, frozen=True, tag="engine_hung/1", kw_only=True):
+    """The agent found its engine hung: in `looks` looks one after another its loop took no turn,
+    though it could have. It finished `steps` steps in its life; the one that it is in has the age
+    `step_age_us` (0: it is in none) and was expected to take `expected_us` (-1 unknown). Since its
+    last sign of life it used `cpu_us` of CPU time (-1 unknown) and waited `wait_us` for a CPU.
+    `process_state`: that of /proc. `stacks`: file on the worker's host with the stacks of all its
+    threads, empty if they could not be had."""
+
+    worker: str
+    incarnation: int
+    silent_us: int
+    looks: int
+    steps: int
+    step_age_us: int
+    expected_us: int
+    cpu_us: int
+    wait_us: int
+    running: int
+    waiting: int
+    process_state: str
+    stacks: str = ""
+
+
+class EngineRecovered(Event, frozen=True, tag="engine_recovered/1"):
+    """An engine that its agent found hung takes turns again, after `hung_us`."""
+
+    worker: str
+    incarnation: int
+    hung_us: int
+
+
 class EngineRestartScheduled(Event, frozen=True, tag="engine_restart_scheduled/1"):
     """The agent will start incarnation `incarnation` after `delay_ms`."""
 

@@ -16,6 +16,8 @@ from relume.events.wire.headers import CHECKPOINT, parse_endpoints, parse_reques
 
 STATE_PATH = "/relume/state"
 """GET: what the engine does now, as JSON."""
+PROBE_PATH = "/relume/probe"
+"""GET: answered, with nothing, when the engine's loop has taken a turn; it does between two steps."""
 CHECKPOINT_PATH = "/relume/checkpoint"
 ATTACH_PATH = "/relume/attach"
 RELEASE_PATH = "/relume/release"

@@ -38,6 +38,9 @@ from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
 VERSION = "version.health"
 """The setting by which replicas record that they decide health, and follow it."""
 
+AGENT = "its agent"
+"""The judge of a hang beside replicas, whose names have no space."""
+
 Handler = Callable[[Fleet, str, int, Any], None]
 
 
@@ -215,6 +218,21 @@ def _begin(worker: Worker) -> None:
     health.failed, health.passes = False, 0
 
 
+def _on_hung(fleet: Fleet, stream: str, epoch: int, event: v.EngineHung) -> None:
+    """Its agent found the engine hung: that holds until the agent takes it back."""
+    if (about := _about(fleet, stream[2:], event.incarnation)) is not None:
+        worker, health = about
+        health.hung_for[AGENT] = fleet.tick
+        _review(fleet, worker)
+
+
+def _on_recovered(fleet: Fleet, stream: str, epoch: int, event: v.EngineRecovered) -> None:
+    if (about := _about(fleet, stream[2:], event.incarnation)) is not None:
+        worker, health = about
+        health.hung_for.pop(AGENT, None)
+        _review(fleet, worker)
+
+
 def _on_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None:
     worker = fleet.workers.get(event.worker)
     if worker is not None and not worker.present:
@@ -235,7 +253,8 @@ def _on_replicas(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
     alive = {replica.name for replica in fleet.replicas.values() if replica.alive}
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType):
-            health.hung_for = {n: at for n, at in health.hung_for.items() if n in alive}
+            believed = {n: at for n, at in health.hung_for.items() if n in alive or n == AGENT}
+            health.hung_for = believed
     if type(event) is v.ReplicaStarted:
         for worker in fleet.workers.values():
             if not isinstance(health := worker.health, UnsetType):
@@ -320,6 +339,8 @@ HANDLERS: dict[type, Handler] = {
     v.EngineStarted: _on_engine,
     v.EngineReady: _on_engine,
     v.EngineDied: _on_engine,
+    v.EngineHung: _on_hung,
+    v.EngineRecovered: _on_recovered,
     v.WorkerRegistered: _on_engine,
     v.StreamResumed: _on_engine,
     v.WorkerDeregistered: _on_engine,

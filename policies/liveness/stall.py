@@ -3,9 +3,14 @@
 A step that takes long is not a stall: the bound follows the slowest recent step
 (`step_us_high`, which fades by 1/32 a step), so a worker slowed tenfold widens its own bound while
 it continues. Silence alone is never enough: the gateway probes the engine (`/relume/state`) after
-half the bound and again at its end. Steps made in between are progress, and so is CPU time used: a
-long prefill computes. An engine that does not answer, or holds requests and does nothing at all, is
-hung.
+half the bound and again at its end. Progress means steps, or turns of the engine's loop that found
+nothing to compute. A step in progress is allowed a multiple of what the engine expects of it: a long
+prefill computes. CPU time says nothing, since a thread that spins uses it too; only a thread that
+waited for a CPU most of the time is starved, not hung. An engine that does not answer, or holds
+requests and makes no progress, is hung.
+
+A server that does not say what it expects (one without the plugin) is judged by CPU time: what it
+uses counts as work.
 """
 
 from __future__ import annotations
@@ -55,8 +60,10 @@ class ProbeEvidence(Struct, frozen=True, kw_only=True):
     """What asking the engine twice showed.
 
     `probe`: answered, silent, refused (the second time). `steps`: made in between; -1
-    unknown. `step_age_us`: age of the step it is in, 0 in none. `cpu_us`: CPU time that
-    the stepping thread used in between; -1 unknown. `held`: requests it has; -1 unknown.
+    unknown. `step_age_us`: age of the step it is in, 0 in none. `expected_us`: the longest that it
+    should take; -1 if the engine does not say. `cpu_us`, `wait_us`: CPU time that the stepping thread
+    used in between, and for which it waited for a CPU; -1 unknown. `held`: requests it has; -1
+    unknown. `turns` of its loop in between; -1 unknown.
     """
 
     probe: ProbeResult
@@ -64,8 +71,15 @@ class ProbeEvidence(Struct, frozen=True, kw_only=True):
     step_age_us: int = 0
     cpu_us: int = -1
     held: int = -1
+    expected_us: int = -1
+    wait_us: int = -1
+    turns: int = -1
 
 
+STRETCH = 4
+"""A step may take so many times what the engine expects of it."""
+STARVED_US = 100_000
+"""Time for which a thread waited for a CPU between two looks, and used it for less: no hang."""
 WORKING_CPU_US = 5_000
 """CPU time between two looks that counts as computing; a stopped thread uses none."""
 
@@ -78,6 +92,8 @@ def hung(silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig) -
         return True
     if look.steps > 0:
         return False
+    if look.expected_us >= 0:
+        return _overdue(silent_us, look, config)
     if look.held == 0 or look.cpu_us >= WORKING_CPU_US:
         return max(silent_us, look.step_age_us) > config.step_cap_us
     if look.cpu_us >= 0:
@@ -85,13 +101,34 @@ def hung(silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig) -
     return look.step_age_us > max(bound, config.cap_us)
 
 
+def _overdue(silent_us: int, look: ProbeEvidence, config: StallConfig) -> bool:
+    """Of an engine that says what it expects of its step, and ended none."""
+    idle = look.held == 0 or look.turns > 0
+    starved = look.wait_us >= STARVED_US and look.wait_us > look.cpu_us
+    if idle or starved or _within(look):
+        return max(silent_us, look.step_age_us) > config.step_cap_us
+    return True
+
+
+def _within(look: ProbeEvidence) -> bool:
+    """Whether it is in a step that may take longer still."""
+    return 0 < look.step_age_us < STRETCH * look.expected_us
+
+
 def recovered(look: ProbeEvidence) -> bool:
-    """Whether a suspected engine may be used again: it has nothing to do, or it does it."""
+    """Whether a suspected engine may be used again: it steps, its loop turns, or its step may take
+    longer."""
     if look.probe != ProbeResult.ANSWERED:
         return False
+    if look.expected_us >= 0:
+        return look.steps > 0 or look.turns > 0 or _within(look)
     return look.held == 0 or look.steps > 0 or look.cpu_us >= WORKING_CPU_US
 
 
 def evidence_of(look: ProbeEvidence) -> str:
     """The same in words, for the log."""
-    return "idle and answering" if look.held == 0 else f"{look.steps} steps made"
+    if look.held == 0:
+        return "idle and answering"
+    if look.steps > 0 or look.expected_us < 0:
+        return f"{look.steps} steps made"
+    return f"{look.turns} turns of its loop" if look.turns > 0 else "in a step that may take longer"

@@ -161,6 +161,8 @@ _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.RestoreFailed: _nobody,
     v.CheckpointsReleased: _nobody,
     v.StallJudged: _nobody,
+    v.EngineHung: _target,
+    v.EngineRecovered: _target,
     v.HealthDecided: _target,
     v.VerdictsWithheld: _nobody,
     v.Tick: _nobody,

@@ -29,6 +29,7 @@ import time
 import types
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from relume.engine_shim.engine import stacks
 from relume.engine_shim.engine.reporter import Reporter
 from relume.events.log.codec import encode
 from relume.events.vocabulary import EngineFinished, EngineStep, KvBlocksFilled
@@ -36,9 +37,13 @@ from relume.events.wire.reports import Hello, Layout, Ready, frame, layout_frame
 
 
 class Health(BaseHTTPRequestHandler):
-    """200 on everything."""
+    """200 on everything; nothing after SIGUSR1, until SIGUSR2."""
+
+    answering = threading.Event()
+    answering.set()
 
     def do_GET(self) -> None:
+        self.answering.wait()
         self.send_response(200)
         self.end_headers()
 
@@ -72,6 +77,9 @@ def main(argv: list[str]) -> None:
     incarnation = int(os.environ["RELUME_INCARNATION"])
     if args.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, lambda *_: Health.answering.clear())
+    signal.signal(signal.SIGUSR2, lambda *_: Health.answering.set())
+    stacks.arm(os.environ["RELUME_AGENT_SOCKET"])
     hello = Hello(os.getpid(), args.role, incarnation)
     reporter = Reporter(os.environ["RELUME_AGENT_SOCKET"], hello)
     for _ in range(args.family):

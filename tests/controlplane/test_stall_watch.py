@@ -15,6 +15,7 @@ from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.replica.stall_watch import StallWatch
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogFull
+from relume.events.log.interface import RevisionGroup
 from relume.events.log.memory import MemoryLog
 from relume.policies.liveness import stall
 from relume.policies.state.fleet import Fleet
@@ -55,12 +56,16 @@ class OneStream:
 
 
 @asynccontextmanager
-async def engine(**state: Any) -> AsyncIterator[int]:
-    """Port of something that answers `/relume/state` with `state`."""
+async def engine(answers_probe: bool = True, **state: Any) -> AsyncIterator[int]:
+    """Port of something that answers `/relume/state` with `state`, and `/relume/probe`
+    if it `answers_probe`."""
     body = msgspec.json.encode(state)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        asked = await reader.readuntil(b"\r\n\r\n")
+        if b"/relume/probe" in asked and not answers_probe:
+            writer.close()
+            return
         writer.write(
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         )
@@ -73,8 +78,11 @@ async def engine(**state: Any) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def watched(port: int, full: bool = False) -> tuple[OneStream, list[Any]]:
-    """What the watch does about w0, whose engine listens at `port`, by its first judgement."""
+async def watched(
+    port: int, full: bool = False, until: type = v.StallJudged, told_hung: bool = False
+) -> tuple[OneStream, list[Any]]:
+    """What the watch does about w0, whose engine listens at `port`, until it judged or wrote an
+    event of the type. `told_hung`: its agent finds it hung, at once."""
     log, fleet = MemoryLog(), Fleet()
     async with log.writer("w.w0") as worker:
         worker.append(
@@ -113,14 +121,56 @@ async def watched(port: int, full: bool = False) -> tuple[OneStream, list[Any]]:
     loop = asyncio.get_running_loop()
     gateway = OneStream(loop.time())
     watch = StallWatch(scheduler, gateway, loop.time, 0.01)  # type: ignore[arg-type]
+    if told_hung:
+        event = agent_found_it_hung()
+        watch.seen("w.w0", 4, event)
+        assert gateway.broken == [], "the group is not whole yet"
+        watch.folded(RevisionGroup(9, ()))
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(60):
-        while not gateway.broken and not any(type(e) is v.StallJudged for e in told):
+        while not any(type(e) is until for e in told) and not (full and gateway.broken):
             assert not task.done(), task
             await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return gateway, told
+
+
+def agent_found_it_hung() -> v.EngineHung:
+    return v.EngineHung(
+        worker="w0",
+        incarnation=3,
+        silent_us=2_300_000,
+        looks=3,
+        steps=7,
+        step_age_us=0,
+        expected_us=900,
+        cpu_us=0,
+        wait_us=0,
+        running=0,
+        waiting=0,
+        process_state="T",
+    )
+
+
+async def test_streams_leave_an_engine_that_its_agent_found_hung() -> None:
+    """And it is suspected until it is seen to work: here its loop turns."""
+    state = {"unfinished": 0, "steps": 7, "turns": 9, "expected_us": 900, "cpu_us": 5, "wait_us": 0}
+    async with engine(worker="w0", incarnation=3, **state) as port:
+        gateway, told = await watched(port, until=v.WorkerCleared, told_hung=True)
+    assert gateway.broken == [("w0", 3, "stall")]
+    assert [type(e) for e in told] == [v.WorkerSuspected, v.WorkerCleared]
+    assert told[0] == v.WorkerSuspected("w0", 3, "its agent found it hung")
+    assert (told[1].evidence, told[1].turns, told[1].held) == ("idle and answering", 1, 0)
+
+
+async def test_a_server_that_answers_for_a_loop_that_hangs_does_not_clear_it() -> None:
+    """As the HTTP server of `vllm serve` does when its engine core is stopped."""
+    state = {"unfinished": 0, "steps": 7, "turns": 9, "expected_us": 900, "cpu_us": 5, "wait_us": 0}
+    async with engine(answers_probe=False, worker="w0", incarnation=3, **state) as port:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await watched(port, until=v.WorkerCleared, told_hung=True)
 
 
 async def test_engine_that_works_is_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from relume.policies.liveness.stall import ProbeEvidence, StallConfig, bound_us, hung, recovered
@@ -84,3 +85,55 @@ def test_engine_that_works_again_or_has_nothing_to_do_has_recovered() -> None:
     assert not recovered(
         ProbeEvidence(probe="answered", steps=0, step_age_us=900, cpu_us=0, held=3)
     )
+
+
+EXPECTS = {"probe": "answered", "steps": 0, "turns": 0, "held": 3, "expected_us": 20_000}
+"""Of an engine that says how long its step should take."""
+
+
+def test_a_thread_that_spins_is_hung_though_it_computes() -> None:
+    """Inside a step, which once called it alive for a minute, and between two."""
+    inside = ProbeEvidence(**EXPECTS, step_age_us=OVER, cpu_us=250_000, wait_us=0)
+    assert judged(inside)
+    assert not recovered(inside)
+    assert judged(ProbeEvidence(**EXPECTS, step_age_us=0, cpu_us=250_000, wait_us=0))
+
+
+def test_a_step_may_take_a_multiple_of_what_is_expected_of_it() -> None:
+    """With or without CPU time: a thread that waits for a GPU need not poll it."""
+    expects = {**EXPECTS, "expected_us": 2_000_000}
+    for cpu_us in (0, 250_000):
+        inside = ProbeEvidence(**expects, step_age_us=7_999_999, cpu_us=cpu_us, wait_us=0)
+        assert not judged(inside, 9_000_000)
+        assert recovered(inside)
+        beyond = ProbeEvidence(**expects, step_age_us=8_000_000, cpu_us=cpu_us, wait_us=0)
+        assert judged(beyond, 9_000_000)
+        assert not recovered(beyond)
+
+
+def test_a_step_is_given_up_at_its_cap_whatever_is_expected_of_it() -> None:
+    age = CONFIG.step_cap_us + 1
+    expects = {**EXPECTS, "expected_us": age}
+    assert judged(ProbeEvidence(**expects, step_age_us=age, cpu_us=9, wait_us=9), age)
+
+
+def test_a_starved_thread_is_not_hung_and_has_not_recovered() -> None:
+    starved = ProbeEvidence(**EXPECTS, step_age_us=OVER, cpu_us=20_000, wait_us=230_000)
+    assert not judged(starved)
+    assert not recovered(starved)
+    assert judged(starved, CONFIG.step_cap_us + 1)
+    assert judged(ProbeEvidence(**EXPECTS, step_age_us=OVER, cpu_us=20_000, wait_us=10_000))
+
+
+def test_a_loop_that_turns_without_a_step_is_alive() -> None:
+    """Its requests wait, for blocks from another host or for a grammar."""
+    waits = msgspec.structs.replace(ProbeEvidence(**EXPECTS), turns=5, cpu_us=900, wait_us=0)
+    assert not judged(waits)
+    assert recovered(waits)
+
+
+def test_an_idle_engine_has_recovered_once_its_loop_takes_a_turn() -> None:
+    """That its server answers says nothing of the loop behind it."""
+    idle = {**EXPECTS, "held": 0}
+    assert not recovered(ProbeEvidence(**idle, cpu_us=0))
+    assert recovered(ProbeEvidence(**{**idle, "turns": 1}, cpu_us=0))

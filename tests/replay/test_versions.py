@@ -61,6 +61,12 @@ def of_kind(history: History, kind: str) -> int:
     return len(events) + turns
 
 
+def raised(patch: pytest.MonkeyPatch, kind: str) -> None:
+    """The rule of this build is a new one, and it has no older one left."""
+    patch.setitem(DECISION_VERSIONS, kind, DECISION_VERSIONS[kind] + 1)
+    patch.setitem(decision_versions.RETAKEN, kind, ())
+
+
 @pytest.mark.parametrize("kind", OF_KINDS)
 def test_raised_version_is_named_and_all_else_is_taken_again(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -69,7 +75,7 @@ def test_raised_version_is_named_and_all_else_is_taken_again(
     before = frozen.verdict_of(history)
     count = of_kind(history, kind)
     assert count > 0 and before.complete
-    monkeypatch.setitem(DECISION_VERSIONS, kind, 2)
+    raised(monkeypatch, kind)
     verdict = frozen.verdict_of(history)
     assert verdict.divergences == []
     assert verdict.untaken == {f"{kind} version 1": count} and not verdict.complete
@@ -114,7 +120,7 @@ def test_changed_decision_needs_its_version_raised(
     monkeypatch.setattr(owner, name, value(old) if callable(value) else value)
     for kind in kinds:
         assert frozen.verdict_of(history).divergences
-        monkeypatch.setitem(DECISION_VERSIONS, kind, 2)
+        raised(monkeypatch, kind)
     verdict = frozen.verdict_of(history)
     assert verdict.divergences == [] and len(verdict.untaken) == len(kinds)
 
@@ -122,11 +128,11 @@ def test_changed_decision_needs_its_version_raised(
 def test_the_command_says_what_it_cannot_retake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(DECISION_VERSIONS, "stall", 2)
+    raised(monkeypatch, "stall")
     path = str(frozen.path_of("stall-spared"))
     assert main(["replay", "--verify", "--log", path]) == 5
     out = capsys.readouterr().out
-    assert "cannot retake 17 decisions: stall version 1; the version of this build: 2" in out
+    assert "cannot retake 17 decisions: stall version 1; the version of this build: 3" in out
     assert "no divergence in the decisions that this build can retake" in out
     assert "every decision came out the same" not in out
     assert main(["replay", "--verify", "--json", "--log", path]) == 5
@@ -141,7 +147,7 @@ def test_the_command_says_what_it_cannot_retake(
 def test_what_if_leaves_out_what_it_cannot_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
     history = frozen.read("stall-spared")
     asked = what_if(history, {"stall.cap_us": "1"})
-    monkeypatch.setitem(DECISION_VERSIONS, "stall", 2)
+    raised(monkeypatch, "stall")
     outcome = what_if(history, {"stall.cap_us": "1"})
     assert outcome.untaken == {"stall version 1": 17} and not asked.untaken
     assert outcome.decisions == asked.decisions - 17

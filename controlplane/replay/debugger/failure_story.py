@@ -107,7 +107,7 @@ def _failure(entry: Entry) -> Failure | None:
     kind = type(event)
     if kind is v.EngineDied:
         return Failure(f"{event.worker}:{event.incarnation}", "engine", event.reason, entry)
-    if kind is v.StallJudged and event.hung:
+    if kind is v.EngineHung or (kind is v.StallJudged and event.hung):
         return Failure(f"{event.worker}:{event.incarnation}", "engine", "hung", entry)
     if kind is v.StateDaemonLost:
         return Failure(f"daemon:{event.worker}", "daemon", event.reason, entry)
@@ -207,6 +207,8 @@ def _gateway(failure: Failure, told: FailureReport) -> _Concerns:
 
 _OF_ENGINE: tuple[Any, ...] = (
     v.EngineDied,
+    v.EngineHung,
+    v.EngineRecovered,
     v.StallJudged,
     v.WorkerSuspected,
     v.WorkerCleared,

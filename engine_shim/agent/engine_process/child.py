@@ -54,9 +54,9 @@ class EngineProcesses:
         self.leader = leader
         self.members: dict[ProcessId, str] = {}
         self.dead = asyncio.Event()
+        self.serving = asyncio.Event()
         self.reason = ""
         self.detail = ""
-        self.ready = False
         self.died_at = 0.0
         self._logger = logger
         self._child = child
@@ -124,9 +124,10 @@ class EngineProcesses:
             self.reason, self.detail, self.died_at = reason, detail, time.monotonic()
             self.dead.set()
 
-    def set_ready(self) -> None:
-        """From here on the end of any member ends the engine."""
-        self.ready = True
+    @property
+    def ready(self) -> bool:
+        """Whether the end of any member ends the engine."""
+        return self.serving.is_set()
 
     def condemn(self, reason: str, detail: str) -> None:
         """Kill it, and let the log say why."""

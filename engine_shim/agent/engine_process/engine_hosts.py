@@ -97,7 +97,7 @@ def _new_page(run: RunDirectory) -> str:
 
     Raises HostRefused.
     """
-    page = run.path / "progress"
+    page = run.progress
     try:
         page.unlink(missing_ok=True)
         progress.Progress(str(page))

@@ -5,7 +5,7 @@ A life of an engine:
 
     held? -> count the incarnation (durable) -> start -> EngineStarted
           -> its ready frame: EngineReady  (or the ready timeout condemns it)
-          -> a process ends, or an effect condemns it
+          -> a process ends, or an effect or its hang condemns it
           -> kill the rest, take its last reports, EngineDied
           -> EngineRestartScheduled -> wait the backoff -> again
 
@@ -25,9 +25,12 @@ from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.agent_errors import HostRefused
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
+from relume.engine_shim.agent.engine_process import stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost, EngineOrder, make_order
+from relume.engine_shim.agent.engine_process.hang_watch import HangWatch, WatchedEngine
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
+from relume.engine_shim.agent.engine_process.watched_engine import ServingEngine
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of
 from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.agent.notice_server import NoticeBoard
@@ -84,6 +87,7 @@ class Supervisor:
         self._starting: asyncio.Task[EngineProcesses] | None = None
         self._order: EngineOrder | None = None
         self._told_dead = True
+        self._watched = True
         self._ready_at = 0.0
         self._wake = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
@@ -160,10 +164,31 @@ class Supervisor:
             self._logger.error("engine could not be started", why=refused.detail)
             return 0.0, "refused"
         self._started(engine, order)
-        await engine.dead.wait()
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(self._watch_hangs(engine, order))
+            await engine.dead.wait()
+            watch.cancel()
         ready_for_s = engine.died_at - self._ready_at if engine.ready else 0.0
         await self._bury(engine, engine.reason, engine.detail)
         return ready_for_s, engine.reason
+
+    async def _watch_hangs(self, engine: EngineProcesses, order: EngineOrder) -> None:
+        """Until cancelled. What stands in for a plain server watches that by itself."""
+        await engine.serving.wait()
+        if not self._watched:
+            return
+        await HangWatch(
+            self._watched_engine(engine, order),
+            order.incarnation,
+            self._config,
+            self._directory,
+            self._journal,
+            self._logger,
+        ).run()
+
+    def _watched_engine(self, engine: EngineProcesses, order: EngineOrder) -> WatchedEngine:
+        host = self._config.engine_host
+        return ServingEngine(engine, order.incarnation, host, order.port, self._directory)
 
     def _count(self) -> int:
         """The next incarnation. Raises HostRefused: one that is not on disk might be given
@@ -188,6 +213,7 @@ class Supervisor:
     def _tidy(self) -> None:
         """Remove what the engine left."""
         agent_ipc.remove(self._directory.path)
+        stack_dump.tidy(self._directory)
 
     def _started(self, engine: EngineProcesses, order: EngineOrder) -> None:
         """Record the engine in the run directory and the log, open the report socket, set the
@@ -333,7 +359,8 @@ class Supervisor:
         )
         self.phase = "ready"
         self._logger.info("engine ready", incarnation=self.incarnation, port=ready.port)
-        engine.set_ready()
+        self._watched = ready.kind != EngineKind.PLAIN
+        engine.serving.set()
 
     def _not_ready(self, engine: EngineProcesses) -> None:
         engine.condemn(DeathReason.HUNG, f"not ready within {self._config.ready_timeout_s:g} s")

@@ -1,6 +1,7 @@
 """Private parts of vLLM's EngineCore: Relume's utility methods, called from the API process like
-its own. One passes other holders for a running request to the connector; the other stops a request
-that will continue elsewhere. Also the data that travels with requests to the core."""
+its own. One passes other holders for a running request to the connector; one stops a request that
+will continue elsewhere; one does nothing, and so shows that the core's loop turns. Also the data
+that travels with requests to the core."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ def install() -> None:
     """Adds the methods; idempotent."""
     EngineCore.relume_retarget = _retarget
     EngineCore.relume_hand_over = _hand_over
+    EngineCore.relume_turn = _turn
     AsyncLLM.notify_kv_transfer_request_rejected = _rejected
 
 
@@ -68,6 +70,16 @@ def _hand_over(self: EngineCore, request: str, attempt: int) -> bool:
     if found:
         self.abort_requests(found)
     return bool(found)
+
+
+async def turn(engines: Iterable[AsyncLLM]) -> None:
+    """Returns when the loop of each core has taken a turn. Raises EngineDeadError."""
+    for engine in engines:
+        await engine.engine_core.call_utility_async("relume_turn")
+
+
+def _turn(self: EngineCore) -> None:
+    """Nothing, between two steps."""
 
 
 def numbered(

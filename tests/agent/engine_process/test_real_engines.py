@@ -4,6 +4,7 @@ tests/live/test_stock_serve.py.)"""
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -11,15 +12,18 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from relume.chaos.live.failpoint_server import FailpointServer
+from relume.engine_shim.agent.engine_process.hang_rule import FACTOR
 from relume.engine_shim.agent.engine_process.process_identity import is_alive
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
+from relume.events.failpoints.points import Action, Failpoint
 from tests.agent.host import Host, left, until
 from tests.etcd_server import EtcdServer
 from tests.signals import stop
@@ -31,6 +35,8 @@ ARGUMENTS = (
     *("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-num-seqs", "16"),
     *("--max-model-len", "2048", "--kv-cache-memory-bytes", str(32 << 20)),
 )
+FOUND_US = 3_000_000
+"""Bound of the detection of a hang; a busy machine gets as much again."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -132,3 +138,50 @@ async def test_forked_engine_lives_dies_and_comes_back(
         agent.terminate()
         assert await left(agent) == 0, host.words()
         assert host.left_over() == [] and host.state["engine"] is None
+
+
+async def test_a_real_engine_that_hangs_idle_or_inside_a_step_is_found_and_restarted(
+    tmp_path: Path, etcd: EtcdServer, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped while it had nothing to do; and spinning inside a step, with its server's thread
+    starved by the interpreter's lock, as a thread in an endless loop does."""
+    async with (
+        FailpointServer(tmp_path / "failpoints.sock") as failpoints,
+        hosted(tmp_path, etcd, model, "zygote", hang_restart_s="1") as host,
+    ):
+        monkeypatch.setenv("RELUME_FAILPOINTS", str(failpoints.path))
+        socket = str(tmp_path / "z.sock")
+        zygote = "relume.engine_shim.engine.hosts.zygote"
+        host.spawn("zygote", sys.executable, "-m", zygote, "--socket", socket)
+        host.agent(*ARGUMENTS)
+        ready = await host.nth(v.EngineReady, 1, timeout_s=90)
+        await asyncio.to_thread(ask, ready)
+        assert await host.events(v.EngineHung) == []
+        stop(host.engine.pid)
+        hung = await host.nth(v.EngineHung, 1)
+        assert (hung.process_state, hung.step_age_us, hung.running) == ("T", 0, 0)
+        assert 1_000_000 < hung.silent_us < 2 * FOUND_US
+        assert (await host.nth(v.EngineDied, 1)).reason == "hung"
+        ready = await host.nth(v.EngineReady, 2, timeout_s=90)
+        async with failpoints.armed(
+            Failpoint.ENGINE_PREFILL, process="engine w0", action=Action.SPIN
+        ) as spins:
+            asking = asyncio.create_task(asyncio.to_thread(asked, ready))
+            await spins.reached()
+            hung = await host.nth(v.EngineHung, 2)
+            assert hung.step_age_us > FACTOR * hung.expected_us > 0
+            assert hung.cpu_us > 500_000
+            assert hung.silent_us < 2 * FOUND_US
+            stacks = Path(hung.stacks).read_text()
+            assert "failpoint_client.py" in stacks and "update_from_output" in stacks
+            assert (await host.nth(v.EngineDied, 2)).reason == "hung"
+            await asking
+        third = await host.nth(v.EngineReady, 3, timeout_s=90)
+        assert third.incarnation == 3
+        assert await asyncio.to_thread(ask, third)
+
+
+def asked(ready: v.EngineReady) -> None:
+    """A completion that the engine does not live to answer."""
+    with suppress(OSError, http.client.HTTPException):
+        ask(ready)

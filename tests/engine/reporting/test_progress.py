@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 
-from relume.engine_shim.engine.progress import cpu_us
+from relume.engine_shim.engine.progress import usage_us
 
 BURN = "import time; end = time.process_time() + 0.15\nwhile time.process_time() < end: pass"
 
 
 def here() -> int:
-    found = cpu_us(threading.main_thread().native_id, threading.get_native_id())
+    found, _ = usage_us(threading.main_thread().native_id, threading.get_native_id())
     assert found >= 0
     return found
 
@@ -35,8 +35,8 @@ def test_a_compiler_it_waits_for_counts_while_it_runs_and_after_it_ended() -> No
 def test_who_waits_uses_none() -> None:
     """Measured in a process of its own: threads that other tests left here may use some."""
     code = (
-        "import os, time; from relume.engine_shim.engine.progress import cpu_us; here = lambda: "
-        "cpu_us(os.getpid(), os.getpid()); before = here(); time.sleep(0.2); print(here() - before)"
+        "import os, time; from relume.engine_shim.engine.progress import usage_us; here = lambda: "
+        "usage_us(os.getpid(), os.getpid())[0]; before = here(); time.sleep(0.2); print(here() - before)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert 0 <= int(found.stdout) < 20_000
@@ -45,4 +45,4 @@ def test_who_waits_uses_none() -> None:
 def test_no_process_there_is_unknown() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
-    assert cpu_us(child.pid, child.pid) == -1
+    assert usage_us(child.pid, child.pid) == (-1, -1)
