@@ -28,6 +28,7 @@ from msgspec import Struct
 from relume.chaos.sim.engine.kv_blocks import KvBlocks
 from relume.chaos.sim.engine.step_cost import StepCost
 from relume.chaos.sim.engine.token_runs import Run, Runs
+from relume.engine_shim.engine.step_estimate import StepEstimate
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -135,6 +136,7 @@ class SimEngine:
         self._due: int | None = None
         self._owed = 0.0
         self._whole = False
+        self.estimate = StepEstimate()
 
     @property
     def next_ns(self) -> int | None:
@@ -245,6 +247,11 @@ class SimEngine:
         spent = until - self._began
         return self.steps + done, now_ns - self._began - self._took(done), self.busy_ns + spent
 
+    def expected_us(self) -> int:
+        """The longest that the current step should take, by those before it; -1: unknown."""
+        chunks = sum(sequence.chunk for sequence in self._prefilling.values())
+        return self.estimate.of(chunks if self._due is not None else 0)
+
     def advance(self, now_ns: int) -> list[Told]:
         """Simulate up to and including `now_ns`; returns the events in order."""
         told: list[Told] = []
@@ -296,6 +303,7 @@ class SimEngine:
         prompt = sum(sequence.chunk for sequence in self._prefilling.values())
         took_ns = now_ns - self._began if prompt else run.took_ns(self._decoded)
         self.last = Step(took_ns, decoding, self._context, prompt)
+        self.estimate.learn(took_ns // 1000, prompt)
         while self._ending and self._ending[0][0] <= self._decoded:
             stands = self._stands(self._ending[0])
             _, _, sequence = heapq.heappop(self._ending)

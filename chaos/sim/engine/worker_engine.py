@@ -26,6 +26,7 @@ from relume.events.vocabulary.enums import AttemptMode
 from relume.events.wire.worker_calls import (
     CHECKPOINT_PATH,
     HANDOVER_PATH,
+    PROBE_PATH,
     RELEASE_PATH,
     STATE_PATH,
     Attach,
@@ -322,6 +323,8 @@ class EngineProcess:
         """See ports.Endpoint."""
         if path == STATE_PATH:
             return 200, self.state()
+        if path == PROBE_PATH:
+            return 204, {}
         if body.get("incarnation", self.incarnation) != self.incarnation:
             return 409, {"error": "stale incarnation", "incarnation": self.incarnation}
         if path == RELEASE_PATH:
@@ -353,7 +356,10 @@ class EngineProcess:
             "running": len(self.engine.running),
             "waiting": len(self.engine.waiting),
             "kv_used": self.engine.kv_used,
+            "expected_us": self.engine.expected_us(),
+            "turns": steps,
             "cpu_us": busy_ns // 1000,
+            "wait_us": 0,
             "unfinished": len(self.tracks),
         }
 
