@@ -91,8 +91,9 @@ def brief(event: Any) -> str:
         return _WORDS[type(event)](event)[0]
     if type(event) is v.EngineStep:
         changed = f", {_count(len(event.changes), 'change')}" if event.changes else ""
+        gap = f" after a gap of {event.gap_us / 1000:.1f} ms" if event.gap_us >= 100 else ""
         return (
-            f"step {event.step} of {event.duration_us / 1000:.1f} ms: {event.batch} decoded, "
+            f"step {event.step} of {event.duration_us / 1000:.1f} ms{gap}: {event.batch} decoded, "
             f"{event.prefill_tokens} prompt tokens, {event.waiting} waiting{changed}"
         )
     fields = ((name, getattr(event, name)) for name in event.__struct_fields__)

@@ -40,6 +40,7 @@ def merged(first: EngineStep, then: EngineStep) -> EngineStep | None:
         kv_used=then.kv_used,
         changes=_latest(first.changes + then.changes),
         lost=first.lost,
+        gap_us=max(first.gap_us, then.gap_us),
     )
 
 

@@ -67,12 +67,13 @@ class _Track:
 
 class _StepInFlight:
     """Statistics of a scheduled step until its outputs are there; `joining` requests with `context`
-    tokens decode after it."""
+    tokens decode after it. `gap_ns`: see `EngineStep.gap_us`."""
 
     __slots__ = (
         "batch",
         "began_ns",
         "changes",
+        "gap_ns",
         "joining",
         "joining_context",
         "number",
@@ -81,9 +82,10 @@ class _StepInFlight:
         "sum_context",
     )
 
-    def __init__(self, number: int, began_ns: int) -> None:
+    def __init__(self, number: int, began_ns: int, gap_ns: int) -> None:
         self.number = number
         self.began_ns = began_ns
+        self.gap_ns = gap_ns
         self.batch = 0
         self.sum_context = 0
         self.prefill_tokens = 0
@@ -104,6 +106,8 @@ class _Reports:
         self._names: dict[tuple[str, int], int] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._ended_ns = 0
+        self._waits_since_ns = 0
+        """End of the last step, if requests have waited for the next one since; else 0."""
         self._uncomputed = self._decoding = self._context = self._arrived = 0
         self._prefixes: vllm_private_prefixes.PrefixReport | None = None
         self.changes: list[AnyChange] = []
@@ -185,9 +189,15 @@ class _Reports:
 
     def begin(self, began_ns: int) -> _StepInFlight:
         self.steps += 1
-        step = _StepInFlight(self.steps, began_ns)
+        since_ns, self._waits_since_ns = self._waits_since_ns, 0
+        step = _StepInFlight(self.steps, began_ns, began_ns - since_ns if since_ns else 0)
         self._in_flight.append(step)
         return step
+
+    def no_step(self) -> None:
+        """The scheduler found nothing to compute: its requests wait for something else, for example
+        for KV blocks from another host. That is no gap."""
+        self._waits_since_ns = 0
 
     def computed(self, step: _StepInFlight, request: Request, tokens: int, block: int) -> None:
         """`tokens` of `request` are computed in `step` (num_computed_tokens counts them)."""
@@ -225,6 +235,8 @@ class _Reports:
         self._ended_ns = time.monotonic_ns()
         duration_us = max(1, (self._ended_ns - began_ns) // 1000)
         self._expected.learn(duration_us, step.prefill_tokens)
+        if not self._in_flight:
+            self._waits_since_ns = self._ended_ns
         self._uncomputed -= step.prefill_tokens
         self._decoding += step.joining
         self._context += step.joining_context + step.batch
@@ -240,6 +252,7 @@ class _Reports:
                     waiting=waiting,
                     kv_used=kv_used,
                     changes=tuple(step.changes),
+                    gap_us=step.gap_ns // 1000,
                 )
             )
         self.show(running, waiting, kv_used)
@@ -281,6 +294,8 @@ class _Reports:
 
     def show(self, running: int, waiting: int, kv_used: int) -> None:
         """Updates the page `/relume/state` reads."""
+        if not running and not waiting:
+            self._waits_since_ns = 0
         began_ns, expected_us = 0, self._expected.of(0)
         if self._in_flight:
             step = self._in_flight[0]
@@ -335,6 +350,8 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
                 step = reports.begin(began_ns)
                 for req_id, tokens in output.num_scheduled_tokens.items():
                     reports.computed(step, self.requests[req_id], tokens, self.block_size)
+            else:
+                reports.no_step()
             self._show()
             return output
 

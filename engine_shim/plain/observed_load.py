@@ -103,7 +103,8 @@ class PlainAccount:
 
     def _pace(self) -> None:
         """A record in place of a step: the mean time between two tokens of a stream since
-        the last one, with the streams and context there are now."""
+        the last one, with the streams and context there are now. Gaps between steps are part
+        of that time, so none is reported."""
         now = self._now()
         each = max(self._tokens_since / max(self._decoding, 1), 1.0)
         took_us = max(int((now - self._since) * 1e6 / each), 1)

@@ -113,7 +113,9 @@ class EngineStep(Event, frozen=True, tag="engine_step/1", kw_only=True):
     `batch` requests decoded with `sum_context` tokens of context in all;
     `prefill_tokens` were computed; `waiting` stay queued; `kv_used` blocks of the
     pool are in use; `lost` records were dropped before this one because the agent
-    did not read (their changes are missing).
+    did not read (their changes are missing). `gap_us` passed between the end of the step before
+    and the beginning of this one, while requests were running or waiting all along (0: none, or
+    unknown: the first step, or after the engine was idle).
     """
 
     incarnation: int
@@ -126,6 +128,7 @@ class EngineStep(Event, frozen=True, tag="engine_step/1", kw_only=True):
     kv_used: int
     changes: tuple[AnyChange, ...] = ()
     lost: int = 0
+    gap_us: int = 0
 
 
 class PrefixBlocksChanged(Event, frozen=True, tag="prefix_blocks_changed/1", kw_only=True):

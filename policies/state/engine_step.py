@@ -2,7 +2,8 @@
 progress. Most records of a log are of this kind, so this is where the fold's time goes.
 
 A record has one of two meanings. With a duration, it is a step that ended: its numbers are the
-engine's load, and its duration updates the cost of steps. Without one, it is what changed between
+engine's load, and the time that it took updates the cost of steps. That is its duration and the gap
+before it: requests wait for both, and a report comes that much later. Without a duration, it is what changed between
 two steps (requests that came, or records that were merged), and its numbers are how the next step
 begins.
 """
@@ -23,6 +24,7 @@ from relume.policies.state.prompt_tokens import queued as count_prompt
 from relume.policies.state.step_times import PROMPT_EACH
 
 _STEPS = taken_in(v.EngineStep)
+_ABSURD = ~SANE
 
 
 def on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) -> None:
@@ -30,14 +32,18 @@ def on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) -
     worker = fleet.workers.get(stream[2:])
     if worker is None or event.incarnation != worker.incarnation or worker.engine not in _STEPS:
         return
-    duration, changes = event.duration_us, event.changes
-    figures = duration | event.batch | event.sum_context | event.prefill_tokens
-    if (figures | event.waiting | event.kv_used) & ~SANE:
+    duration, gap, changes = event.duration_us, event.gap_us, event.changes
+    waiting, used = event.waiting, event.kv_used
+    figures = duration | gap | event.batch | event.sum_context | event.prefill_tokens
+    if (figures | waiting | used) & _ABSURD:
         worker.absurd += 1
-    elif duration > 0:
-        _ended(fleet, worker, event, duration)
     else:
-        _between(fleet, worker, event)
+        if duration > 0:
+            _ended(fleet, worker, event, duration, gap)
+        else:
+            _between(fleet, worker, changes)
+        worker.waiting = waiting
+        worker.kv_used = used
     if event.lost:
         worker.lost_records += event.lost
         account.doubt(worker)
@@ -46,40 +52,36 @@ def on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) -
         _change(fleet, worker, changes)
 
 
-def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int) -> None:
+def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int, gap: int) -> None:
     """A step ended. The order matters: the update compares with the step before."""
     number, before, revision = event.step, worker.step, fleet.revision
+    took = duration + gap
     if number == before + 1:
-        if worker.eager or not number % PROMPT_EACH:
+        if worker.eager or gap > duration or not number % PROMPT_EACH:
             step_times.learn(fleet, worker, event)
-        learn_prefill_rate(worker, event)
+        learn_prefill_rate(worker, event.prefill_tokens, took)
     worker.batch = batch = event.batch
     worker.sum_context = context = event.sum_context
     if number > before or not before:
         worker.decoding = batch
         worker.context = context
     if revision == worker.report_revision:
-        worker.reported_us += duration
+        worker.reported_us += took
     else:
         account.next_report(worker, revision)
     worker.step = number
     high = worker.step_us_high
     high -= high >> 5
-    worker.step_us_high = duration if duration > high else high
+    worker.step_us_high = took if took > high else high
     worker.step_revision = revision
-    worker.waiting = event.waiting
-    worker.kv_used = event.kv_used
 
 
-def _between(fleet: Fleet, worker: Worker, event: v.EngineStep) -> None:
+def _between(fleet: Fleet, worker: Worker, changes: tuple[v.AnyChange, ...]) -> None:
     """Something changed between two steps. A step begins with the requests that it admits."""
-    changes = event.changes
     if changes and (not worker.step_revision or type(changes[-1]) is v.RequestAdmitted):
         worker.step_revision = fleet.revision
     elif not worker.decoding and worker.prefilling == 0:
         worker.step_revision = fleet.revision
-    worker.waiting = event.waiting
-    worker.kv_used = event.kv_used
 
 
 def _change(fleet: Fleet, worker: Worker, changes: tuple[v.AnyChange, ...]) -> None:

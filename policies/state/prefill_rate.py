@@ -11,7 +11,6 @@ class of workers; the two stay separate, since a plan with another estimate woul
 
 from __future__ import annotations
 
-from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.state.fleet import Fleet, Worker
 
@@ -25,18 +24,18 @@ ENOUGH_TOKENS = 64
 """Minimum number of tokens for an estimate."""
 
 
-def learn(worker: Worker, event: v.EngineStep) -> None:
-    """Take one step of `duration_us` above 0 into account that follows the worker's last one.
-    Records merged from several (engine_shim/agent/step_detail.py) have no duration."""
-    took, tokens = event.duration_us, event.prefill_tokens
+def learn(worker: Worker, tokens: int, took: int) -> None:
+    """Take into account a step with `tokens` prompt tokens that follows the worker's last one. It
+    took `took` microseconds, above 0, with the gap before it, as a usual step has one too."""
+    usual = worker.decode_us
     if tokens:
-        worker.prefill_us += max(took - worker.decode_us, 0)
+        worker.prefill_us += max(took - usual, 0)
         worker.prefill_tokens += tokens
         if worker.prefill_tokens > FADE_TOKENS:
             worker.prefill_us >>= 1
             worker.prefill_tokens >>= 1
-    elif worker.decode_us:
-        worker.decode_us += (took - worker.decode_us) >> 3
+    elif usual:
+        worker.decode_us = usual + ((took - usual) >> 3)
     else:
         worker.decode_us = took
 

@@ -13,6 +13,10 @@ parts fade. Errors are relative, so short and long steps count alike, and what l
 the usual error counts less (Huber). Each worker's slowness beside its class is a factor of its
 own.
 
+A step takes its duration and the gap before it, in which the engine did nothing for requests that
+waited. An engine that idles longer than it computes is slow for reasons of its own: each such step
+teaches the worker's slowness, and only those in the sample teach its class.
+
 A fold must be cheap: after the first steps only a sample is used. Scalar float64 in fixed order.
 """
 
@@ -55,6 +59,11 @@ CLIP = 3.0
 """Errors beyond this multiple of the usual one count in proportion only."""
 SLOWEST = 16.0
 DRIFT = 0.02
+"""By how much, relatively, a step changes a worker's slowness at most."""
+IDLE_US = 50_000
+LONGEST = 4.0
+"""A step whose gap is longer than itself counts once for each `IDLE_US` of both, up to `LONGEST`:
+so that slowness is known after two to three seconds, however few steps they have."""
 
 OVERHEAD_US = 2000
 """What a time to first token takes beyond its steps counts as so much off at most, and an eighth
@@ -95,12 +104,18 @@ def _fresh(model: str, weights: list[float], grounds: str) -> StepTime:
 
 
 def learn(fleet: Fleet, worker: Worker, event: v.EngineStep) -> None:
-    """Use a step, if it is in the sample. Callers exclude merged and absurd records."""
+    """Use a step, if it is in the sample or the gap before it is longer than itself. Callers
+    exclude merged and absurd records."""
     prompt = event.prefill_tokens
+    took = event.duration_us + event.gap_us
+    idles = event.gap_us > event.duration_us
+    sampled = True
     if worker.eager:
         worker.eager -= 1
     elif event.step % (PROMPT_EACH if prompt else DECODE_EACH):
-        return
+        if not idles:
+            return
+        sampled = False
     model = fleet.steptimes.get(worker.steps_like)
     if model is None:
         return
@@ -112,14 +127,18 @@ def learn(fleet: Fleet, worker: Worker, event: v.EngineStep) -> None:
                 work += change.tokens * change.tokens // 2
     _, a, b, c, d, _ = SCALES
     x = prompt * a, work * b, event.batch * c, event.sum_context * d, 1.0 if prompt else 0.0
-    _take(model, worker, x, event.duration_us)
+    most = DRIFT * min(max(took / IDLE_US, 1.0), LONGEST) if idles else DRIFT
+    if sampled:
+        _take(model, worker, x, took, most)
+    elif model.samples > ENOUGH:
+        _drift(worker, _predicted(model.weights, x), took, most)
 
 
 Features = tuple[float, float, float, float, float]
 """Scaled; the first of all, one, is left out."""
 
 
-def _take(model: StepTime, worker: Worker, x: Features, took: float) -> None:
+def _take(model: StepTime, worker: Worker, x: Features, took: float, most_drift: float) -> None:
     """Written out: this is where the fold's time goes. `m` is the lower triangle of the products,
     row by row."""
     x1, x2, x3, x4, x5 = x
@@ -170,11 +189,23 @@ def _take(model: StepTime, worker: Worker, x: Features, took: float) -> None:
     _tell(model, x)
     if model.samples == ENOUGH:
         model.grounds = "measured"
-    elif model.samples > ENOUGH:  # towards the median: what lies far off counts as little off
-        slow = expected * worker.slowness
-        off = (took - slow) / (took if took > slow else slow)
-        off = DRIFT if off > DRIFT else -DRIFT if off < -DRIFT else off
-        worker.slowness = min(max(worker.slowness * (1 + off), 1 / SLOWEST), SLOWEST)
+    elif model.samples > ENOUGH:
+        _drift(worker, expected, took, most_drift)
+
+
+def _drift(worker: Worker, expected: float, took: float, most: float) -> None:
+    """The worker's slowness follows the median: what lies far off counts as `most` off."""
+    slow = expected * worker.slowness
+    off = (took - slow) / (took if took > slow else slow)
+    off = most if off > most else -most if off < -most else off
+    worker.slowness = min(max(worker.slowness * (1 + off), 1 / SLOWEST), SLOWEST)
+
+
+def _predicted(weights: list[float], x: Features) -> float:
+    """Microseconds of a step by `weights`."""
+    x1, x2, x3, x4, x5 = x
+    w0, w1, w2, w3, w4, w5 = weights
+    return w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
 
 
 def _solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
@@ -300,11 +331,7 @@ def _all_solved(m: list[float], targets: list[float], old: list[float]) -> list[
 
 def _tell(model: StepTime, x: Features) -> None:
     """Publish the weights, if they change this step's predicted length by much."""
-    x1, x2, x3, x4, x5 = x
-    w0, w1, w2, w3, w4, w5 = model.told
-    told = w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
-    w0, w1, w2, w3, w4, w5 = model.weights
-    new = w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
+    told, new = _predicted(model.told, x), _predicted(model.weights, x)
     if abs(new - told) > told * NEWS:
         model.told = model.weights
 

@@ -56,6 +56,7 @@ def steps(seed: int, count: int = 400) -> list[v.EngineStep]:
                 kv_used=number,
                 changes=tuple(changes),
                 lost=lost,
+                gap_us=0 if between else rng.choice((0, 0, 300, 5000)),
             )
         )
     return out
@@ -92,6 +93,29 @@ def test_merged_records_leave_the_account_as_it_was(seed: int) -> None:
     for name in told:  # learnt from whole steps only
         setattr(less, name, getattr(full, name))
     assert less == full
+
+
+def test_a_merged_record_has_the_longest_gap_as_it_has_the_longest_duration() -> None:
+    def step(number: int, duration_us: int, gap_us: int) -> v.EngineStep:
+        return v.EngineStep(
+            incarnation=1,
+            step=number,
+            duration_us=duration_us,
+            batch=1,
+            sum_context=10,
+            prefill_tokens=0,
+            waiting=0,
+            kv_used=1,
+            gap_us=gap_us,
+        )
+
+    for steps in (
+        (step(1, 900, 60_000), step(2, 1200, 0)),
+        (step(1, 1200, 0), step(2, 900, 60_000)),
+    ):
+        one = merged(*steps)
+        assert one is not None
+        assert (one.step, one.duration_us, one.gap_us) == (2, 1200, 60_000)
 
 
 def test_what_tells_of_a_request_is_not_held_back() -> None:

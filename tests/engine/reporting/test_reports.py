@@ -96,6 +96,8 @@ def test_steps_of_a_request_sum_up(primary: Engine) -> None:
     assert sum(s.prefill_tokens for s in real) == sum(c.tokens for c in chunks)
     assert [s.step for s in real] == list(range(real[0].step, real[0].step + len(real)))
     assert real[-1].kv_used == 0
+    assert real[0].gap_us == 0, "the engine was idle"
+    assert all(0 < s.gap_us < 1_000_000 for s in real[1:]), "steps do not overlap on CPUs"
     assert all(s.incarnation == 1 and s.lost == 0 for s in steps)
 
 

@@ -1,0 +1,118 @@
+"""The time that an engine lets pass between two steps while requests wait for the next."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relume.engine_shim.engine import plugin
+from relume.events.log.codec import decode
+from relume.events.vocabulary import EngineStep
+from relume.events.wire.reports import ReportReader
+
+pytestmark = pytest.mark.full  # vLLM takes seconds to import
+
+
+class ScriptedScheduler:
+    """Drives the reports of a scheduler by a clock in milliseconds."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        from relume.engine_shim.engine import reporting_scheduler
+
+        self.ms = 0
+        self.records: list[EngineStep] = []
+        reporter = SimpleNamespace(take_lost=lambda: 0, send=self._send)
+        progress = SimpleNamespace(write=lambda **_: None)
+        clock = SimpleNamespace(monotonic_ns=self.now_ns)
+        patch.setattr(plugin, "reporter", lambda: reporter)
+        patch.setattr(plugin, "progress", lambda: progress)
+        patch.setattr(reporting_scheduler, "time", clock)
+        self.reports = reporting_scheduler._Reports()
+
+    def _send(self, frame: bytes, lost: int) -> None:
+        for record in ReportReader().feed(frame):
+            self.records.append(decode(record))
+
+    def now_ns(self) -> int:
+        return self.ms * 1_000_000
+
+    def begin(self) -> Any:
+        """A step is scheduled."""
+        step = self.reports.begin(self.now_ns())
+        step.reported = True
+        return step
+
+    def end(self, running: int = 1, waiting: int = 0) -> None:
+        """The oldest step ends; these requests are left."""
+        self.reports.end(running, waiting, 0)
+
+    def step(self, running: int = 1, waiting: int = 0) -> None:
+        """A step of 5 ms."""
+        self.begin()
+        self.ms += 5
+        self.end(running, waiting)
+
+    @property
+    def times(self) -> list[tuple[int, int]]:
+        """Gap and duration of each reported step, ms."""
+        return [(r.gap_us // 1000, r.duration_us // 1000) for r in self.records]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedScheduler:
+    return ScriptedScheduler(monkeypatch)
+
+
+@pytest.mark.parametrize("left", [(1, 0), (0, 1)])
+def test_time_between_two_steps_is_a_gap_while_requests_are_left(
+    engine: ScriptedScheduler, left: tuple[int, int]
+) -> None:
+    engine.ms = 1000
+    engine.step(*left)
+    engine.ms += 60
+    engine.step(*left)
+    engine.step(*left)
+    assert engine.times == [(0, 5), (60, 5), (0, 5)]
+
+
+def test_an_idle_engine_has_no_gap(engine: ScriptedScheduler) -> None:
+    engine.step(0, 0)
+    engine.ms += 7000
+    engine.step()
+    assert engine.times == [(0, 5), (0, 5)]
+
+
+def test_requests_that_left_between_two_steps_leave_no_gap(engine: ScriptedScheduler) -> None:
+    engine.step()
+    engine.ms += 10
+    engine.reports.show(0, 0, 0)  # as when the last request is aborted
+    engine.ms += 7000
+    engine.step()
+    assert engine.times == [(0, 5), (0, 5)]
+
+
+def test_waiting_for_something_else_than_the_engine_is_no_gap(engine: ScriptedScheduler) -> None:
+    engine.step(0, 1)
+    engine.ms += 10
+    engine.reports.no_step()  # the request waits for its KV blocks
+    engine.ms += 500
+    engine.step()
+    assert engine.times == [(0, 5), (0, 5)]
+
+
+def test_steps_that_overlap_have_no_gap(engine: ScriptedScheduler) -> None:
+    """With async scheduling, a step is scheduled while the one before it runs."""
+    engine.begin()
+    engine.ms += 2
+    engine.begin()
+    engine.ms += 3
+    engine.end()
+    engine.ms += 60
+    engine.begin()
+    engine.ms += 1
+    engine.end()
+    engine.ms += 5
+    engine.end(0, 0)
+    assert engine.times == [(0, 5), (0, 61), (0, 5)]
