@@ -18,15 +18,16 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     """A fault: its target, whether it lasts, and its needs.
 
     `lasts`: no (it is over at once), may, must. `amount`: meaning and unit of a fault's `amount`,
-    and its maximum; None: the fault has no amount. `peers`: possible other ends of its link.
-    `roles`: targets in addition to names, `any`, `all` and `subject`. `needs`: the package or
-    module of the feature that it needs.
+    and its maximum; None: the fault has no amount. `pauses`: whether it may have a `pause_ms`.
+    `peers`: possible other ends of its link. `roles`: targets in addition to names, `any`, `all`
+    and `subject`. `needs`: the package or module of the feature that it needs.
     """
 
     about: str
     target: Target
     lasts: Literal["no", "may", "must"] = "no"
     amount: tuple[str, float] | None = None
+    pauses: bool = False
     peers: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     needs: str | None = None
@@ -43,7 +44,11 @@ FAULTS: Mapping[str, FaultKind] = {
     ),
     "agent-stop": FaultKind(about="SIGSTOP to an agent, then CONT", target="worker", lasts="must"),
     "worker-slow": FaultKind(
-        about="steps take longer", target="worker", lasts="must", amount=("times as long", 1000.0)
+        about="steps take longer, or begin later",
+        target="worker",
+        lasts="must",
+        amount=("times as long", 1000.0),
+        pauses=True,
     ),
     "cpu-limit": FaultKind(
         about="each process of a worker gets a share of a core",

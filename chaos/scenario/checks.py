@@ -163,6 +163,8 @@ def _fault(fault: Fault, fleet: Fleet, at: Path_) -> Iterator[Found]:
             yield at, f"{fault.what} needs an amount", f"add `amount: ...`, {unit}"
         elif fault.amount > most:
             yield (*at, "amount"), "is too much", f"give {unit}, at most {most:g}"
+    if fault.pause_ms is not None and not kind.pauses:
+        yield (*at, "pause_ms"), f"{fault.what} pauses nothing", "delete it"
     if kind.peers and fault.peer not in kind.peers:
         said = f"{fault.what} needs the other end of the link"
         yield at, said, f"add `peer: ...`, one of {', '.join(kind.peers)}"

@@ -165,7 +165,8 @@ class When(_Part, frozen=True, kw_only=True):
 class Fault(_Part, frozen=True, kw_only=True):
     """`what` is of `catalogue.FAULTS`. `target` is a name of the fleet, `any` (the seed chooses),
     `all`, `subject` (the target that the event names) or a role that the fault allows. `peer` is
-    the other end of a link, `amount` the strength in the fault's own unit."""
+    the other end of a link, `amount` the strength in the fault's own unit. `pause_ms`: of a slow
+    worker, the time before each step in which its engine does nothing."""
 
     what: str
     when: When
@@ -173,6 +174,7 @@ class Fault(_Part, frozen=True, kw_only=True):
     peer: str | None = None
     for_s: Span | None = None
     amount: Positive | None = None
+    pause_ms: Positive | None = None
 
 
 class Bound(_Part, frozen=True):

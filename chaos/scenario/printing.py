@@ -50,6 +50,8 @@ def _strike(fault: PlannedFault) -> str:
         words.append(f"to {fault.peer}")
     if fault.amount is not None:
         words.append(f"{fault.amount:g} {(FAULTS[fault.what].amount or ('',))[0]}")
+    if fault.pause_ms is not None:
+        words.append(f"with {fault.pause_ms:g} ms before each step")
     if fault.for_ns is not None:
         words.append(f"for {_seconds(fault.for_ns)}")
     if not fault.applicable:

@@ -94,6 +94,7 @@ class PlannedFault(Struct, frozen=True, omit_defaults=True, kw_only=True):
     peer: str | None = None
     for_ns: int | None = None
     amount: float | None = None
+    pause_ms: float | None = None
     applicable: bool = True
 
 
@@ -281,6 +282,7 @@ def _planned(fault: Fault, scenario: Scenario, index: int, rng: Random) -> Plann
         peer=fault.peer,
         for_ns=None if fault.for_s is None else _drawn(fault.for_s, lasting),
         amount=fault.amount,
+        pause_ms=fault.pause_ms,
         applicable=applicable(fault.what),
     )
 

@@ -238,7 +238,7 @@ class Faults:
 
     def _worker_slow(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
-        host.slow(planned.amount or 1.0)
+        host.slow(planned.amount or 1.0, planned.pause_ms or 0.0)
         return lambda: host.slow(1.0)
 
     def _cpu_limit(self, planned: PlannedFault, target: str) -> Undo:

@@ -141,7 +141,7 @@ class Host(Machine):
 
         def loaded() -> None:
             engine.serve()
-            if self.slower != 1:
+            if self.slower != 1 or self.pause_ns:
                 engine.pace()
             family, size = self.layout()
             exact: dict[str, bool | str] = dict.fromkeys(EXACT, True)
@@ -164,9 +164,10 @@ class Host(Machine):
 
     # --- faults ----------------------------------------------------------------------------
 
-    def slow(self, factor: float) -> None:
-        """Make steps `factor` times as long, also those of later engines."""
-        self.factor = factor
+    def slow(self, factor: float, pause_ms: float = 0.0) -> None:
+        """Make steps `factor` times as long, and begin each after a pause, also those of later
+        engines."""
+        self.factor, self.pause_ns = factor, round(pause_ms * 1e6)
         self._paced()
 
     def limit(self, share: float) -> None:

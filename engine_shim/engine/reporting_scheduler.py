@@ -337,9 +337,11 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
                 self._show()
 
         def schedule(self, *args: Any, **options: Any) -> Any:
+            reports = self._reports
+            if failpoint_client.active:
+                failpoint_client.reach(Failpoint.ENGINE_STEP, step=reports.steps + 1)
             began_ns = time.monotonic_ns()
             output = super().schedule(*args, **options)
-            reports = self._reports
             reports.turns += 1
             for new in output.scheduled_new_reqs:
                 self._report_admission(new.req_id, output.num_scheduled_tokens[new.req_id])

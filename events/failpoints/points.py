@@ -15,6 +15,7 @@ class Failpoint(enum.StrEnum):
 
     ENGINE_DECODE = "engine.decode"
     ENGINE_PREFILL = "engine.prefill"
+    ENGINE_STEP = "engine.step"
     RESTORE_FETCH = "restore.fetch"
     CHECKPOINT_STORE = "checkpoint.store"
     AGENT_REPORT = "agent.report"
@@ -57,6 +58,11 @@ PLACES: dict[Failpoint, Place] = {
         "engine",
         ("request", "tokens"),
         "the engine has computed a prefill chunk of `request`, up to prompt token `tokens`",
+    ),
+    Failpoint.ENGINE_STEP: Place(
+        "engine",
+        ("step",),
+        "the engine has requests and is about to schedule step number `step`",
     ),
     Failpoint.RESTORE_FETCH: Place(
         "engine",

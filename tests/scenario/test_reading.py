@@ -80,6 +80,7 @@ def test_a_scenario_is_typed() -> None:
         ("target: subject", "target: w2", 11, "faults[0].target", "w0, w1"),
         ("target: subject", "peer: etcd", 11, "faults[0].peer", "delete"),
         ("target: subject", "amount: 2", 11, "faults[0].amount", "delete"),
+        ("target: subject", "pause_ms: 2", 11, "faults[0].pause_ms", "delete"),
         ("broken_streams", "broken", 13, "expect[0].figure", "broken_streams"),
         (", most: 0", "", 13, "expect[0]", "least"),
         ("expect:", "promises: [I99]\nexpect:", 12, "promises[0]", "I9"),

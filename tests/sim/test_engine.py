@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from relume.chaos.sim.engine.engine_model import EngineConfig, Job, SimEngine, Told
+from relume.chaos.sim.engine.speed import PausedStepCost
 from relume.chaos.sim.engine.step_cost import StepCost, load
 from relume.chaos.sim.world.virtual_clock import Clock
 
@@ -88,6 +89,22 @@ def test_the_same_jobs_give_the_same_history() -> None:
     config = EngineConfig(kv_blocks=120, max_seqs=16, max_tokens=256)
     one, other = SimEngine(config, COST), SimEngine(config, COST)
     assert serve(one, jobs(5, 60)) == serve(other, jobs(5, 60))
+
+
+def test_a_pause_before_each_step_delays_it_and_is_no_part_of_it() -> None:
+    config = EngineConfig(kv_blocks=4000)
+    engine, plain = SimEngine(config, PausedStepCost(COST, 60_000_000)), SimEngine(config, COST)
+    job = Job(name="j", prompt_tokens=100, output_tokens=5)
+    steps = []
+    engine.submit(job, 0)
+    while engine.next_ns is not None:
+        engine.advance(engine.next_ns)
+        steps.append(engine.last)
+    told = serve(plain, [(0, job)])
+    assert [s.gap_ns for s in steps] == [0] + [60_000_000] * 4, "the first follows no other"
+    assert steps[-1].took_ns == plain.last.took_ns
+    assert engine.busy_ns == plain.busy_ns == times(told, "finished")["j"]
+    assert engine.runs.over_ns == plain.runs.over_ns + 5 * 60_000_000
 
 
 def test_looking_often_changes_nothing() -> None:

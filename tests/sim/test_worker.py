@@ -179,6 +179,21 @@ def test_an_engine_that_only_decodes_tells_of_its_steps_every_second():
     assert numbers[-1] <= made < 4000
 
 
+def test_an_engine_that_pauses_reports_each_step_with_the_gap_before_it():
+    bench = Bench()
+
+    async def work():
+        bench.hosts[0].slow(1.0, pause_ms=60.0)
+        bench.dispatch(output=20)
+        await asyncio.sleep(6)
+
+    bench.run(work())
+    steps = [step for step in bench.events(v.EngineStep) if step.duration_us]
+    assert [step.step for step in steps] == list(range(1, 21))
+    assert [step.gap_us for step in steps] == [0] + [60_000] * 19
+    assert all(step.duration_us < 30_000 for step in steps)
+
+
 def test_what_an_engine_sent_before_it_was_killed_arrives_and_the_next_has_another_number():
     bench = Bench()
 

@@ -11,7 +11,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 from relume.chaos.live.errors import CannotStrike
 from relume.chaos.live.faults import daemon_memory as memory
@@ -23,6 +23,7 @@ from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.processes import signals as processes
 from relume.chaos.live.processes.fleet_host import Host
 from relume.chaos.scenario.schedule import PlannedFault
+from relume.events.failpoints.points import Action, Failpoint
 from relume.events.log.errors import LogError
 
 Undo = Callable[[], Awaitable[None]]
@@ -102,18 +103,35 @@ class Faults:
         return None, f"{self._killed({w: self._host.engine_pid(w) for w in targets})}; {dead}"
 
     async def _worker_slow(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        tasks = []
-        for worker in targets:
-            if not (pid := self._host.engine_pid(worker)):
-                raise CannotStrike(f"{worker} has no engine")
-            tasks.append(asyncio.create_task(processes.slow(pid, planned.amount or 1.0)))
+        pids = {worker: self._host.engine_pid(worker) for worker in targets}
+        if without := [worker for worker, pid in pids.items() if not pid]:
+            raise CannotStrike(f"{without[0]} has no engine")
+        times, pause_s = planned.amount or 1.0, (planned.pause_ms or 0.0) / 1000
+        pauses, tasks = AsyncExitStack(), []
+        for worker, pid in pids.items():
+            if pause_s:
+                await pauses.enter_async_context(self._paused(worker, pause_s))
+            if times > 1:
+                tasks.append(asyncio.create_task(processes.slow(pid, times)))
 
         async def undo() -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await pauses.aclose()
 
-        return undo, f"{planned.amount:g} times as long"
+        return undo, f"{times:g} times as long, {pause_s * 1000:g} ms before each step"
+
+    def _paused(self, worker: str, pause_s: float) -> AbstractAsyncContextManager[object]:
+        """Inside, the worker's engine waits before each step."""
+        assert self._host.failpoints is not None
+        return self._host.failpoints.armed(
+            Failpoint.ENGINE_STEP,
+            Action.DELAY,
+            process=f"engine {worker}",
+            times=0,
+            seconds=pause_s,
+        )
 
     async def _cpu_limit(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         def pids() -> list[int]:

@@ -103,7 +103,7 @@ class Host(LocalFleet):
             path = self.dir / "forks.sock"
             self.forks = await self._stack.enter_async_context(Forks(path, self.options.zygote))
 
-        if any(map(is_at_failpoint, faults)):
+        if any(is_at_failpoint(fault) or fault.pause_ms for fault in faults):
             server = FailpointServer(self.dir / "failpoints.sock")
             self.failpoints = await self._stack.enter_async_context(server)
 
@@ -135,7 +135,7 @@ class Host(LocalFleet):
 
     def agent_env(self, index: int) -> dict[str, str]:
         """Environment with the file of its clock's error, if a fault changes clocks, and with the
-        server of its failpoints, if a fault strikes at one."""
+        server of its failpoints, if a fault needs one."""
         failpoints = {ENVIRONMENT: str(self.failpoints.path)} if self.failpoints else {}
         if not self._clocks:
             return {**ENGINE_ENV, **failpoints}

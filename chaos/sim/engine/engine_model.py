@@ -10,7 +10,7 @@ run after the current step. The tokens of each sequence follow from the number o
 (`_decoded`), so a run's cost does not depend on its length or batch. The blocks that a run needs
 follow from counts of sequences that begin a block, by step modulo block length. A step with prompts
 that gives each sequence several tokens (drafts, `StepCost.given`) is also a run, which cannot be
-cut short.
+cut short. While the engine pauses before its steps (`StepCost.pause_ns`), each run is one step.
 
 The model has no I/O and no clock: `submit`, `abort`, `kill` and `advance` receive the time,
 `next_ns` returns the time of the next call.
@@ -70,12 +70,13 @@ class Told(Struct, frozen=True, gc=False, kw_only=True):
 
 class Step(NamedTuple):
     """The last completed step: its duration, decoding sequences and their context, prompt tokens
-    computed."""
+    computed, and the pause before it (0 after the engine was idle)."""
 
     took_ns: int = 0
     batch: int = 0
     context: int = 0
     prompt: int = 0
+    gap_ns: int = 0
 
 
 class _Sequence:
@@ -133,6 +134,8 @@ class SimEngine:
         self._gone: set[str] = set()
         # The current run: its start, steps, first duration, and increase per step.
         self._began = self._count = self._first = self._more = 0
+        # Of its first duration, the pause; and how much of it followed another step.
+        self._pause = self._gap = 0
         self._due: int | None = None
         self._owed = 0.0
         self._whole = False
@@ -244,8 +247,9 @@ class SimEngine:
             return self.steps, 0, self.busy_ns
         until = self._held_ns if self._held_ns is not None else now_ns
         done = min(self._steps_by(until), self._count - 1)
-        spent = until - self._began
-        return self.steps + done, now_ns - self._began - self._took(done), self.busy_ns + spent
+        spent = max(until - self._began - self._pause, 0)
+        age = max(now_ns - self._began - self._took(done) - self._pause, 0)
+        return self.steps + done, age, self.busy_ns + spent
 
     def expected_us(self) -> int:
         """The longest that the current step should take, by those before it; -1: unknown."""
@@ -292,7 +296,7 @@ class SimEngine:
         """The run is over: give every sequence its tokens."""
         count = self._count
         self.steps += count
-        self.busy_ns += now_ns - self._began
+        self.busy_ns += now_ns - self._began - self._pause
         decoding = self._decoding
         run = Run(self._decoded, self._began, self._first, self._more, count)
         if decoding:
@@ -302,8 +306,8 @@ class SimEngine:
         self._context += decoding * count
         prompt = sum(sequence.chunk for sequence in self._prefilling.values())
         took_ns = now_ns - self._began if prompt else run.took_ns(self._decoded)
-        self.last = Step(took_ns, decoding, self._context, prompt)
-        self.estimate.learn(took_ns // 1000, prompt)
+        self.last = Step(took_ns - self._pause, decoding, self._context, prompt, self._gap)
+        self.estimate.learn((took_ns - self._pause) // 1000, prompt)
         while self._ending and self._ending[0][0] <= self._decoded:
             stands = self._stands(self._ending[0])
             _, _, sequence = heapq.heappop(self._ending)
@@ -419,14 +423,18 @@ class SimEngine:
                 left -= taken
         chunks = [(s.chunk, s.computed) for s in self._prefilling.values() if s.chunk]
         self._began, self._whole = now_ns, bool(chunks)
+        self._pause = pause = self.cost.pause_ns
+        self._gap = 0 if self._due is None else pause
         if chunks:
             self._count, self._more = self._given(), 0
             context = self._context + self._decoding
-            self._first = self.cost.step(chunks, self._decoding, context) // self._count
+            took = pause + self.cost.step(chunks, self._decoding, context)
+            self._first = took // self._count
         elif self._decoding:
             context = self._context + self._decoding
             self._first, self._more = self.cost.decode(self._decoding, context)
-            self._count = 1 if preempted else self._run_length()  # may admit again then
+            self._first += pause
+            self._count = 1 if preempted or pause else self._run_length()  # may admit again then
         else:
             self._due = None
             return

@@ -1,4 +1,5 @@
-"""Steps that last longer, or give more tokens, than by the formula: slow hosts, speculative decoding."""
+"""Steps that last longer, begin later, or give more tokens than by the formula: slow hosts,
+speculative decoding."""
 
 from __future__ import annotations
 
@@ -26,6 +27,24 @@ class SlowedStepCost(StepCost):
     def step(self, chunks: Sequence[tuple[int, int]], sequences: int, context: int) -> int:
         """See StepCost.step."""
         return round(self._cost.step(chunks, sequences, context) * self._factor)
+
+
+class PausedStepCost(StepCost):
+    """As `cost`, with a pause of `pause_ns` before each step."""
+
+    def __init__(self, cost: StepCost, pause_ns: int) -> None:
+        super().__init__(cost.formula)
+        self._cost = cost
+        self.pause_ns = pause_ns
+        self.width, self.given = cost.width, cost.given
+
+    def decode(self, sequences: int, context: int) -> tuple[int, int]:
+        """See StepCost.decode: without the pause."""
+        return self._cost.decode(sequences, context)
+
+    def step(self, chunks: Sequence[tuple[int, int]], sequences: int, context: int) -> int:
+        """See StepCost.step: without the pause."""
+        return self._cost.step(chunks, sequences, context)
 
 
 class Speculative(StepCost):

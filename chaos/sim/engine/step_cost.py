@@ -61,10 +61,12 @@ def between(knots: Sequence[tuple[int, float]], tokens: int) -> float:
 
 class StepCost:
     """The formula in whole nanoseconds. A decoding sequence uses `width` tokens of a step's budget,
-    and on average gets `given` tokens in a step with prompts; more than one with drafts."""
+    and on average gets `given` tokens in a step with prompts; more than one with drafts. Before
+    each step, the engine does nothing for `pause_ns`."""
 
     width = 1
     given = 1.0
+    pause_ns = 0
 
     def __init__(self, formula: Formula) -> None:
         self.formula = formula

@@ -2,7 +2,8 @@
 
 It writes the reports of the real scheduler (`engine_shim/engine/reporting_scheduler.py`), merged
 between changes of a request's state as the agent merges them when it sheds detail. So the cost of a
-run of decode steps does not depend on its length. The engine reports streams when their state
+run of decode steps does not depend on its length. An engine that pauses before its steps makes few:
+it reports each, as a real one does. The engine reports streams when their state
 changes, and on a read (`flush`): a token's time does not depend on its report.
 """
 
@@ -370,6 +371,8 @@ class EngineProcess:
         told = self.engine.advance(self._loop.now_ns)
         for one in (*first, *told) if first else told:
             _TOLD[one.what](self, self.tracks[one.name], one)
+        if self.engine.last.gap_ns and self.engine.steps > self._told_steps:
+            self._urgent = True
         self._write()
         self._arm()
 
@@ -539,6 +542,7 @@ class EngineProcess:
                 waiting=len(engine.waiting),
                 kv_used=engine.kv_used,
                 changes=changes,
+                gap_us=last.gap_ns // 1000,
             )
         )
 

@@ -15,7 +15,12 @@ from typing import Any
 from msgspec import Struct
 
 from relume.chaos.sim.engine.host_types import HostSpec
-from relume.chaos.sim.engine.speed import AssistedStepCost, Drafts, SlowedStepCost
+from relume.chaos.sim.engine.speed import (
+    AssistedStepCost,
+    Drafts,
+    PausedStepCost,
+    SlowedStepCost,
+)
 from relume.chaos.sim.engine.step_cost import StepCost
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.network_card import Links
@@ -90,6 +95,8 @@ class Machine:
         """Tokens that the first attempt at a request need not compute, by request."""
         self.factor = self.share = 1.0
         """Factor of slow steps, and share of a core for processes."""
+        self.pause_ns = 0
+        """Pause of its engine before each step."""
         self.drafts: Drafts | None = None
         """Whether, and how, another host drafts for this one's engine."""
         self.seen: Callable[[str, Any], None] | None = None
@@ -116,7 +123,9 @@ class Machine:
     def steps(self) -> StepCost:
         """The current cost of steps."""
         cost = self.cost if self.drafts is None else AssistedStepCost(self.cost, self.drafts)
-        return cost if self.slower == 1 else SlowedStepCost(cost, self.slower)
+        if self.slower != 1:
+            cost = SlowedStepCost(cost, self.slower)
+        return PausedStepCost(cost, self.pause_ns) if self.pause_ns else cost
 
     @property
     def slower(self) -> float:
