@@ -30,17 +30,18 @@ DECISION_VERSIONS: dict[str, int] = {
     "stall": 2,
     "leader": 1,
     "detail": 1,
-    "health": 1,
+    "health": 2,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
 `mode`: how the attempt continues what the client has.
 `admission`: which requests wait, which is next, which are refused. `leader`: the leader's
 duties."""
 
-RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,), "stall": (1,)}
+RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,), "stall": (1,), "health": (1,)}
 """Older versions of which this build still has the rule: 1 of `first_token` is another estimate
 than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `stall` is
-still the rule for engines that do not say what they expect of a step."""
+still the rule for engines that do not say what they expect of a step; 1 of `health` differs in how
+slow workers are found."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

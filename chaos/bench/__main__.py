@@ -22,6 +22,7 @@ from relume.chaos.columns import columns
 BENCHES = {
     "startup": "failover.startup",
     "failover-gap": "failover.failover_gap",
+    "detection": "failover.detection",
     "relay": "gateway.relay_cost",
     "log": "eventlog.log_appends",
     "log-scale": "eventlog.log_scale",

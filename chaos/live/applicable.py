@@ -27,7 +27,6 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "frame-repeated": _tcp,
     "dispatch-refused": _engine,
     "answer-broken": _engine,
-    "engine-errors": _engine,
 }
 """Further needs of a fault on real processes."""
 

@@ -23,6 +23,8 @@ from relume.engine_shim.engine.streams.buffer_report import BufferReport
 from relume.engine_shim.engine.streams.buffered_streams import RELEASED, StreamBuffers, StreamGone
 from relume.engine_shim.engine.streams.framing import FramedResponse
 from relume.engine_shim.generation import CURRENT, Generation
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.wire import frames
 from relume.events.wire import headers as h
 from relume.events.wire import worker_calls as calls
@@ -95,6 +97,9 @@ class RelumeMiddleware:
         if h.REQUEST not in ours or scope["path"] not in FRAMED:
             await self._app({**scope, "headers": headers}, receive, send)
             return
+        if failpoint_client.active:
+            point, name = Failpoint.ENGINE_REQUEST, ours[h.REQUEST]
+            await failpoint_client.reach_async(point, request=name)
         try:
             generation, receive, headers = await _open(ours, headers, receive, scope)
         except HeaderError as malformed:

@@ -18,6 +18,7 @@ class Failpoint(enum.StrEnum):
     ENGINE_STEP = "engine.step"
     RESTORE_FETCH = "restore.fetch"
     CHECKPOINT_STORE = "checkpoint.store"
+    ENGINE_REQUEST = "engine.request"
     AGENT_REPORT = "agent.report"
     LOG_APPEND = "log.append"
     LOG_LANDED = "log.landed"
@@ -63,6 +64,11 @@ PLACES: dict[Failpoint, Place] = {
         "engine",
         ("step",),
         "the engine has requests and is about to schedule step number `step`",
+    ),
+    Failpoint.ENGINE_REQUEST: Place(
+        "engine",
+        ("request",),
+        "the engine's server has read the headers of `request` and not yet passed it to vLLM",
     ),
     Failpoint.RESTORE_FETCH: Place(
         "engine",

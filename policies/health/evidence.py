@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import (
@@ -29,14 +29,12 @@ from relume.events.vocabulary.enums import (
     RequestOutcome,
     TransportKind,
 )
+from relume.policies.health import pace
 from relume.policies.health.health_settings import MOST_ERRORS
-from relume.policies.health.judgement import EXCLUDED, FADE_WINDOWS, Review, is_slow
+from relume.policies.health.judgement import EXCLUDED, FADE_WINDOWS, VERSION, Review, is_slow
 from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
-
-VERSION = "version.health"
-"""The setting by which replicas record that they decide health, and follow it."""
 
 AGENT = "its agent"
 """The judge of a hang beside replicas, whose names have no space."""
@@ -214,6 +212,7 @@ def _begin(worker: Worker) -> None:
     health.incarnation = worker.incarnation
     health.failures, health.hung_for, health.probes = {}, {}, {}
     health.forgiven = {}
+    health.pace = UNSET
     health.doubt, health.until = FailureClass.NONE, -1
     health.failed, health.passes = False, 0
 
@@ -280,10 +279,16 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     review = Review(fleet)
     config = review.config
     begin = event.number - config.window_ticks
+    paces = pace.measured(fleet) if review.by_pace else {}
+    for name, percent in paces.items():
+        worker = fleet.workers[name]
+        if percent >= config.slow_percent > 0 or not isinstance(worker.health, UnsetType):
+            if (known := _health_of(fleet, worker)) is not None:
+                pace.note(known, percent, event.number, config)
     for worker in fleet.workers.values():
         health = worker.health
         if isinstance(health, UnsetType):
-            if is_slow(worker, config):
+            if not review.by_pace and is_slow(worker, config):
                 _health_of(fleet, worker)
             continue
         if health.failures and min(health.failures.values()) <= begin:

@@ -11,7 +11,8 @@ decided last. Time is ticks.
   either: it holds for all replicas, until that replica finds the engine at work or idle.
 - *Lost connections* count by replica: one replica that cannot reach a worker may itself be cut off.
   More than half of the living ones, and two at least, exclude it for all.
-- *Slowness* is the step time beside that of the worker's class, as the fold learns it.
+- *Slowness* is the time of decode steps beside that of the worker's peers (`pace`). Version 1 went
+  by the factor that predictions learn (`Worker.slowness`), which takes minutes to learn.
 
 The guard. If more than a share of the workers of a model fail at once, the cause is likelier to be
 common to them, and excluding them would leave no worker for its requests. Then no breaker opens,
@@ -27,9 +28,13 @@ from msgspec import UnsetType
 
 from relume.events.vocabulary import HealthDecided, VerdictsWithheld
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
+from relume.policies.health import pace
 from relume.policies.health.health_life import LIFE, Finding
 from relume.policies.health.health_settings import HealthConfig, config_of
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+
+VERSION = "version.health"
+"""The setting by which replicas record that they decide health, how, and follow it."""
 
 Found = tuple[Finding, FailureClass, str]
 """A finding, its class, and the evidence in words."""
@@ -66,6 +71,9 @@ class Review:
         self.fleet = fleet
         self.config = config_of(LeaderSettings(fleet))
         self.owed: list[HealthDecided | VerdictsWithheld] = []
+        leader = fleet.replicas.get(fleet.leader)
+        self.by_pace = leader is not None and leader.settings.get(VERSION) != "1"
+        """Whether slowness is decided as since version 2."""
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
         self._failing: dict[str, tuple[str, ...]] = {}
 
@@ -215,7 +223,10 @@ def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
         return Finding.DOUBTFUL, doubt, f"suspected by {_names(suspecting)}"
     if health.failures:
         return Finding.DOUBTFUL, FailureClass.ERRORS, _failed(health.failures)
-    if is_slow(worker, config):
+    if review.by_pace:
+        if pace.is_slow(health, tick, config):
+            return Finding.DOUBTFUL, FailureClass.SLOW, pace.in_words(health)
+    elif is_slow(worker, config):
         times = int(worker.slowness * 10 + 0.5)
         evidence = f"its steps take {times // 10}.{times % 10} times those of its class"
         return Finding.DOUBTFUL, FailureClass.SLOW, evidence
@@ -239,7 +250,7 @@ def _of_breaker(health: WorkerHealth, config: HealthConfig, tick: int) -> Found 
 
 
 def is_slow(worker: Worker, config: HealthConfig) -> bool:
-    """Whether the worker's steps take too long, beside those of its class."""
+    """Whether the worker's steps take too long, beside those of its class, by version 1."""
     limit = config.slow_percent / 100
     health = worker.health
     if not isinstance(health, UnsetType) and health.failure == FailureClass.SLOW:

@@ -83,7 +83,7 @@ class WorkerHealth(Struct, kw_only=True):
     themselves at fault; `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas
     suspect it. `trips` counts how often its breaker opened in a row. Of a breaker that is half
     open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
-    its turn began.
+    its turn began. `pace`: see `relume.policies.health.pace`.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -107,6 +107,8 @@ class WorkerHealth(Struct, kw_only=True):
     passes: int = 0
     failed: bool = False
     decided_by: dict[str, int] = field(default_factory=dict)
+    # (slow ticks in a row, the tick measured last, its percent); not in older states
+    pace: tuple[int, int, int] | UnsetType = UNSET
 
 
 class Worker(Struct, kw_only=True):

@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.failpoint_server import FailpointError
 from relume.chaos.live.faults import daemon_memory as memory
 from relume.chaos.live.faults.cpu_limit import Limit
+from relume.chaos.live.faults.failing_engines import FailingEngines
 from relume.chaos.live.faults.lossy_messages import Disturbance
 from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.live_clients import Clients
@@ -155,6 +157,20 @@ class Faults:
             await limit.end()
             raise CannotStrike(f"nothing runs at {', '.join(targets)}")
         return limit.end, f"{planned.amount:g} of a core each: pids {' '.join(map(str, held))}"
+
+    async def _engine_errors(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        assert self._host.failpoints is not None
+        if not any(self._host.engine_pid(worker) for worker in targets):
+            raise CannotStrike(f"no engine runs at {', '.join(targets)}")
+        share = planned.amount or 1.0
+        failing = FailingEngines(self._host.failpoints, targets, share)
+        try:
+            await failing.begin()
+        except FailpointError as error:
+            raise CannotStrike(
+                f"{error}; connected: {sorted(self._host.failpoints.processes)}"
+            ) from None
+        return failing.end, f"{share:g} of the time"
 
     async def _reload_fails(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         assert self._host.forks is not None

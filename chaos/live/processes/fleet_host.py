@@ -35,6 +35,11 @@ NEVER = ("--snapshot-every-s", "1000000", "--snapshot-every-revisions", "1000000
 """Flags that keep the whole log of a run in etcd, unless etcd is full."""
 
 
+def _has_failpoint(fault: PlannedFault) -> bool:
+    """Whether the fault strikes by a failpoint, or at one."""
+    return is_at_failpoint(fault) or bool(fault.pause_ms) or fault.what == "engine-errors"
+
+
 class Host(LocalFleet):
     """A local fleet that faults can strike. `etcd` has its log, under `prefix`.
 
@@ -103,7 +108,7 @@ class Host(LocalFleet):
             path = self.dir / "forks.sock"
             self.forks = await self._stack.enter_async_context(Forks(path, self.options.zygote))
 
-        if any(is_at_failpoint(fault) or fault.pause_ms for fault in faults):
+        if any(_has_failpoint(fault) for fault in faults):
             server = FailpointServer(self.dir / "failpoints.sock")
             self.failpoints = await self._stack.enter_async_context(server)
 

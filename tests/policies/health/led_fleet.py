@@ -20,13 +20,19 @@ class LedFleet(Story):
     """Workers w0, w1, ... and replicas r0, r1, ..., led by r0. `decisions` are about health."""
 
     def __init__(
-        self, workers: int = 3, replicas: int = 1, config: HealthConfig | None = None
+        self,
+        workers: int = 3,
+        replicas: int = 1,
+        config: HealthConfig | None = None,
+        version: int = decision_versions.DECISION_VERSIONS["health"],
     ) -> None:
         super().__init__()
         self.decisions: list[v.HealthDecided | v.VerdictsWithheld] = []
         self._count = 0
         settings = (
-            health_settings.settings_of(config or HealthConfig()) + decision_versions.settings()
+            *health_settings.settings_of(config or HealthConfig()),
+            *decision_versions.settings(),
+            ("version.health", str(version)),
         )
         for number in range(replicas):
             self.tell(f"r.r{number}", replica_started(f"r{number}", settings=settings))

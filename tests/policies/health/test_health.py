@@ -20,7 +20,7 @@ from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing.choose_worker import Choice
 from relume.policies.routing.route_query import RouteQuery
-from relume.policies.state.fleet import state_hash
+from relume.policies.state.fleet import StepTime, state_hash
 from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet, folded_again
 from tests.policies.story import MODEL, Story, died, observed, ready, replica_started, started
@@ -365,8 +365,9 @@ def test_a_host_without_lease_is_dead_until_it_returns() -> None:
     assert fleet.state() == HealthState.HEALTHY
 
 
-def test_a_slow_worker_is_a_suspect_until_it_is_clearly_faster() -> None:
-    fleet = LedFleet(config=CONFIG)
+def test_by_version_1_a_slow_worker_is_a_suspect_until_it_is_clearly_faster() -> None:
+    """By what predictions have learned of it."""
+    fleet = LedFleet(config=CONFIG, version=1)
     worker = fleet.fleet.workers["w0"]
     for slowness, state in ((2.4, "healthy"), (2.6, "suspect"), (2.1, "suspect"), (1.9, "healthy")):
         worker.slowness = slowness
@@ -377,6 +378,73 @@ def test_a_slow_worker_is_a_suspect_until_it_is_clearly_faster() -> None:
     assert fleet.health().failure == FailureClass.SLOW
     assert fleet.health().evidence == "its steps take 4.0 times those of its class"
     assert fleet.excluded() == "" and fleet.health().price_percent == 200
+
+
+def decodes(fleet: LedFleet, took_us: dict[str, int]) -> None:
+    """Workers of one class, well known, of which these decode at such a pace."""
+    weights = [5000.0, 0.0, 0.0, 100.0 * 16, 0.0, 0.0]
+    model = StepTime(
+        model=MODEL, weights=weights, products=[], targets=[], grounds="measured", samples=100
+    )
+    fleet.fleet.steptimes["class"] = model
+    for name, took in took_us.items():
+        worker = fleet.fleet.workers[name]
+        worker.steps_like, worker.decode_us = "class", took
+        worker.decoding = worker.batch = 1
+
+
+def test_a_worker_whose_decode_steps_are_slow_beside_its_peers_is_a_suspect_in_three_ticks() -> (
+    None
+):
+    fleet = LedFleet(config=CONFIG)
+    decodes(fleet, {"w0": 20_000, "w1": 5_000, "w2": 6_000})
+    for state in ("healthy", "healthy", "suspect"):
+        fleet.ticks(1)
+        assert fleet.state() == state
+    assert fleet.health().failure == FailureClass.SLOW
+    assert fleet.health().evidence == "its decode steps take 3.3 times those of its peers"
+    assert fleet.excluded() == "" and fleet.health().price_percent == 200
+    decodes(fleet, {"w0": 13_000})  # below the limit, and not yet well below
+    fleet.ticks(CONFIG.window_ticks * 2)
+    assert fleet.state() == HealthState.SUSPECT
+    decodes(fleet, {"w0": 11_000})
+    fleet.ticks(1)
+    assert fleet.state() == HealthState.HEALTHY
+
+
+def test_a_slow_worker_that_gets_no_requests_is_tried_again_after_a_while() -> None:
+    fleet = LedFleet(config=CONFIG)
+    decodes(fleet, {"w0": 20_000, "w1": 5_000})
+    fleet.ticks(3)
+    assert fleet.state() == HealthState.SUSPECT
+    fleet.fleet.workers["w0"].decoding = 0
+    fleet.ticks(CONFIG.window_ticks)
+    assert fleet.state() == HealthState.SUSPECT
+    fleet.ticks(1)
+    assert fleet.state() == HealthState.HEALTHY
+
+
+def test_what_slows_all_workers_or_the_only_one_makes_none_a_suspect() -> None:
+    """Nor do a slow tick or two, a larger batch, or a class of which little is known."""
+    fleet = LedFleet(config=CONFIG)
+    decodes(fleet, {"w0": 90_000, "w1": 80_000, "w2": 95_000})
+    fleet.ticks(5)
+    decodes(fleet, {"w1": 5_000, "w2": 5_000})
+    fleet.ticks(2)
+    decodes(fleet, {"w0": 5_000})
+    fleet.ticks(1)
+    decodes(fleet, {"w0": 90_000})
+    fleet.ticks(2)
+    fleet.fleet.workers["w0"].batch = 900  # 95 ms, by the weights
+    fleet.ticks(5)
+    decodes(fleet, {"w0": 90_000})
+    fleet.fleet.steptimes["class"].samples = 3
+    fleet.ticks(5)
+    decodes(fleet, {"w0": 90_000})
+    for name in ("w1", "w2"):
+        fleet.fleet.workers[name].decoding = 0
+    fleet.ticks(5)
+    assert fleet.decisions == []
 
 
 # --- the guard -----------------------------------------------------------------------

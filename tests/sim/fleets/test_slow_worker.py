@@ -63,4 +63,4 @@ def test_a_worker_that_pauses_before_each_step_is_a_suspect_and_gets_few_request
             info = worker_info(View("r.r0", fleet), fleet.workers["w0"])
             note = _note(to_builtins(info))
     assert note.startswith("suspect (slow) since ")
-    assert note.endswith(decided.evidence) and "times those of its class" in note
+    assert note.endswith(decided.evidence) and "times those of its peers" in note
