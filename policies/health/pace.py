@@ -2,9 +2,10 @@
 
 Theory of operation. At each tick the recent time of a decode step (`Worker.decode_us`, with the gap
 before it) is divided by what such a step takes in its class by the fitted weights, for its batch and
-context. What remains is compared with the lower median of the workers of the class that decode: so a
-busy host, or weights that do not fit, slow all of them and make none a suspect. A worker that is
-slow at SLOW_TICKS ticks in a row is slow, until a tick at which it is well below the limit, or none
+context. What remains is compared with the lower median of the workers of the class: so a busy host,
+or weights that do not fit, slow all of them and make none a suspect. A worker that does not decode
+now counts as a peer by its last steps, but is not measured: the requests of a closed loop gather at
+the slow one. A worker that is slow at SLOW_TICKS ticks in a row is slow, until a tick at which it is well below the limit, or none
 was measured for a while.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from msgspec import UnsetType
 
+from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
 from relume.policies.state.step_times import ENOUGH, SCALES
@@ -25,7 +27,7 @@ def measured(fleet: Fleet) -> dict[str, int]:
     """The pace of each worker that decodes: its steps' time in percent of that of its peers."""
     shares: dict[str, dict[str, int]] = {}
     for worker in fleet.workers.values():
-        if worker.decoding > 0 and worker.decode_us > 0:
+        if worker.engine == EnginePhase.READY and worker.decode_us > 0:
             usual = _usual_us(fleet, worker)
             if usual > 0:
                 share = int(worker.decode_us * 1000 / usual)
@@ -35,7 +37,8 @@ def measured(fleet: Fleet) -> dict[str, int]:
         peers = sorted(of_class.values())
         median = max(peers[(len(peers) - 1) // 2], 1)
         for name, share in of_class.items():
-            found[name] = share * 100 // median
+            if fleet.workers[name].decoding > 0:
+                found[name] = share * 100 // median
     return found
 
 

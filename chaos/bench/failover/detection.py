@@ -8,7 +8,8 @@ the log reads it.
 - crash: kill -9 of an engine's process that computes.
 - idle-hang, hang: SIGSTOP to it, without and under load; it continues once it was found.
 - spin: a thread of it computes inside a step and never ends it.
-- slow: each step begins late, so that they take four times as long.
+- slow: each step begins late, so that they take four times as long. throttled: its process runs for
+  a quarter of the time.
 - errors: its server answers every request with 500; requests that failed until its breaker opened.
 - stuck-stream: it steps on, but one stream's output stays away.
 """
@@ -33,6 +34,7 @@ from relume.chaos.bench.bench_figures import figure, percentile
 from relume.chaos.bench.failover.failover_parts import until
 from relume.chaos.demo import Watch
 from relume.chaos.live.failpoint_server import FailpointServer
+from relume.chaos.live.processes import signals
 from relume.chaos.traffic import Stream, complete, prompts
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
 from relume.events import vocabulary as v
@@ -56,6 +58,7 @@ GOALS = {
     "hang": 3000,
     "spin": 3000,
     "slow": 5000,
+    "throttled": 5000,
     "stuck_stream": 3000,
 }
 """Milliseconds."""
@@ -182,19 +185,34 @@ class Bench:
         return 1000 * (found - began)
 
     async def slow(self) -> float:
-        """The same until the leader made a suspect of a worker whose steps take four times as
-        long."""
+        """The same until the leader made a suspect of a worker whose steps begin so late that they
+        take four times as long."""
         async with self.load() as load:
             worker = await self._busy()
-            step_s = worker.step_us_high / 1e6
+            process, delay_s = f"engine {worker.name}", 3 * worker.decode_us / 1e6
             began = time.monotonic()
-            process = f"engine {worker.name}"
             async with self._failpoints.armed(
-                Failpoint.ENGINE_STEP, Action.DELAY, process=process, times=0, seconds=3 * step_s
+                Failpoint.ENGINE_STEP, Action.DELAY, process=process, times=0, seconds=delay_s
             ):
                 found = await self._log.first(began, partial(_slow, worker.name))
+            await self._well(worker)
         self.broken += load.broken
-        await self._well(worker)
+        return 1000 * (found - began)
+
+    async def throttled(self) -> float:
+        """The same of one whose process gets a quarter of its time."""
+        async with self.load() as load:
+            worker = await self._busy()
+            pid = await self._pid(worker)
+            began = time.monotonic()
+            throttling = asyncio.create_task(signals.slow(pid, 4.0))
+            try:
+                found = await self._log.first(began, partial(_slow, worker.name))
+            finally:
+                throttling.cancel()
+                await asyncio.gather(throttling, return_exceptions=True)
+            await self._well(worker)
+        self.broken += load.broken
         return 1000 * (found - began)
 
     async def errors(self) -> float:
@@ -336,7 +354,7 @@ def result_of(found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     return {"bench": "detection", "met": met, "figures": figures}
 
 
-CLASSES = ("crash", "idle_hang", "hang", "spin", "errors", "slow")
+CLASSES = ("crash", "idle_hang", "hang", "spin", "errors", "slow", "throttled")
 
 
 def run(argv: list[str]) -> dict[str, Any]:

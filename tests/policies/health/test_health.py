@@ -442,9 +442,19 @@ def test_what_slows_all_workers_or_the_only_one_makes_none_a_suspect() -> None:
     fleet.ticks(5)
     decodes(fleet, {"w0": 90_000})
     for name in ("w1", "w2"):
-        fleet.fleet.workers[name].decoding = 0
+        fleet.fleet.workers[name].decode_us = 0
     fleet.ticks(5)
     assert fleet.decisions == []
+
+
+def test_idle_peers_count_by_their_last_steps() -> None:
+    """The requests of a closed loop gather at the slow worker."""
+    fleet = LedFleet(config=CONFIG)
+    decodes(fleet, {"w0": 20_000, "w1": 5_000, "w2": 5_000})
+    for name in ("w1", "w2"):
+        fleet.fleet.workers[name].decoding = 0
+    fleet.ticks(3)
+    assert fleet.state() == HealthState.SUSPECT
 
 
 # --- the guard -----------------------------------------------------------------------
