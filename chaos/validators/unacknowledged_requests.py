@@ -7,13 +7,14 @@ the decisions to the engines, which recorded them; the leader ends them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from relume.chaos.validators.records import ClientRecord, courses, events_of
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode
 from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import RequestOutcome
 
 _Life = tuple[str, str]
 """A replica, and its boot."""
@@ -66,14 +67,28 @@ class UnacknowledgedRequests:
         return life in self._over and number > self._last.get(life, 0)
 
     def take(self, client: ClientRecord) -> bool:
-        """Whether one of them may be `client`'s; if so, assigns it to this client."""
+        """Whether one of them may be `client`'s; if so, assigns it to this client. A client that
+        left has at most the tokens that the engine counted."""
         counted = client.token_count if not client.other_tokens else None
-        for fits in (counted, None):
-            for request, tokens in self.tokens.items():
-                if tokens == fits:
-                    del self.tokens[request]
-                    return True
-        return False
+        fitting = [
+            (n is None, n or 0, request)
+            for request, n in self.tokens.items()
+            if n is None or n == counted or (_left(client) and n >= client.token_count)
+        ]
+        if not fitting:
+            return False
+        del self.tokens[min(fitting)[2]]
+        return True
+
+
+def in_order(clients: Iterable[ClientRecord]) -> list[ClientRecord]:
+    """The clients in the order in which `take` finds each its request: whole answers, which only
+    one count fits, then those that left, the longest part first."""
+    return sorted(clients, key=lambda client: (_left(client), -client.token_count))
+
+
+def _left(client: ClientRecord) -> bool:
+    return client.outcome == RequestOutcome.CANCELLED
 
 
 def _parts(decision: str) -> tuple[_Life, int]:

@@ -205,6 +205,12 @@ def test_i1_knows_answers_of_a_gateway_that_died_unheard_from_their_engines() ->
     assert says(story(), client) == ""
     assert "does not know" in says(story(), client, client), "one request is one client's"
     assert "does not know" in says(story(tokens=63), client)
+    left = msgspec.structs.replace(client, request="c3", outcome="cancelled", token_count=5)
+    assert says(story(), left) == "", "the engine computed on without it"
+    assert "does not know" in says(story(tokens=4), left), "it has more than was computed"
+    assert "does not know" in says(story(), left, client), "one request is one client's"
+    assert "c3: was" in says(story(), left, client), "a whole answer comes first"
+    assert "does not know" in says(story(again=False), left), "its gateway lives"
     assert "does not know" in says(story(number=1), client), "it wrote of later decisions"
     assert "does not know" in says(story(again=False), client), "it lives"
     assert "does not know" in says(short(), client)

@@ -27,7 +27,7 @@ from relume.chaos.validators.records import (
     log_of,
     of_clients,
 )
-from relume.chaos.validators.unacknowledged_requests import UnacknowledgedRequests
+from relume.chaos.validators.unacknowledged_requests import UnacknowledgedRequests, in_order
 from relume.controlplane.gateway.http.routes import PROTECTED
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -64,7 +64,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
             continue
         for text in _agreement(client, course, broken):
             out.append(Violation(PROMISE, client.request, text))
-    for client in unknown:
+    for client in in_order(unknown):
         if unheard is None or not unheard.take(client):
             text = f"was answered {client.status}, the log does not know it"
             out.append(Violation(PROMISE, client.request, text))
