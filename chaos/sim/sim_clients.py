@@ -72,22 +72,30 @@ class Call:
         """See ports.Caller."""
         if self.over:
             return
-        record = self.record
+        record, had = self.record, self._token_count
+        start = record.token_count
+        self._read(stretch)
         if not stretch.count:
-            self._read(stretch)
             return
-        if not record.token_count:
-            self.first_ns = stretch.first_ns
+        if not had:
             record.status = 200
+        if self._token_count == had:
+            return  # a note without a token: the frame after it was lost
+        if not had:
+            self.first_ns = stretch.first_ns
         else:
             self.longest_ns = max(self.longest_ns, stretch.first_ns - self.last_ns)
         self.longest_ns = max(self.longest_ns, stretch.longest_ns)
         self.last_ns = stretch.last_ns
         if self.request.client == "choices":
             pass  # each has its own first token
-        elif not record.starts or stretch.start != record.token_count:
+        elif not record.starts or stretch.start != start:
             record.starts.append(stretch.start)
-        self._read(stretch)
+
+    @property
+    def _token_count(self) -> int:
+        """Tokens read, of all choices."""
+        return self.record.token_count + self.record.other_tokens
 
     def _read(self, stretch: Stretch) -> None:
         self._had(self._reader.read(stretch.data))
