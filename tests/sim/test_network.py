@@ -270,3 +270,26 @@ def test_tokens_held_up_on_the_way_are_as_late_as_they_came(loop):
     loop.run(_in(clients, main()))
     (stretch,) = client.told
     assert stretch.count == 3 and 5e9 < stretch.first_ns < 6e9
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_client_that_has_left_acknowledges_no_end(loop, leaves):
+    wires = Wires(loop)
+    clients, replica = loop.process("clients"), loop.process("r0")
+    gateway, client = Gateway(), Client()
+    wires.serve("r0:8000", replica, gateway)
+    door = wires.door("r0:8000")
+
+    async def main():
+        door.ask(Ask(client_id="c0", asked="q", prompt_tokens=4, output_tokens=4), client)
+        await asyncio.sleep(1)
+        gateway.callers["c0"].end("length")
+        if leaves:
+            door.hang_up("c0")  # the end is on its way
+        await asyncio.sleep(1)
+
+    loop.run(_in(clients, main()))
+    there = gateway.callers["c0"]
+    assert there.lost
+    assert there.arrived_whole is not leaves
+    assert ("length" in client.told) is not leaves

@@ -32,6 +32,11 @@ class Connection(Protocol):
         """Whether the connection is gone."""
         ...
 
+    @property
+    def is_closed_there(self) -> bool:
+        """Whether the other end is closed, whether this one knows or not."""
+        ...
+
     def finish(self) -> None:
         """Close both ends without a notice to either."""
         ...
@@ -119,6 +124,8 @@ class CallerSender(TokenSender):
         self._end.send(self._over, self._to.cut)
 
     def _over(self, tell: Callable[..., None], *args: Any) -> None:
+        if self._end.is_closed_there:
+            return  # a closed socket acknowledges nothing
         self.arrived_whole = True
         self._end.finish()
         self._forget()

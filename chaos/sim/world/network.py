@@ -231,6 +231,11 @@ class End:
         """Virtual time."""
         return self._wires.loop.now_ns
 
+    @property
+    def is_closed_there(self) -> bool:
+        """Whether the other end is closed; the message about it may be on its way."""
+        return self.peer.closed
+
     def send(self, work: Callable[..., object], *args: Any) -> None:
         """Run `work` at the other end, after all earlier messages."""
         if not self.closed:
