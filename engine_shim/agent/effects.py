@@ -3,9 +3,10 @@
 An effect is known by (decision, index). It is first written into the state file together
 with the target state it leads to, then into the worker's stream as `EffectApplied`, and
 only then does it act. After a crash in between, the effect is in the state file: it goes into the
-log again and is not carried out again. The next start acts on the target state. On another host,
-without the file, the worker's own stream shows what was applied. The leader repeats unanswered
-effects, so trimming the log loses none.
+log again and is not carried out again. The answer may also be in the spool of the earlier life,
+which lands later: then the worker's own stream is read once more before the answer is repeated.
+The next start acts on the target state. On another host, without the file, the worker's own stream
+shows what was applied. The leader repeats unanswered effects, so trimming the log loses none.
 
 It also says, in the same stream, how much of the engine's steps is to be written; that is
 a state and needs no answer.
@@ -104,17 +105,26 @@ class EffectRunner:
         self._supervisor = supervisor
         self._logger = logger
         self._told: dict[Key, str] = {}
+        self._is_complete = False
+        """Whether `_told` has all answers of earlier lives."""
+        self._unanswered: dict[Key, None] = {}
+        """Applied by an earlier life, whose answer may be on its way into the log."""
         self._after = 0
 
     async def catch_up(self) -> None:
         """Read what the log holds: what was applied, then what was not yet. Waits for etcd."""
+        is_complete = self._journal.has_landed_spool
         groups = await self._history()
+        self._learn(groups)
+        self._is_complete = is_complete
+        for group in groups:
+            self._take(group)
+
+    def _learn(self, groups: list[RevisionGroup]) -> None:
         for group in groups:
             for record in self._records(group, self._journal.stream, _APPLIED_TAG):
                 event: EffectApplied = decode(record)
                 self._told[event.decision, event.index] = event.outcome
-        for group in groups:
-            self._take(group)
 
     async def _history(self) -> list[RevisionGroup]:
         while True:
@@ -125,10 +135,30 @@ class EffectRunner:
                 await asyncio.sleep(RETRY_S)
 
     async def run(self) -> None:
-        """Carry out effects as they are decided, without end. An unreadable log is no reason to
-        stop a serving engine: it is logged and read again, from the beginning of the log; what was
-        carried out already is known.
-        """
+        """Carry out effects as they are decided, without end."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._answer())
+            tasks.create_task(self._follow())
+
+    async def _answer(self) -> None:
+        """Record what earlier lives applied and did not record, once their spool has landed."""
+        if self._is_complete:
+            return
+        await self._journal.landed_spool()
+        while not self._is_complete:
+            try:
+                self._learn(await self._history())
+                self._is_complete = True
+            except LogError as error:
+                self._logger.error("cannot read which effects were recorded", why=str(error))
+                await asyncio.sleep(MAX_RETRY_S)
+        for key in self._unanswered:
+            if key not in self._told:
+                self._tell(key, APPLIED)
+
+    async def _follow(self) -> None:
+        """An unreadable log is no reason to stop a serving engine: it is logged and read again,
+        from the beginning of the log; what was carried out already is known."""
         pause_s = RETRY_S
         while True:
             try:
@@ -173,8 +203,11 @@ class EffectRunner:
             if key not in state.applied and self._told[key] == APPLIED:
                 self._remember(key, effect)  # the file is younger than the log
             return
-        if key in state.applied:
-            self._tell(key, APPLIED)  # we died between the file and the log
+        if key in state.applied:  # we died between the file and the log
+            if self._is_complete:
+                self._tell(key, APPLIED)
+            else:
+                self._unanswered[key] = None
             return
         outcome = judge(effect, self._supervisor.incarnation, state.held)
         if outcome == APPLIED and not self._remember(key, effect):

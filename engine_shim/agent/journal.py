@@ -38,6 +38,7 @@ class Journal:
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_FACTS)
         self._retry: asyncio.TimerHandle | None = None
         self._fenced = asyncio.Event()
+        self._inherited = writer.position
         self._merger: Merger | None = None
         self._due: asyncio.TimerHandle | None = None
         self.steps = 0
@@ -53,6 +54,19 @@ class Journal:
     @property
     def is_fenced(self) -> bool:
         return self._fenced.is_set()
+
+    @property
+    def has_landed_spool(self) -> bool:
+        """Whether the log has all that earlier writers of the stream spooled."""
+        return self._writer.durable >= self._inherited
+
+    async def landed_spool(self) -> None:
+        """Return when `has_landed_spool`."""
+        landed = asyncio.Event()
+        self._writer.on_landed(lambda _: landed.set())
+        while not self.has_landed_spool:
+            landed.clear()
+            await landed.wait()
 
     def on_epoch(self, callback: Callable[[int], None]) -> None:
         """Call `callback(epoch)` when the stream was resumed under another epoch."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
 from relume.engine_shim.agent.effects import judge
 from relume.events import vocabulary as v
-from relume.events.log.memory import MemoryLog
+from relume.events.log.memory import MemoryLog, MemoryWriter
 from tests.agent.stage import staged
 
 
@@ -102,6 +103,48 @@ async def test_an_effect_cut_off_between_file_and_log_is_recorded_not_repeated(
         await decide(log, "d2", v.Effect("drain", "w0"))
         await stage.nth(v.EffectApplied, 2)
         assert len(stage.events(v.EngineStarted)) == 1
+
+
+class SpooledLog(MemoryLog):
+    """A log whose next writer of w.w0 finds `spooled` in its spool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spooled: list[Any] = []
+
+    def writer(self, stream: str) -> MemoryWriter:
+        return SpooledWriter(self, stream, self.spooled if stream == "w.w0" else [])
+
+
+class SpooledWriter(MemoryWriter):
+    def __init__(self, log: MemoryLog, stream: str, spooled: list[Any]) -> None:
+        super().__init__(log, stream)
+        self._spooled = spooled
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.append(*self._spooled)
+        return self
+
+
+@pytest.mark.parametrize("has_answer", [True, False])
+async def test_an_answer_in_the_spool_of_an_earlier_life_is_not_repeated(
+    tmp_path: Path, has_answer: bool
+) -> None:
+    log = SpooledLog()
+    async with staged(tmp_path, log=log) as stage:
+        await stage.nth(v.EngineReady, 1)
+        stage.directory.remember_applied(("d1", 0), held=False, draining=True)
+    await decide(log, "d1", v.Effect("drain", "w0"))
+    log.spooled.append(v.EffectApplied("d1", 0) if has_answer else v.StateDaemonLost("w0", "b", ""))
+    log.pause()
+    async with staged(tmp_path, log=log) as stage:
+        await stage.until(lambda: stage.phase == "ready")
+        assert stage.events(v.EffectApplied) == []
+        log.resume()
+        await decide(log, "d2", v.Effect("undrain", "w0"))
+        await stage.nth(v.EffectApplied, 2)
+    assert sorted(e.decision for e in stage.events(v.EffectApplied)) == ["d1", "d2"]
 
 
 async def test_effects_decided_while_no_agent_ran_are_carried_out(tmp_path: Path) -> None:
