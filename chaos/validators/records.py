@@ -69,7 +69,7 @@ class Course(Struct, kw_only=True):
     arrived: Entry | None = None
     events: list[Entry] = field(default_factory=list)
     ends: list[Entry] = field(default_factory=list)
-    queued: list[tuple[Entry, int]] = field(default_factory=list)
+    queued: list[tuple[Entry, v.RequestQueued]] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     void: list[Entry] = field(default_factory=list)
 
@@ -215,7 +215,7 @@ def _courses(groups: Iterable[RevisionGroup]) -> dict[str, Course]:
         if kind is v.EngineStep:
             for change in event.changes:
                 if type(change) is v.RequestQueued and change.request in found:
-                    found[change.request].queued.append((at, change.attempt))
+                    found[change.request].queued.append((at, change))
         elif kind in OF_REQUEST:
             found.setdefault(event.request, Course(request=event.request)).add(at)
     return found

@@ -37,6 +37,19 @@ def test_i10_measures_from_the_death_to_the_next_first_token(took_ms: int, fine:
     assert (found == []) is fine
 
 
+@pytest.mark.parametrize(("attempt", "fine"), [(2, True), (3, False)])
+def test_i10_measures_to_the_attempt_that_was_sent_next(attempt: int, fine: bool) -> None:
+    """An engine has attempt 2; if the owner skipped that number, its first token is no recovery."""
+    story = short()
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    story.tell("r.r0", observed(), decided(attempt=attempt, worker="w1"))
+    cut = story.revision
+    story.tell("w.w1", engine_step(queued(attempt=3), v.FirstToken("q1", 3)))
+    story.tell("r.r0", ended(attempts=3))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 9000, cut + 2: 60_000})
+    assert (i10_recovery_bound.check(groups, [], bound_ms=500) == []) is fine
+
+
 def test_i10_is_not_misled_by_a_worker_that_tells_late() -> None:
     """It was cut from the log; the gateway's word on the end came in time."""
     story = short()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from relume.chaos.validators.promises.requests import (
@@ -10,8 +11,9 @@ from relume.chaos.validators.promises.requests import (
     i4_one_live_epoch,
 )
 from relume.events import vocabulary as v
-from tests.policies.story import decided, ended, engine_step, observed, queued
-from tests.validators.builders import about, moved, short, whole
+from relume.events.log.codec import encode
+from tests.policies.story import Story, decided, ended, engine_step, observed, queued
+from tests.validators.builders import about, held, moved, short, whole
 
 
 def test_i4_finds_two_live_attempts() -> None:
@@ -93,3 +95,42 @@ def test_i4_finds_an_engine_that_was_never_chosen() -> None:
     found = about(i4_one_live_epoch.check(story.groups, []))
     assert "taken by w1:1" in found
     assert "2 engines" in found
+
+
+def adopted(
+    attempt: int, worker: str = "w1", killed: bool = True, queues: bool = True, holds: bool = False
+) -> Story:
+    """r0 sent attempt 2 to `worker` and did not write it, w1 took it; r1 goes on with `attempt`."""
+    story = short()
+    story.worker("w2")
+    sent = msgspec.structs.replace(decided(attempt=2, worker=worker), decision="r0.b1.7")
+    if queues:
+        story.tell("w.w1", engine_step(queued(attempt=2, dispatch=encode(sent))))
+    if holds:
+        story.tell("w.w2", msgspec.structs.replace(held("w2", "q1", 32), attempt=2))
+    if killed:
+        story.own("r.r0")
+        story.replica("r0", "b2")
+    story.replica("r1")
+    returned = v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0)
+    story.tell("r.r1", returned, observed(), decided(attempt=attempt, worker="w2"))
+    return story
+
+
+@pytest.mark.parametrize(
+    ("attempt", "changes", "says"),
+    [
+        (3, {}, ""),
+        (2, {}, ""),
+        (4, {}, "attempt 4 follows attempt 1"),
+        (3, {"queues": False}, "attempt 3 follows attempt 1"),
+        (3, {"queues": False, "holds": True}, ""),
+        (2, {"killed": False}, "attempt 2 was sent to w2:1 and taken by w1:1"),
+        (2, {"worker": "w0"}, "attempt 2 was sent to w2:1 and taken by w1:1"),
+    ],
+)
+def test_i4_knows_attempts_that_a_killed_gateway_did_not_write(
+    attempt: int, changes: dict[str, bool | str], says: str
+) -> None:
+    found = i4_one_live_epoch.check(adopted(attempt, **changes).groups, [])
+    assert says in about(found) if says else found == []

@@ -192,7 +192,8 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
             event = cut.event
             begun = min(cut.at_ms, died.get((event.worker, event.incarnation), cut.at_ms))
             following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
-            first = first_tokens.get((course.request, event.attempt + 1))
+            after = min((n for n in sent if n > event.attempt), default=event.attempt + 1)
+            first = first_tokens.get((course.request, after))
             back = following if first is None else first.at_ms
             if 0 <= following < back:
                 back = following  # its worker was cut from the log and told of it late
@@ -207,5 +208,5 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 begun_ms=begun,
                 back_ms=back,
                 resumed_on="" if first is None else first.stream.removeprefix("w."),
-                sent_ms=sent.get(event.attempt + 1, begun),
+                sent_ms=sent.get(after, begun),
             )

@@ -15,7 +15,6 @@ is a violation, as is one that only the leader can end, by the log. Check a drai
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from relume.chaos.validators.records import (
@@ -23,11 +22,11 @@ from relume.chaos.validators.records import (
     Course,
     Violation,
     courses,
-    events_of,
     log_of,
     of_clients,
 )
 from relume.chaos.validators.unacknowledged_requests import UnacknowledgedRequests, in_order
+from relume.chaos.validators.unwritten_decisions import broken_replicas
 from relume.controlplane.gateway.http.routes import PROTECTED
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -48,7 +47,7 @@ _SHOWN_AS = {"tool_calls": "stop"}
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
     """Violations in the log itself, then between log and clients."""
     found = courses(groups)
-    broken, lost = _broken(groups)
+    broken, lost = broken_replicas(groups)
     unheard = UnacknowledgedRequests(groups, lost) if broken else None
     unacknowledged = set(unheard.tokens) if unheard is not None else set()
     out = [
@@ -183,13 +182,3 @@ _OUTCOMES = {
     "cut": _cut,
     "gone": _gone,
 }
-
-
-def _broken(groups: Sequence[RevisionGroup]) -> tuple[set[str], set[str]]:
-    """Streams of replicas that restarted or were declared lost, and of the latter alone."""
-    lives = Counter(
-        at.stream for at in events_of(groups, "r.") if type(at.event) is v.ReplicaStarted
-    )
-    fleet = (at.event for at in events_of(groups, "fleet"))
-    lost = {f"r.{e.replica}" for e in fleet if type(e) is v.ReplicaLost}
-    return {stream for stream, count in lives.items() if count > 1} | lost, lost

@@ -4,14 +4,25 @@ returned there), and one attempt of it is live.
 Attempts are numbered 1, 2, ... The gateway dispatches a further one only after it has given up
 the one before. It dispatches nothing after the end. An engine accepts an attempt only if the
 dispatch named it and its incarnation.
+
+A killed gateway may have sent attempts that it never wrote (`UnwrittenDecisions`); nobody reads
+their answers. The next owner, which may not know of them, skips their numbers or uses them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relume.chaos.validators.records import ClientRecord, Course, Violation, courses
+from relume.chaos.validators.records import (
+    ClientRecord,
+    Course,
+    Violation,
+    courses,
+    events_of,
+)
+from relume.chaos.validators.unwritten_decisions import UnwrittenDecisions, broken_replicas
 from relume.events import vocabulary as v
+from relume.events.log.entries import Entry
 from relume.events.log.interface import RevisionGroup
 
 PROMISE = "I4"
@@ -20,10 +31,37 @@ PROMISE = "I4"
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
     """Requests with two owners, two live attempts, or an engine that was never chosen."""
     out = []
-    for course in courses(groups).values():
-        texts = [*_owners(course), *_attempts(course), *_engines(course)]
+    found = courses(groups)
+    broken, lost = broken_replicas(groups)
+    unwritten = UnwrittenDecisions(groups, lost) if broken else None
+    held = _held(groups) if any(len(course.owners) > 1 for course in found.values()) else {}
+    for course in found.values():
+        known = {change.attempt for _, change in course.queued} | held.get(course.request, set())
+        texts = [*_owners(course), *_attempts(course, known), *_engines(course, unwritten)]
         out += [Violation(PROMISE, course.request, text) for text in texts]
     return out
+
+
+def _held(groups: Sequence[RevisionGroup]) -> dict[str, set[int]]:
+    """Attempts by request of which a holder has blocks. An engine that was cut from the log may
+    have sent them."""
+    found: dict[str, set[int]] = {}
+    for at in events_of(groups, "w."):
+        if type(at.event) is v.CheckpointsAcknowledged:
+            for held in at.event.held:
+                found.setdefault(held.request, set()).add(held.attempt)
+        elif type(at.event) is v.CheckpointAcknowledged:
+            found.setdefault(at.event.request, set()).add(at.event.attempt)
+    return found
+
+
+def _is_orphan(at: Entry, change: v.RequestQueued, unwritten: UnwrittenDecisions | None) -> bool:
+    """Whether a gateway that was killed sent this attempt to this engine and never wrote it."""
+    sent = unwritten.of(change.dispatch) if unwritten is not None else None
+    if sent is None:
+        return False
+    there = sent.request, sent.attempt, sent.worker, sent.incarnation
+    return there == (change.request, change.attempt, at.stream[2:], at.event.incarnation)
 
 
 def _owners(course: Course) -> list[str]:
@@ -36,7 +74,8 @@ def _owners(course: Course) -> list[str]:
     return []
 
 
-def _attempts(course: Course) -> list[str]:
+def _attempts(course: Course, known: set[int]) -> list[str]:
+    """`known`: attempts that engines or holders reported, whose numbers a new owner skips."""
     texts = []
     live = last = 0
     over = False
@@ -52,17 +91,20 @@ def _attempts(course: Course) -> list[str]:
                 texts.append(f"attempt {event.attempt} was dispatched after the end")
             if live:
                 texts.append(f"attempt {event.attempt} was dispatched while {live} was live")
-            if event.attempt != last + 1:
+            skipped = set(range(last + 1, event.attempt))
+            may_skip = at.stream in course.owners[1:] and skipped <= known
+            if event.attempt <= last or (skipped and not may_skip):
                 texts.append(f"attempt {event.attempt} follows attempt {last}")
             live = last = event.attempt
     return texts
 
 
-def _engines(course: Course) -> list[str]:
+def _engines(course: Course, unwritten: UnwrittenDecisions | None) -> list[str]:
     chosen = {d.attempt: (d.worker, d.incarnation) for d in course.decisions}
     takers: dict[int, set[tuple[str, int]]] = {}
-    for at, attempt in course.queued:
-        takers.setdefault(attempt, set()).add((at.stream[2:], at.event.incarnation))
+    for at, change in course.queued:
+        if not _is_orphan(at, change, unwritten):
+            takers.setdefault(change.attempt, set()).add((at.stream[2:], at.event.incarnation))
     texts = []
     for attempt, engines in takers.items():
         for worker, incarnation in sorted(engines):
