@@ -8,7 +8,8 @@ from relume.controlplane.stream.arrival import Arrival
 class LiveRequest:
     """One open request. `running`: its attempt is under way; `failure`: how the last attempt
     ended; `delivered`: the tokens delivered then. `envelopes`: holders that may have its
-    envelope. `claimed_at`: position of our event that its client returned, 0 for none, and
+    envelope. `newest`: the last attempt that engines or holders know, which a former owner may not
+    have written. `claimed_at`: position of our event that its client returned, 0 for none, and
     `claimed` the tokens which that client had."""
 
     __slots__ = (
@@ -21,13 +22,14 @@ class LiveRequest:
         "envelopes",
         "failure",
         "incarnation",
+        "newest",
         "running",
         "worker",
     )
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
-        self.attempt = 0
+        self.attempt = self.newest = 0
         self.avoid: tuple[str, ...] = ()
         self.worker = ""
         self.incarnation = 0
@@ -36,6 +38,11 @@ class LiveRequest:
         self.delivered = 0
         self.claimed = self.claimed_at = 0
         self.envelopes: tuple[str, ...] = ()
+
+    def lose_attempt(self) -> None:
+        """The attempt is over: the next one gets a number that no attempt has."""
+        self.running = False
+        self.attempt = max(self.attempt, self.newest)
 
 
 LiveRequests = dict[str, LiveRequest]

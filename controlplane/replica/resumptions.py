@@ -20,6 +20,7 @@ from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import AttemptMode, EnginePhase, RequestOutcome, TransportKind
 from relume.policies.state import coverage
+from relume.policies.state.lifecycles.stream_resumption import newest_attempt
 
 log = structlog.get_logger("relume.returns")
 
@@ -155,11 +156,14 @@ class StreamResumptions:
     def _taken(self, live: LiveRequest) -> Assignment | None:
         self._look_up(live)
         left = self._where(live)
-        if left is None and live.attempt:
-            gone = "its engine was gone when its client came back"
-            self._observed(
-                live.arrival.request, live.attempt, TransportKind.ENGINE_DEAD, live.claimed, gone
-            )
+        fleet, request = self._decisions.view.fleet, live.arrival.request
+        live.newest = newest_attempt(fleet, request, live.attempt)
+        if left is None:
+            if live.attempt:
+                gone = "its engine was gone when its client came back"
+                kind = TransportKind.ENGINE_DEAD
+                self._observed(request, live.attempt, kind, live.claimed, gone)
+            live.lose_attempt()
         return left
 
     def left_unserved(self, live: LiveRequest) -> None:

@@ -295,7 +295,8 @@ class Scheduler:
     ) -> None:
         """See SchedulerPort.observed."""
         live = self.live[request]
-        live.running, live.failure = False, kind
+        live.failure = kind
+        live.lose_attempt()
         failed = f"{live.worker}:{live.incarnation}"
         if kind != TransportKind.MOVED and failed not in live.avoid:
             live.avoid = (*live.avoid, failed)

@@ -11,7 +11,8 @@ from relume.controlplane.replica.live_requests import LiveRequest
 from relume.controlplane.replica.resumptions import UNSERVED_TICKS, StreamResumptions
 from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import Guarantee, RequestOutcome
+from relume.events.vocabulary.enums import Guarantee, RequestOutcome, TransportKind
+from tests.policies.story import Story, arrived, decided, died, engine_step, queued
 
 OURS = "r.r0"
 
@@ -27,7 +28,7 @@ class LateReturn:
         )
         self.fleet = SimpleNamespace(
             streams={OURS: SimpleNamespace(position=3)}, requests={"q": request}, placed={},
-            workers={}, tick=7,
+            workers={}, holders={}, tick=7,
         )  # fmt: skip
         decisions: Any = SimpleNamespace(
             view=SimpleNamespace(fleet=self.fleet, stream=OURS), boot="b", emit=self.emit,
@@ -115,3 +116,46 @@ def test_a_client_that_returns_to_what_we_let_go_of_gets_one_end() -> None:
     del late.live["q"]  # it ended, and its end is on the way to the log
     late.pass_ticks(UNSERVED_TICKS + 1)
     assert [type(event) for event in late.written] == [v.ClientReturned]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_new_owner_uses_no_number_of_an_attempt_that_was_not_written(runs: bool) -> None:
+    """The former one sent attempt 2 to w1, and was killed before it wrote that."""
+    story = Story()
+    story.worker("w0")
+    story.worker("w1")
+    story.replica("r1")
+    story.replica("r0")
+    story.tell("r.r1", arrived(), decided())
+    story.tell("w.w1", engine_step(queued(attempt=2)))
+    if not runs:
+        story.tell("w.w0", died())
+    lost: list[Any] = []
+    view = SimpleNamespace(fleet=story.fleet, stream=OURS)
+
+    def emit(event: Any) -> int:
+        story.tell(OURS, event)
+        return story.fleet.streams[OURS].position
+
+    decisions: Any = SimpleNamespace(view=view, boot="b1", emit=emit, decision_id=lambda: "d")
+
+    async def changed() -> None: ...
+
+    live: dict[str, LiveRequest] = {}
+    returns = StreamResumptions(decisions, live, lambda *given: lost.append(given), changed)
+    arrival = Arrival(
+        request="q1", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
+        max_tokens=9, verdict="exact",
+    )  # fmt: skip
+    returns.adopt(arrival, 5, 0)
+    ours, left = await returns.owned("q1", 1.0)
+    assert ours
+    if runs:
+        assert left is not None and (left.worker, left.attempt) == ("w0", 1)
+        assert live["q1"].attempt == 1 and lost == []
+        live["q1"].lose_attempt()
+    else:
+        assert left is None and [given[:3] for given in lost] == [
+            ("q1", 1, TransportKind.ENGINE_DEAD)
+        ]
+    assert live["q1"].attempt == 2, "the next one is the third"

@@ -12,8 +12,28 @@ from collections.abc import Callable
 from typing import Any
 
 from relume.events import vocabulary as v
+from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Fleet, Request
 from relume.policies.state.lifecycles.request_life import Input, follows
+
+UNWRITTEN_ATTEMPTS = 8
+"""Maximum number of attempts that a dead gateway is assumed to have sent and not written."""
+
+
+def newest_attempt(fleet: Fleet, request: str, written: int) -> int:
+    """The last attempt of `request` that an engine runs or a holder has blocks of, at least
+    `written`, the last one that its owners wrote. A gateway acts before it writes, so one that died
+    may have sent later attempts; a new owner must not use their numbers again."""
+    limit = written + UNWRITTEN_ATTEMPTS
+    newest = written
+    for site in fleet.holders.values():
+        covered = site.covered.get(request)
+        if covered is not None and newest < covered.attempt <= limit:
+            newest = covered.attempt
+    keys = [(n, key_of(request, n)) for n in range(written + 1, limit + 1)]
+    for worker in fleet.workers.values():
+        newest = max([newest, *(n for n, key in keys if key in worker.attempts)])
+    return newest
 
 
 def orphan(fleet: Fleet, request: Request) -> None:

@@ -8,7 +8,16 @@ from relume.events import vocabulary as v
 from relume.policies.leader.duties import step
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import fold
-from tests.policies.story import arrived, ended, replica_started
+from relume.policies.state.lifecycles.stream_resumption import UNWRITTEN_ATTEMPTS, newest_attempt
+from tests.policies.story import (
+    Story,
+    arrived,
+    decided,
+    ended,
+    engine_step,
+    queued,
+    replica_started,
+)
 
 
 def _fleet(grace_ticks: int = 3) -> Fleet:
@@ -76,3 +85,25 @@ def test_the_next_leader_ends_what_expired_and_nothing_else() -> None:
     assert len(_ticks(fleet, 1, 5)) == 1  # written by a leader that died with it
     owed = _owed(fleet, "fleet", v.LeaderElected("r1", "r1"))
     assert [type(e) for e in owed] == [v.RequestEnded]
+
+
+def test_a_new_owner_knows_attempts_that_the_former_one_did_not_write() -> None:
+    story = Story()
+    story.worker("w0")
+    story.worker("w1")
+    story.replica()
+    story.tell("r.r0", arrived(), decided())
+    assert newest_attempt(story.fleet, "q1", 1) == 1
+    story.tell("w.w1", engine_step(queued(attempt=3), queued("q2", attempt=4)))
+    assert newest_attempt(story.fleet, "q1", 1) == 3
+    daemon = v.StateDaemonStarted(worker="w0", boot="b", epoch=1, address="", budget_bytes=999)
+    held = v.CheckpointAcknowledged(
+        holder="w0", boot="b", request="q1", child=0, attempt=5, blocks=2, tokens=32, bytes=320
+    )
+    story.tell("w.w0", daemon, held)
+    assert newest_attempt(story.fleet, "q1", 1) == 5
+    absurd = 1 + UNWRITTEN_ATTEMPTS + 1
+    story.tell("w.w1", engine_step(queued(attempt=absurd)))
+    story.tell("w.w0", msgspec.structs.replace(held, attempt=absurd))
+    assert newest_attempt(story.fleet, "q1", 1) == 3, "no engine or holder makes it grow at will"
+    assert newest_attempt(story.fleet, "q1", 7) == absurd
