@@ -174,6 +174,8 @@ _MOST_AHEAD_MS = 2000
 _MOST_BEHIND_MS = 300_000
 """A worker's clock beyond these limits, relative to the control plane's, has jumped. A segment that
 lags less waited for etcd."""
+_MOST_BACK_MS = 1000
+"""A worker's clock that shows less than before, by more than this, has jumped back."""
 
 
 def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[int, str], int]:
@@ -188,12 +190,17 @@ def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[int, str], int]:
             elif after and segment.at_ms > after + _MOST_AHEAD_MS:
                 times[group.revision, segment.stream] = after
     before = 0
+    latest: dict[str, int] = {}
     for group in groups:
         for segment in group.segments:
+            key = group.revision, segment.stream
             if not segment.stream.startswith("w."):
                 before = segment.at_ms
-            elif segment.at_ms < before - _MOST_BEHIND_MS:
-                times[group.revision, segment.stream] = before
+                continue
+            own = latest.get(segment.stream, 0)
+            if segment.at_ms < max(before - _MOST_BEHIND_MS, min(before, own) - _MOST_BACK_MS):
+                times[key] = before
+            latest[segment.stream] = max(own, times.get(key, segment.at_ms))
     return times
 
 

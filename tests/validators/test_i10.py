@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from relume.chaos.validators.promises.requests import i10_recovery_bound
-from relume.chaos.validators.records import ClientRecord
+from relume.chaos.validators.records import ClientRecord, Log
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from tests.policies.story import Story, arrived, decided, died, ended, engine_step, observed, queued
@@ -48,6 +48,23 @@ def test_i10_measures_to_the_attempt_that_was_sent_next(attempt: int, fine: bool
     story.tell("r.r0", ended(attempts=3))
     groups = timed(story, {1: 1000, cut: 5000, cut + 1: 9000, cut + 2: 60_000})
     assert (i10_recovery_bound.check(groups, [], bound_ms=500) == []) is fine
+
+
+@pytest.mark.parametrize(("took_ms", "fine"), [(400, True), (900, False)])
+@pytest.mark.parametrize("back_ms", [2000, 137_000])
+def test_i10_puts_a_clock_right_that_jumped_back(back_ms: int, took_ms: int, fine: bool) -> None:
+    """The worker's clock shows less than before: its engine did not die that long ago."""
+    story = short()
+    asked = story.revision - 1
+    story.tell("fleet", v.Tick(number=1, unix_ms=0))
+    story.tell("w.w0", died())
+    dead = story.revision
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    story.tell("r.r0", ended(attempts=2))
+    times = {1: 200_000, asked: 204_990, dead: 205_000 - back_ms, dead + 1: 205_000}
+    groups = timed(story, {**times, dead + 2: 205_000 + took_ms, dead + 3: 300_000})
+    assert (i10_recovery_bound.check(Log(groups), [], bound_ms=500) == []) is fine
 
 
 def test_i10_is_not_misled_by_a_worker_that_tells_late() -> None:
