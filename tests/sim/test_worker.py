@@ -28,6 +28,7 @@ from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.chaos.sim.world.worker_machine import WorkerSettings
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode_all
+from relume.events.wire.worker_calls import HANDOVER_PATH
 
 
 class Heard:
@@ -324,6 +325,32 @@ def test_a_damaged_block_ends_a_restore_and_what_is_behind_it_is_computed():
     (failed,) = bench.events(v.RestoreFailed, stream="w.w2")
     assert (failed.reason, failed.tokens) == ("corrupt", 160)
     assert bench.changes(v.PrefillChunkDone, stream="w.w2")[0].tokens == 400 - 160
+
+
+def test_an_attempt_that_waits_for_its_blocks_is_handed_over_at_once():
+    bench = Bench(3, checkpoint_mb=4)
+
+    async def work():
+        bench.dispatch(output=1500, checkpoint=("tcp://w1:6000",))
+        await asyncio.sleep(2)
+        bench.hosts[0].engine.kill()
+        heard = bench.dispatch(2, attempt=2, output=1500, delivered=300, restore=("tcp://w1:6000",))
+        while not bench.hosts[2].engine.checkpoints.loads:
+            await asyncio.sleep(0.0001)
+        bench.wires.cut("w1", "w2", "holder")
+        engine, at_s = bench.hosts[2].engine, bench.loop.time()
+        call = {"request": "q1", "attempt": 2, "incarnation": engine.incarnation}
+        assert engine.process.context.run(engine.call, HANDOVER_PATH, call)[0] == 200
+        while not heard.ends:
+            await asyncio.sleep(0.001)
+        took_s = bench.loop.time() - at_s
+        await asyncio.sleep(10)
+        return heard, took_s
+
+    heard, took_s = bench.run(work())
+    assert heard.ends == ["moved"] and took_s < 0.1
+    assert [c.reason for c in bench.changes(v.EngineFinished, stream="w.w2")] == ["abort"]
+    assert bench.changes(v.RequestAdmitted, stream="w.w2") == []
 
 
 @pytest.mark.parametrize("rule", ["loss", "duplicate", "reorder"])

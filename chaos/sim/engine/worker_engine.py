@@ -217,12 +217,12 @@ class EngineProcess:
 
     def _submit(self, track: Track, restored: int) -> None:
         """Submit to the scheduler, with `restored` tokens of its KV present."""
+        if self.tracks.get(track.name) is not track:
+            return  # it has left
         what = track.what
         generated = what.delivered if what.mode == AttemptMode.CONTINUE else 0
         restored = max(restored, self.machine.warm.pop(what.asked, 0))
-        if track.leaving:
-            self._gone(track, 0)
-        elif generated >= what.output_tokens:
+        if generated >= what.output_tokens:
             self._finish(track, "length", generated)
         else:
             job = Job(
@@ -312,10 +312,9 @@ class EngineProcess:
             return  # it ended at that moment
         waiting = track.name not in self.engine.running
         track.leaving = why
-        if not self.engine.abort(track.name, self._loop.now_ns):
-            if self.checkpoints is not None and self.checkpoints.restoring(track):
-                return  # it leaves when its blocks have arrived
-        elif waiting:
+        if self.checkpoints is not None and self.checkpoints.restoring(track):
+            self._gone(track, 0)  # vLLM ends it now; only its blocks wait for what is to arrive
+        elif self.engine.abort(track.name, self._loop.now_ns) and waiting:
             self._gone(track, 0)
         self._write()
         self._arm()
