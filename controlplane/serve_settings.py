@@ -21,6 +21,7 @@ from relume.policies.admission import admission_settings
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.leader.duties import HEALTHY_TICKS
+from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.migration import migration_settings
 from relume.policies.routing import routing_settings
 
@@ -229,6 +230,10 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
     health_limits: Annotated[
         dict[str, int],
         limits("Limits of circuit breakers and suspects", HealthConfig),
+    ] = {}
+    overdue_limits: Annotated[
+        dict[str, int],
+        limits("When a stream moves that gets no tokens while its engine steps", OverdueConfig),
     ] = {}
     gateway_limits: Annotated[dict[str, float], limits("Limits of the gateway", GatewayConfig)] = {}
     etcd_limits: Annotated[

@@ -28,6 +28,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "recovery": 1,
     "migration": 1,
     "stall": 2,
+    "overdue": 1,
     "leader": 1,
     "detail": 1,
     "health": 2,
@@ -56,6 +57,7 @@ _KINDS: dict[type, str] = {
     v.RecoveryPlanned: "recovery",
     v.MigrationPlanned: "migration",
     v.StallJudged: "stall",
+    v.StreamJudged: "overdue",
 }
 _OLD_SHAPES = {"": 1, "35fc4648": 1}
 """How shapes were named before they had numbers."""

@@ -6,7 +6,7 @@ from relume.events.settings.declared import Setting
 from relume.policies.admission import admission_settings
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.health import health_settings
-from relume.policies.liveness import stall
+from relume.policies.liveness import overdue, stall
 from relume.policies.migration import migration_settings
 from relume.policies.routing import routing_settings
 
@@ -17,6 +17,7 @@ SETTINGS: dict[str, Setting] = {
     **routing_settings.SETTINGS.settings,
     **admission_settings.SETTINGS.settings,
     **health_settings.SETTINGS.settings,
+    **overdue.SETTINGS.settings,
 }
 CHOICES = {key: setting.choices for key, setting in SETTINGS.items() if setting.choices}
 INTEGERS = frozenset(key for key, setting in SETTINGS.items() if setting.kind is int)

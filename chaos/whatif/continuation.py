@@ -23,7 +23,7 @@ from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import AdminCommand, EnginePhase
 from relume.policies.admission import admission_settings as waiting_settings
 from relume.policies.checkpoints import checkpoint_settings
-from relume.policies.liveness import stall
+from relume.policies.liveness import overdue, stall
 from relume.policies.migration import migration_settings
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import routing_settings
@@ -58,6 +58,7 @@ def rules_of(stream: str, fold: Fleet, changed: dict[str, str]) -> Rules:
         migration=migration_settings.config_of(view),
         routing=routing_settings.config_of(view),
         waiting=waiting_settings.config_of(view),
+        overdue=overdue.config_of(view),
     )
     return Rules(config, changed.get(WEIGHT), frozenset(changed))
 

@@ -96,7 +96,7 @@ def cut_of(events: Sequence[Entry], first: Difference) -> tuple[int, int, int]:
         if (e.stream, e.position) == (first.stream, first.position)
     )  # fmt: skip
     event, at = events[until].event, until
-    if isinstance(event, v.StallJudged):
+    if isinstance(event, v.StallJudged | v.StreamJudged):
         at = _back(events, until, event.silent_us // 1000)
     elif isinstance(event, v.MigrationPlanned):
         at = _last(events, until, lambda e: _commands(e, event.worker))

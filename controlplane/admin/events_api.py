@@ -21,6 +21,7 @@ TYPES: dict[str, type] = {tag.partition("/")[0]: kind for tag, kind in TAGS.item
 DECISIONS = (
     v.RouteDecided,
     v.StallJudged,
+    v.StreamJudged,
     v.EffectsDecided,
     v.DetailDecided,
     v.RequestHeld,

@@ -266,6 +266,33 @@ class Gateway:
             attempt.worker_lost(cause, detail)
         return len(attempts)
 
+    def silent_on(
+        self, worker: str, incarnation: int, before: float
+    ) -> dict[tuple[str, int], float]:
+        """See GatewayPort.silent_on."""
+        found = {}
+        for attempt in self._attempts.get((worker, incarnation), ()):
+            since = attempt.silence_began(before)
+            if since < before:
+                found[attempt.arrival.request, attempt.attempt] = since
+        return found
+
+    def break_stream(
+        self,
+        worker: str,
+        incarnation: int,
+        request: str,
+        attempt: int,
+        cause: TransportKind,
+        detail: str = "",
+    ) -> bool:
+        """See GatewayPort.break_stream."""
+        for found in self._attempts.get((worker, incarnation), ()):
+            if (found.arrival.request, found.attempt) == (request, attempt):
+                found.worker_lost(cause, detail)
+                return True
+        return False
+
     def let_go(self, request: str) -> None:
         """Another replica serves the client of that stream now."""
         if (session := self._streams.open.get(request)) is not None:

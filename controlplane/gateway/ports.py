@@ -1,4 +1,4 @@
-"""What the gateway needs of the scheduler, and what it offers to the stall watch.
+"""What the gateway needs of the scheduler, and what it offers to the watches.
 
 The gateway moves bytes and knows clients; the scheduler knows the fleet and the log.
 Both live in one process and one event loop; every call here is synchronous and cheap.
@@ -158,7 +158,7 @@ class SchedulerPort(Protocol):
 
 
 class GatewayPort(Protocol):
-    """Offered by the gateway to the stall watch, to notices and to draining."""
+    """Offered by the gateway to the watches, to notices and to draining."""
 
     activity: dict[tuple[str, int], Activity]
 
@@ -166,6 +166,26 @@ class GatewayPort(Protocol):
         self, worker: str, incarnation: int, cause: TransportKind, detail: str = ""
     ) -> int:
         """Fail over every attempt on that incarnation now; returns how many there were."""
+        ...
+
+    def silent_on(
+        self, worker: str, incarnation: int, before: float
+    ) -> dict[tuple[str, int], float]:
+        """Attempts on that incarnation, as (request, attempt), that must bring tokens, can resume
+        elsewhere, and were silent since a time before `before` (loop seconds): the time of their
+        last byte. A stream whose client reads too slowly is none of them."""
+        ...
+
+    def break_stream(
+        self,
+        worker: str,
+        incarnation: int,
+        request: str,
+        attempt: int,
+        cause: TransportKind,
+        detail: str = "",
+    ) -> bool:
+        """Fail over that attempt now; False if it is not there any more."""
         ...
 
     def let_go(self, request: str) -> None:

@@ -27,7 +27,7 @@ from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 from relume.controlplane.stream.machine import StreamMachine
-from relume.controlplane.stream.stream_data import Stream
+from relume.controlplane.stream.stream_data import NEVER, Stream
 from relume.controlplane.stream.stream_states import Delivering, Queued
 from relume.controlplane.stream.worker_requests import resume_claim
 from relume.events.failpoints import failpoint_client
@@ -255,6 +255,20 @@ class RequestSession:
     def is_movable(self) -> bool:
         """Whether the attempt may be handed over now: it runs, and can resume elsewhere."""
         return self.upstream is not None and self.machine.is_movable
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt under way; 0: none."""
+        to = self.machine.attempt
+        return to.attempt if to is not None else 0
+
+    def silence_began(self, before: float) -> float:
+        """Time of the last byte, if that is before `before`, a token is due and the stream can
+        resume elsewhere; else NEVER."""
+        upstream = self.upstream
+        if upstream is None or upstream.heard >= before or self.paused:
+            return NEVER
+        return upstream.heard if self.machine.owes_token else NEVER
 
     def worker_lost(self, cause: str, detail: str = "") -> None:
         """Another part gave the engine up, or knows that it is dead."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import RecoveryKind
+from relume.policies.liveness.overdue import Judgement, Silence
 
 Answer = tuple[str, tuple[str, ...]]
 """What was chosen, and all that was weighed."""
@@ -91,3 +92,12 @@ def _way(option: v.RecoveryOption) -> str:
 def judged(hung: bool, silent_us: int, bound_us: int) -> Answer:
     """A judgement of silence."""
     return "hung" if hung else "not hung", (f"silent {silent_us} us of {bound_us} us allowed",)
+
+
+def stream_judged(seen: Silence, found: Judgement) -> Answer:
+    """A judgement of one stream's silence."""
+    decodes = "finished" if found.finished else "decoded" if found.decodes else "not decoded"
+    return "stuck" if found.stuck else "not stuck", (
+        f"silent {seen.silent_us} us of {found.bound_us} us allowed",
+        f"{found.steps} steps since step {seen.from_step}, {decodes}, probe {seen.probe}",
+    )

@@ -282,6 +282,20 @@ def _judged(event: v.StallJudged) -> list[str]:
     ]
 
 
+def _stream_judged(event: v.StreamJudged) -> list[str]:
+    answer = "stuck" if event.stuck else "not stuck"
+    decodes = (
+        "has finished" if event.finished else "decodes" if event.decodes else "does not decode"
+    )
+    return [
+        f"no token came from {event.worker}:{event.incarnation} for {event.silent_us / 1000:.0f} ms "
+        f"(bound {event.bound_us / 1000:.0f} ms), in which it made {event.steps} steps: "
+        f"judged {answer}",
+        f"by its reports the engine {decodes} attempt {event.attempt}; its probe {event.probe}",
+        f"{event.decision} on basis ({event.basis.revision}, {event.basis.position})",
+    ]
+
+
 def _holders(event: v.HolderChosen) -> list[str]:
     cause = event.cause.replace("_", " ")
     size = f"{event.expected_blocks} blocks, {event.expected_bytes} bytes expected"
@@ -397,6 +411,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RequestShed: _shed,
     v.ClientReturned: _returned,
     v.StallJudged: _judged,
+    v.StreamJudged: _stream_judged,
     v.RequestQueued: lambda e: [f"the engine took attempt {e.attempt}: {e.prompt_tokens} tokens"],
     v.RequestAdmitted: lambda e: [
         f"admitted with {e.blocks} KV blocks, {e.cached_tokens} tokens were cached"

@@ -174,6 +174,7 @@ class _Export:
             v.RecoveryPlanned: self._plan,
             v.MigrationPlanned: self._plan,
             v.StallJudged: self._stall,
+            v.StreamJudged: self._stream_judged,
             v.RequestHeld: self._waiting,
             v.RequestShed: self._waiting,
             v.EffectsDecided: self._effects,
@@ -322,6 +323,10 @@ class _Export:
     def _stall(self, event_id: int, entry: Entry, event: v.StallJudged) -> None:
         reason = "hung" if event.hung else "not hung"
         self._decision(event_id, entry, event, worker=event.worker, reason=reason)
+
+    def _stream_judged(self, event_id: int, entry: Entry, event: v.StreamJudged) -> None:
+        reason, place = "stuck" if event.stuck else "not stuck", event.worker
+        self._decision(event_id, entry, event, request=event.request, worker=place, reason=reason)
 
     def _waiting(self, event_id: int, entry: Entry, event: Any) -> None:
         reason = event.cause if type(event) is v.RequestHeld else event.reason

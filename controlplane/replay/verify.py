@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Protocol
 
 from msgspec.structs import replace
 
-from relume.controlplane.replay.answers import judged, routed
+from relume.controlplane.replay.answers import judged, routed, stream_judged
 from relume.controlplane.replay.divergence import Verdict
 from relume.controlplane.replay.verify_checkpoints import check_holders, check_migration, check_plan
 from relume.controlplane.replay.verify_waiting import RoomReplay
@@ -47,7 +47,7 @@ from relume.policies.decision_versions import (
 from relume.policies.health import evidence
 from relume.policies.leader import log_detail as shedding
 from relume.policies.leader.duties import step
-from relume.policies.liveness import stall
+from relume.policies.liveness import overdue, stall
 from relume.policies.recovery.resume_mode import mode_of
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing.route_query import RouteQuery
@@ -426,6 +426,26 @@ def _check_stall(
         verdict.changed("stall", engine, event, stream, position, recorded, other)
 
 
+def _check_stream(
+    view: View, stream: str, position: int, event: v.StreamJudged, verdict: Verdict
+) -> None:
+    verdict.decisions += 1
+    seen = overdue.Silence(silent_us=event.silent_us, from_step=event.from_step, probe=event.probe)
+    of = event.request, event.attempt
+    place, config = (event.worker, event.incarnation), overdue.config_of(view)
+    found = overdue.judge(view.fleet, place, of, seen, config)
+    recorded = overdue.Judgement(
+        steps=event.steps,
+        decodes=event.decodes,
+        finished=event.finished,
+        bound_us=event.bound_us,
+        stuck=event.stuck,
+    )
+    if found != recorded:
+        answers = stream_judged(seen, recorded), stream_judged(seen, found)
+        verdict.changed("overdue", event.request, event, stream, position, *answers)
+
+
 def _counted(view: View, stream: str, position: int, event: Any, verdict: Verdict) -> None:
     """What `RoomReplay` looks at."""
     verdict.decisions += 1
@@ -434,6 +454,7 @@ def _counted(view: View, stream: str, position: int, event: Any, verdict: Verdic
 CHECKS: dict[type, Check] = {
     v.RouteDecided: check_route,
     v.StallJudged: _check_stall,
+    v.StreamJudged: _check_stream,
     v.HolderChosen: check_holders,
     v.RecoveryPlanned: check_plan,
     v.MigrationPlanned: check_migration,

@@ -240,6 +240,7 @@ OF_REQUEST = (
     v.RequestEnded,
     v.RequestHeld,
     v.RequestShed,
+    v.StreamJudged,
 )
 """Events that make up the history of one request."""
 _OF_CHECKPOINT = (

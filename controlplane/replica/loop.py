@@ -22,6 +22,7 @@ from relume.controlplane.gateway.ports import GatewayPort
 from relume.controlplane.replica.death_notices import NoticeWatch
 from relume.controlplane.replica.holder_watch import HolderWatch
 from relume.controlplane.replica.leader import Leadership
+from relume.controlplane.replica.liveness.stream_watch import StreamWatch
 from relume.controlplane.replica.migration_watch import MigrationWatch
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.replica.stall_watch import StallWatch
@@ -37,7 +38,8 @@ from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.health import evidence as health
 from relume.policies.health import health_settings
 from relume.policies.health.health_settings import HealthConfig
-from relume.policies.liveness import stall
+from relume.policies.liveness import overdue, stall
+from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.migration import migration_settings
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.routing import routing_settings
@@ -70,6 +72,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     """Its limits; the policy is `policy`."""
     waiting: WaitingConfig = WaitingConfig()
     health: HealthConfig = HealthConfig()
+    overdue: OverdueConfig = OverdueConfig()
 
 
 class StoredFold(Protocol):
@@ -105,8 +108,10 @@ class Watch(Protocol):
 
 def watches_of(scheduler: Scheduler, gateway: GatewayPort) -> dict[str, Watch]:
     """All watches of a replica, by the names of their tasks."""
+    now = asyncio.get_running_loop().time
     return {
-        "stall-watch": StallWatch(scheduler, gateway, asyncio.get_running_loop().time),
+        "stall-watch": StallWatch(scheduler, gateway, now),
+        "stream-watch": StreamWatch(scheduler, gateway, now),
         "notices": NoticeWatch(scheduler, gateway),
         "holder-watch": HolderWatch(scheduler),
         "migration-watch": MigrationWatch(scheduler, gateway),
@@ -195,6 +200,7 @@ class Replica:
                 )
                 + waiting_settings.settings_of(self.config.waiting)
                 + health_settings.settings_of(self.config.health)
+                + overdue.settings_of(self.config.overdue)
                 + decision_versions.settings(),
             )
         )

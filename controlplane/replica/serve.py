@@ -25,6 +25,7 @@ from relume.events.log.errors import Fenced, LogError, LogUnavailable, StreamOwn
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.health.health_settings import HealthConfig
+from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.liveness.stall import StallConfig
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.routing.routing_settings import RoutingConfig
@@ -148,6 +149,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         ),
         waiting=WaitingConfig(**config.waiting_limits),
         health=HealthConfig(**config.health_limits),
+        overdue=OverdueConfig(**config.overdue_limits),
     )
 
 

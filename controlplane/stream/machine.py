@@ -20,14 +20,21 @@ from relume.controlplane.stream.stream_effects import Effect
 from relume.controlplane.stream.stream_states import (
     Attaching,
     Attempt,
+    AwaitingFirst,
+    Collecting,
     Connecting,
     Counting,
     Detached,
     Ended,
+    Regenerating,
     State,
+    Streaming,
 )
 from relume.controlplane.stream.table import TABLE
-from relume.events.vocabulary.enums import RequestOutcome
+from relume.events.vocabulary.enums import AttemptMode, RequestOutcome
+
+_BRINGING = frozenset((Streaming, Collecting, Regenerating))
+"""States in which tokens of the attempt came already."""
 
 
 class StreamMachine:
@@ -77,6 +84,20 @@ class StreamMachine:
         if stream.relayed is not None:
             return False
         return not stream.again and not stream.obstacle()
+
+    @property
+    def owes_token(self) -> bool:
+        """Whether the attempt brings its tokens one by one, the next one is due, and another worker
+        can take the stream up. A new answer in one piece may come with its end, and a replay sends
+        nothing until it has all of the client's part again: of these no first token is due."""
+        state = self.state
+        if type(state) is AwaitingFirst:
+            mode = state.to.mode
+            is_new = mode == AttemptMode.NEW and self.stream.arrival.stream
+            is_due = is_new or mode == AttemptMode.CONTINUE
+        else:
+            is_due = type(state) in _BRINGING
+        return is_due and self.is_movable
 
     @property
     def placeable(self) -> Assignment | None:

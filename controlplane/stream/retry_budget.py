@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from relume.events.vocabulary.enums import TransportKind
-from relume.policies.liveness.suspicious import OVERLOADED
+from relume.policies.liveness.suspicious import OVERLOADED, WRONG
 
 DEATHS = frozenset((TransportKind.RESET, TransportKind.EOF, TransportKind.ENGINE_DEAD))
 AT_FAULT = 2
@@ -30,10 +30,10 @@ class BudgetLimits(Protocol):
 
 class RetryBudget(Struct, kw_only=True):
     """Of one request. `moves`: of the tries, those that are no failures, because they ended by a
-    handover or on an engine that was hung before; `answers`: statuses of the engine errors, 0 for
-    one without; `deaths`: in a row, with nothing delivered between them; `failed_on`: (worker,
-    incarnation); `failed_alone`: by what was answered, workers on which nothing else ran and no
-    other request had failed."""
+    handover or on an engine that was hung before; `engine_errors`: wrong answers and stuck streams;
+    `answers`: their statuses, 0 for one without; `deaths`: in a row, with nothing delivered between
+    them; `failed_on`: (worker, incarnation); `failed_alone`: by what was answered, workers on which
+    nothing else ran and no other request had failed."""
 
     tries: int = 0
     moves: int = 0
@@ -77,9 +77,11 @@ class RetryBudget(Struct, kw_only=True):
         """Another attempt failed in this way, with `delivered` tokens in all: the status and the
         message that the request ends with, (0, "") while it may be tried again. `alone_on`: the
         worker, if the attempt was alone there."""
-        if kind == TransportKind.ENGINE_ERROR:
+        if kind in WRONG:
             self.engine_errors += 1
             self.answers.add(status)
+            if kind == TransportKind.STUCK:  # elsewhere it may have got stuck at another token
+                answer = f"{answer} after {delivered} tokens"
             if alone_on and status not in OVERLOADED:
                 workers = self.failed_alone.setdefault(answer, set())
                 workers.add(alone_on)

@@ -74,6 +74,8 @@ class RequestCounters:
         elif kind is v.StallJudged:
             self._decisions.labels("stall").inc()
             self._stalls.labels("true" if event.hung else "false").inc()
+        elif kind is v.StreamJudged:
+            self._decisions.labels("overdue").inc()
         elif kind is v.RequestEnded:
             self._ended(event)
 

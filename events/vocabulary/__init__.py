@@ -66,6 +66,7 @@ from relume.events.vocabulary.replica_events import (
     RequestEnded,
     RouteDecided,
     StallJudged,
+    StreamJudged,
     TimerFired,
     TransportObserved,
     WorkerCleared,
@@ -131,6 +132,7 @@ REPLICA_EVENTS = (
     | RouteDecided
     | TransportObserved
     | StallJudged
+    | StreamJudged
     | WorkerSuspected
     | WorkerCleared
     | RequestEnded

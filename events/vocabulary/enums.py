@@ -51,6 +51,8 @@ class RouteCause(Word):
     ARRIVAL = "arrival"
     RESET = "reset"
     STALL = "stall"
+    STUCK = "stuck"
+    """The stream got no more tokens while its engine made steps."""
     ENGINE_DEAD = "engine_dead"
     ENGINE_ERROR = "engine_error"
     STALE = "stale"
@@ -96,6 +98,8 @@ class TransportKind(Word):
     DECLINED = "declined"
     """The new worker of a migrated request answered with a 4xx."""
     STALL = "stall"
+    STUCK = "stuck"
+    """This stream got no more tokens while its engine made steps."""
     TIMEOUT = "timeout"
     MOVED = "moved"
     """Handed over on request: no failure."""
@@ -126,7 +130,7 @@ class TimerKind(Word):
 
 
 class ProbeResult(Word):
-    """What a silent engine did when a replica probed it (`StallJudged.probe`)."""
+    """What an engine did when a replica probed it (`StallJudged.probe`, `StreamJudged.probe`)."""
 
     ANSWERED = "answered"
     SILENT = "silent"

@@ -178,6 +178,32 @@ class StallJudged(Event, frozen=True, tag="stall_judged/1", kw_only=True):
     turns: int = -1
 
 
+class StreamJudged(Event, frozen=True, tag="stream_judged/1", kw_only=True):
+    """Decision: is the stream of attempt `attempt` stuck? Its engine makes steps, and no token
+    comes. All inputs of the policy, and its answer.
+
+    `silent_us` since the stream's last byte; `from_step`: number of the engine's last step when the
+    replica found the stream silent; `probe`: what the engine did when it was probed after that.
+    By the log: `steps` made since `from_step`, whether the engine `decodes` the attempt or has
+    `finished` it, `bound_us` what the policy allowed.
+    """
+
+    decision: str
+    basis: Basis
+    request: str
+    attempt: int
+    worker: str
+    incarnation: int
+    silent_us: int
+    from_step: int
+    probe: ProbeResult
+    steps: int
+    decodes: bool
+    finished: bool
+    bound_us: int
+    stuck: bool
+
+
 class WorkerSuspected(Event, frozen=True, tag="worker_suspected/1"):
     """This replica sends nothing new to the incarnation until it is cleared."""
 

@@ -5,10 +5,10 @@ event says about a worker and reviews that worker (`judgement`). What the leader
 left at the fleet, outside of its state, until `owed` takes it. The fold remembers the last verdict
 that was owed, so each is owed once; a new leader owes again what its predecessor did not write.
 
-Evidence against a worker is a wrong answer of its engine, a connection that failed as those to dead
-engines do, a judged hang, a death, a lapsed lease, and slow steps. No evidence is: a 4xx, a client
-that left, an announced overload (429, 503), our own error, and a request that ended as its client's
-fault, with all that it did to workers before.
+Evidence against a worker is a wrong answer of its engine, a stream that got stuck there, a
+connection that failed as those to dead engines do, a judged hang, a death, a lapsed lease, and slow
+steps. No evidence is: a 4xx, a client that left, an announced overload (429, 503), our own error,
+and a request that ended as its client's fault, with all that it did to workers before.
 
 A log of replicas that do not decide health has none: then nothing is collected.
 """
@@ -27,12 +27,11 @@ from relume.events.vocabulary.enums import (
     FailureClass,
     HealthState,
     RequestOutcome,
-    TransportKind,
 )
 from relume.policies.health import pace
 from relume.policies.health.health_settings import MOST_ERRORS
 from relume.policies.health.judgement import EXCLUDED, FADE_WINDOWS, VERSION, Review, is_slow
-from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS
+from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS, WRONG
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
 
@@ -149,7 +148,7 @@ def _about(fleet: Fleet, name: str, incarnation: int) -> tuple[Worker, WorkerHea
 
 def _on_observed(fleet: Fleet, stream: str, epoch: int, event: v.TransportObserved) -> None:
     kind, key = event.kind, key_of(event.request, event.attempt)
-    wrong = kind == TransportKind.ENGINE_ERROR and event.status not in OVERLOADED
+    wrong = kind in WRONG and event.status not in OVERLOADED
     if not wrong and kind not in SUSPICIOUS:
         worker = fleet.workers.get(event.worker)
         if worker is not None and not isinstance(worker.health, UnsetType):

@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 import httptools
 
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.events.wire.worker_calls import STATE_PATH
 
 
 @dataclass(kw_only=True)
 class Behaviour:
     """What an engine does with one request. `cut_at`: raw bytes of the response sent before
     the connection goes (`cut`: rst or fin). `status`: refuse with it. `hang_at`: send that
-    many raw bytes, then nothing more. `piece`: write in pieces of so many bytes. `apart`: what
+    many raw bytes, then nothing more; `stuck_at`: tokens below that one. `before_s`: time before the
+    first byte. `shows`: frames have bytes for the client. `piece`: write in pieces of so many bytes. `apart`: what
     shows no token comes in frames of its own. `moved_after`: so many frames, then the request
     is handed over."""
 
@@ -37,6 +39,9 @@ class Behaviour:
     status: int = 0
     body: bytes = b'{"error":{"message":"scripted"}}'
     hang_at: int | None = None
+    stuck_at: int | None = None
+    before_s: float = 0.0
+    shows: bool = True
     piece: int = 0
     raw: bytes | None = None
     pause_s: float = 0.0
@@ -150,6 +155,7 @@ class Engine:
         self.name = name
         self.incarnation = incarnation
         self.created = created
+        self.answers_probes = True
         self.cached = 0  # prompt tokens it says it found cached
         self.script: deque[Behaviour] = deque()
         self.default = Behaviour()
@@ -170,6 +176,12 @@ class Engine:
 
     async def __aexit__(self, *_exc: object) -> None:
         self.stop()
+
+    def state(self) -> bytes:
+        """The answer to a probe."""
+        body = json.dumps({"worker": self.name, "incarnation": self.incarnation}).encode()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+        return head + b"content-length: %d\r\n\r\n" % len(body) + body
 
     def stop(self) -> None:
         """Close the listener and every connection, as a killed engine does."""
@@ -223,6 +235,10 @@ class _EngineConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         engine = self.engine
+        if self.url.decode() == STATE_PATH:
+            if engine.answers_probes:
+                self.transport.write(engine.state())
+            return
         behaviour = engine.script.popleft() if engine.script else engine.default
         resume = self.headers.get("x-relume-resume", "")
         body, ids, notes = self.body, (), b""
@@ -249,24 +265,15 @@ class _EngineConnection(asyncio.Protocol):
     async def answer(self, how: Behaviour, seen: Seen) -> None:
         raw = how.raw if how.raw is not None else self.render(how, seen)
         pieces = [raw] if isinstance(raw, bytes) else raw
-        joined = b"".join(pieces)
-        if how.cut_at is not None:
-            pieces = [joined[: how.cut_at]]
-        elif how.cut_after is not None:
-            pieces = pieces[: how.cut_after]
-        elif how.moved_after is not None:
-            end = b":x moved 4\nover"
-            pieces = [*pieces[: how.moved_after + 1], b"%x\r\n%b\r\n0\r\n\r\n" % (len(end), end)]
-        elif how.hang_at is not None:
-            pieces = [joined[: how.hang_at]]
-        elif how.piece:
-            pieces = [joined[i : i + how.piece] for i in range(0, len(joined), how.piece)]
+        pieces = self.scripted(how, seen, pieces)
+        if how.before_s:
+            await asyncio.sleep(how.before_s)
         for piece in pieces:
             if how.pause_s:
                 await asyncio.sleep(how.pause_s)
             await self.can_write.wait()
             self.transport.write(piece)
-        if how.hang_at is not None:
+        if how.hang_at is not None or how.stuck_at is not None:
             await asyncio.sleep(3600)
         if how.cut_at is not None or how.cut_after is not None:
             await asyncio.sleep(how.pause_s)
@@ -280,6 +287,26 @@ class _EngineConnection(asyncio.Protocol):
         seen.finished = True
         if how.close:
             self.transport.close()
+
+    @staticmethod
+    def scripted(how: Behaviour, seen: Seen, pieces: list[bytes]) -> list[bytes]:
+        """What of an answer is sent, and how it is cut."""
+        joined = b"".join(pieces)
+        if how.cut_at is not None:
+            return [joined[: how.cut_at]]
+        if how.cut_after is not None:
+            return pieces[: how.cut_after]
+        if how.moved_after is not None:
+            end = b":x moved 4\nover"
+            return [*pieces[: how.moved_after + 1], b"%x\r\n%b\r\n0\r\n\r\n" % (len(end), end)]
+        if how.hang_at is not None:
+            return [joined[: how.hang_at]]
+        if how.stuck_at is not None:
+            count = how.stuck_at - len(seen.ids)
+            return pieces[: count + 1] if count > 0 else []
+        if how.piece:
+            return [joined[i : i + how.piece] for i in range(0, len(joined), how.piece)]
+        return pieces
 
     def render(self, how: Behaviour, seen: Seen) -> list[bytes]:
         if how.status:
@@ -305,6 +332,11 @@ class _EngineConnection(asyncio.Protocol):
             size=how.text_bytes,
             apart=how.apart,
         )
+        if not how.shows:
+            out[:-2] = [
+                b":r %d 0 %d\n" % (i, id_)
+                for i, id_ in enumerate(token_ids(seen.body, how.tokens - 1))
+            ]
         if not how.apart:
             out[-2:] = [b"".join(out[-2:])]  # the end comes with the last bytes
         if seen.resume:

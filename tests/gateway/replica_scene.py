@@ -17,6 +17,7 @@ from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.memory import MemoryLog, MemoryWriter
 from relume.policies.liveness import stall
+from relume.policies.liveness.overdue import OverdueConfig
 from tests.gateway.peers import Behaviour, Engine, expected_stream
 from tests.gateway.raw_client import Answer, RawClient
 
@@ -24,6 +25,7 @@ TEXT = "/v1/completions"
 BODY = json.dumps({"model": "m", "prompt": "hi", "temperature": 0, "stream": True}).encode()
 WANT = expected_stream(BODY, "cmpl-q", "1700000000", 12, False)
 NEVER = stall.StallConfig(floor_us=600_000_000, cap_us=600_000_000, factor=8)
+NEVER_OVERDUE = OverdueConfig(floor_us=600_000_000)
 INCARNATION = 3
 
 
@@ -77,11 +79,12 @@ class Scene:
         self.gateways: list[Gateway] = []
         self.replicas: list[Replica] = []
 
-    async def replica(self, name: str = "r0") -> None:
-        """Start a control plane replica; its stall watch never judges."""
+    async def replica(self, name: str = "r0", overdue: OverdueConfig = NEVER_OVERDUE) -> None:
+        """Start a control plane replica; its stall watch never judges, nor does its stream watch
+        by default."""
         log, stack = self.log, self.stack
         writer = await stack.enter_async_context(log.writer(f"r.{name}"))
-        config = ReplicaConfig(name=name, tick_s=0.05, stall=NEVER)
+        config = ReplicaConfig(name=name, tick_s=0.05, stall=NEVER, overdue=overdue)
         replica = Replica(config, log, writer, log.writer)
         await replica.catch_up()
         gateway = await stack.enter_async_context(

@@ -237,6 +237,9 @@ def _decision(event: Any, now: float) -> Decision:
         case v.StallJudged():
             about = f"{event.worker}:{event.incarnation}"
             chosen = "hung" if event.hung else "not hung"
+        case v.StreamJudged():
+            about = f"{event.request} on {event.worker}:{event.incarnation}"
+            chosen = "stuck" if event.stuck else "not stuck"
         case v.EffectsDecided():
             about = event.cause
             chosen = ", ".join(f"{effect.kind} {effect.worker}" for effect in event.effects)

@@ -412,7 +412,8 @@ class EngineProcess:
     def _preempted(self, track: Track, told: Told) -> None:
         self._stretch(track, told.tokens)
         track.joined = -1
-        self._change(v.RequestPreempted(track.what.request, track.what.attempt), True)
+        what, tokens = track.what, track.what.prompt_tokens + told.tokens
+        self._change(v.RequestPreempted(what.request, what.attempt, tokens), True)
 
     def _finished(self, track: Track, told: Told) -> None:
         self._stretch(track, told.tokens)

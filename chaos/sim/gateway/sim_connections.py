@@ -125,6 +125,10 @@ class SimUpstream(Upstream):
             return 0.0
         return self._endpoint.last_ns(*self._attempt) / NS
 
+    def refresh(self) -> None:
+        """Note the time of the last token that came by now, reported or not."""
+        self.heard = max(self.heard, self.last_byte())
+
     def newest_byte(self) -> float:
         """Loop time of the last token of any stream of its engine."""
         return self._endpoint.newest_ns() / NS

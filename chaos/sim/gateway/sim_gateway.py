@@ -202,6 +202,15 @@ class SimGateway(Gateway):
         self._look_at(worker, incarnation)
         return super().movable_on(worker, incarnation)
 
+    def silent_on(
+        self, worker: str, incarnation: int, before: float
+    ) -> dict[tuple[str, int], float]:
+        """See GatewayPort; brought up to date first."""
+        for attempt in self._attempts.get((worker, incarnation), ()):
+            if isinstance(attempt, SimSession) and isinstance(attempt.upstream, SimUpstream):
+                attempt.upstream.refresh()
+        return super().silent_on(worker, incarnation, before)
+
     def _look_at(self, worker: str, incarnation: int) -> None:
         for attempt in list(self._attempts.get((worker, incarnation), ())):
             if isinstance(attempt, SimSession):

@@ -55,7 +55,14 @@ from relume.events.wire.headers import CACHED_BYTES, FROM_BYTES
 
 CAUSES = {TransportKind.EOF: RouteCause.RESET, TransportKind.TIMEOUT: RouteCause.STALL}
 """What a lost attempt is called when it causes the next one."""
-UNHEALTHY = frozenset((TransportKind.STALL, TransportKind.TIMEOUT, TransportKind.ENGINE_ERROR))
+UNHEALTHY = frozenset(
+    (
+        TransportKind.STALL,
+        TransportKind.STUCK,
+        TransportKind.TIMEOUT,
+        TransportKind.ENGINE_ERROR,
+    )
+)
 """After these the engine may still generate: the machine stops it."""
 _NO_ATTEMPT = Routing(RouteCause.ARRIVAL)
 

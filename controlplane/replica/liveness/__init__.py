@@ -1,0 +1,1 @@
+"""Watches over what runs, beside the stall watch of engines."""

@@ -1,0 +1,251 @@
+"""The stream watch: finds streams that get no more tokens while their engine makes steps.
+
+It looks at when the token path last heard of each stream. For one that is silent it notes the
+engine's step in the fold. Towards the end of the bound it probes the engine's HTTP server
+(`/relume/state`). Then it lets `relume.policies.liveness.overdue` judge, writes the judgement, and
+loses the attempt of a stuck stream, so that it continues on another worker. The other streams of
+that engine stay where they are.
+
+A look that comes late judges nothing: the event loop stood still, and bytes may wait in sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+import structlog
+
+from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.events import vocabulary as v
+from relume.events.log.errors import LogError
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import EnginePhase, ProbeResult, TransportKind
+from relume.events.wire.worker_calls import STATE_PATH
+from relume.policies.liveness import overdue
+from relume.policies.liveness.overdue import OverdueConfig, Silence
+from relume.policies.state.fleet import Worker
+
+PERIOD_S = 0.25
+QUIET_S = 0.5
+"""Time between two looks at an engine none of whose streams is silent."""
+SILENT_S = 0.5
+"""Silence after which the engine's step is noted, if the bound is longer."""
+LATE_S = 0.25
+PROBE_TIMEOUT_S = 0.5
+PROBE_AHEAD_S = 0.25
+"""The probe is sent this long before the end of the bound."""
+SETTLE_S = 0.2
+"""Time from the probe's answer in which tokens that the server had waiting arrive."""
+FRESH_S = 1.0
+DETAIL = "its next token is overdue"
+"""The same for all streams, so that alike failures of one request compare equal."""
+log = structlog.get_logger("relume.stall")
+
+Engine = tuple[str, int]
+"""Worker and incarnation."""
+Attempt = tuple[str, int]
+"""Request and attempt."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A silent stream: the time of its last byte, its engine's step when it was noted, and whether
+    the engine was done with it."""
+
+    since: float
+    from_step: int
+    is_over: bool
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The last probe of an engine that was answered: when it was sent, and when answered."""
+
+    sent: float
+    at: float
+
+
+class Who(msgspec.Struct):
+    """The part of `/relume/state` that identifies the engine."""
+
+    worker: str
+    incarnation: int
+
+
+class StreamWatch:
+    """One for a replica. `now` is the loop's clock in seconds."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        gateway: GatewayPort,
+        now: Callable[[], float],
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._scheduler = scheduler
+        self._gateway = gateway
+        self._now = now
+        self._period_s = period_s
+        self._looked = now()
+        self._due: dict[Engine, float] = {}
+        self._marks: dict[Engine, dict[Attempt, Mark]] = {}
+        self._answered: dict[Engine, Answered] = {}
+        self._probing: dict[Engine, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._judged = 0
+
+    def seen(self, stream: str, position: int, event: Any) -> None:
+        """Called with each event folded: nothing to do."""
+
+    def folded(self, group: RevisionGroup) -> None:
+        """Called when a whole group was folded: nothing to do."""
+
+    async def run(self) -> None:
+        """Watch for ever; the caller owns the task."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await asyncio.sleep(self._period_s)
+                    self._look(tasks)
+        finally:
+            if self._session is not None:
+                await self._session.close()
+
+    def _look(self, tasks: asyncio.TaskGroup) -> None:
+        now, before = self._now(), self._looked
+        self._looked = now
+        view, activity = self._scheduler.view, self._gateway.activity
+        if now - before > self._period_s + LATE_S or not overdue.is_known(view.fleet):
+            self._marks.clear()
+            return
+        config = overdue.config_of(view)
+        for key, engine in activity.items():
+            if engine.open_streams and self._due.get(key, 0.0) <= now:
+                self._look_at(tasks, key, now, config)
+        if len(self._due) > len(activity):
+            self._due = {key: at for key, at in self._due.items() if key in activity}
+            self._marks = {key: found for key, found in self._marks.items() if key in activity}
+            self._answered = {k: found for k, found in self._answered.items() if k in activity}
+
+    def _look_at(
+        self, tasks: asyncio.TaskGroup, key: Engine, now: float, config: OverdueConfig
+    ) -> None:
+        worker = self._scheduler.view.fleet.workers.get(key[0])
+        if (
+            worker is None
+            or worker.incarnation != key[1]
+            or worker.engine != EnginePhase.READY
+            or not worker.step
+        ):
+            self._due[key] = now + QUIET_S
+            return
+        bound_s = overdue.bound_us(worker, config) / 1e6
+        silent = self._gateway.silent_on(*key, now - min(SILENT_S, bound_s / 2))
+        self._due[key] = now if silent else now + QUIET_S
+        marks = self._noted(key, worker, silent)
+        late = {
+            of: mark
+            for of, mark in marks.items()
+            if now - mark.since >= bound_s - PROBE_AHEAD_S
+            and (mark.is_over or worker.step - mark.from_step >= config.steps)
+        }
+        if not late:
+            return
+        answered = self._answered.get(key)
+        if answered is None or now - answered.at > FRESH_S:
+            self._probe(tasks, key, worker)
+            return
+        if now - answered.at < SETTLE_S:
+            return
+        for of, mark in late.items():
+            if now - mark.since < bound_s:
+                continue
+            if answered.sent - mark.since < bound_s - PROBE_AHEAD_S:
+                self._probe(tasks, key, worker)
+            elif self._judge(key, of, mark, now, config):
+                del marks[of]
+
+    def _noted(
+        self, key: Engine, worker: Worker, silent: dict[Attempt, float]
+    ) -> dict[Attempt, Mark]:
+        """The marks of the engine's streams that are silent although it decodes them, or is done
+        with them; steps count from the first look at which that held."""
+        fleet, old, found = self._scheduler.view.fleet, self._marks.get(key, {}), {}
+        for of, since in silent.items():
+            is_over = overdue.is_finished(fleet, worker, *of)
+            if is_over or overdue.decodes(worker, *of):
+                mark = old.get(of)
+                if mark is None or (mark.since, mark.is_over) != (since, is_over):
+                    mark = Mark(since, worker.step, is_over)
+                found[of] = mark
+        if found:
+            self._marks[key] = found
+        else:
+            self._marks.pop(key, None)
+        return found
+
+    def _judge(
+        self, key: Engine, of: Attempt, mark: Mark, now: float, config: OverdueConfig
+    ) -> bool:
+        """Judge one stream; a stuck one loses its attempt. Returns whether it is stuck."""
+        scheduler = self._scheduler
+        seen = Silence(
+            silent_us=int((now - mark.since) * 1e6),
+            from_step=mark.from_step,
+            probe=ProbeResult.ANSWERED,
+        )
+        try:
+            basis = scheduler.decisions.basis()
+            found = overdue.judge(scheduler.view.fleet, key, of, seen, config)
+            if not found.stuck:
+                return False
+            self._judged += 1
+            scheduler.emit(
+                v.StreamJudged(
+                    decision=f"{scheduler.view.replica}.{scheduler.decisions.boot}"
+                    f".stream{self._judged}",
+                    basis=basis,
+                    request=of[0],
+                    attempt=of[1],
+                    worker=key[0],
+                    incarnation=key[1],
+                    silent_us=seen.silent_us,
+                    from_step=seen.from_step,
+                    probe=seen.probe,
+                    steps=found.steps,
+                    decodes=found.decodes,
+                    finished=found.finished,
+                    bound_us=found.bound_us,
+                    stuck=found.stuck,
+                )
+            )
+        except LogError as error:  # without the log nothing more can be judged
+            log.warning("stream_not_judged", request=of[0], reason=str(error))
+            return False
+        log.warning("stream_stuck", request=of[0], worker=key[0], silent_us=seen.silent_us)
+        self._gateway.break_stream(*key, *of, TransportKind.STUCK, DETAIL)
+        return True
+
+    def _probe(self, tasks: asyncio.TaskGroup, key: Engine, worker: Worker) -> None:
+        if key not in self._probing:
+            task = tasks.create_task(self._ask(key, worker))
+            self._probing[key] = task
+            task.add_done_callback(lambda _: self._probing.pop(key, None))
+
+    async def _ask(self, key: Engine, worker: Worker) -> None:
+        """Probe the engine, and note when it answered. Without an answer nothing is judged."""
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(timeout=timeout)
+        sent = self._now()
+        url = f"http://{worker.host}:{worker.port}{STATE_PATH}"
+        try:
+            async with self._session.get(url) as answer:
+                who = msgspec.json.decode(await answer.read(), type=Who)
+        except (aiohttp.ClientError, msgspec.MsgspecError, OSError):  # TimeoutError is an OSError
+            return
+        if (who.worker, who.incarnation) == key:
+            self._answered[key] = Answered(sent, self._now())

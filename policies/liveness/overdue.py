@@ -1,0 +1,131 @@
+"""Is a stream stuck whose engine makes steps without it? A bound of silence, and a judgement.
+
+The stall watch (`relume.policies.liveness.stall`) looks at engines: one that makes steps is well.
+A stream can get no more tokens all the same: an output is lost within the engine, or the path of
+its connection is. Silence alone is no evidence. A healthy stream is silent while it waits, while
+it is preempted, while its prompt is computed, and while its client does not read. So a stream is
+stuck only if all of these hold:
+
+- The fold's account of the worker says that the engine decodes the attempt, or is done with it.
+- While it decodes, the log shows `steps` engine steps since the replica found the stream silent.
+  Each step gives each request that decodes a token. A replica that is cut from the log sees none,
+  and judges nothing.
+- The silence exceeds a bound that follows the slowest recent step.
+- The engine's HTTP server answered a probe after most of the silence: a server that is busy
+  renders no output for any stream.
+
+Replicas judge only while every living replica knows the decision: an older one cannot read it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from relume.events.settings.declared import option
+from relume.events.settings.recorded import RecordedSettings
+from relume.events.vocabulary.enums import EnginePhase, ProbeResult
+from relume.policies.state.account import key_of
+from relume.policies.state.fleet import Fleet, Worker
+
+VERSION = "version.overdue"
+"""The setting by which replicas record that they know this decision."""
+
+
+class OverdueConfig(Struct, frozen=True, kw_only=True):
+    """Bounds of the silence of one stream."""
+
+    floor_us: Annotated[
+        int,
+        option(
+            "Minimum silence of a stream before it moves although its engine makes steps",
+            unit="microseconds",
+            ge=100_000,
+            le=600_000_000,
+        ),
+    ] = 1_500_000
+    factor: Annotated[
+        int,
+        option(
+            "The same silence, as a multiple of the slowest recent engine step", ge=1, le=10_000
+        ),
+    ] = 4
+    steps: Annotated[
+        int,
+        option(
+            "Minimum number of engine steps in that silence; more than vLLM's --stream-interval",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 32
+
+
+SETTINGS = RecordedSettings("overdue.", OverdueConfig)
+settings_of, config_of = SETTINGS.recorded, SETTINGS.config_of
+
+
+class Silence(Struct, frozen=True, kw_only=True):
+    """What a replica saw of one stream; fields as in `StreamJudged`."""
+
+    silent_us: int
+    from_step: int
+    probe: ProbeResult
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """What the log adds, and the answer; fields as in `StreamJudged`."""
+
+    steps: int
+    decodes: bool
+    finished: bool
+    bound_us: int
+    stuck: bool
+
+
+def bound_us(worker: Worker, config: OverdueConfig) -> int:
+    """Silence, in microseconds, after which a stream on `worker` is overdue."""
+    return max(config.floor_us, config.factor * worker.step_us_high)
+
+
+def decodes(worker: Worker, request: str, attempt: int) -> bool:
+    """Whether the engine decodes the attempt, by its own reports: its prompt is computed, and it
+    neither waits nor is preempted."""
+    found = worker.attempts.get(key_of(request, attempt))
+    return found is not None and found.queued and found.decoding and not found.ended
+
+
+def is_finished(fleet: Fleet, worker: Worker, request: str, attempt: int) -> bool:
+    """Whether the engine took the attempt and is done with it, by its own reports: it has none of
+    the request's choices any more."""
+    found, key = fleet.requests.get(request), key_of(request, attempt)
+    if found is None or key in worker.attempts or (worker.name, key) not in found.places:
+        return False
+    return not any(held.request.startswith(f"{request}#") for held in worker.attempts.values())
+
+
+def judge(
+    fleet: Fleet, at: tuple[str, int], of: tuple[str, int], seen: Silence, config: OverdueConfig
+) -> Judgement:
+    """Whether the stream `of` (request, attempt) `at` (worker, incarnation) is stuck."""
+    worker = fleet.workers.get(at[0])
+    if worker is None or worker.incarnation != at[1] or worker.engine != EnginePhase.READY:
+        return Judgement(
+            steps=0, decodes=False, finished=False, bound_us=config.floor_us, stuck=False
+        )
+    steps, bound = worker.step - seen.from_step, bound_us(worker, config)
+    is_decoding, is_over = decodes(worker, *of), is_finished(fleet, worker, *of)
+    stuck = (
+        seen.probe == ProbeResult.ANSWERED
+        and seen.silent_us >= bound
+        and ((is_decoding and steps >= config.steps) or is_over)
+    )
+    return Judgement(
+        steps=steps, decodes=is_decoding, finished=is_over, bound_us=bound, stuck=stuck
+    )
+
+
+def is_known(fleet: Fleet) -> bool:
+    """Whether every living replica can read the decision."""
+    alive = [replica for replica in fleet.replicas.values() if replica.alive]
+    return bool(alive) and all(VERSION in replica.settings for replica in alive)

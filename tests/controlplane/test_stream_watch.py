@@ -1,0 +1,246 @@
+"""The stream watch over time: what it notes, when it probes, and when it judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from relume.controlplane.gateway.ports import Activity
+from relume.controlplane.replica.liveness import stream_watch
+from relume.controlplane.replica.liveness.stream_watch import StreamWatch
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.events import vocabulary as v
+from relume.events.log.errors import LogFull
+from relume.policies import decision_versions
+from relume.policies.liveness import overdue
+from relume.policies.state.overlay.view import View
+from tests.controlplane.test_stall_watch import FullWriter, engine
+from tests.policies.story import Story, arrived, decided, engine_step, queued, replica_started
+
+CONFIG = overdue.OverdueConfig(steps=8)
+LOOK_S = 0.25
+
+
+class Streams:
+    """A gateway with two streams on (w0, 1). `heard`: time of each one's last byte."""
+
+    def __init__(self) -> None:
+        self.activity = {("w0", 1): Activity(0.0)}
+        self.activity["w0", 1].open_streams = 2
+        self.heard = {("q1", 1): 0.0, ("q2", 1): 0.0}
+        self.broken: list[tuple[Any, ...]] = []
+
+    def silent_on(
+        self, worker: str, incarnation: int, before: float
+    ) -> dict[tuple[str, int], float]:
+        return {of: at for of, at in self.heard.items() if at < before}
+
+    def break_stream(self, *given: Any) -> bool:
+        self.broken.append(given)
+        del self.heard[given[2], given[3]]
+        return True
+
+
+class Fleet(Story):
+    """w0 decodes q1 and q2; a watch looks at them on a clock of its own."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.worker()
+        self.fleet.workers["w0"].port = port
+        settings = overdue.settings_of(CONFIG) + decision_versions.settings()
+        self.tell("r.r0", replica_started(settings=settings))
+        for request in ("q1", "q2"):
+            self.tell("r.r0", arrived(request), decided(request))
+            self.tell("w.w0", engine_step(queued(request), v.FirstToken(request, 1)))
+        writer: Any = FullWriter()
+        writer.position = self.heads["r.r0"][2] - 1
+        self.writer = writer
+        view = View("r.r0", self.fleet)
+        self.scheduler = Scheduler(view, writer, "b", "least_load", lambda: 0)
+        self.told: list[v.StreamJudged] = []
+        self.scheduler.decisions.observers.append(lambda _, event: self.told.append(event))
+        self.now, self.step = 0.0, 1
+        self.gateway = Streams()
+        gateway: Any = self.gateway
+        self.watch = StreamWatch(self.scheduler, gateway, lambda: self.now, LOOK_S)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step += 1
+            self.tell("w.w0", msgspec.structs.replace(engine_step(), step=self.step))
+        self.scheduler.view.landed()
+
+    async def look(self, seconds: float = LOOK_S) -> None:
+        """Time passes; the watch looks, and a probe that it sends is answered or not."""
+        self.now += seconds
+        async with asyncio.TaskGroup() as tasks:
+            self.watch._look(tasks)
+
+    async def until(self, until: float, steps: int = 10, *hear: tuple[str, int]) -> None:
+        """Look until a time; the engine makes steps, and these streams get tokens."""
+        while self.now < until:
+            for of in hear:
+                self.gateway.heard[of] = self.now
+            self.steps(steps)
+            await self.look()
+
+    async def close(self) -> None:
+        if self.watch._session is not None:
+            await self.watch._session.close()
+
+
+Case = Callable[[Fleet], Any]
+Q1, Q2 = ("q1", 1), ("q2", 1)
+
+
+async def run(case: Case, **state: Any) -> Fleet:
+    async with engine(**(state or {"worker": "w0", "incarnation": 1})) as port:
+        fleet = Fleet(port)
+        try:
+            await case(fleet)
+        finally:
+            await fleet.close()
+    return fleet
+
+
+async def test_one_stuck_stream_moves_and_the_log_says_why() -> None:
+    fleet = await run(lambda f: f.until(2.5, 10, Q2))
+    assert fleet.gateway.broken == [
+        ("w0", 1, "q1", 1, "stuck", "its next token is overdue"),
+    ]
+    (judged,) = fleet.told
+    assert (judged.request, judged.stuck, judged.decodes) == ("q1", True, True)
+    assert CONFIG.floor_us <= judged.silent_us <= CONFIG.floor_us + 500_000
+    assert judged.steps >= CONFIG.steps and judged.probe == "answered"
+
+
+async def test_streams_that_get_tokens_are_not_even_probed() -> None:
+    fleet = await run(lambda f: f.until(10.0, 10, Q1, Q2))
+    assert fleet.told == [] and fleet.watch._session is None and not fleet.watch._marks
+
+
+async def test_a_token_begins_the_silence_again() -> None:
+    async def case(fleet: Fleet) -> None:
+        for _ in range(6):
+            await fleet.until(fleet.now + 1.25, 10, Q2)
+            fleet.gateway.heard[Q1] = fleet.now
+
+    assert (await run(case)).told == []
+
+
+async def test_without_steps_in_the_log_nothing_is_judged() -> None:
+    """etcd is away, this replica is cut from it, or the engine hangs."""
+    fleet = await run(lambda f: f.until(20.0, 0))
+    assert fleet.told == [] and fleet.watch._session is None
+
+
+async def test_a_burst_of_old_steps_is_judged_only_if_the_silence_lasts() -> None:
+    async def case(fleet: Fleet) -> None:
+        await fleet.until(0.5, 0)
+        fleet.steps(500)  # of the time before
+        await fleet.look()
+        fleet.gateway.heard = {Q1: fleet.now, Q2: fleet.now}
+        await fleet.until(1.5, 0)
+
+    assert (await run(case)).told == []
+
+
+async def test_a_loop_that_stood_still_judges_nothing_at_once() -> None:
+    async def case(fleet: Fleet) -> None:
+        await fleet.until(1.25, 10)
+        fleet.steps(500)
+        await fleet.look(60.0)  # bytes wait in the sockets
+        fleet.gateway.heard = {Q1: fleet.now, Q2: fleet.now}
+        await fleet.until(fleet.now + 1.25, 10)
+
+    assert (await run(case)).told == []
+
+
+async def test_a_server_that_answers_for_another_engine_is_no_answer() -> None:
+    for state in ({"worker": "w0", "incarnation": 2}, {"worker": "w1", "incarnation": 1}):
+        fleet = await run(lambda f: f.until(10.0), **state)
+        assert fleet.told == [] and fleet.watch._session is not None
+
+
+async def test_an_answer_from_before_the_silence_does_not_count() -> None:
+    async def case(fleet: Fleet) -> None:
+        await fleet.until(1.25, 10, Q2)
+        assert fleet.watch._answered
+        fleet.gateway.heard[Q1] = fleet.now
+        first = fleet.watch._answered["w0", 1]
+        await fleet.until(fleet.now + 2.5, 10, Q2)
+        (judged,) = fleet.told
+        assert fleet.watch._answered["w0", 1].sent > first.sent + judged.silent_us / 2e6
+
+    await run(case)
+
+
+async def test_a_probe_that_is_answered_late_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_watch, "PROBE_TIMEOUT_S", 0.0001)
+    assert (await run(lambda f: f.until(4.0))).told == []
+
+
+async def test_streams_silent_for_a_good_reason_are_not_noted() -> None:
+    async def case(fleet: Fleet) -> None:
+        fleet.tell("w.w0", engine_step(v.RequestPreempted("q1", 1, 110)))
+        fleet.tell("w.w0", engine_step(v.RequestPreempted("q2", 1, 110)))
+        await fleet.until(10.0)
+
+    fleet = await run(case)
+    assert fleet.told == [] and fleet.watch._session is None
+
+
+async def test_steps_count_from_where_a_preempted_stream_decodes_again() -> None:
+    async def case(fleet: Fleet) -> None:
+        fleet.tell("w.w0", engine_step(v.RequestPreempted("q1", 1, 110)))
+        await fleet.until(5.0, 10, Q2)
+        fleet.tell("w.w0", engine_step(v.PrefillChunkDone("q1", 1, 110, 110)))
+        fleet.steps(CONFIG.steps - 1)
+        await fleet.until(7.0, 0, Q2)
+        assert not fleet.told
+        await fleet.until(10.0, 1, Q2)
+
+    (judged,) = (await run(case)).told
+    assert CONFIG.steps <= judged.steps < 20
+
+
+async def test_an_end_that_does_not_come_is_overdue_without_further_steps() -> None:
+    async def case(fleet: Fleet) -> None:
+        fleet.tell("w.w0", engine_step(v.EngineFinished("q1", 1, "stop", 3)))
+        await fleet.until(2.0, 0, Q2)
+
+    (judged,) = (await run(case)).told
+    assert judged.finished and not judged.decodes and judged.silent_us < 2_000_000
+
+
+async def test_a_log_that_takes_nothing_and_older_replicas_mean_no_judgement() -> None:
+    async def full(fleet: Fleet) -> None:
+        fleet.writer.full = True
+        await fleet.until(4.0)
+
+    async def older(fleet: Fleet) -> None:
+        fleet.tell("r.r1", replica_started("r1"))
+        await fleet.until(4.0)
+
+    for case in (full, older):
+        fleet = await run(case)
+        assert fleet.told == [] and fleet.gateway.broken == []
+    with pytest.raises(LogFull):
+        fleet.writer.full = True
+        fleet.writer.append(None)
+
+
+async def test_engines_that_left_are_forgotten() -> None:
+    async def case(fleet: Fleet) -> None:
+        await fleet.until(1.5)
+        assert fleet.watch._due and fleet.watch._marks
+        fleet.gateway.activity.clear()
+        await fleet.look()
+
+    watch = (await run(case)).watch
+    assert not watch._due and not watch._marks and not watch._answered

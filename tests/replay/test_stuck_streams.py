@@ -1,0 +1,98 @@
+"""A judgement of one stream's silence is taken again with all its fields, and told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from relume.controlplane.replay.rendering import lines_of
+from relume.controlplane.replay.verify import verify
+from relume.controlplane.replay.why import why
+from relume.events import vocabulary as v
+from relume.policies.decision_versions import DECISION_VERSIONS
+from tests.policies.story import (
+    Story,
+    arrived,
+    decided,
+    ended,
+    engine_step,
+    finished,
+    observed,
+    queued,
+    replica_started,
+)
+
+
+def judged(over: bool = False, **other: Any) -> Story:
+    """Stream q1 got stuck after step 1; the engine made 40 steps, or is done with it."""
+    story = Story()
+    story.worker()
+    settings = (("overdue.floor_us", "900000"),)
+    story.tell("r.r0", replica_started(settings=settings), arrived(), decided())
+    story.tell("w.w0", engine_step(queued(), v.FirstToken("q1", 1), us=100_000))
+    for step in range(2, 42):
+        story.tell("w.w0", replace(engine_step(us=100_000), step=step))
+    if over:
+        story.tell("w.w0", engine_step(finished(), us=0))
+    found = v.StreamJudged(
+        decision="r0.b1.stream1",
+        basis=v.Basis(story.revision, 3),
+        request="q1",
+        attempt=1,
+        worker="w0",
+        incarnation=1,
+        silent_us=1_000_000,
+        from_step=1,
+        probe="answered",
+        steps=40,
+        decodes=not over,
+        finished=over,
+        bound_us=900_000,
+        stuck=True,
+    )
+    story.tell("r.r0", replace(found, **other), observed(kind="stuck"), ended())
+    return story
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_judgement_is_repeated(over: bool) -> None:
+    verdict = verify(judged(over).groups)
+    assert not [d for d in verdict.divergences if "stuck" in str(d)], verdict.divergences
+    assert not verdict.untaken
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"stuck": False},
+        {"steps": 41},
+        {"from_step": 2},
+        {"bound_us": 1_500_000},
+        {"decodes": False},
+        {"finished": True},
+        {"probe": "silent"},
+        {"silent_us": 899_999},
+        {"attempt": 2},
+        {"incarnation": 2},
+    ],
+)
+def test_every_field_of_it_is_compared(other: dict[str, Any]) -> None:
+    found = verify(judged(**other).groups).divergences
+    assert [d for d in found if "stuck" in str(d)], found
+
+
+def test_another_version_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DECISION_VERSIONS, "overdue", 2)
+    assert verify(judged().groups).untaken == {"overdue version 1": 1}
+
+
+@pytest.mark.parametrize(("over", "says"), [(False, "decodes"), (True, "has finished")])
+def test_why_tells_it(over: bool, says: str) -> None:
+    course = why(judged(over).groups, "q1")
+    assert course is not None
+    text = "\n".join(lines_of(course))
+    assert "no token came from w0:1 for 1000 ms (bound 900 ms), in which it made 40 steps" in text
+    assert f"by its reports the engine {says} attempt 1; its probe answered" in text
+    assert "the gateway saw stuck on w0:1" in text
