@@ -16,6 +16,7 @@ class Failpoint(enum.StrEnum):
     ENGINE_DECODE = "engine.decode"
     ENGINE_PREFILL = "engine.prefill"
     ENGINE_STEP = "engine.step"
+    ENGINE_FRAME = "engine.frame"
     RESTORE_FETCH = "restore.fetch"
     CHECKPOINT_STORE = "checkpoint.store"
     ENGINE_REQUEST = "engine.request"
@@ -69,6 +70,12 @@ PLACES: dict[Failpoint, Place] = {
         "engine",
         ("request",),
         "the engine's server has read the headers of `request` and not yet passed it to vLLM",
+    ),
+    Failpoint.ENGINE_FRAME: Place(
+        "engine",
+        ("request", "tokens"),
+        "an engine's HTTP server is about to send a frame of `request`, whose handler has taken "
+        "`tokens` output tokens so far",
     ),
     Failpoint.RESTORE_FETCH: Place(
         "engine",

@@ -24,3 +24,21 @@ def test_a_fleets_engine_takes_no_kv_blocks_named_by_a_client(monkeypatch, socke
     params = SamplingParams(extra_args=dict(FORGED))
     vllm_private._stamp(params, None)
     assert set(params.extra_args) == kept
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, None), (4, 4), (500, 16)])
+def test_tokens_of_a_dispatched_request_are_not_gathered_for_long(given, kept) -> None:
+    """Else a stream of a slow engine would look stuck."""
+    from vllm.sampling_params import SamplingParams
+
+    from relume.engine_shim.engine.vllm_private import api_server as vllm_private
+    from relume.engine_shim.generation import Generation
+    from relume.policies.liveness.overdue import OverdueConfig
+
+    params = SamplingParams(stream_interval=given)
+    vllm_private._stamp(params, Generation("q1", 1))
+    assert params.stream_interval == kept
+    assert OverdueConfig().steps >= 2 * vllm_private.MOST_INTERVAL
+    direct = SamplingParams(stream_interval=given)
+    vllm_private._stamp(direct, None)
+    assert direct.stream_interval == given

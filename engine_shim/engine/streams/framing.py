@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from relume.engine_shim.generation import Generation, TokenRun
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.wire import frames
 from relume.events.wire.headers import CACHED_BYTES
 
@@ -158,6 +160,11 @@ class FramedResponse:
         return "multi" if self._generation.multiple else self._generation.finish
 
     async def _write(self, data: bytes, last: bool = False) -> None:
+        if failpoint_client.active:
+            generation = self._generation
+            tokens = generation.taken(generation.choice)
+            point, request = Failpoint.ENGINE_FRAME, generation.request
+            await failpoint_client.reach_async(point, request=request, tokens=tokens)
         if not self._started:
             self._started = True
             kept = self._start["headers"] if self._start else []

@@ -116,6 +116,11 @@ _stock_uuid = chat_utils.random_uuid
 _PROMPT: ContextVar[int] = ContextVar("relume_prompt", default=0)
 """Which of a body's prompts is being added to the engine."""
 
+MOST_INTERVAL = 16
+"""Maximum number of tokens that vLLM gathers before it sends them (`--stream-interval`). The
+control plane counts steps: a stream silent for 32 of them is stuck
+(`relume.policies.liveness.overdue`)."""
+
 _engines: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
 
 
@@ -291,6 +296,8 @@ async def _add_request(
     if self not in _engines:
         _engines.add(self)
         _hook_core(self)
+        processor = self.output_processor
+        processor.stream_interval = min(processor.stream_interval, MOST_INTERVAL)
     if isinstance(params, SamplingParams):
         _stamp(params, CURRENT.get())
     return await _stock_add_request(self, request_id, prompt, params, *args, **options)
@@ -304,6 +311,8 @@ def _stamp(params: SamplingParams, generation: Generation | None) -> None:
         extra.pop("kv_transfer_params", None)
         extra.pop("ec_transfer_params", None)
     if generation is not None:
+        if params.stream_interval is not None:
+            params.stream_interval = min(params.stream_interval, MOST_INTERVAL)
         resume = generation.resume
         reason = ""
         if resume is not None and generation.delivered:

@@ -149,3 +149,25 @@ async def test_streams_continue_when_a_worker_host_is_lost(fleet: CoreFleet) -> 
     await fleet.until_ended(struck)
     assert same(calm, struck) == []
     await fleet.until_told(v.WorkerLost)
+
+
+async def test_a_stream_whose_tokens_stay_within_its_engine_moves_alone(fleet: CoreFleet) -> None:
+    """The engine computes it to its end; its HTTP server sends nothing more of it."""
+    calm = await fleet.calm(4, 400)
+
+    async def hold(streams: dict[str, Stream]) -> None:
+        await point.reached()
+        await fleet.open_all()
+
+    async with fleet.at(Failpoint.ENGINE_FRAME, "w0", tokens=20) as point:
+        struck = await fleet.streams(4, 400, fleet.named("stuck"), hold)
+    assert not whole(struck)
+    await fleet.until_ended(struck)
+    assert same(calm, struck) == []
+    (judged,) = [e for e in await fleet.events() if type(e) is v.StreamJudged]
+    assert judged.stuck and judged.worker == "w0" and judged.silent_us < 3_000_000
+    made = await fleet.routes(struck)
+    assert sorted(len(routes) for routes in made.values()) == [1, 1, 1, 2]
+    (moved,) = [routes[1] for routes in made.values() if len(routes) == 2]
+    assert (moved.request, moved.cause, moved.mode) == (judged.request, "stuck", "continue")
+    assert moved.delivered < 20 and moved.worker != "w0"
