@@ -21,12 +21,17 @@ def _engine() -> str:
     return "needs an engine that does so: a real one has no such switch"
 
 
+def _failpoint() -> str:
+    return "needs a failpoint that holds one stream: a test of the core does so (engine.frame)"
+
+
 _WHY: Mapping[str, Callable[[], str]] = {
     "disk-slow": _strace,
     "frame-lost": _tcp,
     "frame-repeated": _tcp,
     "dispatch-refused": _engine,
     "answer-broken": _engine,
+    "stream-stuck": _failpoint,
 }
 """Further needs of a fault on real processes."""
 

@@ -46,8 +46,9 @@ _FRAMES = ("frame-cut", "frame-lost", "frame-repeated")
 _ANSWERS = ("dispatch-refused", "answer-broken")
 _ERRORS = "engine-errors"
 """Drawn separately too: faults of workers' replies to requests."""
+_STUCK = "stream-stuck"
 
-_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS)
+_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK)
 
 _IN_RECOVERY = (
     ("engine-kill", "restore", "subject"), ("engine-kill", "restore", "subject"),

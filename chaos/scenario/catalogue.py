@@ -151,6 +151,10 @@ FAULTS: Mapping[str, FaultKind] = {
         lasts="must",
         amount=("share", 1.0),
     ),
+    "stream-stuck": FaultKind(
+        about="one stream gets no more tokens; its engine makes steps for it and for all others",
+        target="worker",
+    ),
     "gateway-kill": FaultKind(
         about="kill -9 of a control plane replica", target="control plane", roles=_ENDS
     ),

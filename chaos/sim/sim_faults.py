@@ -346,6 +346,12 @@ class Faults:
 
         return undo
 
+    def _stream_stuck(self, planned: PlannedFault, target: str) -> None:
+        engine = self._engine(target).engine
+        assert engine is not None
+        if engine.process.stopped or not engine.process.context.run(engine.stick, self._random):
+            raise CannotStrike(f"{target} decodes nothing")
+
     def _answer_broken(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         host.breaking = planned.amount or 0.0

@@ -80,6 +80,7 @@ PROMISES = {
             "cpu-limited",
             "holder-stopped",
             "worker-cut-from-holder",
+            "wrong-silence",
         ),
     ),
     "I11": Promise("Degradation is monotone in capacity, with hysteresis."),

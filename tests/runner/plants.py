@@ -27,7 +27,7 @@ from relume.engine_shim.checkpoints.daemon.store.extents import PAGE, Extents
 from relume.events.etcd.writer import appends
 from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.checkpoints import placement
-from relume.policies.liveness import stall
+from relume.policies.liveness import overdue, stall
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import eligibility
 from relume.policies.state import coverage
@@ -222,6 +222,11 @@ def _never_hung(patch: Set) -> None:
     patch(stall, "hung", lambda *given: False)
 
 
+def _never_stuck(patch: Set) -> None:
+    """a stream that gets no tokens stays where it is, as long as its engine makes steps"""
+    patch(overdue, "is_known", lambda fleet: False)
+
+
 def _open_breakers_ignored(patch: Set) -> None:
     """a worker whose breaker is open gets requests all the same"""
     patch(eligibility, "_BY_HEALTH", {})
@@ -238,22 +243,23 @@ PLANTS = {
         ("I2 bound:broken_streams", 0, _lost_token),
         ("I1 I2", 0, _resumed_too_early),
         ("I1 I2", 0, _half_counted_frame),
-        ("I1 I2", 26, _frames_out_of_order),
-        ("I1 I2", 105, _tail_repeated),
+        ("I1 I2", 28, _frames_out_of_order),
+        ("I1 I2", 83, _tail_repeated),
         ("I1 I2", 7, _event_twice),
         ("I1 I2", 7, _wrong_resume_position),
         ("I1", 7, _left_is_complete),
         ("I3", 0, _wrong_delivered),
-        ("I5", 21, _no_fence),
+        ("I5", 22, _no_fence),
         ("I1", 0, _no_end),
         ("I8", 2, _holder_at_home),
         ("I15", 35, _effects_again),
         ("I8", 2, _one_block_more),
         ("I9", 35, _open_breakers_ignored),
-        ("I9", 53, _probes_uncounted),
+        ("I9", 28, _probes_uncounted),
         ("I7", 1, _by_chance),
         ("I12", 2, _never_released),
-        ("I10", 20, _never_hung),
+        ("I10", 21, _never_hung),
+        ("I1 I10", 53, _never_stuck),
     )
 }
 

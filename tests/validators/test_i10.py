@@ -196,3 +196,43 @@ def test_i10_does_not_count_the_time_in_which_nothing_could_be_written() -> None
     assert not i10_recovery_bound.check(groups, [])
     ticking = [g for g in groups if not any(s.stream == "fleet" for s in g.segments)]
     assert i10_recovery_bound.check(ticking, [])
+
+
+@pytest.mark.parametrize(
+    ("silent_ms", "steps", "fine"),
+    [(3400, 500, True), (3600, 500, False), (3600, 40, True)],
+)
+def test_i10_bounds_the_silence_of_a_stuck_stream(silent_ms: int, steps: int, fine: bool) -> None:
+    """An engine whose steps are slow must make enough of them first."""
+    story = short()
+    story.tell("r.r0", stuck(silent_ms, steps), observed(kind="stuck"), ended())
+    assert (i10_recovery_bound.check(timed(story, {1: 1000}), []) == []) is fine
+
+
+def test_i10_grants_a_stuck_stream_the_time_in_which_the_log_stood_still() -> None:
+    story = short()
+    story.tell("fleet", v.Tick(number=1, unix_ms=0))
+    first = story.revision
+    story.tell("fleet", v.Tick(number=2, unix_ms=0))
+    story.tell("r.r0", stuck(20_000, 500), observed(kind="stuck"), ended())
+    at_ms = {1: 1000, first: 5000, first + 1: 22_000, first + 2: 23_000}
+    assert i10_recovery_bound.check(timed(story, at_ms), []) == []
+
+
+def stuck(silent_ms: int, steps: int) -> v.StreamJudged:
+    return v.StreamJudged(
+        decision="r0.b1.stream1",
+        basis=v.Basis(0, 0),
+        request="q1",
+        attempt=1,
+        worker="w0",
+        incarnation=1,
+        silent_us=silent_ms * 1000,
+        from_step=1,
+        probe="answered",
+        steps=steps,
+        decodes=True,
+        finished=False,
+        bound_us=1_500_000,
+        stuck=True,
+    )

@@ -10,6 +10,7 @@ changes, and on a read (`flush`): a token's time does not depend on its report.
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any, Protocol
 
 from msgspec import convert, structs
@@ -44,10 +45,11 @@ EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "
 
 class Track:
     """One attempt in the engine. `told`: number of tokens of its stream that were sent. Decode step
-    `joined + n` gives token `base + n` (`joined` < 0: it does not decode)."""
+    `joined + n` gives token `base + n` (`joined` < 0: it does not decode). `stuck`: what it
+    generates from now on does not leave the engine."""
 
     __slots__ = (
-        "answer", "base", "blocks", "joined", "last_ns", "late", "leaving", "name", "pump", "told", "what",
+        "answer", "base", "blocks", "joined", "last_ns", "late", "leaving", "name", "pump", "stuck", "told", "what",
     )  # fmt: skip
 
     def __init__(self, name: str, what: Dispatch, answer: Answer) -> None:
@@ -61,6 +63,7 @@ class Track:
         self.last_ns = 0
         self.leaving = ""
         self.late = ""  # how its end is lost
+        self.stuck = False
         self.pump: Any = None
 
     def by(self, decoded: int) -> int:
@@ -254,7 +257,9 @@ class EngineProcess:
         track = self.tracks.get(f"{request}/{attempt}")
         if track is None:
             return 0
-        return track.last_ns if track.joined < 0 else max(track.last_ns, self._decoded_ns())
+        if track.joined < 0 or track.stuck:
+            return track.last_ns
+        return max(track.last_ns, self._decoded_ns())
 
     def newest_ns(self) -> int:
         """See ports.Endpoint."""
@@ -274,6 +279,17 @@ class EngineProcess:
         for track in self.tracks.values():
             self._stretch(track, track.by(decoded))
         self._write()
+
+    def stick(self, random: Random) -> str:
+        """Lose all further output of one stream that decodes; its request, empty if there is
+        none."""
+        self.flush_all()
+        found = [t for t in self.tracks.values() if t.joined >= 0 and not (t.stuck or t.leaving)]
+        if not found:
+            return ""
+        track = random.choice(found)
+        track.stuck = True
+        return track.what.request
 
     def drop(self, request: str, attempt: int, answer: Answer) -> None:
         """See ports.Endpoint."""
@@ -427,7 +443,8 @@ class EngineProcess:
         )
         if self.checkpoints is not None:
             self.checkpoints.finished(track, ended=True)
-        track.answer.end(track.late or reason)
+        if not track.stuck:
+            track.answer.end(track.late or reason)
         self.kept.finished(track.name, reason)
 
     def _aborted(self, track: Track, told: Told) -> None:
@@ -471,6 +488,8 @@ class EngineProcess:
         self, track: Track, tokens: int, first_ns: int, last_ns: int, longest_ns: int
     ) -> None:
         start, track.told = track.told, tokens
+        if track.stuck:
+            return
         track.last_ns = max(track.last_ns, last_ns)
         self._sent_ns = max(self._sent_ns, last_ns)
         track.answer.tokens(

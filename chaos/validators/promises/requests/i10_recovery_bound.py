@@ -2,7 +2,8 @@
 
 From the log: an attempt that was cut (its connection broke, or its engine died) gets its next first
 token, or an honest end, within `bound_ms`. From the clients: no gap in a completed stream is
-longer. Times are those of the segments, so hosts' clocks must agree much better than the bound.
+longer. A stuck stream is found within its recorded bound and `STUCK_MS`, once its engine made enough
+steps. Times are those of the segments, so hosts' clocks must agree much better than the bound.
 Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream may wait for its
 absent client: its recovery begins when the client returns. A stream that ends as cancelled, or that
 the leader ends, had no client.
@@ -26,11 +27,17 @@ from relume.chaos.validators.records import (
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
+from relume.policies.liveness.overdue import OverdueConfig
 
 PROMISE = "I10"
 BOUND_MS = 10_000
 """Stall bound (3 s), waiting for a worker that restarts, and recomputing."""
 
+
+STUCK_MS = 2000
+"""What a stuck stream may be silent for beyond its recorded bound."""
+ENOUGH_STEPS = 2 * OverdueConfig().steps
+"""A judgement with fewer steps may have waited for them."""
 
 SILENCE_MS = 3000
 """Time without a tick after which the log counts as stopped."""
@@ -97,6 +104,7 @@ def check(
             took = one.back_ms - begun_ms
             text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound} ms"
             out.append(Violation(PROMISE, one.request, text))
+    out += _stuck(groups, patience, unserved_ms, silences, unheard)
     for client in clients:
         longest = max(client.gaps_ms, default=0.0)
         bound = bound_ms + patience.get(client.request, 0)
@@ -104,6 +112,28 @@ def check(
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
     return out
+
+
+def _stuck(
+    groups: Sequence[RevisionGroup],
+    patience: dict[str, int],
+    more_ms: int,
+    silences: Sequence[tuple[int, int]],
+    unheard: dict[str, list[tuple[int, int]]],
+) -> Iterator[Violation]:
+    """Stuck streams that were found too late. Times in which the log stood still, or their worker
+    could not write, do not count."""
+    for at in events_of(groups, "r."):
+        event = at.event
+        if type(event) is not v.StreamJudged or event.steps < ENOUGH_STEPS:
+            continue
+        silent_ms = event.silent_us // 1000
+        away = [*silences, *unheard.get(event.worker, ())]
+        bound = event.bound_us // 1000 + STUCK_MS + more_ms + patience.get(event.request, 0)
+        bound += _covered(away, at.at_ms - silent_ms, at.at_ms)
+        if silent_ms > bound:
+            text = f"was stuck on {event.worker} for {silent_ms} ms, bound {bound} ms"
+            yield Violation(PROMISE, event.request, text)
 
 
 def _covered(times: Sequence[tuple[int, int]], begun_ms: int, back_ms: int) -> int:

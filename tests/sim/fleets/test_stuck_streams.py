@@ -1,0 +1,74 @@
+"""Streams that fall silent in simulated fleets: the stuck move, the others do not."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner.judge import judge
+from relume.chaos.scenario.language import Closed, Fault, Fleet, Scenario, Traffic, Uniform, When
+from relume.chaos.sim.engine import host_types as hosts
+from relume.chaos.sim.sim_fleet import Settings, run
+from relume.chaos.validators.records import events_of
+from relume.events import vocabulary as v
+
+
+def told(outcome: Outcome, kind: type) -> list:
+    return [at.event for at in events_of(outcome.groups) if type(at.event) is kind]
+
+
+def scenario(outputs: tuple[int, int], *faults: Fault, clients: int = 12) -> Scenario:
+    return Scenario(
+        name="silences",
+        about="Streams fall silent.",
+        fleet=Fleet(workers=3, control_planes=2),
+        traffic=Traffic(
+            arrivals=Closed(clients, (0.0, 0.2)),
+            lengths=Uniform(prompt=(16, 200), output=outputs),
+            requests=150,
+        ),
+        faults=faults,
+    )
+
+
+def stuck(at_s: float, worker: str) -> Fault:
+    return Fault(what="stream-stuck", when=When(at_s=at_s), target=worker)
+
+
+def test_a_stuck_stream_moves_alone_within_its_bound_and_every_promise_holds() -> None:
+    outcome = run(scenario((1000, 1500), stuck(1.0, "w0"), stuck(2.0, "w1")), 3)
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    judged = told(outcome, v.StreamJudged)
+    assert {(j.worker, j.stuck, j.decodes, j.finished) for j in judged} == {
+        ("w0", True, True, False), ("w1", True, True, False),
+    }  # fmt: skip
+    assert all(j.silent_us <= j.bound_us + 1_500_000 for j in judged)
+    moved = [e for e in told(outcome, v.RouteDecided) if e.attempt > 1]
+    assert sorted(e.request for e in moved) == sorted(j.request for j in judged)
+    assert all(e.cause == "stuck" and e.mode == "continue" and e.avoid for e in moved)
+
+
+def test_a_stream_that_its_engine_finished_moves_too() -> None:
+    outcome = run(scenario((48, 64), stuck(1.0, "w0")), 4)
+    assert judge(outcome).why == ()
+    (judged,) = told(outcome, v.StreamJudged)
+    assert judged.finished and judged.silent_us < 2_500_000
+
+
+def test_preempted_streams_of_a_full_engine_are_not_stuck() -> None:
+    """Each is silent for seconds while its engine makes steps."""
+    small = structs.replace(hosts.spec("tiny", "cpu"), kv_blocks=300)
+    outcome = run(scenario((800, 1200), clients=60), 5, settings=Settings(spec=small))
+    silent: dict[tuple[str, int], int] = {}
+    longest_ms = 0
+    for at in events_of(outcome.groups):
+        for change in at.event.changes if type(at.event) is v.EngineStep else ():
+            of = change.request, change.attempt
+            if type(change) is v.RequestPreempted:
+                silent[of] = at.at_ms
+            elif type(change) is v.FirstToken and of in silent:
+                longest_ms = max(longest_ms, at.at_ms - silent.pop(of))
+    assert longest_ms > 3000, "the test is about streams that are silent for longer than the bound"
+    assert told(outcome, v.StreamJudged) == []
+    assert [e for e in told(outcome, v.RouteDecided) if e.attempt > 1] == []
