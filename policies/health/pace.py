@@ -5,8 +5,8 @@ before it) is divided by what such a step takes in its class by the fitted weigh
 context. What remains is compared with the lower median of the workers of the class: so a busy host,
 or weights that do not fit, slow all of them and make none a suspect. A worker that does not decode
 now counts as a peer by its last steps, but is not measured: the requests of a closed loop gather at
-the slow one. A worker that is slow at SLOW_TICKS ticks in a row is slow, until a tick at which it is well below the limit, or none
-was measured for a while.
+the slow one. A worker that is slow at SLOW_TICKS ticks in a row is slow, until a tick at which it is
+well below the limit, or none was measured for a while.
 """
 
 from __future__ import annotations

@@ -189,7 +189,9 @@ class Bench:
         take four times as long."""
         async with self.load() as load:
             worker = await self._busy()
-            process, delay_s = f"engine {worker.name}", 3 * worker.decode_us / 1e6
+            # Neighbours on the same cores disturb its own figure.
+            step_us = max(other.decode_us for other in self._log.fleet.workers.values())
+            process, delay_s = f"engine {worker.name}", 3 * step_us / 1e6
             began = time.monotonic()
             async with self._failpoints.armed(
                 Failpoint.ENGINE_STEP, Action.DELAY, process=process, times=0, seconds=delay_s
