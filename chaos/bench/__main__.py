@@ -23,6 +23,7 @@ BENCHES = {
     "startup": "failover.startup",
     "failover-gap": "failover.failover_gap",
     "detection": "failover.detection",
+    "false-verdicts": "failover.false_verdicts",
     "relay": "gateway.relay_cost",
     "log": "eventlog.log_appends",
     "log-scale": "eventlog.log_scale",

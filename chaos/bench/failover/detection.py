@@ -97,7 +97,7 @@ class Load:
     def __init__(self, url: str, clients: int = CLIENTS, tokens: int = TOKENS) -> None:
         self._url, self._clients, self._tokens = url, clients, tokens
         self._tasks: list[asyncio.Task[None]] = []
-        self.broken = 0
+        self.broken = self.served = 0
 
     async def __aenter__(self) -> Load:
         connector = aiohttp.TCPConnector(limit=0)
@@ -119,6 +119,7 @@ class Load:
             stream = Stream(request=name, prompt=text)
             await complete(self._session, self._url, stream, self._tokens, ignore_eos=True)
             self.broken += not stream.whole
+            self.served += stream.whole
 
 
 class Bench:
@@ -217,6 +218,20 @@ class Bench:
         self.broken += load.broken
         return 1000 * (found - began)
 
+    async def stuck_stream(self) -> float:
+        """The same until a stream was found stuck whose output stays away while its engine steps."""
+        async with self.load() as load:
+            worker = await self._busy()
+            point, process = Failpoint.ENGINE_FRAME, f"engine {worker.name}"
+            # Not the first frames of the answer: those wait for the engine.
+            async with self._failpoints.armed(point, process=process, tokens=20) as armed:
+                request = (await armed.reached()).facts["request"]
+                began = time.monotonic()
+                found = await self._log.first(began, partial(_stuck, request))
+            await self._well(worker)
+        self.broken += load.broken
+        return 1000 * (found - began)
+
     async def errors(self) -> float:
         """Number of requests that failed on a worker until its breaker opened."""
         worker = self._next()
@@ -281,6 +296,10 @@ def _slow(worker: str, event: Any) -> bool:
         and event.worker == worker
         and event.failure == FailureClass.SLOW
     )
+
+
+def _stuck(request: str, event: Any) -> bool:
+    return type(event) is v.StreamJudged and event.request == request
 
 
 def _opened(worker: str, event: Any) -> bool:
@@ -356,7 +375,7 @@ def result_of(found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     return {"bench": "detection", "met": met, "figures": figures}
 
 
-CLASSES = ("crash", "idle_hang", "hang", "spin", "errors", "slow", "throttled")
+CLASSES = ("crash", "idle_hang", "hang", "spin", "errors", "slow", "throttled", "stuck_stream")
 
 
 def run(argv: list[str]) -> dict[str, Any]:

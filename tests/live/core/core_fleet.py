@@ -187,6 +187,14 @@ class CoreFleet(Scene):
         return holder is not None and holder.alive and bool(holder.family)
 
 
+class _Local(LocalFleet):
+    """Its last worker is restarted soon if it hangs; others are paused at failpoints for long."""
+
+    def agent_env(self, index: int) -> dict[str, str]:
+        soon = {"RELUME_HANG_RESTART_S": "2"} if index == len(WORKERS) - 1 else {}
+        return {**super().agent_env(index), **soon}
+
+
 class CoreFleets:
     """The present fleet of the core, made when a test needs one."""
 
@@ -225,7 +233,7 @@ class CoreFleets:
         enter = self._stack.enter_async_context
         failpoints = await enter(FailpointServer(folder / "failpoints.sock"))
         os.environ[ENVIRONMENT] = str(failpoints.path)
-        fleet = await enter(LocalFleet(options, lambda text: print(text, flush=True)))
+        fleet = await enter(_Local(options, lambda text: print(text, flush=True)))
         etcd = await enter(EtcdLog(EtcdConfig(endpoints=(fleet.etcd_endpoint,))))
         core = await enter(CoreFleet(fleet, etcd, failpoints))
         await core.until_at_rest()

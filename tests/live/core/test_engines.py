@@ -10,7 +10,8 @@ from pathlib import Path
 
 from relume.chaos.traffic import Stream
 from relume.events import vocabulary as v
-from relume.events.failpoints.points import Failpoint
+from relume.events.failpoints.points import Action, Failpoint
+from relume.events.vocabulary.enums import HealthState
 from tests.live.checkpoints.test_checkpoints import daemon_of
 from tests.live.conftest import HANG_S, same, whole
 from tests.live.core.core_fleet import CORE, CoreFleet
@@ -171,3 +172,59 @@ async def test_a_stream_whose_tokens_stay_within_its_engine_moves_alone(fleet: C
     (moved,) = [routes[1] for routes in made.values() if len(routes) == 2]
     assert (moved.request, moved.cause, moved.mode) == (judged.request, "stuck", "continue")
     assert moved.delivered < 20 and moved.worker != "w0"
+
+
+async def test_a_worker_that_answers_with_errors_draws_few_requests_and_serves_again(
+    fleet: CoreFleet,
+) -> None:
+    """Its breaker opens; after its hold one request at a time probes it, and it closes."""
+    await fleet.calm(12, 16)
+    async with fleet.failpoints.armed(
+        Failpoint.ENGINE_REQUEST, Action.FAIL, process="engine w1", times=0
+    ):
+        await decided(fleet, HealthState.UNHEALTHY)
+        failed = [e for e in await fleet.events() if type(e) is v.TransportObserved]
+        assert {(e.worker, e.kind, e.status) for e in failed} == {("w1", "engine_error", 500)}
+        while_open = await fleet.streams(6, 16, fleet.named("open"))
+        assert not whole(while_open)
+    await decided(fleet, HealthState.PROBING)
+    await decided(fleet, HealthState.HEALTHY)
+
+
+async def decided(fleet: CoreFleet, state: HealthState) -> None:
+    """Send requests until the leader has decided that w1 is in this state; none may break."""
+    deadline, sent = time.monotonic() + HANG_S, 0
+    while not any(
+        type(e) is v.HealthDecided and (e.worker, e.state) == ("w1", state)
+        for e in await fleet.events()
+    ):
+        assert time.monotonic() < deadline, [
+            e for e in await fleet.events() if type(e) is v.HealthDecided
+        ]
+        sent += 1
+        asked = await fleet.streams(12, 16, fleet.named(f"{state}{sent}"))
+        assert not whole(asked)
+        await fleet.until_ended(asked)
+
+
+async def test_an_idle_engine_that_hangs_is_found_by_its_agent_and_restarted(
+    fleet: CoreFleet,
+) -> None:
+    """The agent of w2 gives a hung engine two seconds to return, the others thirty."""
+    calm = await fleet.calm(6, 24)
+    worker = fleet.state.workers["w2"]
+    incarnation = worker.incarnation
+    stop(worker.engine_pid)
+    await fleet.until_told(v.EngineHung)
+    (hung,) = [e for e in await fleet.events() if type(e) is v.EngineHung]
+    assert (hung.worker, hung.incarnation, hung.process_state) == ("w2", incarnation, "T")
+    assert (hung.running, hung.step_age_us) == (0, 0)
+    assert "the process is stopped" in Path(hung.stacks).read_text()
+    meanwhile = await fleet.streams(6, 24, fleet.named("meanwhile"))
+    assert not whole(meanwhile)
+    assert same(calm, meanwhile) == []
+    await fleet.until_told(v.EngineReady)
+    (died,) = [e for e in await fleet.events() if type(e) is v.EngineDied]
+    assert (died.worker, died.reason) == ("w2", "hung")
+    await fleet.until_ended(meanwhile)
+    assert "w2" not in {d.worker for made in (await fleet.routes(meanwhile)).values() for d in made}
