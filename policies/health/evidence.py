@@ -211,7 +211,7 @@ def _begin(worker: Worker) -> None:
     health.incarnation = worker.incarnation
     health.failures, health.hung_for, health.probes = {}, {}, {}
     health.forgiven = {}
-    health.pace = UNSET
+    health.slow = UNSET
     health.doubt, health.until = FailureClass.NONE, -1
     health.failed, health.passes = False, 0
 
@@ -278,8 +278,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     review = Review(fleet)
     config = review.config
     begin = event.number - config.window_ticks
-    paces = pace.measured(fleet) if review.by_pace else {}
-    for name, percent in paces.items():
+    for name, percent in pace.measured(fleet).items() if review.by_pace else ():
         worker = fleet.workers[name]
         if percent >= config.slow_percent > 0 or not isinstance(worker.health, UnsetType):
             if (known := _health_of(fleet, worker)) is not None:

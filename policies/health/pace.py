@@ -1,12 +1,12 @@
 """Which workers are slow, by the pace of their decode steps beside that of their peers.
 
-Theory of operation. At each tick the recent time of a decode step (`Worker.decode_us`, with the gap
-before it) is divided by what such a step takes in its class by the fitted weights, for its batch and
-context. What remains is compared with the lower median of the workers of the class: so a busy host,
-or weights that do not fit, slow all of them and make none a suspect. A worker that does not decode
-now counts as a peer by its last steps, but is not measured: the requests of a closed loop gather at
-the slow one. A worker that is slow at SLOW_TICKS ticks in a row is slow, until a tick at which it is
-well below the limit, or none was measured for a while.
+Theory of operation. At each tick the mean time of a worker's decode steps since it was measured last
+(`Worker.pace`), with the gaps before them, is divided by what such steps take in its class by the
+fitted weights, for their batches and contexts. What remains is compared with the lower median of the
+workers of the class: so a busy host, or weights that do not fit, slow all of them and make none a
+suspect. A worker that makes no steps now is a peer by its last measure: the requests of a closed
+loop gather at the slow one. A worker that is slow in SLOW_TICKS measures in a row is slow, until one
+in which it is well below the limit, or none came for a while.
 """
 
 from __future__ import annotations
@@ -15,70 +15,77 @@ from msgspec import UnsetType
 
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.health.health_settings import HealthConfig
-from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+from relume.policies.state.fleet import Fleet, StepPace, Worker, WorkerHealth
 from relume.policies.state.step_times import ENOUGH, SCALES
 
 SLOW_TICKS = 3
+FEWEST_STEPS = 3
+"""Steps of a measure; with fewer it is left to the next tick."""
 AGAIN_PERCENT = 80
 """A slow worker is slow until its pace is below this part of the limit."""
 
 
 def measured(fleet: Fleet) -> dict[str, int]:
-    """The pace of each worker that decodes: its steps' time in percent of that of its peers."""
-    shares: dict[str, dict[str, int]] = {}
+    """The pace of each worker that made steps: their time in percent of that of its peers. Begins
+    the next measure."""
+    shares: dict[str, list[int]] = {}
+    new: list[tuple[Worker, int]] = []
     for worker in fleet.workers.values():
-        if worker.engine == EnginePhase.READY and worker.decode_us > 0:
-            usual = _usual_us(fleet, worker)
-            if usual > 0:
-                share = int(worker.decode_us * 1000 / usual)
-                shares.setdefault(worker.steps_like, {})[worker.name] = share
+        if worker.engine != EnginePhase.READY:
+            continue
+        pace = worker.pace
+        if isinstance(pace, UnsetType):
+            worker.pace = StepPace(step=worker.step, prompts=worker.prefill_tokens)
+            continue
+        if pace.steps >= FEWEST_STEPS:
+            if usual := _usual_us(fleet, worker, pace):
+                pace.share = int(pace.us * 1000 / usual)
+                new.append((worker, pace.share))
+            pace.steps = pace.us = pace.requests = pace.context = 0
+        if pace.share:
+            shares.setdefault(worker.steps_like, []).append(pace.share)
     found: dict[str, int] = {}
-    for of_class in shares.values():
-        peers = sorted(of_class.values())
-        median = max(peers[(len(peers) - 1) // 2], 1)
-        for name, share in of_class.items():
-            if fleet.workers[name].decoding > 0:
-                found[name] = share * 100 // median
+    for worker, share in new:
+        peers = sorted(shares[worker.steps_like])
+        found[worker.name] = share * 100 // max(peers[(len(peers) - 1) // 2], 1)
     return found
 
 
-def _usual_us(fleet: Fleet, worker: Worker) -> float:
-    """What its last decode step would take in its class; 0: unknown."""
+def _usual_us(fleet: Fleet, worker: Worker, pace: StepPace) -> float:
+    """What its decode steps would take in its class; 0: unknown."""
     model = fleet.steptimes.get(worker.steps_like)
     if model is None or model.samples < ENOUGH:
         return 0.0
     w = model.weights
-    return w[0] + w[3] * worker.batch * SCALES[3] + w[4] * worker.sum_context * SCALES[4]
+    return w[0] * pace.steps + w[3] * SCALES[3] * pace.requests + w[4] * SCALES[4] * pace.context
 
 
 def note(health: WorkerHealth, percent: int, tick: int, config: HealthConfig) -> None:
     """The worker was measured at this tick."""
     count = slow_ticks(health)
     if percent >= config.slow_percent > 0:
-        health.pace = count + 1, tick, percent
-    elif count and percent * 100 < config.slow_percent * AGAIN_PERCENT:
-        health.pace = 0, tick, percent
-    elif count >= SLOW_TICKS:
-        health.pace = count, tick, percent
+        health.slow = count + 1, tick, percent
+    elif count >= SLOW_TICKS and percent * 100 >= config.slow_percent * AGAIN_PERCENT:
+        health.slow = count, tick, percent
     elif count:
-        health.pace = 0, tick, percent
+        health.slow = 0, tick, percent
 
 
 def slow_ticks(health: WorkerHealth) -> int:
-    """At how many ticks in a row it was slow."""
-    return 0 if isinstance(health.pace, UnsetType) else health.pace[0]
+    """In how many measures in a row it was slow."""
+    return 0 if isinstance(health.slow, UnsetType) else health.slow[0]
 
 
 def is_slow(health: WorkerHealth, tick: int, config: HealthConfig) -> bool:
     """Whether the worker is slow."""
-    pace = health.pace
-    if isinstance(pace, UnsetType) or pace[0] < SLOW_TICKS or config.slow_percent == 0:
+    slow = health.slow
+    if isinstance(slow, UnsetType) or slow[0] < SLOW_TICKS or config.slow_percent == 0:
         return False
-    return tick - pace[1] <= config.window_ticks
+    return tick - slow[1] <= config.window_ticks
 
 
 def in_words(health: WorkerHealth) -> str:
     """The evidence, of a worker that is slow."""
-    assert not isinstance(health.pace, UnsetType)
-    tenths = (health.pace[2] + 5) // 10
+    assert not isinstance(health.slow, UnsetType)
+    tenths = (health.slow[2] + 5) // 10
     return f"its decode steps take {tenths // 10}.{tenths % 10} times those of its peers"

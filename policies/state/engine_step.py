@@ -56,6 +56,10 @@ def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int, gap
     """A step ended. The order matters: the update compares with the step before."""
     number, before, revision = event.step, worker.step, fleet.revision
     took = duration + gap
+    if revision == worker.report_revision:
+        worker.reported_us += took
+    else:  # of the report before, with what the worker was by then
+        account.next_report(worker, revision, took)
     if number == before + 1:
         if worker.eager or gap > duration or not number % PROMPT_EACH:
             step_times.learn(fleet, worker, event)
@@ -65,10 +69,6 @@ def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int, gap
     if number > before or not before:
         worker.decoding = batch
         worker.context = context
-    if revision == worker.report_revision:
-        worker.reported_us += took
-    else:
-        account.next_report(worker, revision)
     worker.step = number
     high = worker.step_us_high
     high -= high >> 5

@@ -83,7 +83,7 @@ class WorkerHealth(Struct, kw_only=True):
     themselves at fault; `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas
     suspect it. `trips` counts how often its breaker opened in a row. Of a breaker that is half
     open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
-    its turn began. `pace`: see `relume.policies.health.pace`.
+    its turn began. `slow`: see `relume.policies.health.pace`.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -108,7 +108,24 @@ class WorkerHealth(Struct, kw_only=True):
     failed: bool = False
     decided_by: dict[str, int] = field(default_factory=dict)
     # (slow ticks in a row, the tick measured last, its percent); not in older states
-    pace: tuple[int, int, int] | UnsetType = UNSET
+    slow: tuple[int, int, int] | UnsetType = UNSET
+
+
+class StepPace(Struct, kw_only=True):
+    """Decode steps of a worker since it was measured last (`relume.policies.health.pace`): how
+    many, their time with the gaps before them, the sums of their batches and contexts. They are
+    counted by reports, without those that computed prompts: the present one began after `step`, when
+    the worker had computed `prompts`, and its first step took `first_us`. `share`: the time of a
+    step when it was measured, in thousandths of what its class takes; 0: it was not."""
+
+    step: int
+    prompts: int
+    first_us: int = 0
+    steps: int = 0
+    us: int = 0
+    requests: int = 0
+    context: int = 0
+    share: int = 0
 
 
 class Worker(Struct, kw_only=True):
@@ -206,6 +223,7 @@ class Worker(Struct, kw_only=True):
     cached: Cached = field(default_factory=Cached)
     # not in the state before anything is known: older logs have none
     health: WorkerHealth | UnsetType = UNSET
+    pace: StepPace | UnsetType = UNSET
 
 
 class Request(Struct, kw_only=True):

@@ -228,6 +228,7 @@ class Bench:
                 request = (await armed.reached()).facts["request"]
                 began = time.monotonic()
                 found = await self._log.first(began, partial(_stuck, request))
+            await self._log.first(began, partial(_ended, request))
             await self._well(worker)
         self.broken += load.broken
         return 1000 * (found - began)
@@ -302,6 +303,10 @@ def _stuck(request: str, event: Any) -> bool:
     return type(event) is v.StreamJudged and event.request == request
 
 
+def _ended(request: str, event: Any) -> bool:
+    return type(event) is v.RequestEnded and event.request == request
+
+
 def _opened(worker: str, event: Any) -> bool:
     return (
         type(event) is v.HealthDecided
@@ -340,6 +345,7 @@ async def measure(host: str, times: int, classes: list[str], model: str) -> dict
                         for name in classes:
                             for number in range(times):
                                 value = await getattr(bench, name)()
+                                await until(lambda: not log.fleet.requests, "no request is left")
                                 found.setdefault(name, []).append(value)
                                 unit = "requests" if name == "errors" else "ms"
                                 print(

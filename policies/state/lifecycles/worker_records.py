@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import UNSET
+
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EngineKind
 from relume.policies.state import account, coverage, operator_commands, prefix_cache, step_times
@@ -64,6 +66,7 @@ def _on_started(fleet: Fleet, stream: str, epoch: int, event: v.EngineStarted) -
     worker.incarnation = event.incarnation
     worker.engine_pid = event.pid
     worker.step = worker.step_us_high = 0
+    worker.pace = UNSET
     worker.cached.block_tokens = 0
 
 
