@@ -186,7 +186,7 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
         int, option("Maximum size of a request body; a larger one gets 413", unit="bytes", ge=1024)
     ] = 8 * 1024 * 1024
     stall_floor_ms: Annotated[int, option("Minimum stall timeout", unit="ms", ge=10)] = 1000
-    stall_cap_ms: Annotated[int, option("Maximum stall timeout", unit="ms", ge=10)] = 3000
+    stall_cap_ms: Annotated[int, option("Maximum stall timeout", unit="ms", ge=10)] = 2500
     stall_factor: Annotated[
         int, option("Stall timeout, as a multiple of the slowest recent engine step", ge=1)
     ] = 8

@@ -34,7 +34,7 @@ class StallConfig(Struct, frozen=True, kw_only=True):
     ] = 1_000_000
     cap_us: Annotated[
         int, option("Maximum stall timeout", unit="microseconds", ge=10_000, le=600_000_000)
-    ] = 3_000_000
+    ] = 2_500_000
     factor: Annotated[
         int,
         option("Stall timeout, as a multiple of the slowest recent engine step", ge=1, le=10_000),
