@@ -64,6 +64,8 @@ GOALS = {
 }
 """Milliseconds."""
 MOST_FAILED = 5
+RELOAD_S = 300.0
+"""Maximum time in which an engine starts again."""
 THROTTLED = 8.0
 Seen = Callable[[Any], bool]
 
@@ -147,7 +149,8 @@ class Bench:
             began = time.monotonic()
             os.kill(pid, signal.SIGKILL)
             found = await self._log.first(began, partial(_says, name, incarnation))
-            await until(lambda: (name, incarnation + 1) in self._log.ready_at, f"{name} is back")
+        back = name, incarnation + 1
+        await until(lambda: back in self._log.ready_at, f"{name} is back", RELOAD_S)
         self.broken += load.broken
         return 1000 * (found - began)
 
@@ -344,6 +347,7 @@ async def measure(host: str, times: int, classes: list[str], model: str) -> dict
                         bench = Bench(fleet, log, failpoints)
                         async with bench.load():
                             await asyncio.sleep(5.0)
+                        await until(lambda: not log.fleet.requests, "no request is left")
                         for name in classes:
                             for number in range(times):
                                 value = await getattr(bench, name)()

@@ -115,12 +115,12 @@ async def fleet_of(
                 following.cancel()
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
+async def until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
     """Waits for a condition. Raises TimeoutError."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {PATIENCE_S} s: {what}")
+            raise TimeoutError(f"waited {patience_s} s: {what}")
         await asyncio.sleep(0.02)
 
 

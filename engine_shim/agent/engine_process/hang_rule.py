@@ -17,13 +17,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 LOOK_US = 1_000_000
-PROBE_US = 500_000
+PROBE_US = 400_000
 """Time between two looks at an engine that answers, and time that an answer may take."""
 LATE_US = 250_000
 FACTOR = 4
 SPIN_US = 1_000_000
 HUNG_LOOKS = 3
-"""Counted looks in a row after which an engine is hung: 2.5 s after its last turn at most."""
+"""Counted looks in a row after which an engine is hung: 2.2 s after its last turn at most."""
 
 
 class Look(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from relume.engine_shim.agent.engine_process.process_identity import (
 from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.engine_shim.engine.stacks import SIGNAL, path_of
 
-WRITING_S = 0.3
+WRITING_S = 0.2
 _POLL_S = 0.02
 KEPT_FILES = 8
 MOST_THREADS = 64
