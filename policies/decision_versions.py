@@ -27,7 +27,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "placement": 1,
     "recovery": 1,
     "migration": 1,
-    "stall": 2,
+    "stall": 3,
     "overdue": 1,
     "leader": 1,
     "detail": 1,
@@ -38,11 +38,10 @@ DECISION_VERSIONS: dict[str, int] = {
 `admission`: which requests wait, which is next, which are refused. `leader`: the leader's
 duties."""
 
-RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,), "stall": (1,), "health": (1,)}
+RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,), "stall": (1, 2), "health": (1,)}
 """Older versions of which this build still has the rule: 1 of `first_token` is another estimate
-than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `stall` is
-still the rule for engines that do not say what they expect of a step; 1 of `health` differs in how
-slow workers are found."""
+than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); `stall` has its own
+in `relume.policies.liveness.stall.HUNG`; 1 of `health` differs in how slow workers are found."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

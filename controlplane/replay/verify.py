@@ -418,7 +418,7 @@ def _check_stall(
         wait_us=event.wait_us,
         turns=event.turns,
     )
-    hung = stall.hung(event.silent_us, look, bound, config)
+    hung = stall.HUNG[version_of(view, "stall")](event.silent_us, look, bound, config)
     if (hung, bound) != (event.hung, event.bound_us):
         engine = f"{event.worker}:{event.incarnation}"
         recorded = judged(event.hung, event.silent_us, event.bound_us)

@@ -197,12 +197,15 @@ class StallWatch:
         task.add_done_callback(lambda _: self._probing.pop(key, None))
 
     async def _examine(self, worker: Worker, incarnation: int, bound: int) -> None:
-        """Probe a silent engine while the rest of its bound runs, then judge it."""
+        """Probe a silent engine while the rest of its bound runs, then judge it. The last probe may
+        be answered until the cap, if the bound is shorter."""
         name, key = worker.name, (worker.name, incarnation)
         activity = self._gateway.activity.get(key)
         if activity is None:
             return
-        deadline = max(activity.last_byte, self._last_step.get(name, 0.0)) + bound / 1e6
+        last = max(activity.last_byte, self._last_step.get(name, 0.0))
+        deadline = last + bound / 1e6
+        given_up = last + stall.config_of(self._scheduler.view).cap_us / 1e6
         first_s = max(PROBE_MIN_S, deadline - self._now() - PROBE_MIN_S)
         before = await self._ask(worker, incarnation, first_s)
         second_at = deadline - PROBE_MIN_S
@@ -210,7 +213,7 @@ class StallWatch:
             second_at = max(second_at, self._now() + LOOKS_APART_S)
         while (wait_s := second_at - self._now()) > 0:
             await asyncio.sleep(wait_s)
-        after = await self._ask(worker, incarnation, max(PROBE_MIN_S, deadline - self._now()))
+        after = await self._ask(worker, incarnation, max(PROBE_MIN_S, given_up - self._now()))
         if (wait_s := deadline - self._now()) > 0:
             await asyncio.sleep(wait_s)
         progress = max(activity.last_byte, self._last_step.get(name, 0.0))

@@ -31,6 +31,7 @@ class Progress:
         """
         if not path:
             self._page = mmap.mmap(-1, SIZE)
+            self._clock = ThreadClock()
             return
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -38,6 +39,7 @@ class Progress:
             self._page = mmap.mmap(fd, SIZE)
         finally:
             os.close(fd)
+        self._clock = ThreadClock()
 
     def write(
         self,
@@ -66,7 +68,7 @@ class Progress:
         fields = _FIELDS.unpack_from(self._page, 0)
         steps, began_ns, running, waiting, kv_used, pid, thread, *load, expected_us, turns = fields
         age_us = max(0, time.monotonic_ns() - began_ns) // 1000 if began_ns else 0
-        cpu, wait = usage_us(pid, thread) if pid else (-1, -1)
+        cpu, wait = self._clock.read(pid, thread) if pid else (-1, -1)
         return {
             "steps": steps,
             "turns": turns,
@@ -86,29 +88,45 @@ class Progress:
         return _FIELDS.unpack_from(self._page, 0)[7:11]
 
 
-def usage_us(pid: int, thread: int) -> tuple[int, int]:
-    """CPU time of the thread that steps the engine, of the processes its process started
-    (workers that compute for it, compilers it waits for) and of theirs, and the time for which the
-    thread waited for a CPU, in microseconds; -1 when they cannot be read.
+class ThreadClock:
+    """CPU time of a thread and of the processes that its process started, and its waits for a CPU.
 
     They distinguish a long step, a starved one and a stopped one: computation uses the CPU, and a
-    thread that waits for a GPU polls it. A child that ends moves its time to its parent, so the sum
-    never falls.
+    thread that waits for a GPU polls it. Linux adds a wait to `schedstat` when it is over: a thread
+    that got no CPU between two looks seems to have done nothing. Its state is R all the same, so the
+    time since the first such look is added.
     """
-    for _ in range(READINGS):
-        try:
-            used, waited = thread_usage_us(pid, thread)
-            return used + _ticks(pid, own=False) * 1_000_000 // _TICKS_PER_S, waited
-        except (OSError, ValueError, IndexError):
-            continue  # a child that was listed is gone: look again
-    return -1, -1
 
+    def __init__(self) -> None:
+        self._seen = (0, 0, 0, 0)
+        self._since_ns = 0
 
-def thread_usage_us(pid: int, thread: int) -> tuple[int, int]:
-    """The same of one thread alone. Raises OSError, ValueError, IndexError."""
-    with open(f"/proc/{pid}/task/{thread}/schedstat") as stat:
-        used, waited, *_ = stat.read().split()
-    return int(used) // 1000, int(waited) // 1000
+    def read(self, pid: int, thread: int) -> tuple[int, int]:
+        """CPU time of the thread, of the processes its process started (workers that compute for it,
+        compilers it waits for) and of theirs, and the time for which the thread waited for a CPU, in
+        microseconds; -1 when they cannot be read. A child that ends moves its time to its parent, so
+        the sum never falls."""
+        for _ in range(READINGS):
+            try:
+                used, waited = self.own(pid, thread)
+                return used + _ticks(pid, own=False) * 1_000_000 // _TICKS_PER_S, waited
+            except (OSError, ValueError, IndexError):
+                continue  # a child that was listed is gone: look again
+        return -1, -1
+
+    def own(self, pid: int, thread: int) -> tuple[int, int]:
+        """The same of the thread alone. Raises OSError, ValueError, IndexError."""
+        with open(f"/proc/{pid}/task/{thread}/stat") as stat:
+            runnable = stat.read().rsplit(")", 1)[1].split()[0] == "R"
+        with open(f"/proc/{pid}/task/{thread}/schedstat") as stat:
+            used, waited = (int(value) // 1000 for value in stat.read().split()[:2])
+        seen, now = (pid, thread, used, waited), time.monotonic_ns()
+        if not runnable:
+            self._since_ns = 0
+        elif not self._since_ns or seen != self._seen:
+            self._since_ns = now
+        self._seen = seen
+        return used, waited + ((now - self._since_ns) // 1000 if self._since_ns else 0)
 
 
 READINGS = 3

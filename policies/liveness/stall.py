@@ -3,11 +3,12 @@
 A step that takes long is not a stall: the bound follows the slowest recent step
 (`step_us_high`, which fades by 1/32 a step), so a worker slowed tenfold widens its own bound while
 it continues. Silence alone is never enough: the gateway probes the engine (`/relume/state`) after
-half the bound and again at its end. Progress means steps, or turns of the engine's loop that found
-nothing to compute. A step in progress is allowed a multiple of what the engine expects of it: a long
-prefill computes. CPU time says nothing, since a thread that spins uses it too; only a thread that
-waited for a CPU most of the time is starved, not hung. An engine that does not answer, or holds
-requests and makes no progress, is hung.
+half the bound and again at its end. One that does not answer is hung at the cap only: before, it may
+be starved, which its agent sees and a replica does not. Progress means steps, or turns of the
+engine's loop that found nothing to compute. A step in progress is allowed a multiple of what the
+engine expects of it: a long prefill computes. CPU time says nothing, since a thread that spins uses
+it too; only a thread that waited for a CPU most of the time is starved, not hung. An engine that
+refuses a probe, or holds requests and makes no progress, is hung.
 
 A server that does not say what it expects (one without the plugin) is judged by CPU time: what it
 uses counts as work.
@@ -15,6 +16,7 @@ uses counts as work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Struct
@@ -33,7 +35,7 @@ class StallConfig(Struct, frozen=True, kw_only=True):
         int, option("Minimum stall timeout", unit="microseconds", ge=10_000, le=600_000_000)
     ] = 1_000_000
     cap_us: Annotated[
-        int, option("Maximum stall timeout", unit="microseconds", ge=10_000, le=600_000_000)
+        int, option("Maximum stall timeout, at which an engine that answers no probe is hung", unit="microseconds", ge=10_000, le=600_000_000)
     ] = 2_500_000
     factor: Annotated[
         int,
@@ -88,6 +90,8 @@ def hung(silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig) -
     """The judgement, after `silent_us` without a byte or a recorded step."""
     if silent_us < bound:
         return False
+    if look.probe == ProbeResult.SILENT:
+        return silent_us >= config.cap_us
     if look.probe != ProbeResult.ANSWERED:
         return True
     if look.steps > 0:
@@ -113,6 +117,22 @@ def _overdue(silent_us: int, look: ProbeEvidence, config: StallConfig) -> bool:
 def _within(look: ProbeEvidence) -> bool:
     """Whether it is in a step that may take longer still."""
     return 0 < look.step_age_us < STRETCH * look.expected_us
+
+
+def _hung_v2(silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig) -> bool:
+    """An engine that did not answer was hung at the end of its bound."""
+    if look.probe == ProbeResult.SILENT:
+        return silent_us >= bound
+    return hung(silent_us, look, bound, config)
+
+
+HUNG: dict[int, Callable[[int, ProbeEvidence, int, StallConfig], bool]] = {
+    1: _hung_v2,
+    2: _hung_v2,
+    3: hung,
+}
+"""The judgement in each version of the decision: 1 is 2 for engines that do not say what they expect
+of a step."""
 
 
 def recovered(look: ProbeEvidence) -> bool:

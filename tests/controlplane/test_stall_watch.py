@@ -21,6 +21,7 @@ from relume.policies.liveness import stall
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
+from tests.policies.story import engine_step, found_hung
 
 QUICK = stall.StallConfig(floor_us=50_000, cap_us=100_000, factor=8)
 
@@ -56,9 +57,11 @@ class OneStream:
 
 
 @asynccontextmanager
-async def engine(answers_probe: bool = True, **state: Any) -> AsyncIterator[int]:
+async def engine(
+    answers_probe: bool = True, after_s: float = 0.0, **state: Any
+) -> AsyncIterator[int]:
     """Port of something that answers `/relume/state` with `state`, and `/relume/probe`
-    if it `answers_probe`."""
+    if it `answers_probe`; both `after_s`."""
     body = msgspec.json.encode(state)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,6 +69,7 @@ async def engine(answers_probe: bool = True, **state: Any) -> AsyncIterator[int]
         if b"/relume/probe" in asked and not answers_probe:
             writer.close()
             return
+        await asyncio.sleep(after_s)
         writer.write(
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         )
@@ -79,10 +83,14 @@ async def engine(answers_probe: bool = True, **state: Any) -> AsyncIterator[int]
 
 
 async def watched(
-    port: int, full: bool = False, until: type = v.StallJudged, told_hung: bool = False
+    port: int,
+    full: bool = False,
+    until: type = v.StallJudged,
+    told_hung: bool = False,
+    config: stall.StallConfig = QUICK,
 ) -> tuple[OneStream, list[Any]]:
-    """What the watch does about w0, whose engine listens at `port`, until it judged or wrote an
-    event of the type. `told_hung`: its agent finds it hung, at once."""
+    """What the watch does about w0, whose engine listens at `port` and made a quick step, until it
+    judged or wrote an event of the type. `told_hung`: its agent finds it hung, at once."""
     log, fleet = MemoryLog(), Fleet()
     async with log.writer("w.w0") as worker:
         worker.append(
@@ -98,6 +106,7 @@ async def watched(
                 block_size=16,
                 kv_blocks=512,
             ),
+            engine_step(incarnation=3),
         )
         for group in log.groups:
             apply_group(fleet, group)
@@ -112,7 +121,7 @@ async def watched(
             pid=1,
             seed=0,
             policy="",
-            settings=stall.settings_of(QUICK),
+            settings=stall.settings_of(config),
         )
     )
     writer.full = full
@@ -122,7 +131,7 @@ async def watched(
     gateway = OneStream(loop.time())
     watch = StallWatch(scheduler, gateway, loop.time, 0.01)  # type: ignore[arg-type]
     if told_hung:
-        event = agent_found_it_hung()
+        event = found_hung(incarnation=3)
         watch.seen("w.w0", 4, event)
         assert gateway.broken == [], "the group is not whole yet"
         watch.folded(RevisionGroup(9, ()))
@@ -134,23 +143,6 @@ async def watched(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return gateway, told
-
-
-def agent_found_it_hung() -> v.EngineHung:
-    return v.EngineHung(
-        worker="w0",
-        incarnation=3,
-        silent_us=2_300_000,
-        looks=3,
-        steps=7,
-        step_age_us=0,
-        expected_us=900,
-        cpu_us=0,
-        wait_us=0,
-        running=0,
-        waiting=0,
-        process_state="T",
-    )
 
 
 async def test_streams_leave_an_engine_that_its_agent_found_hung() -> None:
@@ -182,6 +174,28 @@ async def test_engine_that_works_is_left_alone() -> None:
     fired = [e for e in told if type(e) is v.TimerFired]
     assert set(fired) == {v.TimerFired("stall", "w0:3")}
     assert len(judged) <= len(fired) <= len(judged) + 1
+
+
+PATIENT = stall.StallConfig(floor_us=300_000, cap_us=1_200_000, factor=8)
+
+
+async def test_engine_that_answers_after_its_bound_is_starved_not_hung() -> None:
+    """Two busy processes beside it keep it from its CPU for so long."""
+    async with engine(worker="w0", incarnation=3, unfinished=0, cpu_us=5, after_s=0.6) as port:
+        gateway, told = await watched(port, config=PATIENT)
+    assert gateway.broken == []
+    (judged,) = [e for e in told if type(e) is v.StallJudged]
+    assert (judged.probe, judged.hung, judged.bound_us) == ("answered", False, PATIENT.floor_us)
+    assert judged.silent_us > PATIENT.floor_us
+
+
+async def test_engine_that_never_answers_is_hung_at_the_cap() -> None:
+    async with engine(worker="w0", incarnation=3, after_s=60.0) as port:
+        gateway, told = await watched(port, config=PATIENT)
+    assert gateway.broken == [("w0", 3, "stall")]
+    (judged,) = [e for e in told if type(e) is v.StallJudged]
+    assert (judged.probe, judged.hung, judged.bound_us) == ("silent", True, PATIENT.floor_us)
+    assert judged.silent_us >= PATIENT.cap_us
 
 
 @pytest.mark.parametrize(("worker", "incarnation"), [("w0", 4), ("w0", 2), ("w1", 3)])

@@ -179,6 +179,24 @@ def engine_step(*changes: Any, incarnation: int = 1, lost: int = 0, us: int = 90
     )
 
 
+def found_hung(worker: str = "w0", incarnation: int = 1) -> v.EngineHung:
+    """The word of an agent about its idle engine."""
+    return v.EngineHung(
+        worker=worker,
+        incarnation=incarnation,
+        silent_us=2_300_000,
+        looks=3,
+        steps=7,
+        step_age_us=0,
+        expected_us=900,
+        cpu_us=0,
+        wait_us=0,
+        running=0,
+        waiting=0,
+        process_state="T",
+    )
+
+
 def queued(
     request: str = "q1", attempt: int = 1, prompt: int = 100, dispatch: bytes = b""
 ) -> v.RequestQueued:

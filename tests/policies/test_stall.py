@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from relume.policies.liveness.stall import ProbeEvidence, StallConfig, bound_us, hung, recovered
+from relume.policies.liveness.stall import (
+    HUNG,
+    ProbeEvidence,
+    StallConfig,
+    bound_us,
+    hung,
+    recovered,
+)
 from relume.policies.state.fleet import Worker
 
 CONFIG = StallConfig()
@@ -22,8 +29,18 @@ def test_silence_within_the_bound_is_no_stall(probe: str) -> None:
     assert not judged(ProbeEvidence(probe=probe), BOUND - 1)
 
 
-def test_stopped_engine_that_does_not_answer_is_hung() -> None:
-    assert judged(ProbeEvidence(probe="silent"))
+def test_stopped_engine_that_does_not_answer_is_hung_at_the_cap() -> None:
+    """It may be starved until then, with two busy processes beside it for a second and more."""
+    assert not judged(ProbeEvidence(probe="silent"), CONFIG.cap_us - 1)
+    assert judged(ProbeEvidence(probe="silent"), CONFIG.cap_us)
+
+
+def test_earlier_versions_took_an_engine_without_an_answer_for_hung_at_once() -> None:
+    silent, answers = ProbeEvidence(probe="silent"), ProbeEvidence(probe="answered", steps=1)
+    for version, at_once in ((1, True), (2, True), (3, False)):
+        assert HUNG[version](OVER, silent, BOUND, CONFIG) == at_once
+        assert not HUNG[version](BOUND - 1, silent, BOUND, CONFIG)
+        assert not HUNG[version](OVER, answers, BOUND, CONFIG)
 
 
 def test_engine_that_makes_steps_is_not_hung_however_slow() -> None:

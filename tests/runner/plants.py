@@ -220,6 +220,7 @@ def _never_released(patch: Set) -> None:
 def _never_hung(patch: Set) -> None:
     """a silent engine is never taken for hung"""
     patch(stall, "hung", lambda *given: False)
+    patch(stall, "HUNG", dict.fromkeys(stall.HUNG, lambda *given: False))
 
 
 def _never_stuck(patch: Set) -> None:

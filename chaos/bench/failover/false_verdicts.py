@@ -34,7 +34,7 @@ from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.log import codec
-from relume.events.vocabulary.enums import HealthState
+from relume.events.vocabulary.enums import FailureClass, HealthState
 
 DESCRIPTION = "how often a worker that is well is judged ill, live and over simulated hours"
 ETCD_AWAY_S = 20.0
@@ -53,7 +53,9 @@ TROUBLES = (
     Fault(what="gateway-cpu-limit", when=_AT, target="follower", amount=0.5, for_s=60.0),
     Fault(what="client-gone", when=_AT, target="any"),
 )
-"""What is no worker's failure, in turn."""
+"""What is no worker's failure, in turn; but one with half a core is slow, and may be called so."""
+SEEN_LATER_NS = 10_000_000_000
+"""So long after it had its core back a worker may be called slow."""
 
 
 def verdict_of(event: Any) -> str:
@@ -109,6 +111,9 @@ async def _serve(fleet: LocalFleet, seconds: float) -> tuple[Counter[str], int, 
             await asyncio.sleep(2.0)
         following.cancel()
         broken, served = one.broken + other.broken, one.served + other.served
+    for at, event in log.happened:
+        if verdict_of(event):
+            print(f"at {at - began:.1f} s: {event}", flush=True)
     return verdicts(event for _, event in log.happened), served, broken, refused
 
 
@@ -147,29 +152,50 @@ def scenario_of(hours: float) -> Scenario:
     )
 
 
-def simulated(hours: float) -> tuple[Counter[str], float, str]:
-    """Verdicts, hours of virtual time, and why a run failed."""
+def simulated(hours: float) -> tuple[Counter[str], int, float, str]:
+    """False verdicts, how many workers short of CPU were called slow, which they were, hours of
+    virtual time, and why a run failed."""
     found: Counter[str] = Counter()
-    spent_h, seed = 0.0, 0
+    spent_h, seed, right = 0.0, 0, 0
     while hours - spent_h > 0.01:
         began = time.perf_counter()
         part = min(RUN_HOURS, hours - spent_h)
         outcome = fleets.run(scenario_of(part), seed, until_s=part * 3600 + 7200)
         if outcome.error:
-            return found, spent_h, outcome.error
-        of_run = verdicts(_events(outcome))
+            return found, right, spent_h, outcome.error
+        of_run = Counter[str]()
+        for at_ns, event in _events(outcome):
+            if verdict_of(event) and _short_of_cpu(outcome, event, at_ns):
+                right += 1
+            elif kind := verdict_of(event):
+                of_run[kind] += 1
         found += of_run
         spent_h += outcome.ended_ns / 3.6e12
         took_s = time.perf_counter() - began
         print(f"seed {seed}: {spent_h:.1f} h, {dict(of_run)}, took {took_s:.0f} s", flush=True)
         seed += 1
-    return found, spent_h, ""
+    return found, right, spent_h, ""
 
 
-def _events(outcome: Outcome) -> Iterable[Any]:
+def _events(outcome: Outcome) -> Iterable[tuple[int, Any]]:
+    """With the time at which each was written, in ns from the start of the run."""
     for group in outcome.groups:
         for segment in group.segments:
-            yield from codec.decode_all(segment.records)
+            at_ns = (segment.at_ms - outcome.began_ms) * 1_000_000
+            for event in codec.decode_all(segment.records):
+                yield at_ns, event
+
+
+def _short_of_cpu(outcome: Outcome, event: Any, at_ns: int) -> bool:
+    """Whether `event` calls a worker slow that had half a core at that time."""
+    if not isinstance(event, v.HealthDecided) or event.failure != FailureClass.SLOW:
+        return False
+    return any(
+        fault.what == "cpu-limit"
+        and fault.target == event.worker
+        and fault.at_ns <= at_ns <= (fault.until_ns or outcome.ended_ns) + SEEN_LATER_NS
+        for fault in outcome.fired
+    )
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -195,11 +221,12 @@ def run(argv: list[str]) -> dict[str, Any]:
         }
         met &= not found and not broken and served > 0 and refused > 0
     if args.hours:
-        found, spent_h, error = simulated(args.hours)
-        print(f"simulated: {dict(found)} {error}", flush=True)
+        found, right, spent_h, error = simulated(args.hours)
+        print(f"simulated: {dict(found)}, {right} rightly slow {error}", flush=True)
         workers = 4 * spent_h
         figures |= {
             "simulated_hours": figure(spent_h, "h", digits=1),
+            "simulated_rightly_slow": figure(right, "verdicts", digits=0),
             "simulated_verdicts": figure(found.total(), "verdicts", digits=0),
             "simulated_per_1000_worker_hours": figure(
                 1000 * found.total() / max(workers, 1e-9), "verdicts", digits=3

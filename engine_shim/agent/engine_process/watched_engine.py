@@ -11,7 +11,7 @@ from relume.engine_shim.agent.engine_process import stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
 from relume.engine_shim.agent.run_directory import RunDirectory
-from relume.engine_shim.engine.progress import Progress, thread_usage_us
+from relume.engine_shim.engine.progress import Progress, ThreadClock
 from relume.events.vocabulary.enums import DeathReason
 from relume.events.wire.worker_calls import PROBE_PATH
 
@@ -33,13 +33,14 @@ class ServingEngine:
         self._port = port
         self._directory = directory
         self._page = Progress(str(directory.progress))
+        self._front = ThreadClock()
 
     def read(self) -> dict[str, int]:
         """See WatchedEngine."""
         state, leader = self._page.read(), self._engine.leader.pid
         state["front_us"] = 0
         with suppress(OSError, ValueError, IndexError):
-            state["front_us"] = thread_usage_us(leader, leader)[1]
+            state["front_us"] = self._front.own(leader, leader)[1]
         return state
 
     async def turned(self, timeout_s: float) -> bool:

@@ -1,19 +1,24 @@
-"""CPU time by which a long step is told from a stopped one."""
+"""CPU time and waits by which long, starved and stopped steps differ."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from relume.engine_shim.engine.progress import usage_us
+from relume.engine_shim.engine.progress import ThreadClock
 
+APART_S, LOOKS = 0.25, 12
 BURN = "import time; end = time.process_time() + 0.15\nwhile time.process_time() < end: pass"
 
 
 def here() -> int:
-    found, _ = usage_us(threading.main_thread().native_id, threading.get_native_id())
+    found, _ = ThreadClock().read(threading.main_thread().native_id, threading.get_native_id())
     assert found >= 0
     return found
 
@@ -35,14 +40,55 @@ def test_a_compiler_it_waits_for_counts_while_it_runs_and_after_it_ended() -> No
 def test_who_waits_uses_none() -> None:
     """Measured in a process of its own: threads that other tests left here may use some."""
     code = (
-        "import os, time; from relume.engine_shim.engine.progress import usage_us; here = lambda: "
-        "usage_us(os.getpid(), os.getpid())[0]; before = here(); time.sleep(0.2); print(here() - before)"
+        "import os, time; from relume.engine_shim.engine.progress import ThreadClock; here = lambda: "
+        "ThreadClock().read(os.getpid(), os.getpid())[0]; before = here(); time.sleep(0.2); print(here() - before)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert 0 <= int(found.stdout) < 20_000
 
 
+BUSY = """import os
+os.sched_setaffinity(0, {{{core}}})
+os.sched_setscheduler(0, {policy}, os.sched_param(0))
+while True: pass
+"""
+
+
+def test_a_thread_that_gets_no_cpu_between_two_looks_waits() -> None:
+    """Linux says so only when the wait is over: here after more than a second."""
+    core = max(os.sched_getaffinity(0))
+    with busy(core, os.SCHED_IDLE) as starved, busy(core, os.SCHED_OTHER) as burner:
+        assert sum(waits(starved)) > LOOKS // 2, "beside a busy process"
+        assert not all(waits(burner))
+        os.kill(burner.pid, signal.SIGSTOP)
+        assert not all(waits(starved)), "it spins, and has a core for itself"
+        os.kill(starved.pid, signal.SIGSTOP)
+        assert not all(waits(starved)), "it is stopped, not starved"
+
+
+@contextmanager
+def busy(core: int, policy: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that computes for ever on that core."""
+    code = BUSY.format(core=core, policy=policy)
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def waits(process: subprocess.Popen[bytes]) -> Iterator[bool]:
+    """Whether it waits for a CPU for most of the time between two looks, and uses it less."""
+    clock = ThreadClock()
+    used, waited = clock.read(process.pid, process.pid)
+    for _ in range(LOOKS):
+        time.sleep(APART_S)
+        before = used, waited
+        used, waited = clock.read(process.pid, process.pid)
+        yield waited - before[1] > max(APART_S * 5e5, used - before[0])
+
+
 def test_no_process_there_is_unknown() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
-    assert usage_us(child.pid, child.pid) == (-1, -1)
+    assert ThreadClock().read(child.pid, child.pid) == (-1, -1)

@@ -28,6 +28,7 @@ from tests.policies.story import (
     Story,
     died,
     engine_step,
+    found_hung,
     observed,
     ready,
     replica_started,
@@ -250,27 +251,10 @@ def test_one_replicas_judgement_excludes_a_hung_worker_for_all_until_it_is_clear
     assert fleet.excluded(replica="r1") == fleet.excluded(replica="r0") == ""
 
 
-def agent_found_it_hung(incarnation: int = 1) -> v.EngineHung:
-    return v.EngineHung(
-        worker="w0",
-        incarnation=incarnation,
-        silent_us=2_300_000,
-        looks=3,
-        steps=7,
-        step_age_us=0,
-        expected_us=900,
-        cpu_us=0,
-        wait_us=0,
-        running=0,
-        waiting=0,
-        process_state="T",
-    )
-
-
 def test_an_agents_word_excludes_its_hung_engine_for_all_until_it_recovers() -> None:
     """Also an idle one, of which no replica sees anything; replicas come and go meanwhile."""
     fleet = LedFleet(replicas=2, config=CONFIG)
-    fleet.tell("w.w0", agent_found_it_hung())
+    fleet.tell("w.w0", found_hung())
     health = fleet.health()
     assert (health.state, health.failure) == (HealthState.UNHEALTHY, FailureClass.HANG)
     assert health.evidence == "judged hung by its agent"
@@ -284,10 +268,10 @@ def test_an_agents_word_excludes_its_hung_engine_for_all_until_it_recovers() -> 
 
 def test_a_restarted_engine_is_not_held_for_its_predecessors_hang() -> None:
     fleet = LedFleet(config=CONFIG)
-    fleet.tell("w.w0", agent_found_it_hung())
+    fleet.tell("w.w0", found_hung())
     fleet.tell("w.w0", died("w0", 1), started("w0", 2), ready("w0", 2))
     assert fleet.state() == HealthState.HEALTHY
-    fleet.tell("w.w0", agent_found_it_hung(incarnation=1))
+    fleet.tell("w.w0", found_hung(incarnation=1))
     assert fleet.state() == HealthState.HEALTHY, "late word of an engine that is gone"
 
 
