@@ -41,6 +41,7 @@ def merged(first: EngineStep, then: EngineStep) -> EngineStep | None:
         changes=_latest(first.changes + then.changes),
         lost=first.lost,
         gap_us=max(first.gap_us, then.gap_us),
+        wait_us=max(first.wait_us, then.wait_us),
     )
 
 

@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 
 from relume.engine_shim import identity
 from relume.engine_shim.engine import plugin
+from relume.engine_shim.engine.progress import WaitForCpu
 from relume.engine_shim.engine.step_estimate import StepEstimate
 from relume.engine_shim.engine.vllm_private import prefix_marks as vllm_private_prefixes
 from relume.engine_shim.engine.vllm_private import resume_state as vllm_private_resume
@@ -106,6 +107,7 @@ class _Reports:
         self._names: dict[tuple[str, int], int] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._ended_ns = 0
+        self._cpu = WaitForCpu()
         self._waits_since_ns = 0
         """End of the last step, if requests have waited for the next one since; else 0."""
         self._uncomputed = self._decoding = self._context = self._arrived = 0
@@ -190,6 +192,8 @@ class _Reports:
     def begin(self, began_ns: int) -> _StepInFlight:
         self.steps += 1
         since_ns, self._waits_since_ns = self._waits_since_ns, 0
+        if not since_ns and not self._in_flight:
+            self._cpu.lap_us()  # it was idle
         step = _StepInFlight(self.steps, began_ns, began_ns - since_ns if since_ns else 0)
         self._in_flight.append(step)
         return step
@@ -234,6 +238,7 @@ class _Reports:
         began_ns = max(step.began_ns, self._ended_ns)
         self._ended_ns = time.monotonic_ns()
         duration_us = max(1, (self._ended_ns - began_ns) // 1000)
+        waited_us = self._cpu.lap_us()
         self._expected.learn(duration_us, step.prefill_tokens)
         if not self._in_flight:
             self._waits_since_ns = self._ended_ns
@@ -253,6 +258,7 @@ class _Reports:
                     kv_used=kv_used,
                     changes=tuple(step.changes),
                     gap_us=step.gap_ns // 1000,
+                    wait_us=waited_us,
                 )
             )
         self.show(running, waiting, kv_used)

@@ -115,7 +115,8 @@ class EngineStep(Event, frozen=True, tag="engine_step/1", kw_only=True):
     pool are in use; `lost` records were dropped before this one because the agent
     did not read (their changes are missing). `gap_us` passed between the end of the step before
     and the beginning of this one, while requests were running or waiting all along (0: none, or
-    unknown: the first step, or after the engine was idle).
+    unknown: the first step, or after the engine was idle). In both, its thread waited for a CPU for
+    `wait_us` (0: also unknown).
     """
 
     incarnation: int
@@ -129,6 +130,7 @@ class EngineStep(Event, frozen=True, tag="engine_step/1", kw_only=True):
     changes: tuple[AnyChange, ...] = ()
     lost: int = 0
     gap_us: int = 0
+    wait_us: int = 0
 
 
 class PrefixBlocksChanged(Event, frozen=True, tag="prefix_blocks_changed/1", kw_only=True):

@@ -1,12 +1,12 @@
 """Which workers are slow, by the pace of their decode steps beside that of their peers.
 
 Theory of operation. At each tick the mean time of a worker's decode steps since it was measured last
-(`Worker.pace`), with the gaps before them, is divided by what such steps take in its class by the
-fitted weights, for their batches and contexts. What remains is compared with the lower median of the
-workers of the class: so a busy host, or weights that do not fit, slow all of them and make none a
-suspect. A worker that makes no steps now is a peer by its last measure: the requests of a closed
-loop gather at the slow one. A worker that is slow in SLOW_TICKS measures in a row is slow, until one
-in which it is well below the limit, or none came for a while.
+(`Worker.pace`), with the gaps before them and without waits for a CPU, is divided by what such steps
+take in its class by the fitted weights, for their batches and contexts. What remains is compared with
+the lower median of the workers of the class: so a busy host, or weights that do not fit, slow all of
+them and make none a suspect. A worker that makes no steps now is a peer by its last measure: the
+requests of a closed loop gather at the slow one. A worker that is slow in SLOW_TICKS measures in a row
+is slow, until one in which it is well below the limit, or none came for a while.
 """
 
 from __future__ import annotations

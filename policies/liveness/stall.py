@@ -35,7 +35,13 @@ class StallConfig(Struct, frozen=True, kw_only=True):
         int, option("Minimum stall timeout", unit="microseconds", ge=10_000, le=600_000_000)
     ] = 1_000_000
     cap_us: Annotated[
-        int, option("Maximum stall timeout, at which an engine that answers no probe is hung", unit="microseconds", ge=10_000, le=600_000_000)
+        int,
+        option(
+            "Maximum stall timeout, at which an engine that answers no probe is hung",
+            unit="microseconds",
+            ge=10_000,
+            le=600_000_000,
+        ),
     ] = 2_500_000
     factor: Annotated[
         int,

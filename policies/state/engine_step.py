@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import UnsetType
+
 from relume.events import vocabulary as v
 from relume.policies.state import account, prefix_cache, step_times
 from relume.policies.state.account import CHANGES, SANE
@@ -32,9 +34,9 @@ def on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) -
     worker = fleet.workers.get(stream[2:])
     if worker is None or event.incarnation != worker.incarnation or worker.engine not in _STEPS:
         return
-    duration, gap, changes = event.duration_us, event.gap_us, event.changes
+    duration, gap, waited, changes = event.duration_us, event.gap_us, event.wait_us, event.changes
     waiting, used = event.waiting, event.kv_used
-    figures = duration | gap | event.batch | event.sum_context | event.prefill_tokens
+    figures = duration | gap | waited | event.batch | event.sum_context | event.prefill_tokens
     if (figures | waiting | used) & _ABSURD:
         worker.absurd += 1
     else:
@@ -58,8 +60,10 @@ def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int, gap
     took = duration + gap
     if revision == worker.report_revision:
         worker.reported_us += took
+        if event.wait_us and not isinstance(worker.pace, UnsetType):
+            worker.pace.wait_us += min(event.wait_us, took)
     else:  # of the report before, with what the worker was by then
-        account.next_report(worker, revision, took)
+        account.next_report(worker, revision, took, min(event.wait_us, took))
     if number == before + 1:
         if worker.eager or gap > duration or not number % PROMPT_EACH:
             step_times.learn(fleet, worker, event)

@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from relume.engine_shim.engine.progress import ThreadClock
+import pytest
+
+from relume.engine_shim.engine.progress import ThreadClock, WaitForCpu
 
 APART_S, LOOKS = 0.25, 12
 BURN = "import time; end = time.process_time() + 0.15\nwhile time.process_time() < end: pass"
@@ -64,6 +66,32 @@ def test_a_thread_that_gets_no_cpu_between_two_looks_waits() -> None:
         assert not all(waits(starved)), "it spins, and has a core for itself"
         os.kill(starved.pid, signal.SIGSTOP)
         assert not all(waits(starved)), "it is stopped, not starved"
+
+
+def test_a_thread_knows_how_long_it_waited_for_a_cpu() -> None:
+    """Beside a busy process it waits about as long as it computes."""
+    core = max(os.sched_getaffinity(0))
+    code = (
+        f"import os; os.sched_setaffinity(0, {{{core}}})\n"
+        "from relume.engine_shim.engine.progress import WaitForCpu\n"
+        f"clock = WaitForCpu(); clock.lap_us()\n{BURN}\nprint(clock.lap_us(), clock.lap_us())"
+    )
+    with busy(core, os.SCHED_OTHER):
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    waited_us, since_us = map(int, found.stdout.split())
+    assert waited_us > 40_000
+    assert 0 <= since_us < waited_us
+
+
+def test_a_system_that_does_not_say_how_long_threads_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> int:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "open", refused)
+    clock = WaitForCpu()
+    assert (clock.lap_us(), clock.lap_us()) == (0, 0)
 
 
 @contextmanager

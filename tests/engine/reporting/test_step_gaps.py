@@ -22,6 +22,7 @@ class ScriptedScheduler:
         from relume.engine_shim.engine import reporting_scheduler
 
         self.ms = 0
+        self.waited_ms = 0
         self.records: list[EngineStep] = []
         reporter = SimpleNamespace(take_lost=lambda: 0, send=self._send)
         progress = SimpleNamespace(write=lambda **_: None)
@@ -29,6 +30,7 @@ class ScriptedScheduler:
         patch.setattr(plugin, "reporter", lambda: reporter)
         patch.setattr(plugin, "progress", lambda: progress)
         patch.setattr(reporting_scheduler, "time", clock)
+        patch.setattr(reporting_scheduler, "WaitForCpu", lambda: SimpleNamespace(lap_us=self._lap))
         self.reports = reporting_scheduler._Reports()
 
     def _send(self, frame: bytes, lost: int) -> None:
@@ -37,6 +39,10 @@ class ScriptedScheduler:
 
     def now_ns(self) -> int:
         return self.ms * 1_000_000
+
+    def _lap(self) -> int:
+        waited_us, self.waited_ms = self.waited_ms * 1000, 0
+        return waited_us
 
     def begin(self) -> Any:
         """A step is scheduled."""
@@ -116,3 +122,18 @@ def test_steps_that_overlap_have_no_gap(engine: ScriptedScheduler) -> None:
     engine.ms += 5
     engine.end(0, 0)
     assert engine.times == [(0, 5), (0, 61), (0, 5)]
+
+
+def test_waits_for_a_cpu_are_told_of_the_step_and_of_the_gap_before_it(
+    engine: ScriptedScheduler,
+) -> None:
+    engine.step()
+    engine.waited_ms = 3
+    engine.step()
+    engine.step()
+    engine.step(0, 0)
+    engine.waited_ms = 50  # idle: nobody waited for it
+    engine.begin()
+    engine.waited_ms += 2
+    engine.end()
+    assert [record.wait_us for record in engine.records] == [0, 3000, 0, 0, 2000]

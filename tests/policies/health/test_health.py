@@ -460,8 +460,27 @@ def test_only_whole_reports_of_decode_steps_are_measured() -> None:
     told((6, 1000, 0))
     assert isinstance(worker.pace, StepPace)
     assert (worker.pace.steps, worker.pace.us, worker.pace.requests) == (3, 3000, 12)
+    told((7, 9000, 0))
+    assert worker.pace.us == 4000
     fleet.tell("w.w0", died("w0", 1), started("w0", 2))
     assert worker.pace is UNSET
+
+
+def test_time_for_which_an_engine_waited_for_a_cpu_is_not_its_own_pace() -> None:
+    """Its host is busy; no longer than the step it is said of, whatever a worker reports."""
+    fleet = LedFleet(config=CONFIG)
+    fleet.ticks(1)
+    worker = fleet.fleet.workers["w0"]
+
+    def step(number: int, us: int, waited: int) -> v.EngineStep:
+        return msgspec.structs.replace(engine_step(us=us), step=number, wait_us=waited)
+
+    fleet.tell("w.w0", step(1, 9000, 8000), step(2, 5000, 4500), step(3, 1000, 0))
+    fleet.tell("w.w0", step(4, 2000, 7000))
+    fleet.tell("w.w0", step(5, 1000, 0))
+    fleet.tell("w.w0", step(6, 1000, 0))
+    assert isinstance(worker.pace, StepPace)
+    assert (worker.pace.steps, worker.pace.us) == (5, 1000 + 500 + 1000 + 0 + 1000)
 
 
 # --- the guard -----------------------------------------------------------------------
