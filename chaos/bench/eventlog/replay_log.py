@@ -27,6 +27,7 @@ from relume.events.vocabulary.enums import (
 from relume.events.wire import prefix
 from relume.policies import decision_versions
 from relume.policies.decision_versions import shape_name
+from relume.policies.health import evidence
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.fleet import Fleet, state_hash
@@ -386,6 +387,8 @@ class FleetLog:
         segment = self._commit([data], ())[0]
         self._heads[stream] = (segment.seq, segment.hash, segment.last + 1)
         self.records += len(records)
+        if verdicts := evidence.owed(self._fleet):  # the leader's answer
+            self._tell("fleet", *verdicts)
 
     def _commit(
         self, packed: list[bytes], owners: tuple[tuple[str, int], ...]

@@ -87,6 +87,7 @@ async def test_streams_continue_when_every_engine_that_takes_them_dies(fleet: Co
 
 
 async def test_streams_continue_when_their_engine_hangs_and_it_rejoins(fleet: CoreFleet) -> None:
+    """Meanwhile no replica sends it requests, also the one that saw nothing of it."""
     calm = await fleet.calm(4, TOKENS)
     before = await fleet.worker("w0")
 
@@ -98,11 +99,16 @@ async def test_streams_continue_when_their_engine_hangs_and_it_rejoins(fleet: Co
     try:
         async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
             struck = await fleet.streams(4, TOKENS, fleet.named("hang"), hang)
+        await fleet.until_told(v.HealthDecided)
+        elsewhere, url = fleet.named("elsewhere"), fleet.fleet.gateways[1]
+        others = await fleet.streams(6, 16, elsewhere, url=url)
     finally:
         os.kill(before["engine_pid"], signal.SIGCONT)
-    assert not whole(struck)
-    await fleet.until_ended(struck)
+    assert not whole(struck) and not whole(others)
+    await fleet.until_ended([*struck, *others])
     assert same(calm, struck) == []
+    made = [d for routes in (await fleet.routes(others)).values() for d in routes]
+    assert {(d.attempt, d.worker == "w0") for d in made} == {(1, False)}, "r1's clients pay nothing"
     assert all(path[0] == "w0" and len(path) > 1 for path in await paths(fleet, struck))
     assert "w0" in {e.worker for e in await fleet.hung()}
     await fleet.until_cleared("w0")
