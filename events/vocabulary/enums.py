@@ -264,6 +264,17 @@ class FailureClass(Word):
     """It answers, and what it computes is wrong."""
 
 
+class FailedPart(Word):
+    """Which process an incident is about."""
+
+    WORKER = "worker"
+    """An engine, or the host that it runs on."""
+    DAEMON = "daemon"
+    """The state daemon of a worker's host."""
+    GATEWAY = "gateway"
+    """A replica of the control plane."""
+
+
 class Exclusion(Word):
     """Why a worker gets no request, cannot restore one, or holds no checkpoint of it
     (`Candidate.excluded`, `RecoveryOption.excluded`, `HolderCandidate.excluded`)."""

@@ -23,6 +23,7 @@ class Story:
         self.heads: dict[str, tuple[int, bytes, int]] = {}
         self.epochs: dict[str, int] = {}
         self.seen: list[Any] = []
+        self.at_ms = 0
 
     @property
     def revision(self) -> int:
@@ -43,7 +44,8 @@ class Story:
             self.own(stream)
         seq, previous, first = self.heads.get(stream, (0, GENESIS, 1))
         records = [e if isinstance(e, bytes) else encode(e) for e in events]
-        segment = unpack(pack(stream, self.epochs[stream], seq + 1, first, previous, records))
+        packed = pack(stream, self.epochs[stream], seq + 1, first, previous, records, self.at_ms)
+        segment = unpack(packed)
         self.heads[stream] = (segment.seq, segment.hash, segment.last + 1)
         return self._commit(RevisionGroup(self.revision + 1, (segment,)))
 

@@ -1,0 +1,1 @@
+"""Incidents: one record for each failure, folded from the log."""

@@ -1,0 +1,180 @@
+"""An incident in words: one sentence, and lines for a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from relume.controlplane.incidents.incident import Incident, IncidentInfo
+from relume.events.vocabulary.enums import DeathReason, FailedPart, FailureClass
+
+
+def summary(record: IncidentInfo) -> str:
+    """What failed, what became of the streams, and how long clients waited."""
+    parts = [_what(record), *_streams(record)]
+    if record.longest_gap_us >= 0:
+        parts.append(f"longest gap {_seconds(record.longest_gap_us)}")
+    if record.longest_ttft_us >= 0:
+        parts.append(f"longest time to a first token {_seconds(record.longest_ttft_us)}")
+    return "; ".join(parts) + "."
+
+
+def info(record: Incident) -> IncidentInfo:
+    """The record without its lists, with its sentence."""
+    facts = {name: getattr(record, name) for name in IncidentInfo.__struct_fields__}
+    return IncidentInfo(**{**facts, "summary": summary(record)})
+
+
+def whole(record: Incident) -> Incident:
+    """The record with its sentence."""
+    return replace(record, summary=summary(record))
+
+
+def _what(record: IncidentInfo) -> str:
+    name, reason = record.name, record.reason
+    if record.part == FailedPart.DAEMON:
+        return f"the state daemon of {name} was lost ({reason})"
+    if record.part == FailedPart.GATEWAY:
+        return f"gateway {name} was lost ({reason})"
+    match record.failure:
+        case FailureClass.CRASH if reason == DeathReason.KILLED:
+            return f"{name}'s engine was killed"
+        case FailureClass.CRASH if reason == DeathReason.EXIT:
+            return f"{name}'s engine exited"
+        case FailureClass.CRASH:
+            return f"{name}'s engine died"
+        case FailureClass.HANG:
+            return f"{name}'s engine hung"
+        case FailureClass.HOST:
+            return f"{name}'s host was lost ({reason})"
+        case FailureClass.ERRORS:
+            return f"{name} failed requests ({reason})"
+        case FailureClass.SLOW:
+            return f"{name} was slow ({reason})"
+        case FailureClass.CORRUPTION:
+            return f"{name} computed wrong results ({reason})"
+        case _:
+            return f"connections to {name} broke ({reason})"
+
+
+def _streams(record: IncidentInfo) -> Iterator[str]:
+    if record.part == FailedPart.DAEMON:
+        if record.streams:
+            yield f"{_count(record.streams, 'checkpoint')} moved{_on(record, 'to')}"
+        else:
+            yield "no checkpoint moved"
+        return
+    if not record.streams:
+        yield "no stream was touched"
+        return
+    if record.continued:
+        yield f"{_count(record.continued, 'stream')} continued{_on(record, 'on')}"
+    if record.failed:
+        yield f"{record.failed} failed"
+    if record.left:
+        yield f"{_count(record.left, 'client')} left"
+    waiting = record.streams - record.continued - record.failed - record.left
+    if waiting > 0:
+        yield f"{waiting} not continued yet"
+
+
+def _on(record: IncidentInfo, word: str) -> str:
+    names = sorted(record.workers, key=lambda name: (-record.workers[name], name))
+    if len(names) > 4:
+        names = [*names[:3], f"{len(names) - 3} more"]
+    return f" {word} {_and(names)}" if names else ""
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _seconds(microseconds: int) -> str:
+    return f"{microseconds / 1e6:.2f} s"
+
+
+def timeline(record: IncidentInfo) -> Iterator[tuple[str, str]]:
+    """When each thing happened, counted from its beginning."""
+    moments = (
+        ("noticed", record.noticed_ms),
+        ("decided", record.decided_ms),
+        ("first stream on", record.first_stream_on_ms),
+        ("last stream on", record.last_stream_on_ms),
+        ("capacity back", record.capacity_back_ms),
+    )
+    yield "began", clock(record.began_ms)
+    for name, at_ms in moments:
+        if name.endswith("stream on") and record.part == FailedPart.DAEMON:
+            name = name.replace("stream on", "checkpoint moved")
+        if at_ms >= 0:
+            yield name, f"+{max(at_ms - record.began_ms, 0) / 1000:.2f} s"
+        elif name == "capacity back":
+            yield name, "not yet" if record.open else "no: the worker left, or failed again"
+
+
+def lines(record: Incident) -> Iterator[str]:
+    """The whole record, for a terminal."""
+    yield summary(record)
+    yield ""
+    subject = record.subject.removeprefix("daemon:")
+    yield f"incident {record.id}: {record.failure} of {record.part} {subject}"
+    for name, when in timeline(record):
+        yield f"  {name:<22} {when}"
+    if record.touched:
+        yield ""
+        yield from _table(record)
+    if record.events:
+        yield ""
+        yield "events, in the order of the log:"
+        for event in record.events:
+            since_ms = event.at_ms - record.began_ms
+            about = f"{event.request}: " if event.request else ""
+            yield f"  {event.id:>10} {since_ms:>+8} ms  {event.stream:<8} {about}{event.text}"
+    if record.events_left_out:
+        yield f"  and {record.events_left_out} more about single streams: `relume why REQUEST`"
+
+
+def _table(record: Incident) -> Iterator[str]:
+    moved = record.part == FailedPart.DAEMON
+    yield "checkpoints that moved:" if moved else "streams:"
+    for stream in record.touched:
+        parts = [f"{stream.delivered} tokens delivered"] if stream.delivered else []
+        if stream.to:
+            parts.append(f"to {', '.join(stream.to)}")
+        if stream.on_ms >= 0:
+            parts.append(f"on after {(stream.on_ms - stream.touched_ms) / 1000:.2f} s")
+        if stream.restored:
+            parts.append(f"{stream.restored} tokens restored")
+        if stream.longest_gap_us >= 0 and not moved:
+            parts.append(f"longest gap {_seconds(stream.longest_gap_us)}")
+        yield f"  {stream.request}  {stream.state}: {', '.join(parts)}".rstrip(": ")
+    if record.streams > len(record.touched):
+        yield f"  and {record.streams - len(record.touched)} more"
+
+
+def clock(at_ms: int) -> str:
+    """A time for people; `-` if there is none."""
+    if at_ms <= 0:
+        return "-"
+    return f"{time.strftime('%H:%M:%S', time.localtime(at_ms / 1000))}.{at_ms % 1000:03d}"
+
+
+def find(records: Iterable[Incident], asked: str) -> Incident | None:
+    """The record with this id or number (from 1, in order), or the latest about what is named:
+    w0, w0:1, daemon:w0, r0."""
+    known = list(records)
+    for record in reversed(known):
+        if asked in (record.id, record.subject):
+            return record
+    for record in reversed(known):
+        if asked == record.name:
+            return record
+    if asked.isdecimal() and 0 < int(asked) <= len(known):
+        return known[int(asked) - 1]
+    return None
