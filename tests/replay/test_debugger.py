@@ -181,7 +181,7 @@ def test_searches_agree_with_a_walk(eventful: History) -> None:
         ("at yesterday", "no revision"),
         ("frobnicate", "help"),
         ("why nobody", "no request"),
-        ("failure w7", "w0:1"),
+        ("incident w7", "w0:1"),
         ("what-if checkpoints.recover=eq6", "checkpoints.recovery"),
         ("what-if checkpoints.recovery=magic", "eq6"),
         ("what-if stall.factor=x", "whole number"),
@@ -221,42 +221,43 @@ def test_diff_is_empty_only_for_equal_states(eventful: History) -> None:
         assert bool(diff(one, two)) == (dump(one) != dump(two))
 
 
-def test_story_of_a_dead_engine(killed: History) -> None:
+def test_incident_of_a_dead_engine(killed: History) -> None:
     debugger = Debugger(killed)
-    (died,) = debugger.run("failures")[1]["failures"]
-    assert (died["name"], died["reason"]) == ("w0:1", "killed")
-    told = debugger.run("failure 1")[1]
-    assert told == debugger.run("failure w0:1")[1]
-    assert len(told["requests"]) > 5
-    assert {r["outcome"] for r in told["requests"]} == {"completed"}
-    assert all(r["to"] for r in told["requests"])
-    assert sum(r["restored"] > 0 for r in told["requests"]) > 5
-    kinds = [e["event"]["type"] for e in told["events"]]
+    (died,) = debugger.run("incidents")[1]["incidents"]
+    assert (died["subject"], died["reason"]) == ("w0:1", "killed")
+    told = debugger.run("incident 1")[1]
+    assert told == debugger.run("incident w0:1")[1] == debugger.run(f"incident {told['id']}")[1]
+    assert told == debugger.run("failure w0")[1], "by its former name"
+    assert len(told["touched"]) == told["streams"] == told["continued"] > 5
+    assert {s["state"] for s in told["touched"]} == {"completed"}
+    assert all(s["to"] for s in told["touched"])
+    assert sum(s["restored"] > 0 for s in told["touched"]) > 5
+    kinds = [e["type"] for e in told["events"]]
     for kind in ("recovery_planned", "engine_died", "restore_done", "engine_ready"):
         assert kind in kinds
 
 
-def test_story_of_a_dead_gateway(eventful: History) -> None:
+def test_incident_of_a_dead_gateway(eventful: History) -> None:
     debugger = Debugger(eventful)
-    lost = [f for f in debugger.run("failures")[1]["failures"] if f["kind"] == "gateway"]
+    lost = [r for r in debugger.run("incidents")[1]["incidents"] if r["part"] == "gateway"]
     assert lost
-    told = debugger.run(f"failure {lost[0]['number']}")[1]
-    kinds = {e["event"]["type"] for e in told["events"]}
+    told = debugger.run(f"incident {lost[0]['number']}")[1]
+    kinds = {e["type"] for e in told["events"]}
     assert kinds & {"replica_lost", "replica_started"}
-    assert any(r["outcome"] == "failed" for r in told["requests"]), "the leader ended orphans"
+    assert any(s["state"] == "failed" for s in told["touched"]), "the leader ended orphans"
 
 
 # --- the terminal ----------------------------------------------------------------------
 
 
 def test_commands_from_arguments_print_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    commands = ["failures", "failure 1", "continue type engine_died", "state", "requests"]
+    commands = ["incidents", "incident 1", "continue type engine_died", "state", "requests"]
     commands += ["diff 200", "break worker w1", "help continue"]
     commands += ["what-if policy=round_robin", "help", "why hit-3"]
     arguments = [word for command in commands for word in ("--do", command)]
     assert main(["replay", "--log", str(KILLED), "--debug", *arguments]) == 0
     out = capsys.readouterr().out
-    for text in ("w0:1", "requests touched", "the engine w0:1 died (killed)"):
+    for text in ("w0:1", "14 streams continued", "the engine w0:1 died (killed)"):
         assert text in out
     assert "decisions repeated with routing.policy=round_robin" in out
     assert "\x1b[" not in out, "no colour where there is no terminal"

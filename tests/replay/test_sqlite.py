@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from relume.controlplane.cli.relume_command import main
-from relume.controlplane.replay.debugger.failure_story import story
-from relume.controlplane.replay.debugger.folded_log import Timeline
+from relume.controlplane.incidents.incident_fold import incidents_of
 from relume.controlplane.replay.recorded_log import History, from_file
 from relume.controlplane.replay.sqlite import SCHEMA, export_sqlite
 from relume.events import vocabulary as v
@@ -83,7 +82,7 @@ def test_which_requests_went_to_w0_though_another_had_a_lower_predicted_ttft(
 
 
 def test_what_became_of_requests_on_the_engine_that_died(killed: History, tmp_path: Path) -> None:
-    """The same answer as `failure w0:1`."""
+    """The same answer as the incident."""
     log = database(tmp_path / "log.db", killed.groups)
     ((worker, incarnation, reason),) = log.execute(
         "SELECT worker, incarnation, reason FROM workers WHERE died_revision IS NOT NULL"
@@ -99,10 +98,10 @@ def test_what_became_of_requests_on_the_engine_that_died(killed: History, tmp_pa
         GROUP BY r.request
         """
     ).fetchall()
-    courses = story(Timeline(killed).groups, "w0:1").courses
+    (incident,) = incidents_of(killed.groups)
     assert len(found) > 5
     assert {(request, chosen) for request, chosen, _, _ in found} == {
-        (request, course.to[0]) for request, course in courses.items()
+        (stream.request, stream.to[0]) for stream in incident.touched
     }
     assert {outcome for *_, outcome in found} == {"completed"}
     assert sum(restored > 0 for _, _, restored, _ in found) > 5

@@ -58,10 +58,11 @@ COMMANDS: dict[str, Command] = {
         "causes", "why", "why REQUEST", "the chain of causes of one request",
         "Each decision with its basis and what the others would have cost, as `relume why`.",
     ),
-    "failures": Command("causes", "failures", "failures", "what failed in this log"),
-    "failure": Command(
-        "causes", "failure", "failure NAME|N", "the chain of one failure: w0:1, daemon:w0, r0",
-        "First sign, detector, recovery plan, how each request continued, the successor.",
+    "incidents": Command("causes", "incidents", "incidents", "what failed in this log"),
+    "incident": Command(
+        "causes", "incident", "incident ID|NAME|N", "one failure: an id, w0:1, daemon:w0, r0",
+        "First sign, detector, decision, how each stream continued, the successor, and the events\n"
+        "that say so. As `relume incidents show`.",
     ),
     "what-if": Command(
         "questions", "what_if", "what-if KEY=VALUE ... [from REVISION]",
@@ -87,6 +88,7 @@ what would have happened; later ones are counted each by itself. `what-if` alone
 ALIASES = {
     "n": "next", "s": "next", "step": "next", "b": "break", "c": "continue", "rc": "reverse",
     "whatif": "what-if", "what_if": "what-if", "p": "state", "e": "events", "d": "diff",
+    "failures": "incidents", "failure": "incident",
 }  # fmt: skip
 
 GROUPS = {

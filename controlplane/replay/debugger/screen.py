@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from relume.controlplane.cli.output import milliseconds
 from relume.controlplane.replay.debugger.debug_commands import COMMANDS, GROUPS
 
 Data = dict[str, Any]
@@ -58,7 +57,7 @@ def show_help(console: Console, name: str = "") -> None:
         )
     console.print(
         Text(
-            "\nTry: failures, then failure 1; continue type recovery_planned; what-if "
+            "\nTry: incidents, then incident 1; continue type recovery_planned; what-if "
             "checkpoints.recovery=eq6.\n"
             "A name may be shortened (n, b, c, rc). `help COMMAND` explains one; an empty line "
             "repeats next, back, continue, reverse; `quit` or Ctrl-D ends."
@@ -96,19 +95,16 @@ def _moved(console: Console, told: Data) -> None:
     _events(console, told.get("events", []))
 
 
-def _events(console: Console, events: list[Data], begun_ms: int = 0) -> None:
+def _events(console: Console, events: list[Data]) -> None:
     rows = []
     for entry in events[:_EVENTS]:
         kind = entry["event"]["type"]
         colour = _COLOURS.get(kind, "")
         place = f"{entry['stream']}:{entry['position']}"
         about = entry["about"][0] if len(entry["about"]) == 1 else ""
-        row = [place, Text(kind, style=colour), about, entry["text"]]
-        if begun_ms:
-            row = [entry["revision"], f"{entry['at_ms'] - begun_ms:+} ms", *row]
-        rows.append(row)
+        rows.append([place, Text(kind, style=colour), about, entry["text"]])
     if rows:
-        _table(console, ("rev", "when", "where", "event", "request", "what")[-len(rows[0]) :], rows)
+        _table(console, ("where", "event", "request", "what"), rows)
     if len(events) > _EVENTS:
         console.print(Text(f"and {len(events) - _EVENTS} more (--json has all)", style="dim"))
 
@@ -222,44 +218,16 @@ def _lines(console: Console, told: Data) -> None:
         console.print(Text(line))
 
 
-def _failures(console: Console, told: Data) -> None:
-    if not told["failures"]:
+def _incidents(console: Console, told: Data) -> None:
+    if not told["incidents"]:
         console.print("nothing failed in this log")
         return
     _table(
         console,
-        ("", "name", "what", "reason", "revision"),
+        ("", "id", "name", "class", "what"),
         [
-            (f["number"], Text(f["name"], style="red"), f["kind"], f["reason"], f["revision"])
-            for f in told["failures"]
-        ],
-    )
-
-
-def _failure(console: Console, told: Data) -> None:
-    console.print(Text(f"{told['kind']} {told['failure']}: {told['reason']}", style="bold red"))
-    events, requests = told["events"], told["requests"]
-    touched = {r["request"] for r in requests}
-    of_fleet = [e for e in events if not (len(e["about"]) == 1 and e["about"][0] in touched)]
-    _events(console, of_fleet, events[0]["at_ms"] if events else 0)
-    if not requests:
-        console.print("no request was touched")
-        return
-    completed = sum(r["outcome"] == "completed" for r in requests)
-    console.print(Text(f"\n{len(requests)} requests touched, {completed} completed", style="bold"))
-    _table(
-        console,
-        ("request", "delivered", "went to", "restored", "outcome", "longest gap"),
-        [
-            (
-                r["request"],
-                r["delivered"],
-                ", ".join(r["to"]) or "-",
-                r["restored"] or "-",
-                Text(r["outcome"] or "open", style="" if r["outcome"] == "completed" else "red"),
-                milliseconds(r["longest_gap_us"]),
-            )
-            for r in requests
+            (r["number"], r["id"], Text(r["subject"], style="red"), r["failure"], r["summary"])
+            for r in told["incidents"]
         ],
     )
 
@@ -338,8 +306,8 @@ _SHOWN: dict[str, Callable[[Console, Data], None]] = {
     "requests": _requests,
     "diff": _diff,
     "why": _lines,
-    "failures": _failures,
-    "failure": _failure,
+    "incidents": _incidents,
+    "incident": _lines,
     "what-if": show_outcome,
     "export": _exported,
 }

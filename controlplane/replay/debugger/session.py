@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from relume.controlplane.incidents import sentences
+from relume.controlplane.incidents.incident_fold import incidents_of
 from relume.controlplane.replay import rendering
 from relume.controlplane.replay.debugger.debug_commands import COMMANDS, BadQuestion, full_name
-from relume.controlplane.replay.debugger.failure_story import failures, story
 from relume.controlplane.replay.debugger.folded_log import Timeline
 from relume.controlplane.replay.debugger.log_window import export_window
 from relume.controlplane.replay.debugger.state_diff import diff
@@ -186,34 +187,27 @@ class Debugger:
             raise BadQuestion(f"no request {name!r} in this log")
         return {"text": list(rendering.lines_of(found)), **rendering.to_json(found)}
 
-    def failures(self, words: list[str]) -> Data:
+    def incidents(self, words: list[str]) -> Data:
         """What failed in this log."""
         _most(words, 0)
+        found = incidents_of(self.timeline.groups)
         return {
-            "failures": [
-                {
-                    "number": number,
-                    "name": f.name,
-                    "kind": f.kind,
-                    "reason": f.reason,
-                    "revision": f.at.revision,
-                    "at_ms": f.at.at_ms,
-                }
-                for number, f in enumerate(failures(self.timeline.groups), 1)
+            "incidents": [
+                {"number": number, "subject": r.subject, **msgspec.to_builtins(sentences.info(r))}
+                for number, r in enumerate(found, 1)
             ]
         }
 
-    def failure(self, words: list[str]) -> Data:
-        """The chain of one failure."""
-        (name,) = _words(words, 1, "failure NAME or NUMBER, as `failures` lists them")
-        told = story(self.timeline.groups, name)
-        return {
-            "failure": told.failure.name,
-            "kind": told.failure.kind,
-            "reason": told.failure.reason,
-            "requests": [msgspec.to_builtins(c) for c in told.courses.values()],
-            "events": [_entry(entry) for entry in told.links],
-        }
+    def incident(self, words: list[str]) -> Data:
+        """One failure: its streams and the chain of its causes."""
+        (asked,) = _words(words, 1, "incident ID, NAME or NUMBER, as `incidents` lists them")
+        found = incidents_of(self.timeline.groups)
+        record = sentences.find(found, asked)
+        if record is None:
+            names = ", ".join(dict.fromkeys(r.subject for r in found)) or "the log has none"
+            raise BadQuestion(f"no incident {asked!r}: {names}")
+        told = {"subject": record.subject, **msgspec.to_builtins(sentences.whole(record))}
+        return {**told, "text": list(sentences.lines(record))}
 
     # --- what if, and what goes out ---------------------------------------------------------
 
