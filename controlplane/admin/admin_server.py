@@ -22,6 +22,7 @@ from relume.controlplane.admin.models import CommandInfo
 from relume.controlplane.admin.recent_events import History, OlderLog
 from relume.controlplane.admin.request_book import RequestBook
 from relume.controlplane.admin.route_table import PUBLIC, Route, routes
+from relume.controlplane.incidents.incidents_api import IncidentsApi
 from relume.controlplane.replica.loop import Replica
 from relume.controlplane.serve_settings import ServeConfig, check
 from relume.controlplane.telemetry.metrics_page import CONTENT_TYPE, Metrics
@@ -61,6 +62,7 @@ class AdminServer:
         self.routes = routes(
             FleetApi(replica, config, self.history, self.book),
             CheckpointsApi(replica),
+            IncidentsApi(replica.incidents),
             self._events,
             ChangesApi(replica, self.commands),
             self._openapi,

@@ -13,6 +13,8 @@ from relume.controlplane.admin.checkpoints_api import CheckpointsApi
 from relume.controlplane.admin.commands import WORKER_COMMANDS
 from relume.controlplane.admin.events_api import EventsApi
 from relume.controlplane.admin.fleet_api import FleetApi
+from relume.controlplane.incidents.incident import Incident
+from relume.controlplane.incidents.incidents_api import IncidentList, IncidentsApi
 
 PREFIX = "/admin/v1"
 PUBLIC = "public"
@@ -81,6 +83,7 @@ _FOLLOW = (
 def routes(
     fleet: FleetApi,
     checkpoints: CheckpointsApi,
+    incidents: IncidentsApi,
     events: EventsApi,
     changes: ChangesApi,
     openapi: Handler,
@@ -141,6 +144,28 @@ def routes(
             "Holders of KV checkpoints, and what they have of live requests",
             Param("request", "query", "only this request"),
             Param("worker", "query", "only requests that run on this worker"),
+        ),
+        get(
+            "/incidents",
+            incidents.incidents,
+            IncidentList,
+            "Failures, what clients felt of them, and when capacity was back",
+            Param("worker", "query", "only those of this worker, or of this gateway"),
+            Param("open", "query", "1: only those whose capacity is not back"),
+            Param(
+                "limit",
+                "query",
+                "maximum number of incidents, newest first, up to 1000 (default 100)",
+                "integer",
+            ),
+            statuses=(400,),
+        ),
+        get(
+            "/incidents/{id}",
+            incidents.incident,
+            Incident,
+            "One failure with the streams it touched and its causal chain",
+            Param("id", "path", "incident id, or the latest of w0, w0:1, daemon:w0, r0"),
         ),
         get(
             "/events",

@@ -19,6 +19,7 @@ import structlog
 from msgspec import Struct, structs
 
 from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.incidents.incident_fold import IncidentObserver
 from relume.controlplane.replica.death_notices import NoticeWatch
 from relume.controlplane.replica.holder_watch import HolderWatch
 from relume.controlplane.replica.leader import Leadership
@@ -148,6 +149,8 @@ class Replica:
         """The fold was restored from history up to this revision; the log is read after it."""
         self.upkeep: Any = None
         """What keeping history says of itself (history.keeper.KeeperStatus), for metrics."""
+        self.incidents = IncidentObserver()
+        """The latest incidents, of the log from `incidents.since` on."""
         self._reader = reader
         self._history = history
         self._engines_came = False
@@ -156,8 +159,9 @@ class Replica:
             self.leadership.seen,
             self.scheduler.returns.seen,
             self.scheduler.seen,
+            self.incidents.seen,
         ]
-        self._group_observers: list[Callable[[Any], None]] = []
+        self._group_observers: list[Callable[[Any], None]] = [self.incidents.folded]
 
     def observe(self, observer: Callable[[str, int, Any], None]) -> None:
         """Call `observer` with every event after it was folded."""
@@ -229,7 +233,9 @@ class Replica:
                     spooled=self.writer.position - self.writer.durable,
                     healthy=self.writer.healthy,
                 )
-            apply_group(self.fleet, fetching.result())
+            group = fetching.result()
+            apply_group(self.fleet, group, self.incidents.seen)
+            self.incidents.folded(group)
         finally:
             fetching.cancel()
 
@@ -299,6 +305,7 @@ class Replica:
         # leader may not have seen every lease lapse.
         self.fleet.owners = dict(sorted(owners.items()))
         self.covered = kept.covers
+        self.incidents.restart(kept.covers)
         self.leadership.resign("took the fold from history")
         self.scheduler.restarts.forget_begun()
         self.scheduler.advanced()

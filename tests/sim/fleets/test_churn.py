@@ -196,7 +196,12 @@ SKIPPED = (
     "_wires",
 )
 """The ends of all streams are kept with the log; what belongs to the simulator is not looked at."""
-BOUNDED = (".view.moved._recent", ".fleet.dirty.steps._recent", ".scheduler.checkpoints._planned")
+BOUNDED = (
+    ".view.moved._recent",
+    ".fleet.dirty.steps._recent",
+    ".scheduler.checkpoints._planned",
+    ".incidents._fold._book",
+)
 """The last few of something: names there make way by themselves."""
 
 
