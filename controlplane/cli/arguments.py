@@ -6,7 +6,17 @@ import argparse
 
 from relume.controlplane.cli.admin_client import add_arguments as listing
 
-__all__ = ["config", "drain", "events", "leader", "listing", "one_worker", "requests", "serve"]
+__all__ = [
+    "config",
+    "drain",
+    "events",
+    "incidents",
+    "leader",
+    "listing",
+    "one_worker",
+    "requests",
+    "serve",
+]
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +53,41 @@ def events(parser: argparse.ArgumentParser) -> None:
         "--limit", type=int, default=100, help="maximum number of events (%(default)s)"
     )
     parser.add_argument("--all", action="store_true", help="engine steps, ticks, receipts too")
+    listing(parser)
+
+
+def incidents(parser: argparse.ArgumentParser) -> None:
+    """`relume incidents [list|show ID]`."""
+    parser.add_argument(
+        "action", nargs="?", default="list", choices=("list", "show"), help="(%(default)s)"
+    )
+    parser.add_argument(
+        "incident",
+        nargs="?",
+        default="",
+        metavar="ID",
+        help="with show: an id of the list, or the latest of w0, w0:1, daemon:w0, r0",
+    )
+    parser.add_argument("--worker", default="", help="only those of this worker or gateway")
+    parser.add_argument("--open", action="store_true", help="only those whose capacity is not back")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=100,
+        help="maximum number of incidents, newest first (%(default)s)",
+    )
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        default="",
+        help="read a stored log, or an archive's directory, instead of asking the fleet",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        default="",
+        help="with show: write it as one OpenTelemetry trace (OTLP JSON) as well",
+    )
     listing(parser)
 
 

@@ -93,6 +93,22 @@ It prints what to try next. Everything it writes is under .relume/.""",
   relume events --request cmpl-4f2a  the course of one request
   relume events --worker w0 --all    engine steps and ticks too""",
     ),
+    "incidents": Command(
+        "what failed, what clients felt of it, and when capacity was back",
+        "relume.controlplane.cli.arguments:incidents",
+        "relume.controlplane.cli.incident_commands:incidents",
+        """
+  relume incidents                   one line for each failure, the newest last
+  relume incidents --open            capacity that is not back
+  relume incidents show w0           the latest of w0: times, streams, and the events that say so
+  relume incidents show 412.3 --json
+  relume incidents show 412.3 --trace incident.json   one OpenTelemetry trace; a collector takes it:
+    curl -H 'Content-Type: application/json' --data @incident.json localhost:4318/v1/traces
+  relume incidents --log incident.rlog   of a stored log, or of an archive's directory
+
+A replica remembers the latest 200 since it started, or since the snapshot that it started from.
+For older ones name the archive of the log with --log.""",
+    ),
     "why": Command(
         "why a request ran on the workers it ran on",
         "relume.controlplane.replay.replay_command:add_why_arguments",
@@ -109,7 +125,7 @@ It prints what to try next. Everything it writes is under .relume/.""",
   relume replay --at 120             the fleet as it was after revision 120
   relume replay --debug              step forward and back, break, why, diff, what-if
   relume replay --sqlite log.db      events, decisions, candidates, requests, workers as tables
-  relume replay --debug --log incident.rlog --do failures --do 'failure 1'
+  relume replay --debug --log incident.rlog --do incidents --do 'incident 1'
   relume replay --what-if checkpoints.recovery=eq6   the first decision that would differ
   relume replay --debug --do 'export window.rlog 100 200'   a replay test, redacted""",
     ),
