@@ -84,6 +84,8 @@ class StallWatch:
         self._last_step: dict[str, float] = {}
         self._probing: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._next_check: dict[tuple[str, int], float] = {}
+        self._looked: dict[tuple[str, int], tuple[float, Probe]] = {}
+        """The first look at an engine since it was last heard, which was then."""
         self._due: dict[tuple[str, int], float] = {}
         """Before then an engine cannot have been silent for half the least bound."""
         self._left = False
@@ -165,6 +167,7 @@ class StallWatch:
             ):
                 del activities[name, incarnation]
         self._last_step = {n: at for n, at in self._last_step.items() if n in workers}
+        self._looked = {k: look for k, look in self._looked.items() if k[0] in workers}
         due = self._next_check.items()
         self._next_check = {k: at for k, at in due if at > now and k[0] in workers}
 
@@ -206,8 +209,10 @@ class StallWatch:
         last = max(activity.last_byte, self._last_step.get(name, 0.0))
         deadline = last + bound / 1e6
         given_up = last + stall.config_of(self._scheduler.view).cap_us / 1e6
-        first_s = max(PROBE_MIN_S, deadline - self._now() - PROBE_MIN_S)
-        before = await self._ask(worker, incarnation, first_s)
+        heard, before = self._looked.pop(key, (0.0, Probe(ProbeResult.NONE)))
+        if heard != last:
+            first_s = max(PROBE_MIN_S, deadline - self._now() - PROBE_MIN_S)
+            before = await self._ask(worker, incarnation, first_s)
         second_at = deadline - PROBE_MIN_S
         if before.outcome == ProbeResult.ANSWERED:
             second_at = max(second_at, self._now() + LOOKS_APART_S)
@@ -249,6 +254,9 @@ class StallWatch:
             )
         )
         self._next_check[key] = self._now() + RECHECK_S
+        if not hung and look.expected_us >= 0:
+            # What its thread does adds up, until a turn of its loop.
+            self._looked[key] = progress, after if look.steps > 0 or look.turns > 0 else before
         if hung:
             log.warning("engine_hung", worker=name, incarnation=incarnation, silent_us=silent_us)
             self._leave(name, incarnation, f"silent, probe {look.probe}")

@@ -7,8 +7,9 @@ half the bound and again at its end. One that does not answer is hung at the cap
 be starved, which its agent sees and a replica does not. Progress means steps, or turns of the
 engine's loop that found nothing to compute. A step in progress is allowed a multiple of what the
 engine expects of it: a long prefill computes. CPU time says nothing, since a thread that spins uses
-it too; only a thread that waited for a CPU most of the time is starved, not hung. An engine that
-refuses a probe, or holds requests and makes no progress, is hung.
+it too; a thread that waited for a CPU most of the time is starved, not hung, unless it has used more
+CPU time without a turn than its step may take. An engine that refuses a probe, or holds requests and
+makes no progress, is hung.
 
 A server that does not say what it expects (one without the plugin) is judged by CPU time: what it
 uses counts as work.
@@ -94,16 +95,25 @@ WORKING_CPU_US = 5_000
 
 def hung(silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig) -> bool:
     """The judgement, after `silent_us` without a byte or a recorded step."""
+    if look.probe == ProbeResult.SILENT and silent_us < config.cap_us:
+        return False
+    spins = look.cpu_us > STRETCH * look.expected_us
+    return _hung(silent_us, look, bound, config, starved=_waits(look) and not spins)
+
+
+def _hung(
+    silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig, starved: bool
+) -> bool:
     if silent_us < bound:
         return False
-    if look.probe == ProbeResult.SILENT:
-        return silent_us >= config.cap_us
     if look.probe != ProbeResult.ANSWERED:
         return True
     if look.steps > 0:
         return False
     if look.expected_us >= 0:
-        return _overdue(silent_us, look, config)
+        # It says what it expects of its step, and ended none.
+        excused = look.held == 0 or look.turns > 0 or starved or _within(look)
+        return not excused or max(silent_us, look.step_age_us) > config.step_cap_us
     if look.held == 0 or look.cpu_us >= WORKING_CPU_US:
         return max(silent_us, look.step_age_us) > config.step_cap_us
     if look.cpu_us >= 0:
@@ -111,13 +121,9 @@ def hung(silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig) -
     return look.step_age_us > max(bound, config.cap_us)
 
 
-def _overdue(silent_us: int, look: ProbeEvidence, config: StallConfig) -> bool:
-    """Of an engine that says what it expects of its step, and ended none."""
-    idle = look.held == 0 or look.turns > 0
-    starved = look.wait_us >= STARVED_US and look.wait_us > look.cpu_us
-    if idle or starved or _within(look):
-        return max(silent_us, look.step_age_us) > config.step_cap_us
-    return True
+def _waits(look: ProbeEvidence) -> bool:
+    """Whether its thread waited for a CPU, for longer than it had one."""
+    return look.wait_us >= STARVED_US and look.wait_us > look.cpu_us
 
 
 def _within(look: ProbeEvidence) -> bool:
@@ -126,10 +132,9 @@ def _within(look: ProbeEvidence) -> bool:
 
 
 def _hung_v2(silent_us: int, look: ProbeEvidence, bound: int, config: StallConfig) -> bool:
-    """An engine that did not answer was hung at the end of its bound."""
-    if look.probe == ProbeResult.SILENT:
-        return silent_us >= bound
-    return hung(silent_us, look, bound, config)
+    """An engine that did not answer was hung at the end of its bound, and a thread that had less
+    than half of a CPU was starved, however much it computed."""
+    return _hung(silent_us, look, bound, config, starved=_waits(look))
 
 
 HUNG: dict[int, Callable[[int, ProbeEvidence, int, StallConfig], bool]] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,11 +59,13 @@ class OneStream:
 
 @asynccontextmanager
 async def engine(
-    answers_probe: bool = True, after_s: float = 0.0, **state: Any
+    answers_probe: bool = True,
+    after_s: float = 0.0,
+    changing: Callable[[], dict[str, int]] = dict,
+    **state: Any,
 ) -> AsyncIterator[int]:
-    """Port of something that answers `/relume/state` with `state`, and `/relume/probe`
-    if it `answers_probe`; both `after_s`."""
-    body = msgspec.json.encode(state)
+    """Port of something that answers `/relume/state` with `state` and what is `changing`, and
+    `/relume/probe` if it `answers_probe`; both `after_s`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await reader.readuntil(b"\r\n\r\n")
@@ -70,6 +73,7 @@ async def engine(
             writer.close()
             return
         await asyncio.sleep(after_s)
+        body = msgspec.json.encode({**state, **changing()})
         writer.write(
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         )
@@ -187,6 +191,23 @@ async def test_engine_that_answers_after_its_bound_is_starved_not_hung() -> None
     (judged,) = [e for e in told if type(e) is v.StallJudged]
     assert (judged.probe, judged.hung, judged.bound_us) == ("answered", False, PATIENT.floor_us)
     assert judged.silent_us > PATIENT.floor_us
+
+
+async def test_cpu_time_of_a_silent_engine_adds_up_from_look_to_look() -> None:
+    """A thread that spins beside busy processes uses little in one interval: here 60 ms a look, of a
+    step that may take 200 ms, and waits four times as long."""
+    state = {"unfinished": 1, "steps": 7, "turns": 9, "expected_us": 50_000, "step_age_us": 900_000}
+    spins = itertools.count()
+
+    def looked() -> dict[str, int]:
+        turn = next(spins)
+        return {"cpu_us": 60_000 * turn, "wait_us": 240_000 * turn}
+
+    async with engine(worker="w0", incarnation=3, changing=looked, **state) as port:
+        gateway, told = await watched(port, until=v.WorkerSuspected, config=PATIENT)
+    assert gateway.broken == [("w0", 3, "stall")]
+    judged = [(e.cpu_us, e.hung) for e in told if type(e) is v.StallJudged]
+    assert judged == [(60_000, False), (120_000, False), (180_000, False), (240_000, True)]
 
 
 async def test_engine_that_never_answers_is_hung_at_the_cap() -> None:

@@ -142,6 +142,16 @@ def test_a_starved_thread_is_not_hung_and_has_not_recovered() -> None:
     assert judged(ProbeEvidence(**EXPECTS, step_age_us=OVER, cpu_us=20_000, wait_us=10_000))
 
 
+def test_a_thread_that_used_more_cpu_time_than_its_step_may_is_hung_however_long_it_waited() -> (
+    None
+):
+    """Beside busy processes a thread that spins gets less than half of a CPU."""
+    spins = ProbeEvidence(**EXPECTS, step_age_us=OVER, cpu_us=80_001, wait_us=600_000)
+    assert judged(spins)
+    assert not judged(msgspec.structs.replace(spins, cpu_us=80_000))
+    assert not HUNG[2](OVER, spins, BOUND, CONFIG), "earlier versions called it starved"
+
+
 def test_a_loop_that_turns_without_a_step_is_alive() -> None:
     """Its requests wait, for blocks from another host or for a grammar."""
     waits = msgspec.structs.replace(ProbeEvidence(**EXPECTS), turns=5, cpu_us=900, wait_us=0)
