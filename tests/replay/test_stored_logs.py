@@ -128,7 +128,9 @@ def patient(old: Callable[..., int]) -> Callable[..., int]:
 
 
 def strict(old: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda silent, look, bound, config: old(silent, look, bound, config) or look.cpu_us >= 0
+    return lambda silent, look, *given, **more: (
+        old(silent, look, *given, **more) or look.cpu_us >= 0
+    )
 
 
 def starting_anew(old: dict[Any, Any]) -> dict[Any, Any]:
@@ -163,7 +165,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "later release": ("state.coverage", "RELEASE_TICKS", 4, "restores"),
     "earlier release": ("state.coverage", "RELEASE_TICKS", 2, "restores"),
     "stall bound": (stall, "bound_us", patient, "stall"),
-    "stall judgement": (stall, "hung", strict, "stall-spared"),
+    "stall judgement": (stall, "_hung", strict, "stall-spared"),
     "what agents are told": ("leader.duties", "AGENT_COMMANDS", ("drain", "undrain"), "leader"),
     "what the fold learns": ("state.step_times", "OVERHEAD_US", 2500, "stall"),
 }

@@ -132,7 +132,7 @@ def test_the_command_says_what_it_cannot_retake(
     path = str(frozen.path_of("stall-spared"))
     assert main(["replay", "--verify", "--log", path]) == 5
     out = capsys.readouterr().out
-    assert "cannot retake 17 decisions: stall version 1; the version of this build: 3" in out
+    assert "cannot retake 17 decisions: stall version 1; the version of this build: 4" in out
     assert "no divergence in the decisions that this build can retake" in out
     assert "every decision came out the same" not in out
     assert main(["replay", "--verify", "--json", "--log", path]) == 5

@@ -132,14 +132,15 @@ async def silent() -> list[RevisionGroup]:
         scheduler = scene.replicas["r0"].scheduler
         name, basis = scheduler.decisions.decision_id(), scheduler.decisions.basis()
         worker = scheduler.view.fleet.workers["w1"]
-        bound = stall.bound_us(worker, stall.config_of(scheduler.view))
+        config = stall.config_of(scheduler.view)
+        bound = stall.bound_us(worker, config)
         scheduler.emit(
             v.StallJudged(
                 decision=name,
                 basis=basis,
                 worker="w1",
                 incarnation=worker.incarnation,
-                silent_us=bound + 1,
+                silent_us=config.cap_us + 1,
                 probe="silent",
                 probe_steps=-1,
                 step_age_us=0,
