@@ -324,6 +324,16 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
     health.decided_by = {}
     if state == HealthState.PROBING:
         health.decided_by = {r.name: r.decisions for r in fleet.replicas.values() if r.alive}
+        if _forgets_overhead(fleet):
+            worker.overhead_us = 0
+
+
+def _forgets_overhead(fleet: Fleet) -> bool:
+    """Whether a worker that is probed again begins without what its requests last took beyond its
+    steps. A high one, which only requests correct, would keep every probe away. Replicas of earlier
+    versions do not know it."""
+    alive = [replica for replica in fleet.replicas.values() if replica.alive]
+    return all(replica.settings.get(VERSION) not in ("1", "2") for replica in alive)
 
 
 def _on_withheld(fleet: Fleet, stream: str, epoch: int, event: v.VerdictsWithheld) -> None:

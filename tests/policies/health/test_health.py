@@ -116,6 +116,17 @@ def test_errors_of_different_requests_open_the_breaker_and_probes_close_it() -> 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("version", "left_us"), [(2, 120_000), (3, 0)])
+def test_a_worker_that_is_probed_begins_without_its_overhead(version: int, left_us: int) -> None:
+    """Only requests correct it: a high one would keep every probe away."""
+    fleet = LedFleet(config=CONFIG, version=version)
+    fleet.fleet.workers["w0"].overhead_us = 120_000
+    opened(fleet)
+    fleet.ticks(fleet.health().until - fleet.fleet.tick)
+    assert fleet.state() == HealthState.PROBING
+    assert fleet.fleet.workers["w0"].overhead_us == left_us
+
+
 def test_each_further_opening_holds_longer_and_a_long_health_forgets() -> None:
     fleet = LedFleet(config=CONFIG)
     holds = []
