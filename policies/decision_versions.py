@@ -41,8 +41,8 @@ duties."""
 RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,), "stall": (1, 2), "health": (1, 2)}
 """Older versions of which this build still has the rule: 1 of `first_token` is another estimate
 than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); `stall` has its own
-in `relume.policies.liveness.stall.HUNG`; 1 of `health` differs in how slow workers are found; in 1 and
-2 a worker that is probed keeps the overhead that it was known by."""
+in `relume.policies.liveness.stall.HUNG`; 1 and 2 of `health` differ in how slow workers are found; a
+worker that is probed keeps its overhead, and a probe that ended early stays open."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

@@ -72,6 +72,15 @@ def dispatched(fleet: Fleet, worker: Worker, health: WorkerHealth, event: v.Rout
         health.probes[key_of(event.request, event.attempt)] = fleet.tick
 
 
+def is_open_probe(fleet: Fleet, worker_name: str, key: str) -> bool:
+    """Whether the attempt is a probe of that worker that has not ended. Never for replicas that
+    decide by an earlier version: they would not see it end."""
+    worker = fleet.workers.get(worker_name)
+    if worker is None or isinstance(worker.health, UnsetType):
+        return False
+    return key in worker.health.probes and _all_know(fleet, 3)
+
+
 def ended(fleet: Fleet, event: v.RequestEnded, places: list[tuple[str, str]]) -> None:
     """A request with dispatches at `places` ended. One that its client is at fault for is no
     evidence against any worker."""
@@ -278,7 +287,8 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     review = Review(fleet)
     config = review.config
     begin = event.number - config.window_ticks
-    for name, percent in pace.measured(fleet).items() if review.by_pace else ():
+    by_records = _all_know(fleet, 3)
+    for name, percent in pace.measured(fleet, by_records).items() if review.by_pace else ():
         worker = fleet.workers[name]
         if percent >= config.slow_percent > 0 or not isinstance(worker.health, UnsetType):
             if (known := _health_of(fleet, worker)) is not None:
@@ -324,16 +334,15 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
     health.decided_by = {}
     if state == HealthState.PROBING:
         health.decided_by = {r.name: r.decisions for r in fleet.replicas.values() if r.alive}
-        if _forgets_overhead(fleet):
+        if _all_know(fleet, 3):
+            # A high one, which only requests correct, would keep every probe away.
             worker.overhead_us = 0
 
 
-def _forgets_overhead(fleet: Fleet) -> bool:
-    """Whether a worker that is probed again begins without what its requests last took beyond its
-    steps. A high one, which only requests correct, would keep every probe away. Replicas of earlier
-    versions do not know it."""
+def _all_know(fleet: Fleet, version: int) -> bool:
+    """Whether every living replica decides health by this version, or a later one."""
     alive = [replica for replica in fleet.replicas.values() if replica.alive]
-    return all(replica.settings.get(VERSION) not in ("1", "2") for replica in alive)
+    return all(int(replica.settings.get(VERSION, "0")) >= version for replica in alive)
 
 
 def _on_withheld(fleet: Fleet, stream: str, epoch: int, event: v.VerdictsWithheld) -> None:

@@ -25,9 +25,9 @@ AGAIN_PERCENT = 80
 """A slow worker is slow until its pace is below this part of the limit."""
 
 
-def measured(fleet: Fleet) -> dict[str, int]:
+def measured(fleet: Fleet, by_records: bool) -> dict[str, int]:
     """The pace of each worker that made steps: their time in percent of that of its peers. Begins
-    the next measure."""
+    the next measure. `by_records`: see StepPace."""
     shares: dict[str, list[int]] = {}
     new: list[tuple[Worker, int]] = []
     for worker in fleet.workers.values():
@@ -35,7 +35,9 @@ def measured(fleet: Fleet) -> dict[str, int]:
             continue
         pace = worker.pace
         if isinstance(pace, UnsetType):
-            worker.pace = StepPace(step=worker.step, prompts=worker.prefill_tokens)
+            worker.pace = StepPace(
+                step=worker.step, prompts=worker.prefill_tokens, records=0 if by_records else -1
+            )
             continue
         if pace.steps >= FEWEST_STEPS:
             if usual := _usual_us(fleet, worker, pace):

@@ -67,12 +67,15 @@ def next_report(worker: Worker, revision: int, took: int, waited: int) -> None:
     if not isinstance(pace, UnsetType):
         steps = worker.step - pace.step
         if steps > 0 and pace.prompts == worker.prefill_tokens:
+            steps = pace.records if pace.records >= 0 else steps
             pace.steps += steps
             pace.us += pace.first_us + told - pace.wait_us
             pace.requests += steps * worker.batch
             pace.context += steps * worker.sum_context
         pace.step, pace.prompts, pace.first_us = worker.step, worker.prefill_tokens, took
         pace.wait_us = waited
+        if pace.records >= 0:
+            pace.records = 1
     worker.report_us = told if told > usual else usual - ((usual - told + 3) >> 2)
     worker.report_revision = revision
     worker.reported_us = 0

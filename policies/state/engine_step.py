@@ -60,8 +60,10 @@ def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int, gap
     took = duration + gap
     if revision == worker.report_revision:
         worker.reported_us += took
-        if event.wait_us and not isinstance(worker.pace, UnsetType):
-            worker.pace.wait_us += min(event.wait_us, took)
+        if not isinstance(pace := worker.pace, UnsetType):
+            pace.wait_us += min(event.wait_us, took)
+            if pace.records >= 0:
+                pace.records += 1
     else:  # of the report before, with what the worker was by then
         account.next_report(worker, revision, took, min(event.wait_us, took))
     if number == before + 1:

@@ -116,13 +116,16 @@ class StepPace(Struct, kw_only=True):
     many, their time with the gaps before them, the sums of their batches and contexts. They are
     counted by reports, without those that computed prompts: the present one began after `step`, when
     the worker had computed `prompts`, and its first step took `first_us`. Time for which the engine
-    waited for a CPU is left out; the present report has `wait_us` of it. `share`: the time of a step
-    when it was measured, in thousandths of what its class takes; 0: it was not."""
+    waited for a CPU is left out; the present report has `wait_us` of it. Where steps are not reported
+    one by one, their records count: the present report has so many `records` (-1: steps count, as in
+    version 2 of `health`). `share`: the time of a step when it was measured, in thousandths of what
+    its class takes; 0: it was not."""
 
     step: int
     prompts: int
     first_us: int = 0
     wait_us: int = 0
+    records: int = -1
     steps: int = 0
     us: int = 0
     requests: int = 0

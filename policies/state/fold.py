@@ -257,7 +257,20 @@ def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnd
         steptime.first_token(fleet, request, event.ttft_us)
     unheard.ended(fleet, event.request)
     coverage.forget(fleet, event.request)
-    evidence.ended(fleet, event, places)
+    evidence.ended(fleet, event, _with_last(fleet, request, event, places))
+
+
+def _with_last(
+    fleet: Fleet, request: Request | None, event: v.RequestEnded, places: list[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """With the last dispatch, if it is a probe: of one that the engine finished before the dispatch
+    was folded, the account has no place."""
+    if request is None:
+        return places
+    key = key_of(event.request, request.attempt)
+    if evidence.is_open_probe(fleet, request.worker, key):
+        return [*places, (request.worker, key)]
+    return places
 
 
 def places_of(fleet: Fleet, event: v.RequestEnded) -> list[tuple[str, str]]:

@@ -28,8 +28,10 @@ from tests.policies.story import (
     Story,
     died,
     engine_step,
+    finished,
     found_hung,
     observed,
+    queued,
     ready,
     replica_started,
     started,
@@ -114,6 +116,21 @@ def test_errors_of_different_requests_open_the_breaker_and_probes_close_it() -> 
     assert [d.state for d in fleet.decisions if isinstance(d, v.HealthDecided)] == [
         "suspect", "unhealthy", "probing", "healthy"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "state"), [(2, "probing"), (3, "healthy")])
+def test_a_probe_that_ended_before_its_dispatch_was_in_the_log_has_passed(
+    version: int, state: str
+) -> None:
+    """On a busy machine a replica's records come late. Once such a probe stayed open for ever."""
+    fleet = LedFleet(config=CONFIG, version=version)
+    opened(fleet)
+    fleet.ticks(fleet.health().until - fleet.fleet.tick)
+    for name in ("q101", "q102"):
+        fleet.tell("w.w0", engine_step(queued(name), us=0), engine_step(finished(name)))
+        fleet.ends(fleet.request(name=name))
+    assert fleet.state() == state
+    assert fleet.excluded() == ("probing" if version == 2 else "")
 
 
 @pytest.mark.parametrize(("version", "left_us"), [(2, 120_000), (3, 0)])
@@ -475,6 +492,20 @@ def test_only_whole_reports_of_decode_steps_are_measured() -> None:
     assert worker.pace.us == 4000
     fleet.tell("w.w0", died("w0", 1), started("w0", 2))
     assert worker.pace is UNSET
+
+
+@pytest.mark.parametrize(("version", "steps"), [(2, 40), (3, 2)])
+def test_steps_that_are_not_reported_do_not_make_the_others_look_quick(
+    version: int, steps: int
+) -> None:
+    """As when records are merged: each has the time of one step."""
+    fleet = LedFleet(config=CONFIG, version=version)
+    fleet.ticks(1)
+    worker = fleet.fleet.workers["w0"]
+    for number in (20, 40, 60):
+        fleet.tell("w.w0", msgspec.structs.replace(engine_step(us=1000), step=number, batch=4))
+    assert isinstance(worker.pace, StepPace)
+    assert (worker.pace.steps, worker.pace.us, worker.pace.requests) == (steps, 2000, 4 * steps)
 
 
 def test_time_for_which_an_engine_waited_for_a_cpu_is_not_its_own_pace() -> None:
