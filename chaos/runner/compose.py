@@ -47,6 +47,7 @@ _ANSWERS = ("dispatch-refused", "answer-broken")
 _ERRORS = "engine-errors"
 """Drawn separately too: faults of workers' replies to requests."""
 _STUCK = "stream-stuck"
+"""Drawn separately too: it strikes while its worker decodes."""
 
 _APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK)
 
@@ -105,6 +106,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
             *_of_errors(seed, fleet, without),
             *while_away,
             *_nobody_left(seed, without),
+            *_stuck(seed, fleet, without),
         ),
         expect=(Bound("requests", least=traffic.requests),),
     )
@@ -161,6 +163,15 @@ def _of_errors(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault
     if rng.random() >= 0.125 or _ERRORS in without:
         return ()
     return (_fault(_ERRORS, FAULTS[_ERRORS], fleet, rng),)
+
+
+def _stuck(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of eight seeds, one or two streams get no more tokens. Drawn separately, as above."""
+    rng = Random(f"compose-stuck:{seed}")
+    times = rng.choice((1, 1, 2))
+    if rng.random() >= 0.125 or _STUCK in without:
+        return ()
+    return tuple(_fault(_STUCK, FAULTS[_STUCK], fleet, rng) for _ in range(times))
 
 
 def _later(
@@ -347,7 +358,7 @@ def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
         target = "all"  # at any time, few daemons hold blocks, or have them in files
     elif name == "primary-and-holder-kill":
         when, target = When(during="decode", nth=max(cast(int, when.nth), 4)), "subject"
-    elif name == "frame-cut":
+    elif name in ("frame-cut", _STUCK):
         when, target = When(during="decode", nth=rng.randint(1, 24)), "subject"
     amount = None
     if kind.amount is not None:
