@@ -68,7 +68,8 @@ class _Track:
 
 class _StepInFlight:
     """Statistics of a scheduled step until its outputs are there; `joining` requests with `context`
-    tokens decode after it. `gap_ns`: see `EngineStep.gap_us`."""
+    tokens decode after it. `gap_ns`: see `EngineStep.gap_us`. `unreported`: prompt tokens of requests
+    that are not reported, of the self-test for example."""
 
     __slots__ = (
         "batch",
@@ -81,6 +82,7 @@ class _StepInFlight:
         "prefill_tokens",
         "reported",
         "sum_context",
+        "unreported",
     )
 
     def __init__(self, number: int, began_ns: int, gap_ns: int) -> None:
@@ -93,7 +95,13 @@ class _StepInFlight:
         self.joining = 0
         self.joining_context = 0
         self.reported = False
+        self.unreported = 0
         self.changes: list[AnyChange] = []
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All that it computes."""
+        return self.prefill_tokens + self.unreported
 
 
 class _Reports:
@@ -206,10 +214,12 @@ class _Reports:
     def computed(self, step: _StepInFlight, request: Request, tokens: int, block: int) -> None:
         """`tokens` of `request` are computed in `step` (num_computed_tokens counts them)."""
         track = self._tracks.get(request.request_id)
+        after = request.num_computed_tokens
         if track is None:
+            if after - tokens < request.num_prompt_tokens - 1:
+                step.unreported += tokens
             return
         step.reported = True
-        after = request.num_computed_tokens
         if after - tokens < track.target - 1 or not track.first_token:
             step.prefill_tokens += tokens
             step.changes.append(PrefillChunkDone(track.name, track.attempt, tokens, after))
@@ -239,7 +249,7 @@ class _Reports:
         self._ended_ns = time.monotonic_ns()
         duration_us = max(1, (self._ended_ns - began_ns) // 1000)
         waited_us = self._cpu.lap_us()
-        self._expected.learn(duration_us, step.prefill_tokens)
+        self._expected.learn(duration_us, step.prompt_tokens)
         if not self._in_flight:
             self._waits_since_ns = self._ended_ns
         self._uncomputed -= step.prefill_tokens
@@ -305,7 +315,7 @@ class _Reports:
         began_ns, expected_us = 0, self._expected.of(0)
         if self._in_flight:
             step = self._in_flight[0]
-            began_ns, expected_us = step.began_ns, self._expected.of(step.prefill_tokens)
+            began_ns, expected_us = step.began_ns, self._expected.of(step.prompt_tokens)
         done = self.steps - len(self._in_flight)
         self._progress.write(
             steps=done, began_ns=began_ns, running=running, waiting=waiting, kv_used=kv_used,

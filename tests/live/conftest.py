@@ -209,18 +209,19 @@ class Scene:
             await asyncio.sleep(0.1)
         return found
 
-    async def hung(self) -> list[v.StallJudged]:
-        """The judgements that found an engine hung."""
-        return [e for e in await self.events() if type(e) is v.StallJudged and e.hung]
+    async def hung(self) -> list[v.StallJudged | v.EngineHung]:
+        """Where an engine was found hung, by a replica or by its agent."""
+        return [
+            e
+            for e in await self.events()
+            if type(e) is v.EngineHung or (type(e) is v.StallJudged and e.hung)
+        ]
 
-    async def until_cleared(self, name: str, times: int = 1) -> None:
-        """Wait until worker `name`, suspected so many times, is trusted again."""
+    async def until_serving(self, name: str) -> None:
+        """Wait until worker `name`, found hung, is trusted again."""
         deadline = time.monotonic() + HANG_S
-        while True:
-            cleared = [e for e in await self.events() if type(e) is v.WorkerCleared]
-            if sum(e.worker == name for e in cleared) >= times:
-                return
-            assert time.monotonic() < deadline, f"{name} goes on and is not taken back"
+        while (found := await self.worker(name))["state"] != "serving":
+            assert time.monotonic() < deadline, found
             await asyncio.sleep(0.1)
 
     async def only(self, name: str) -> None:

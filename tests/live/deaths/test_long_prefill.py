@@ -97,7 +97,7 @@ async def _stopped(scene: Scene, calm: dict) -> None:
         inconclusive("w1 waited for processors and was judged hung too")
     assert moved and {paths[r][0].worker for r in moved} == {"w0"}
     print(f"{len(moved)} moved; all answered after {time.monotonic() - began:.2f} s")
-    await scene.until_cleared("w0")
+    await scene.until_serving("w0")
     again = await scene.streams(8, 24, "again", padding=padding(7))
     assert same(calm, again) == []
 
