@@ -298,6 +298,8 @@ class Exclusion(Word):
     """A server without the plugin cannot continue a request."""
     FAILED_BEFORE = "failed it before"
     """This request, on this incarnation."""
+    FAILING = "failing"
+    """Several requests failed on it, and the leader has not decided yet."""
     NO_KV_ROOM = "no KV room"
     SILENT = "silent"
     """No report for longer than its steps take, though it has work."""

@@ -32,6 +32,7 @@ from relume.policies.health import pace
 from relume.policies.health.health_settings import MOST_ERRORS
 from relume.policies.health.judgement import EXCLUDED, FADE_WINDOWS, VERSION, Review, is_slow
 from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS, WRONG
+from relume.policies.state import dirty_set
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
 
@@ -301,6 +302,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
             continue
         if health.failures and min(health.failures.values()) <= begin:
             health.failures = {r: at for r, at in health.failures.items() if at > begin}
+            dirty_set.changed(fleet, worker.name)
         if health.forgiven and min(health.forgiven.values()) <= begin:
             health.forgiven = {r: at for r, at in health.forgiven.items() if at > begin}
         if health.trips and health.state == HealthState.HEALTHY:
@@ -351,6 +353,7 @@ def _on_withheld(fleet: Fleet, stream: str, epoch: int, event: v.VerdictsWithhel
     if event.workers:
         withheld[event.model] = event.workers
     fleet.withheld = withheld
+    dirty_set.changed(fleet)
 
 
 HANDLERS: dict[type, Handler] = {

@@ -35,6 +35,15 @@ class HealthConfig(Struct, frozen=True, kw_only=True):
     probes: Annotated[
         int, option("Breaker: maximum requests at once while it is half open", ge=1, le=1000)
     ] = 1
+    unjudged: Annotated[
+        int,
+        option(
+            "Number of different failed requests on a worker after which a replica prefers others "
+            "until the leader has decided (0: never)",
+            ge=0,
+            le=MOST_ERRORS,
+        ),
+    ] = 3
     passes: Annotated[int, option("Breaker: successful probes that close it", ge=1, le=1000)] = 2
     share_percent: Annotated[
         int,

@@ -31,6 +31,7 @@ from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClas
 from relume.policies.health import pace
 from relume.policies.health.health_life import LIFE, Finding
 from relume.policies.health.health_settings import HealthConfig, config_of
+from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
 
 VERSION = "version.health"
@@ -103,6 +104,7 @@ class Review:
             fleet.withheld = {**withheld, model: failing}
             if not failing:
                 del fleet.withheld[model]
+            dirty_set.changed(fleet)
             self.owed.append(
                 VerdictsWithheld(
                     model=model,

@@ -28,12 +28,14 @@ from relume.policies.routing.cost_index import cost_of
 from relume.policies.routing.cost_index import of as ranked
 from relume.policies.routing.eligibility import FAILED_BEFORE, NONE, excluded, excluded_for
 from relume.policies.routing.route_query import RouteQuery
-from relume.policies.routing.worker_estimate import UNHEARD_US, estimate_of
+from relume.policies.routing.worker_estimate import UNHEARD_US, estimate_of, is_failing
 from relume.policies.routing.worker_index import WorkerIndex
 from relume.policies.state import prefix_index as prefixes
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 
+LAST = frozenset((FAILED_BEFORE, Exclusion.FAILING))
+"""Such workers come after all others."""
 REQUEST_TOKENS = 32
 """Tokens of prefill that one held request weighs as much as."""
 
@@ -72,9 +74,11 @@ def least_load(view: View, query: RouteQuery) -> Choice:
         cost = cost_of(worker, (prefill, requests), REQUEST_TOKENS)
         reason = excluded(view, worker, query.model, suspected.get(name, 0) == incarnation)
         reason = reason or excluded_for(worker, query)
+        if reason is NONE and is_failing(view, worker):
+            reason = Exclusion.FAILING
         if reason is NONE:
             best.append((cost, (index - turn) % count, index))
-        elif reason is FAILED_BEFORE:
+        elif reason in LAST:
             second.append((cost, (index - turn) % count, index))
         candidates.append(
             Candidate(
@@ -99,7 +103,7 @@ def round_robin(view: View, query: RouteQuery) -> Choice:
     """Each in turn, for comparison; same filters."""
     choice = least_load(view, query)
     open_ = [c for c in choice.candidates if not c.excluded] or [
-        c for c in choice.candidates if c.excluded == Exclusion.FAILED_BEFORE
+        c for c in choice.candidates if c.excluded in LAST
     ]
     if not open_:
         return choice
@@ -241,7 +245,7 @@ def decide(view: View, query: RouteQuery, policy: str) -> Choice:
     count = len(view.fleet.workers)
     if count <= WHOLE or policy in selectors.POLICIES:
         return RECORDED[policy](view, query)
-    if policy == "least_load" and not query.avoid:
+    if policy == "least_load" and not query.avoid and not view.saw_failures:
         return _ranked(view, query, count)
     return _shortened(view, query, policy, RECORDED[policy](view, query))
 

@@ -2,8 +2,9 @@
 
 Some reasons exclude a worker whatever the others are like: its engine does not serve the model, it
 drains, it is suspected, or it cannot do what the request needs. WorkerHealth is never traded. The others
-are limits: no room for the prompt's KV, silence while it has work, a first token later than the
-tier's objective, a failure of this very request there, a queue at the limit of the admission queue.
+are limits: requests that fail there before the leader has decided, no room for the prompt's KV,
+silence while it has work, a first token later than the tier's objective, a failure of this very
+request there, a queue at the limit of the admission queue.
 A worker within its limits comes first; if there is none, the best one beyond them takes the request
 (`relume.policies.routing.selection`).
 
@@ -153,6 +154,8 @@ def limited(
 ) -> Exclusion:
     """The first limit that the worker would not meet with this request, of which it would compute
     `tokens`, with a first token after `ttft_us`; empty: it meets all."""
+    if estimate.failing:
+        return Exclusion.FAILING
     if tokens // estimate.block_tokens >= estimate.room_blocks:
         return Exclusion.NO_KV_ROOM
     if query.at_us > estimate.silent_at_us:

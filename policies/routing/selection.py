@@ -191,14 +191,15 @@ def _among_equals(
 
 
 def _beyond_limits(query: RouteQuery, looked: list[Candidate]) -> tuple[Candidate | None, bool]:
-    """The first worker that is able to take the request, though a limit excludes each; one that
-    failed the request before only if there is no other. True: the request is refused, because it
+    """The first worker that is able to take the request, though a limit excludes each; one that fails
+    requests, or failed this one before, only if there is no other. True: the request is refused, because it
     would be too late on each."""
     able = [x for x in looked if x.excluded != Exclusion.WITHOUT_PLUGIN]
     fresh = [x for x in able if x.excluded != Exclusion.FAILED_BEFORE]
     if query.shed and fresh and all(x.excluded == Exclusion.TOO_LATE for x in fresh):
         return None, True
-    return ((fresh or able)[0] if able else None), False
+    sound = [x for x in fresh if x.excluded != Exclusion.FAILING]
+    return ((sound or fresh or able)[0] if able else None), False
 
 
 def _examine(

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct
 
+from relume.events.vocabulary.enums import HealthState
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.receive_clock import received_us
 from relume.policies.state.overlay.view import View
@@ -72,6 +73,7 @@ class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
     block_tokens: int = 1
     room_blocks: int = LATE
     price_percent: int = 100
+    failing: bool = False
 
     @property
     def price(self) -> tuple[int, int]:
@@ -151,6 +153,32 @@ def estimate_of(view: View, worker: Worker, reserve_percent: int = 0) -> WorkerE
         block_tokens=block_tokens,
         room_blocks=room_blocks,
         price_percent=100 if (health := worker.health) is UNSET else health.price_percent,
+        failing=is_failing(view, worker),
+    )
+
+
+UNJUDGED = "health.unjudged"
+JUDGED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED))
+
+
+def is_failing(view: View, worker: Worker) -> bool:
+    """Whether requests failed on the worker of which the leader has not made anything yet: its
+    decision takes as long as the log does, and would not come without the log. There is no such
+    limit while a replica of an earlier build, which cannot read it, lives, and for workers against
+    which verdicts are withheld."""
+    failed, health = view.failed_on(worker), worker.health
+    if health is not UNSET and health.failures:
+        failed = {*failed, *health.failures}
+    if not failed or (health is not UNSET and health.state in JUDGED):
+        return False
+    most = int(view.setting(UNJUDGED, "0"))
+    withheld = view.fleet.withheld
+    if withheld is not UNSET and worker.name in withheld.get(worker.model, ()):
+        return False
+    if not 0 < most <= len(failed):
+        return False
+    return all(
+        UNJUDGED in replica.settings for replica in view.fleet.replicas.values() if replica.alive
     )
 
 

@@ -91,6 +91,17 @@ def in_use(fleet: Fleet) -> FleetDirtySet | None:
     return fleet.__dict__.get("dirty")
 
 
+def changed(fleet: Fleet, *workers: str) -> None:
+    """What the fold holds of those workers changed, by an event that does not name them; of none: of
+    all."""
+    if (marks := in_use(fleet)) is None:
+        return
+    for name in workers:
+        marks.note(name)
+    if not workers:
+        marks.everything()
+
+
 def note(fleet: Fleet, marks: FleetDirtySet, stream: str, event: Any) -> None:
     """To be called before `event` of `stream` is folded: an end no longer shows afterwards
     what it ended."""

@@ -20,8 +20,8 @@ from typing import Any
 from msgspec import Struct
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import EnginePhase
-from relume.policies.liveness.suspicious import SUSPICIOUS
+from relume.events.vocabulary.enums import EnginePhase, RequestOutcome
+from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS, WRONG
 from relume.policies.state.account import key_of
 from relume.policies.state.dirty_set import DirtySet
 from relume.policies.state.dirty_set import of as dirty_set_of
@@ -66,6 +66,8 @@ class View:
         self._own: dict[str, dict[str, _Own]] = {}
         self._places: dict[str, list[tuple[str, str]]] = {}
         self._suspicion: dict[str, list[tuple[int, bool, int]]] = {}
+        self._failed: dict[str, dict[str, tuple[int, int]]] = {}
+        """By worker: requests that failed on it, with position and incarnation."""
         self._started: tuple[int, dict[str, str]] | None = None
         self._decided = 0
         self._salt = sum(self.replica.encode())
@@ -140,16 +142,34 @@ class View:
         elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
             self.checkpoints.forget_plan(position, event)
         else:
-            told = self._suspicion.get(event.worker)
-            if told and told[0][0] == position:
-                del told[0]
-                if not told:
-                    del self._suspicion[event.worker]
+            self._forget_told(event, position)
         for worker, key in pending.closes:
             own = self._own.get(worker, {}).get(key)
             if own is not None and own.closed == position:
                 own.closed = 0
                 self._tidy(worker, key, own)
+
+    def _forgive(self, request: str) -> None:
+        """Its client was at fault, no worker."""
+        for worker in [name for name, here in self._failed.items() if request in here]:
+            del self._failed[worker][request]
+            if not self._failed[worker]:
+                del self._failed[worker]
+            self.moved.note(worker)
+
+    def _forget_told(self, event: Any, position: int) -> None:
+        """What was held against a worker."""
+        told = self._suspicion.get(event.worker)
+        if told and told[0][0] == position:
+            del told[0]
+            if not told:
+                del self._suspicion[event.worker]
+        here = self._failed.get(event.worker)
+        if here and here.get(getattr(event, "request", ""), (0, 0))[0] == position:
+            del here[event.request]
+            if not here:
+                del self._failed[event.worker]
+            self.moved.note(event.worker)
 
     def _tidy(self, worker: str, key: str, own: _Own) -> None:
         self.moved.note(worker)
@@ -162,6 +182,7 @@ class View:
         self._started = (position, dict(event.settings))
         self.receipts = Receipts()
         self._suspicion.clear()
+        self._failed.clear()
         self.moved.everything()
         return []
 
@@ -183,6 +204,9 @@ class View:
     def _on_observed(self, position: int, event: v.TransportObserved) -> list[tuple[str, str]]:
         if event.kind in SUSPICIOUS:
             self._on_suspected(position, event)
+        elif event.kind in WRONG and event.status not in OVERLOADED:
+            here = self._failed.setdefault(event.worker, {})
+            here[event.request] = position, event.incarnation
         return self._close(position, [(event.worker, key_of(event.request, event.attempt))])
 
     def _on_chosen(self, position: int, event: v.HolderChosen) -> list[tuple[str, str]]:
@@ -197,6 +221,8 @@ class View:
 
     def _on_ended(self, position: int, event: v.RequestEnded) -> list[tuple[str, str]]:
         self.checkpoints.ended(position, event.request)
+        if self._failed and event.outcome == RequestOutcome.REJECTED:
+            self._forgive(event.request)
         places = self._places.pop(event.request, [])
         # A view that began with a snapshot has not seen earlier dispatches; more places
         # than there are attempts change nothing.
@@ -279,6 +305,19 @@ class View:
         if not told and not self._suspicion:
             return {}
         return {name: seen for name in (*told, *self._suspicion) if (seen := self.suspect(name))}
+
+    @property
+    def saw_failures(self) -> bool:
+        """Whether requests failed on engines, by own events that the fold does not hold."""
+        return bool(self._failed)
+
+    def failed_on(self, worker: Worker) -> Collection[str]:
+        """Requests that failed on the worker's engine, by own events that the fold does not
+        hold."""
+        here = self._failed.get(worker.name) if self._failed else None
+        if not here:
+            return ()
+        return [name for name, (_, seen) in here.items() if seen == worker.incarnation]
 
     def overlaid(self) -> Collection[str]:
         """Workers whose load own events concern that the fold does not hold."""

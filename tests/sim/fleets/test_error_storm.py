@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from relume.chaos.runner.judge import judge
 from relume.chaos.scenario.language import Closed, Fault, Fleet, Scenario, Traffic, Uniform, When
 from relume.chaos.sim.sim_fleet import Settings, run
@@ -39,8 +41,8 @@ class Storm:
     states: list[HealthState]
 
 
-def storm(seed: int, config: HealthConfig) -> Storm:
-    outcome = run(SCENARIO, seed, settings=Settings(replica=ReplicaConfig(health=config)))
+def storm(seed: int, config: HealthConfig, scenario: Scenario = SCENARIO) -> Storm:
+    outcome = run(scenario, seed, settings=Settings(replica=ReplicaConfig(health=config)))
     verdict = judge(outcome)
     assert (verdict.result, verdict.why) == ("passed", ())
     found = Storm(0, 0, [])
@@ -62,3 +64,13 @@ def test_a_worker_that_fails_fast_draws_few_requests_and_without_verdicts_most()
     ignored = storm(5, OFF)
     assert HealthState.UNHEALTHY not in ignored.states
     assert ignored.failed > 5 * judged.failed
+
+
+def test_without_the_log_a_replica_itself_prefers_others() -> None:
+    """No decision comes while etcd is away; what failed is in the log afterwards."""
+    away = Fault(what="etcd-stop", when=When(at_s=0.5), target="all", for_s=20)
+    scenario = replace(SCENARIO, faults=(*SCENARIO.faults, away))
+    preferred = storm(5, HealthConfig(), scenario)
+    ignored = storm(5, HealthConfig(unjudged=0), scenario)
+    print(preferred.failed, ignored.failed)
+    assert preferred.failed <= 12 < ignored.failed / 3
