@@ -5,11 +5,11 @@ A fleet has two workers, one replica and a constant load, but for the idle class
 `vllm serve`. A time is from the fault to the first event in the log that says so, as a follower of
 the log reads it.
 
-- crash: kill -9 of an engine's process that computes.
+- crash: kill -9 of an engine's process that schedules (behind `vllm serve`, another one computes).
 - idle-hang, hang: SIGSTOP to it, without and under load; it continues once it was found.
 - spin: a thread of it computes inside a step and never ends it.
 - slow: each step begins late, so that they take four times as long.
-- throttled: its process runs for an eighth of the time. (With a quarter, the steps took 2.0 to 2.9
+- throttled: the process that computes runs for an eighth of the time. (With a quarter, the steps took 2.0 to 2.9
   times as long as those of its peer, on two cores that all processes share.)
 - errors: its server answers every request with 500; requests that failed until its breaker opened.
 - stuck-stream: it steps on, but one stream's output stays away.
@@ -211,7 +211,7 @@ class Bench:
         """The same of one whose process runs for a part of the time."""
         async with self.load() as load:
             worker = await self._busy()
-            pid = await self._pid(worker)
+            pid = await self._pid(worker, "worker")
             began = time.monotonic()
             throttling = asyncio.create_task(signals.slow(pid, THROTTLED))
             try:
@@ -267,13 +267,13 @@ class Bench:
         self._turn += 1
         return self._log.fleet.workers[workers[self._turn % len(workers)]]
 
-    async def _pid(self, worker: Any) -> int:
-        """The process of its engine that computes."""
+    async def _pid(self, worker: Any, role: str = "core") -> int:
+        """The process of that role of its engine, the only one if it has no others."""
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{worker.agent_url}/state") as answer:
                 engine = (await answer.json())["engine"]
-        cores = [one["pid"] for one in engine["members"] if one["role"] == "core"]
-        return int(cores[0]) if cores else int(engine["pid"])
+        pids = [one["pid"] for one in engine["members"] if one["role"] == role]
+        return int(pids[0]) if pids else int(engine["pid"])
 
     async def _well(self, worker: Any) -> None:
         """Until nothing is held against it any more."""
