@@ -42,6 +42,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "8748d0ac15fe1e05256fa87fb80db701491e6384979555ce56201bb00604eb10",
         (v.RequestHeld, v.RequestShed, v.ConfigChanged),
     ),
+    "breaker": (
+        "d278ad021ca5eab2449c2f390121dc1a7ed5a50f5d84b0851e0b9c0e50ee116c",
+        (v.HealthDecided, v.TransportObserved),
+    ),
     "churn": (
         "b33ab8f25aac88954073d2c9b184360e0d0ef5dc75906e2d476b949a569de33e",
         (v.WorkerRegistered, v.WorkerDeregistered, v.WorkerLost),
@@ -57,6 +61,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
     "forgetting": (
         "7c24269d8edd0a8c56cf9f104d3647e69cdfc0cc4d9d52d79090fbf7bb96b8b5",
         (v.WorkerForgotten, v.WorkerDeregistered),
+    ),
+    "hangs": (
+        "d4a7ab7cdda6095e4c93c84f17ab8f88d20a4ffdc0124438947677b3518cdb2e",
+        (v.EngineHung, v.EngineRecovered, v.StallJudged, v.StreamJudged, v.HealthDecided),
     ),
     "leader": (
         "1145d3a7fc5112ce7a6c22ac1e2eb19f09aa176962f1b7b6d33d9f4fc0ff10dc",
