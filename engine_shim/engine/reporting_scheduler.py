@@ -20,7 +20,7 @@ from vllm.v1.request import Request
 
 from relume.engine_shim import identity
 from relume.engine_shim.engine import plugin
-from relume.engine_shim.engine.progress import WaitForCpu
+from relume.engine_shim.engine.cpu_clocks import WaitForCpu
 from relume.engine_shim.engine.step_estimate import StepEstimate
 from relume.engine_shim.engine.vllm_private import prefix_marks as vllm_private_prefixes
 from relume.engine_shim.engine.vllm_private import resume_state as vllm_private_resume

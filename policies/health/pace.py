@@ -48,7 +48,9 @@ def measured(fleet: Fleet, by_records: bool) -> dict[str, int]:
             shares.setdefault(worker.steps_like, []).append(pace.share)
     found: dict[str, int] = {}
     for worker, share in new:
-        peers = sorted(shares[worker.steps_like])
+        peers = sorted(shares.get(worker.steps_like, ()))
+        if not peers:  # all of their time was waits for a CPU
+            continue
         found[worker.name] = share * 100 // max(peers[(len(peers) - 1) // 2], 1)
     return found
 

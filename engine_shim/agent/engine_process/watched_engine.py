@@ -11,7 +11,8 @@ from relume.engine_shim.agent.engine_process import stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
 from relume.engine_shim.agent.run_directory import RunDirectory
-from relume.engine_shim.engine.progress import Progress, ThreadClock
+from relume.engine_shim.engine.cpu_clocks import ThreadClock
+from relume.engine_shim.engine.progress import Progress
 from relume.events.vocabulary.enums import DeathReason
 from relume.events.wire.worker_calls import PROBE_PATH
 

@@ -525,6 +525,16 @@ def test_time_for_which_an_engine_waited_for_a_cpu_is_not_its_own_pace() -> None
     assert (worker.pace.steps, worker.pace.us) == (5, 1000 + 500 + 1000 + 0 + 1000)
 
 
+def test_steps_that_were_all_wait_are_no_measure() -> None:
+    """The only worker of its class, on a host where it got next to no CPU."""
+    fleet = LedFleet(workers=1, config=CONFIG)
+    decodes(fleet, {"w0": 5_000}, ticks=2)
+    decodes(fleet, {"w0": 0}, ticks=2)
+    assert fleet.state() == HealthState.HEALTHY
+    decodes(fleet, {"w0": 5_000}, ticks=4)
+    assert fleet.state() == HealthState.HEALTHY
+
+
 # --- the guard -----------------------------------------------------------------------
 
 

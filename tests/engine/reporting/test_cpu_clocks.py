@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from relume.engine_shim.engine.progress import ThreadClock, WaitForCpu
+from relume.engine_shim.engine.cpu_clocks import ThreadClock, WaitForCpu
 
 APART_S, LOOKS = 0.25, 12
 BURN = "import time; end = time.process_time() + 0.15\nwhile time.process_time() < end: pass"
@@ -42,7 +42,7 @@ def test_a_compiler_it_waits_for_counts_while_it_runs_and_after_it_ended() -> No
 def test_who_waits_uses_none() -> None:
     """Measured in a process of its own: threads that other tests left here may use some."""
     code = (
-        "import os, time; from relume.engine_shim.engine.progress import ThreadClock; here = lambda: "
+        "import os, time; from relume.engine_shim.engine.cpu_clocks import ThreadClock; here = lambda: "
         "ThreadClock().read(os.getpid(), os.getpid())[0]; before = here(); time.sleep(0.2); print(here() - before)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
@@ -73,7 +73,7 @@ def test_a_thread_knows_how_long_it_waited_for_a_cpu() -> None:
     core = max(os.sched_getaffinity(0))
     code = (
         f"import os; os.sched_setaffinity(0, {{{core}}})\n"
-        "from relume.engine_shim.engine.progress import WaitForCpu\n"
+        "from relume.engine_shim.engine.cpu_clocks import WaitForCpu\n"
         f"clock = WaitForCpu(); clock.lap_us()\n{BURN}\nprint(clock.lap_us(), clock.lap_us())"
     )
     with busy(core, os.SCHED_OTHER):
