@@ -17,7 +17,7 @@ from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, config_of
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
 from relume.policies.recovery import plan as recovery_plan
-from relume.policies.recovery.plan import (
+from relume.policies.recovery.recovery_options import (
     Estimates,
     InterruptedRequest,
     Links,

@@ -31,7 +31,7 @@ from relume.events.vocabulary.enums import EnginePhase, MigrationCause
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration.migration_settings import MigrationConfig, config_of
-from relume.policies.recovery.plan import Estimates, InterruptedRequest
+from relume.policies.recovery.recovery_options import Estimates, InterruptedRequest
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Worker

@@ -29,10 +29,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
 from relume.events.vocabulary import RecoveryChoice, RecoveryOption
-from relume.events.vocabulary.enums import Exclusion, RecoveryKind
+from relume.events.vocabulary.enums import RecoveryKind
+from relume.policies.recovery.recovery_options import (
+    Estimates,
+    InterruptedRequest,
+    Links,
+    Rules,
+    Target,
+)
 
 POLICIES = ("completion", "eq6", "least_delay", "least_total")
 
@@ -43,81 +48,6 @@ much as one that waits for its first."""
 AWAY = 2
 """`least_total`: a request leaves the worker that holds its checkpoint for half the delay only:
 links are slower than measured while others are restored and checkpoints stream."""
-
-OPTIONS_KEPT = 4096
-"""Options of one plan that are recorded; of each request the chosen one and the next best."""
-
-
-class StoredBlocks(Struct, frozen=True):
-    """One holder's checkpoint of a request: `tokens` covered, `bytes` to move for them."""
-
-    holder: str
-    tokens: int
-    bytes: int
-
-
-class InterruptedRequest(Struct, frozen=True, kw_only=True):
-    """A request that lost its worker. `tokens`: prompt and delivered ones, all of which
-    must be in a cache before the next one comes. `model`, `family`: what it needs. `avoid`:
-    `worker:incarnation` that failed it before."""
-
-    request: str
-    attempt: int
-    tokens: int
-    stored: tuple[StoredBlocks, ...] = ()
-    model: str = ""
-    family: str = ""
-    avoid: tuple[str, ...] = ()
-
-
-class Target(Struct, frozen=True, kw_only=True):
-    """A worker that may take requests. `load`: Eq. 4, `blocks` of it checkpoints (times
-    alpha); `wait_us`: until what is queued there is computed; `prefill_ns_per_token`:
-    measured; `excluded` says why it takes none; `requests` it has, of which `waiting` have no
-    token yet."""
-
-    worker: str
-    load: int
-    wait_us: int
-    prefill_ns_per_token: int
-    model: str = ""
-    family: str = ""
-    excluded: Exclusion = Exclusion.NONE
-    incarnation: int = 0
-    requests: int = 0
-    waiting: int = 0
-
-
-class Links(Struct, frozen=True):
-    """Bandwidth in bytes a millisecond: measured ones by (holder, worker); of one host; and of
-    any other pair. 0: no way between them. `latency_us` once a restore."""
-
-    local: int
-    remote: int
-    measured: dict[tuple[str, str], int] = {}
-    latency_us: int = 500
-
-    def rate(self, holder: str, worker: str) -> int:
-        """Bytes a millisecond from `holder` to `worker`."""
-        usual = self.local if holder == worker else self.remote
-        return self.measured.get((holder, worker), usual)
-
-    def move_us(self, holder: str, worker: str, size: int) -> int:
-        """Microseconds to move `size` bytes."""
-        return self.latency_us + size * 1000 // max(self.rate(holder, worker), 1)
-
-
-class Rules(Struct, frozen=True, kw_only=True):
-    """Eq. 6's thresholds: `theta` in units of Eq. 4 (-1: `theta_percent` of the mean load),
-    `tau` in tokens; `request_load`: what one more request adds to Eq. 4 (beta); `per_block`
-    tokens and `alpha` turn a checkpoint's tokens into its share of Eq. 4."""
-
-    theta: int = -1
-    theta_percent: int = 200
-    tau: int = 512
-    request_load: int = 4
-    per_block: int = 16
-    alpha: int = 1
 
 
 def plan(
@@ -141,161 +71,6 @@ def plan(
             state.give_back(request, home)
         chosen[request.request] = _CHOOSERS[policy](request, state)
     return tuple(chosen[r.request] for r in interrupted)
-
-
-class Estimates:
-    """Every option to resume a request, given what the earlier choices have done to the workers and
-    the holders' links. `kept`: options of one request that are recorded."""
-
-    def __init__(
-        self,
-        targets: Sequence[Target],
-        links: Links,
-        rules: Rules,
-        requests: int = 1,
-        considerate: bool = False,
-        serial: bool = False,
-    ) -> None:
-        """`requests`: for this number of requests. `considerate`: as `least_delay` counts links;
-        `serial`: and a worker restores one request after the other, from any source."""
-        self.targets = targets
-        self.links = links
-        self.rules = rules
-        self.kept = max(2, OPTIONS_KEPT // max(requests, 1))
-        self.free_us = {t.worker: t.wait_us for t in targets}
-        self.link_us = {t.worker: 0 for t in targets}
-        self.considerate = considerate
-        self.serial = serial
-        self.received_us = {t.worker: 0 for t in targets}
-        self.local_us = {t.worker: 0 for t in targets}
-        self.requests = {t.worker: t.requests for t in targets}
-        self.waiting = {t.worker: t.waiting for t in targets}
-        self.load = {t.worker: t.load for t in targets}
-
-    def options(self, request: InterruptedRequest) -> list[RecoveryOption]:
-        """Every way to take the request up, in a fixed order."""
-        found = []
-        for target in self.targets:
-            excluded = _excluded(request, target)
-            found.append(self._recompute(request, target, excluded))
-            for stored in request.stored:
-                if stored.tokens <= 0:
-                    continue
-                unfit = excluded or self._unfit(request, target, stored)
-                found.append(self._restore(request, target, stored, unfit))
-        return found
-
-    def recorded(
-        self, options: list[RecoveryOption], at: int
-    ) -> tuple[tuple[RecoveryOption, ...], int]:
-        """The options that the record has, and the index there of option `at`."""
-        if len(options) <= self.kept:
-            return tuple(options), at
-        ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
-        return tuple(options[n] for n in ranked[: self.kept]), min(at, 0)
-
-    def _unfit(
-        self, request: InterruptedRequest, target: Target, stored: StoredBlocks
-    ) -> Exclusion:
-        if target.family != request.family:
-            return Exclusion.FINGERPRINT
-        reached = self.links.rate(stored.holder, target.worker)
-        return Exclusion.NONE if reached else Exclusion.UNREACHABLE
-
-    def _recompute(
-        self, request: InterruptedRequest, target: Target, excluded: Exclusion
-    ) -> RecoveryOption:
-        wait = self.free_us[target.worker]
-        compute = request.tokens * target.prefill_ns_per_token // 1000
-        return RecoveryOption(
-            worker=target.worker,
-            kind=RecoveryKind.RECOMPUTE,
-            holder="",
-            restored=0,
-            wait_us=wait,
-            move_us=0,
-            compute_us=compute,
-            done_us=wait + compute,
-            excluded=excluded,
-        )
-
-    def _restore(
-        self, request: InterruptedRequest, target: Target, stored: StoredBlocks, excluded: Exclusion
-    ) -> RecoveryOption:
-        """Blocks move while the worker is busy with others; at least one token is left to
-        compute, which gives the next."""
-        move = self.links.move_us(stored.holder, target.worker, stored.bytes)
-        arrived = self._free_us(stored.holder, target.worker) + move
-        wait = max(self.free_us[target.worker] - arrived, 0)
-        left = max(request.tokens - stored.tokens, 1)
-        compute = left * target.prefill_ns_per_token // 1000
-        return RecoveryOption(
-            worker=target.worker,
-            kind=RecoveryKind.RESTORE,
-            holder=stored.holder,
-            restored=min(stored.tokens, request.tokens),
-            wait_us=wait,
-            move_us=arrived,
-            compute_us=compute,
-            done_us=arrived + wait + compute,
-            excluded=excluded,
-        )
-
-    def _free_us(self, holder: str, worker: str) -> int:
-        """When all that is on the way from `holder` to `worker` is free."""
-        if not self.considerate:
-            return self.link_us.get(holder, 0)
-        if holder == worker:
-            return self.local_us[worker]
-        if self.serial:
-            return max(self.link_us.get(holder, 0), self.local_us[worker])
-        return max(self.link_us.get(holder, 0), self.received_us[worker])
-
-    def _carry(self, stored: StoredBlocks, worker: str) -> None:
-        """What `stored` is of goes to `worker`."""
-        free = self._free_us(stored.holder, worker)
-        arrived = free + self.links.move_us(stored.holder, worker, stored.bytes)
-        if self.serial:
-            self.local_us[worker] = arrived
-        if self.considerate and stored.holder == worker:
-            self.local_us[worker] = arrived
-            return
-        self.link_us[stored.holder] = arrived
-        if self.considerate:
-            self.received_us[worker] = arrived
-
-    def take(self, request: InterruptedRequest, option: RecoveryOption) -> None:
-        """The choice is made: the worker computes for it, the holder's link carries it, and
-        whatever else was stored of it is no part of anyone's load (Eq. 4, from state)."""
-        worker = option.worker
-        self.free_us[worker] += option.compute_us
-        self.load[worker] += self.rules.request_load
-        self.requests[worker] += 1
-        self.waiting[worker] += 1
-        for stored in request.stored:
-            if stored.holder in self.load:
-                share = self.rules.alpha * (stored.tokens // self.rules.per_block)
-                self.load[stored.holder] = max(0, self.load[stored.holder] - share)
-            if option.kind == RecoveryKind.RESTORE and stored.holder == option.holder:
-                self._carry(stored, worker)
-
-    def give_back(self, request: InterruptedRequest, home: RecoveryOption) -> None:
-        """Undo the choice of a worker that holds the checkpoint itself."""
-        worker = home.worker
-        self.free_us[worker] -= home.compute_us
-        self.requests[worker] -= 1
-        self.waiting[worker] -= 1
-        for stored in request.stored:
-            if stored.holder == worker:
-                self.local_us[worker] -= self.links.move_us(worker, worker, stored.bytes)
-
-
-def _excluded(request: InterruptedRequest, target: Target) -> Exclusion:
-    if target.excluded:
-        return target.excluded
-    if f"{target.worker}:{target.incarnation}" in request.avoid:
-        return Exclusion.FAILED_BEFORE
-    return Exclusion.OTHER_MODEL if target.model != request.model else Exclusion.NONE
 
 
 def _completion(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
@@ -384,10 +159,6 @@ def _decide(
         options=kept,
         avoid=request.avoid,
     )
-
-
-def _rank(option: RecoveryOption) -> tuple[bool, int]:
-    return bool(option.excluded), option.done_us
 
 
 def _longest_first(interrupted: Sequence[InterruptedRequest]) -> list[InterruptedRequest]:

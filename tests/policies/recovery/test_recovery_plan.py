@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume.policies.recovery.plan import (
-    POLICIES,
+from relume.policies.recovery.plan import POLICIES, plan
+from relume.policies.recovery.recovery_options import (
     InterruptedRequest,
     Links,
     Rules,
     StoredBlocks,
     Target,
-    plan,
 )
 
 LINKS = Links(local=10_000_000, remote=1_000_000, latency_us=100)
