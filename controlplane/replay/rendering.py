@@ -328,7 +328,8 @@ def _plan(event: v.RecoveryPlanned) -> list[str]:
             lines[0] += f": {choice.tokens} tokens {how} in {option.done_us / 1000:.1f} ms"
         lines.append(f"{event.decision} by {event.policy} on {basis}")
         for at, option in enumerate(choice.options):
-            lines.append(f"{'->' if at == choice.chosen else '  '} {_option(option)}")
+            is_chosen = at == choice.chosen
+            lines.append(f"{'->' if is_chosen else '  '} {_option(option, is_chosen)}")
     return lines
 
 
@@ -353,13 +354,14 @@ def _migration(event: v.MigrationPlanned) -> list[str]:
     return lines
 
 
-def _option(option: v.RecoveryOption) -> str:
+def _option(option: v.RecoveryOption, is_chosen: bool = False) -> str:
     what = f"recompute all on {option.worker}"
     if option.kind == RecoveryKind.RESTORE:
         what = f"restore {option.restored} tokens from {option.holder} on {option.worker}"
     parts = (("move", option.move_us), ("wait", option.wait_us), ("compute", option.compute_us))
     took = ", ".join(f"{name} {us / 1000:.1f}" for name, us in parts if us)
-    refused = f", not possible: {option.excluded}" if option.excluded else ""
+    against = "despite" if is_chosen else "not possible:"
+    refused = f", {against} {option.excluded}" if option.excluded else ""
     return f"{what}: {option.done_us / 1000:.1f} ms ({took}){refused}"
 
 

@@ -63,6 +63,16 @@ class CheckpointConfig(Struct, frozen=True, kw_only=True):
             le=1 << 20,
         ),
     ] = 256
+    headroom_percent: Annotated[
+        int,
+        option(
+            "Minimum share of a worker's KV blocks that recovery plans and moves leave free on it "
+            "(0: KV room is not checked)",
+            unit="percent",
+            ge=0,
+            le=100,
+        ),
+    ] = 5
     prefill_ns: Annotated[int, option("Prefill time per token before it is measured")] = 50_000
     link_machine: Annotated[int, option("Rate of shared memory before it is measured")] = 4_000_000
     link_domain: Annotated[int, option("Rate within a failure domain before it is measured")] = (
@@ -74,5 +84,7 @@ class CheckpointConfig(Struct, frozen=True, kw_only=True):
     latency_us: Annotated[int, option("Fixed time of one restore")] = 500
 
 
-SETTINGS = RecordedSettings(PREFIX, CheckpointConfig, CheckpointConfig(recovery="completion"))
+SETTINGS = RecordedSettings(
+    PREFIX, CheckpointConfig, CheckpointConfig(recovery="completion", headroom_percent=0)
+)
 settings_of, config_of = SETTINGS.recorded, SETTINGS.config_of

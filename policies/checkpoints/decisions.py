@@ -18,6 +18,7 @@ from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, co
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
 from relume.policies.recovery import plan as recovery_plan
 from relume.policies.recovery.recovery_options import (
+    UNLIMITED,
     Estimates,
     InterruptedRequest,
     Links,
@@ -26,6 +27,7 @@ from relume.policies.recovery.recovery_options import (
     Target,
 )
 from relume.policies.routing.eligibility import excluded_as_holder, excluded_at
+from relume.policies.routing.worker_estimate import kv_free
 from relume.policies.state import coverage, dirty_set
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.view import View
@@ -320,7 +322,17 @@ def _target(
         incarnation=worker.incarnation,
         requests=requests,
         waiting=max(requests - worker.decoding, 0),
+        room_blocks=_room_blocks(worker, prefill, config),
+        block_tokens=worker.block_size,
     )
+
+
+def _room_blocks(worker: Worker, prefill_tokens: int, config: CheckpointConfig) -> int:
+    """KV blocks of `worker` that plans may give to others."""
+    if not (config.headroom_percent and worker.kv_blocks):
+        return UNLIMITED
+    reserved = config.headroom_percent * worker.kv_blocks // 100
+    return kv_free(worker, prefill_tokens) - reserved
 
 
 def _told(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from relume.events.vocabulary import MigrationChoice, RecoveryOption
-from relume.events.vocabulary.enums import EnginePhase, MigrationCause
+from relume.events.vocabulary.enums import EnginePhase, Exclusion, MigrationCause
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration.migration_settings import MigrationConfig, config_of
@@ -150,7 +150,7 @@ class _MigrationPlanner:
         ]
         go_us, _, at = min(open_, default=(0, 0, -1))
         stay_us = request.left * self._token_us(self.source, 0)
-        reason = self.waits(request) or ("" if open_ else "nobody can take it")
+        reason = self.waits(request) or ("" if open_ else _nobody(options))
         reason = reason or self.refuses(options[at], stay_us, go_us)
         if not reason:
             self.estimates.take(asked, options[at])
@@ -185,6 +185,12 @@ class _MigrationPlanner:
         held = checkpoints.stored(self.view.fleet, request.request)
         covered = max((part.tokens for part in held), default=0)
         return max(entry.filled * self.source.block_size - covered, 0)
+
+
+def _nobody(options: list[RecoveryOption]) -> str:
+    """Why no other worker can take a request."""
+    full = any(option.excluded == Exclusion.NO_KV_ROOM for option in options)
+    return "no KV room elsewhere" if full else "nobody can take it"
 
 
 class _Drain(_MigrationPlanner):

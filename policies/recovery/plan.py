@@ -22,6 +22,9 @@ where
   their checkpoints are; then each, those first of which least is held, goes where that costs
   all of them together least, the others staying.
 
+Under every rule a worker must have room for the request's KV blocks. If none has, the request goes
+to the worker with most room.
+
 Integers: microseconds, tokens, bytes.
 """
 
@@ -75,35 +78,29 @@ def plan(
 
 def _completion(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
     options = state.options(request)
-    open_ = [
-        (o.done_us, o.kind != RecoveryKind.RESTORE, at)
-        for at, o in enumerate(options)
-        if not o.excluded
-    ]
+    open_ = [(o.done_us, o.kind != RecoveryKind.RESTORE, at) for at, o in state.eligible(options)]
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
 def _least_delay(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
     options = state.options(request)
     open_ = []
-    for at, o in enumerate(options):
-        if not o.excluded:
-            delay = o.done_us + o.compute_us * state.requests[o.worker] // HELD_UP
-            open_.append((delay, o.kind != RecoveryKind.RESTORE, at))
+    for at, o in state.eligible(options):
+        delay = o.done_us + o.compute_us * state.requests[o.worker] // HELD_UP
+        open_.append((delay, o.kind != RecoveryKind.RESTORE, at))
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
 def _least_total(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
     options = state.options(request)
     open_ = []
-    for at, o in enumerate(options):
-        if not o.excluded:
-            waiting = state.waiting[o.worker]
-            running = max(state.requests[o.worker] - waiting, 0)
-            delay = o.done_us + o.compute_us * (HELD_UP * waiting + running) // HELD_UP
-            if o.holder != o.worker:
-                delay *= AWAY
-            open_.append((delay, o.kind != RecoveryKind.RESTORE, at))
+    for at, o in state.eligible(options):
+        waiting = state.waiting[o.worker]
+        running = max(state.requests[o.worker] - waiting, 0)
+        delay = o.done_us + o.compute_us * (HELD_UP * waiting + running) // HELD_UP
+        if o.holder != o.worker:
+            delay *= AWAY
+        open_.append((delay, o.kind != RecoveryKind.RESTORE, at))
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
@@ -123,7 +120,7 @@ def _at_home(
 def _eq6(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
     """LUMEN Eq. 6. With several holders the least loaded one is h_r."""
     options = state.options(request)
-    open_ = [(at, o) for at, o in enumerate(options) if not o.excluded]
+    open_ = state.eligible(options)
     # "To the holder" is Algorithm 2's: the worker beside the checkpoint restores it.
     at_home = [
         (state.load[o.worker], at, o)

@@ -15,6 +15,8 @@ from msgspec import Struct
 from relume.events.vocabulary import RecoveryOption
 from relume.events.vocabulary.enums import Exclusion, RecoveryKind
 
+UNLIMITED = 1 << 52
+"""More than any number of blocks."""
 OPTIONS_KEPT = 4096
 """Options of one plan that are recorded; of each request the chosen one and the next best."""
 
@@ -45,7 +47,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """A worker that may take requests. `load`: Eq. 4, `blocks` of it checkpoints (times
     alpha); `wait_us`: until what is queued there is computed; `prefill_ns_per_token`:
     measured; `excluded` says why it takes none; `requests` it has, of which `waiting` have no
-    token yet."""
+    token yet. `room_blocks` KV blocks, of `block_tokens` each, may be given to others."""
 
     worker: str
     load: int
@@ -57,6 +59,8 @@ class Target(Struct, frozen=True, kw_only=True):
     incarnation: int = 0
     requests: int = 0
     waiting: int = 0
+    room_blocks: int = UNLIMITED
+    block_tokens: int = 1
 
 
 class Links(Struct, frozen=True):
@@ -119,19 +123,31 @@ class Estimates:
         self.requests = {t.worker: t.requests for t in targets}
         self.waiting = {t.worker: t.waiting for t in targets}
         self.load = {t.worker: t.load for t in targets}
+        self.room = {t.worker: t.room_blocks for t in targets}
+        self._block_tokens = {t.worker: max(t.block_tokens, 1) for t in targets}
 
     def options(self, request: InterruptedRequest) -> list[RecoveryOption]:
         """Every way to take the request up, in a fixed order."""
         found = []
         for target in self.targets:
-            excluded = _excluded(request, target)
-            found.append(self._recompute(request, target, excluded))
+            excluded, full = _excluded(request, target), self._full(request, target)
+            found.append(self._recompute(request, target, excluded or full))
             for stored in request.stored:
                 if stored.tokens <= 0:
                     continue
                 unfit = excluded or self._unfit(request, target, stored)
-                found.append(self._restore(request, target, stored, unfit))
+                found.append(self._restore(request, target, stored, unfit or full))
         return found
+
+    def eligible(self, options: list[RecoveryOption]) -> list[tuple[int, RecoveryOption]]:
+        """Those of `options` that may be chosen, with their places: those that nothing excludes. If
+        nothing but room for KV blocks is missing, those of the worker with most room."""
+        fit = [(at, o) for at, o in enumerate(options) if not o.excluded]
+        if fit:
+            return fit
+        full = [(at, o) for at, o in enumerate(options) if o.excluded == Exclusion.NO_KV_ROOM]
+        most = max((self.room[o.worker] for _, o in full), default=0)
+        return [(at, o) for at, o in full if self.room[o.worker] == most]
 
     def recorded(
         self, options: list[RecoveryOption], at: int
@@ -141,6 +157,17 @@ class Estimates:
             return tuple(options), at
         ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
         return tuple(options[n] for n in ranked[: self.kept]), min(at, 0)
+
+    def _full(self, request: InterruptedRequest, target: Target) -> Exclusion:
+        """Whether the worker has no room for the request's blocks. An empty one has."""
+        if not self.requests[target.worker]:
+            return Exclusion.NONE
+        short = self.blocks(request, target.worker) > self.room[target.worker]
+        return Exclusion.NO_KV_ROOM if short else Exclusion.NONE
+
+    def blocks(self, request: InterruptedRequest, worker: str) -> int:
+        """KV blocks that the request needs on `worker` for its next token."""
+        return request.tokens // self._block_tokens[worker] + 1
 
     def _unfit(
         self, request: InterruptedRequest, target: Target, stored: StoredBlocks
@@ -220,6 +247,7 @@ class Estimates:
         self.load[worker] += self.rules.request_load
         self.requests[worker] += 1
         self.waiting[worker] += 1
+        self.room[worker] -= self.blocks(request, worker)
         for stored in request.stored:
             if stored.holder in self.load:
                 share = self.rules.alpha * (stored.tokens // self.rules.per_block)
@@ -233,6 +261,7 @@ class Estimates:
         self.free_us[worker] -= home.compute_us
         self.requests[worker] -= 1
         self.waiting[worker] -= 1
+        self.room[worker] += self.blocks(request, worker)
         for stored in request.stored:
             if stored.holder == worker:
                 self.local_us[worker] -= self.links.move_us(worker, worker, stored.bytes)

@@ -132,11 +132,10 @@ def estimate_of(view: View, worker: Worker, reserve_percent: int = 0) -> WorkerE
         silent_at += patience if patience > SILENT_US else SILENT_US
         if heard == UNHEARD_US:
             silent_at = 1
-    block_tokens = worker.block_size or 1
-    kv_free = worker.kv_blocks - worker.kv_used - -(-prefill // block_tokens)
+    free = kv_free(worker, prefill)
     room_blocks = LATE
     if worker.kv_blocks and requests:  # an empty one has room
-        room_blocks = kv_free - reserve_percent * worker.kv_blocks // 100
+        room_blocks = free - reserve_percent * worker.kv_blocks // 100
     return WorkerEstimate(
         worker=worker.name,
         incarnation=worker.incarnation,
@@ -149,8 +148,8 @@ def estimate_of(view: View, worker: Worker, reserve_percent: int = 0) -> WorkerE
         requests=requests,
         batch=batch,
         context_tokens=context,
-        kv_free=kv_free,
-        block_tokens=block_tokens,
+        kv_free=free,
+        block_tokens=worker.block_size or 1,
         room_blocks=room_blocks,
         price_percent=100 if (health := worker.health) is UNSET else health.price_percent,
         failing=is_failing(view, worker),
@@ -180,6 +179,12 @@ def is_failing(view: View, worker: Worker) -> bool:
     return all(
         UNJUDGED in replica.settings for replica in view.fleet.replicas.values() if replica.alive
     )
+
+
+def kv_free(worker: Worker, prefill_tokens: int) -> int:
+    """KV blocks left on `worker` when all that it holds have theirs, `prefill_tokens` still to
+    compute among it; below 0: some will wait."""
+    return worker.kv_blocks - worker.kv_used - -(-prefill_tokens // (worker.block_size or 1))
 
 
 def price_percent(worker: Worker) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from relume.events import vocabulary as v
 from relume.policies.checkpoints.checkpoint_settings import settings_of as checkpoint_settings
 from relume.policies.migration import moves as migration
@@ -16,7 +18,15 @@ from relume.policies.routing import choose_worker as routing
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
 from tests.policies.checkpoints.test_checkpoints import CheckpointConfig, daemon, held
-from tests.policies.story import MODEL, Story, arrived, decided, queued, replica_started
+from tests.policies.story import (
+    MODEL,
+    Story,
+    arrived,
+    decided,
+    engine_step,
+    queued,
+    replica_started,
+)
 
 BASIS = v.Basis(1, 0)
 
@@ -145,6 +155,29 @@ def test_without_another_open_worker_all_stays() -> None:
     drain(story, "w0")
     (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert (choice.chosen, choice.reason) == (-1, "nobody can take it")
+
+
+def test_a_drain_moves_to_the_worker_with_kv_room_and_waits_when_none_has() -> None:
+    """A request of 321 tokens needs 21 blocks; 5 % of 512 stay free."""
+    story = fleet_of()
+    running(story, "q1")
+    for name, used in (("w1", 470), ("w2", 466)):
+        running(story, f"at-{name}", name, blocks=0)
+        full = msgspec.structs.replace(engine_step(), kv_used=used)
+        story.tell(f"w.{name}", full)
+    drain(story)
+    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    option = choice.options[choice.chosen]
+    assert (option.worker, option.kind, option.holder) == ("w2", "restore", "w1"), (
+        "not w1, its home"
+    )
+    assert {o.excluded for o in choice.options if o.worker == "w1"} == {"no KV room"}
+    story.tell("w.w2", msgspec.structs.replace(engine_step(), kv_used=467))
+    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    assert (choice.chosen, choice.reason) == (-1, "no KV room elsewhere")
+    story.tell("fleet", v.ConfigChanged("checkpoints.headroom_percent", "0", "c"))
+    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    assert choice.chosen >= 0, "not checked"
 
 
 def test_what_its_engine_has_not_taken_yet_stays_for_now() -> None:

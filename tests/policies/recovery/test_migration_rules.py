@@ -3,16 +3,24 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from relume.events import vocabulary as v
 from relume.events.vocabulary import RecoveryChoice, RecoveryOption
-from relume.policies.recovery.plan import plan
+from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.recovery.plan import POLICIES, plan
 from relume.policies.recovery.recovery_options import (
     InterruptedRequest,
     Links,
     StoredBlocks,
     Target,
 )
+from relume.policies.state.overlay.view import View
+from tests.policies.checkpoints.test_checkpoints import fleet_of, lost_two
+from tests.policies.story import Story, arrived, decided, engine_step, queued, replica_started
 
 BYTES_PER_TOKEN = 40 << 10
 """Of Llama 70B on one of eight ranks: 40 MB for 1,024 tokens."""
@@ -56,3 +64,141 @@ def test_no_length_turns_restoring_into_computing_again(
     for tokens in (256, 4096, 65_536, 131_072, 168_000, 500_000, 2_000_000):
         (choice,) = plan([held("q", tokens)], [GONE, target("w1")], links, policy=policy)
         assert way(choice).kind == kind, f"{tokens} tokens"
+
+
+# --- room for KV blocks
+
+
+def busy(name: str, room_blocks: int, **more: object) -> Target:
+    """A worker with requests, and room for so many blocks of 16 tokens."""
+    return target(name, requests=3, room_blocks=room_blocks, block_tokens=16, **more)
+
+
+FAST = Links(100_000_000, 100_000_000)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_target_without_room_is_passed_over(policy: str) -> None:
+    targets = [GONE, busy("w1", 256), busy("w2", 257, wait_us=50_000, load=9)]
+    (choice,) = plan([held("q", 4096)], targets, FAST, policy=policy)
+    assert way(choice).worker == "w2" and not way(choice).excluded
+    assert {o.excluded for o in choice.options if o.worker == "w1"} == {"no KV room"}
+    (choice,) = plan([held("q", 4095)], targets, FAST, policy=policy)
+    assert way(choice).worker == "w1", "256 blocks do"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_streams_of_a_dead_worker_scatter_when_no_target_has_room_for_all(policy: str) -> None:
+    """All are held beside w1, which would take all if it had the room."""
+    many = [held(f"q{n}", 1000, "w1") for n in range(6)]
+    slow = Links(100_000_000, 1_000)
+
+    def shares(room: int) -> list[int]:
+        others = [busy(name, room, wait_us=10_000_000, load=99) for name in ("w2", "w3")]
+        targets = [GONE, busy("w1", room), *others]
+        choices = plan(many, targets, slow, policy=policy)
+        assert not any(way(choice).excluded for choice in choices)
+        workers = [way(choice).worker for choice in choices]
+        return [workers.count(t.worker) for t in targets]
+
+    assert shares(6 * 63) == [0, 6, 0, 0]
+    assert shares(2 * 63) == [0, 2, 2, 2]
+    assert shares(3 * 63)[1] == 3
+
+
+def test_without_room_anywhere_the_worker_with_most_room_computes() -> None:
+    many = [held(f"q{n}", 1000, "w9") for n in range(3)]
+    targets = [GONE, busy("w1", 50, wait_us=9_000_000), busy("w2", 40), busy("w3", -20)]
+    for policy in POLICIES:
+        choices = plan(many, targets, FAST, policy=policy)
+        assert [way(c).worker for c in choices] == ["w1", "w2", "w1"], policy
+        assert {way(c).excluded for c in choices} == {"no KV room"}
+
+
+def test_want_of_room_hides_no_other_reason() -> None:
+    targets = [busy("w1", 1, family="other"), busy("w2", 2, excluded="draining")]
+    (choice,) = plan([held("q", 500, "w1")], targets, FAST)
+    assert (way(choice).worker, way(choice).kind) == ("w1", "recompute")
+    said = {(o.worker, o.kind): o.excluded for o in choice.options}
+    assert said["w1", "restore"] == "fingerprint" and said["w2", "recompute"] == "draining"
+
+
+def test_an_empty_worker_has_room_for_the_first() -> None:
+    empty = target("w1", room_blocks=10, block_tokens=16)
+    one, two = plan([held("q1", 1000), held("q2", 1000)], [GONE, empty, busy("w2", 99)], FAST)
+    assert sorted((way(one).worker, way(two).worker)) == ["w1", "w2"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3000), st.sampled_from(("w1", "w2", "w9"))), max_size=8),
+    st.lists(st.tuples(st.integers(-50, 400), st.integers(0, 2)), min_size=1, max_size=4),
+    st.sampled_from(POLICIES),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_worker_gets_more_blocks_than_it_has_room_for_while_another_has(
+    sizes: list[tuple[int, str]], rooms: list[tuple[int, int]], policy: str
+) -> None:
+    many = [
+        held(f"q{n}", tokens, holder, missing=min(16, tokens))
+        for n, (tokens, holder) in enumerate(sizes)
+    ]
+    targets = [
+        target(f"w{n}", room_blocks=room, block_tokens=16, requests=requests)
+        for n, (room, requests) in enumerate(rooms, 1)
+    ]
+    choices = plan(many, targets, FAST, policy=policy)
+    left = {t.worker: t.room_blocks for t in targets}
+    first = {t.worker: not t.requests for t in targets}
+    taken_by = {t.worker: [c for c in choices if way(c).worker == t.worker] for t in targets}
+    for worker, taken in taken_by.items():
+        need = [c.tokens // 16 + 1 for c in taken if not way(c).excluded]
+        alone = first[worker] and bool(need)
+        assert sum(need) - (max(need) if alone else 0) <= max(left[worker], 0)
+    for choice in choices:
+        if way(choice).excluded:
+            assert all(o.excluded for o in choice.options)
+    assert plan(many, targets, FAST, policy=policy) == choices
+
+
+def fill(story: Story, worker: str, kv_used: int) -> None:
+    """A request of its own decodes there; all KV that its engine uses is `kv_used` blocks."""
+    name = f"at-{worker}"
+    story.tell("r.r0", arrived(name, 100), decided(name, worker=worker))
+    changes = queued(name), v.RequestAdmitted(name, 1, 0, 7), v.FirstToken(name, 1)
+    step = msgspec.structs.replace(engine_step(*changes), kv_used=kv_used)
+    story.tell(f"w.{worker}", step)
+
+
+def said_of(story: Story, worker: str) -> set[str]:
+    """What excludes the options of a lost request of 2,100 tokens on `worker`."""
+    lost = [checkpoints.Lost("q1", 1, 2100, ("w0:1",))]
+    (choice,) = checkpoints.plan(View("r.r0", story.fleet), "w0", 1, lost)
+    return {o.excluded for o in choice.options if o.worker == worker}
+
+
+def filled(kv_used: int) -> Story:
+    """w0 failed with requests; w2 uses so many of its 512 blocks, w1 is empty."""
+    story = fleet_of("w0", "w1", "w2")
+    lost_two(story)
+    fill(story, "w2", kv_used)
+    return story
+
+
+def test_room_is_what_the_log_says_less_the_margin() -> None:
+    """The request needs 132 blocks, and 5 % of 512 are 25."""
+    assert said_of(filled(512 - 25 - 132), "w2") == {""}
+    story = filled(512 - 25 - 131)
+    assert said_of(story, "w2") == {"no KV room"}
+    story.leader()
+    story.tell("fleet", v.ConfigChanged("checkpoints.headroom_percent", "1", "c"))
+    assert said_of(story, "w2") == {""}
+    story.tell("fleet", v.ConfigChanged("checkpoints.headroom_percent", "100", "c"))
+    assert said_of(story, "w2") == {"no KV room"}
+    assert said_of(story, "w1") == {""}, "it is empty"
+
+
+def test_logs_that_tell_no_headroom_decided_without_it() -> None:
+    story = filled(512)
+    assert said_of(story, "w2") == {"no KV room"}
+    story.tell("r.r0", replica_started(settings=(("checkpoints.recovery", "least_total"),)))
+    assert said_of(story, "w2") == {""}

@@ -126,7 +126,12 @@ def test_another_plan_is_found(groups: list[RevisionGroup]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, value", [("checkpoints.beta", "5"), ("checkpoints.prefill_ns", "7")]
+    "name, value",
+    [
+        ("checkpoints.beta", "5"),
+        ("checkpoints.prefill_ns", "7"),
+        ("checkpoints.headroom_percent", "100"),
+    ],
 )
 def test_one_changed_weight_is_found(groups: list[RevisionGroup], name: str, value: str) -> None:
     place, event = recorded(groups, v.ReplicaStarted)[0]

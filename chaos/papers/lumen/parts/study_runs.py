@@ -81,10 +81,12 @@ ROUTED = {"ours-ttft": "predicted_ttft", "lumen-jsq": "jsq"}
 STRAIGHT = WaitingConfig(requests=0)
 """The paper's system has no admission queue: requests wait at busy workers."""
 _ALWAYS = 1_000_000
-LOAD_AWARE = CheckpointConfig(placement="load_aware", alpha=BLOCK_TOKENS // 16, beta=64)
+LOAD_AWARE = CheckpointConfig(
+    placement="load_aware", alpha=BLOCK_TOKENS // 16, beta=64, headroom_percent=0
+)
 """Eq. 4's alpha is for blocks of 16 tokens. Beta is about the number of blocks of a prompt:
 Algorithm 2 adds the tokens that a redirected request recomputes, and with our default of 4 all
-redirected requests went to one worker."""
+redirected requests went to one worker. The paper does not check KV room."""
 RULES: Mapping[str, CheckpointConfig | None] = {
     "restart": None,
     "neighbour": replace(
