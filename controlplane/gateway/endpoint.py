@@ -51,6 +51,7 @@ from relume.controlplane.stream.stream_data import RelayedRequest, Stream
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import Guarantee, TransportKind
 from relume.events.wire.headers import PRIORITY_BYTES
+from relume.policies.admission.admission_queue import rank_of
 
 log = structlog.get_logger("relume.gateway")
 
@@ -257,8 +258,10 @@ class Gateway:
     def break_streams(
         self, worker: str, incarnation: int, cause: TransportKind, detail: str = ""
     ) -> int:
-        """Fail over every attempt on that incarnation now; returns how many there were."""
+        """Fail over every attempt on that incarnation now, those of higher tiers first; returns how
+        many there were."""
         attempts = list(self._attempts.get((worker, incarnation), ()))
+        attempts.sort(key=lambda attempt: rank_of(attempt.arrival.tier))
         activity = self.activity.get((worker, incarnation))
         if activity is not None:
             self._pool.drop(activity)

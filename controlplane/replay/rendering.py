@@ -326,7 +326,8 @@ def _plan(event: v.RecoveryPlanned) -> list[str]:
             if option.kind == RecoveryKind.RESTORE:
                 how = f"restored on {option.worker} from {option.holder}"
             lines[0] += f": {choice.tokens} tokens {how} in {option.done_us / 1000:.1f} ms"
-        lines.append(f"{event.decision} by {event.policy} on {basis}")
+        tier = f", tier {choice.tier}" if choice.tier else ""
+        lines.append(f"{event.decision} by {event.policy} on {basis}{tier}")
         for at, option in enumerate(choice.options):
             is_chosen = at == choice.chosen
             lines.append(f"{'->' if is_chosen else '  '} {_option(option, is_chosen)}")

@@ -45,7 +45,9 @@ def check_plan(
     """The question is what was lost, and where; the answer is how each request continues."""
     verdict.decisions += 1
     verdict.plans += 1
-    lost = [checkpoints.Lost(c.request, c.attempt, c.tokens, c.avoid) for c in event.choices]
+    lost = [
+        checkpoints.Lost(c.request, c.attempt, c.tokens, c.avoid, c.tier) for c in event.choices
+    ]
     try:
         policy = config_of(view).recovery
         choices = tuple(checkpoints.plan(view, event.worker, event.incarnation, lost))
@@ -66,7 +68,12 @@ def check_migration(
     verdict.migrations += 1
     running = [
         migration.Running(
-            request=c.request, attempt=c.attempt, tokens=c.tokens, left=c.left, avoid=c.avoid
+            request=c.request,
+            attempt=c.attempt,
+            tokens=c.tokens,
+            left=c.left,
+            avoid=c.avoid,
+            tier=c.tier,
         )
         for c in event.choices
     ]

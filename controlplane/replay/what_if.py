@@ -31,6 +31,7 @@ from relume.controlplane.replay.what_if_waiting import ChangedQueue
 from relume.events import vocabulary as v
 from relume.events.log.entries import entries
 from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import Tier
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
@@ -271,7 +272,8 @@ class _Questions:
             tokens = checkpoints.tokens_lost(
                 view, seen.request, arrival.prompt_tokens, seen.delivered
             )
-            lost.append(checkpoints.Lost(seen.request, seen.attempt, tokens, (failed,)))
+            tier = self._log.tiers.get(seen.request, Tier.NONE)
+            lost.append(checkpoints.Lost(seen.request, seen.attempt, tokens, (failed,), tier))
         for choice in checkpoints.plan(view, *place, lost):
             answer = planned(view.changed[key], choice)
             about = choice.request, event, stream, position
@@ -279,11 +281,12 @@ class _Questions:
 
 
 class _LogContext:
-    """What the log has around missing decisions: arrivals, and what each failure
+    """What the log has around missing decisions: arrivals, tiers, and what each failure
     interrupted, by stream and engine."""
 
     def __init__(self, groups: list[RevisionGroup]) -> None:
         self.arrivals: dict[str, v.RequestArrived] = {}
+        self.tiers: dict[str, Tier] = {}
         self.lost: dict[tuple[str, str, int], tuple[str, int]] = {}
         self.interrupted: dict[
             tuple[str, str, int], list[tuple[v.TransportObserved, v.RequestArrived]]
@@ -294,6 +297,8 @@ class _LogContext:
     def _take(self, stream: str, event: Any) -> None:
         if type(event) is v.RequestArrived:
             self.arrivals[event.request] = event
+        elif type(event) is v.RouteDecided:
+            self.tiers[event.request] = event.tier
         elif type(event) is v.TransportObserved and event.kind in SUSPICIOUS:
             arrival = self.arrivals.get(event.request)
             if arrival is not None:

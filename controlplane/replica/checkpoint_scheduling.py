@@ -170,7 +170,7 @@ class Checkpoints:
         tokens = checkpoints.tokens_lost(
             self._view, request, live.arrival.prompt_tokens, live.delivered
         )
-        return checkpoints.Lost(request, live.attempt, tokens, avoid)
+        return checkpoints.Lost(request, live.attempt, tokens, avoid, live.arrival.tier)
 
     # --- holders come and go -------------------------------------------------------------
 

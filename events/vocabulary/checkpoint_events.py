@@ -11,6 +11,7 @@ from relume.events.vocabulary.enums import (
     PlacementCause,
     RecoveryKind,
     RestoreFailure,
+    Tier,
 )
 
 
@@ -203,7 +204,8 @@ class RecoveryOption(Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
 
 class RecoveryChoice(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """What was chosen for one request (`chosen` indexes `options`; -1: none was left).
-    `tokens` of it must be in a cache. `avoid`: `worker:incarnation` that failed it before."""
+    `tokens` of it must be in a cache. `avoid`: `worker:incarnation` that failed it before.
+    Requests of a higher `tier` chose before it."""
 
     request: str
     attempt: int
@@ -211,6 +213,7 @@ class RecoveryChoice(Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     chosen: int
     options: tuple[RecoveryOption, ...]
     avoid: tuple[str, ...] = ()
+    tier: Tier = Tier.NONE
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned/1", kw_only=True):

@@ -6,14 +6,15 @@ from msgspec import Struct
 
 from relume.events.vocabulary.base import Basis, Event
 from relume.events.vocabulary.checkpoint_events import RecoveryOption
-from relume.events.vocabulary.enums import MigrationCause
+from relume.events.vocabulary.enums import MigrationCause, Tier
 
 
 class MigrationChoice(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """What was chosen for one running request (`chosen` indexes `options`; -1: it stays, and
     `reason` says why). `tokens` of it must be in a cache, `left` more are expected; `stay_us`
     these take where it runs, `go_us` with the best option (its move and pause included).
-    `avoid`: `worker:incarnation` that failed it before."""
+    `avoid`: `worker:incarnation` that failed it before. When a worker drains, requests of a higher
+    `tier` chose before it."""
 
     request: str
     attempt: int
@@ -25,6 +26,7 @@ class MigrationChoice(Struct, frozen=True, array_like=True, gc=False, kw_only=Tr
     go_us: int = 0
     reason: str = ""
     avoid: tuple[str, ...] = ()
+    tier: Tier = Tier.NONE
 
 
 class MigrationPlanned(Event, frozen=True, tag="migration_planned/1", kw_only=True):

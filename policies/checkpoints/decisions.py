@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from relume.events.vocabulary import RecoveryChoice
-from relume.events.vocabulary.enums import Exclusion, PlacementCause
+from relume.events.vocabulary.enums import Exclusion, PlacementCause, Tier
 from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, config_of
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
@@ -55,6 +55,7 @@ class Lost(Struct, frozen=True):
     attempt: int
     tokens: int
     avoid: tuple[str, ...] = ()
+    tier: Tier = Tier.NONE
 
 
 # --- where checkpoints go ----------------------------------------------------------------
@@ -269,6 +270,7 @@ def _question(
             model=failed.model,
             family=failed.family,
             avoid=r.avoid,
+            tier=r.tier,
         )
         for r in lost
     ]

@@ -27,7 +27,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from relume.events.vocabulary import MigrationChoice, RecoveryOption
-from relume.events.vocabulary.enums import EnginePhase, Exclusion, MigrationCause
+from relume.events.vocabulary.enums import EnginePhase, Exclusion, MigrationCause, Tier
+from relume.policies.admission.admission_queue import rank_of
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration.migration_settings import MigrationConfig, config_of
@@ -41,13 +42,15 @@ from relume.policies.state.prefill_rate import token_us
 
 class Running(Struct, frozen=True, kw_only=True):
     """A request that runs on the worker in question. `tokens`: prompt and delivered ones;
-    `left`: expected still to come. `avoid`: `worker:incarnation` that failed it before."""
+    `left`: expected still to come. `avoid`: `worker:incarnation` that failed it before. `tier`: how
+    soon its client wants tokens."""
 
     request: str
     attempt: int
     tokens: int
     left: int
     avoid: tuple[str, ...] = ()
+    tier: Tier = Tier.NONE
 
 
 def sources(view: View) -> list[tuple[str, MigrationCause]]:
@@ -103,7 +106,7 @@ def plan(
 
     Raises KeyError for an unknown worker or cause.
     """
-    lost = [Lost(r.request, r.attempt, r.tokens, r.avoid) for r in running]
+    lost = [Lost(r.request, r.attempt, r.tokens, r.avoid, r.tier) for r in running]
     trust_percent = config_of(view).trust_percent if cause == MigrationCause.IMBALANCE else 0
     interrupted, estimates = checkpoints.estimates(view, worker, incarnation, lost, trust_percent)
     asked = list(zip(running, interrupted, strict=True))
@@ -168,6 +171,7 @@ class _MigrationPlanner:
             go_us=go_us,
             reason=reason,
             avoid=request.avoid,
+            tier=request.tier,
         )
 
     def _go_us(self, request: Running, option: RecoveryOption) -> int:
@@ -197,8 +201,8 @@ class _Drain(_MigrationPlanner):
     def order(
         self, asked: list[tuple[Running, InterruptedRequest]]
     ) -> Iterable[tuple[Running, InterruptedRequest]]:
-        """Those with most to lose first, as after a failure."""
-        return sorted(asked, key=lambda pair: (-pair[0].tokens, pair[0].request))
+        """Higher tiers first, and of these those with most to lose, as after a failure."""
+        return sorted(asked, key=lambda p: (rank_of(p[0].tier), -p[0].tokens, p[0].request))
 
     def waits(self, request: Running) -> str:
         if (lag := self._lag(request)) < 0:

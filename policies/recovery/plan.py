@@ -22,8 +22,8 @@ where
   their checkpoints are; then each, those first of which least is held, goes where that costs
   all of them together least, the others staying.
 
-Under every rule a worker must have room for the request's KV blocks. If none has, the request goes
-to the worker with most room.
+Under every rule higher tiers choose first, as if there were no lower ones. A worker must have room
+for the request's KV blocks; if none has, the request goes to the worker with most room.
 
 Integers: microseconds, tokens, bytes.
 """
@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 
 from relume.events.vocabulary import RecoveryChoice, RecoveryOption
 from relume.events.vocabulary.enums import RecoveryKind
+from relume.policies.admission.admission_queue import rank_of
 from relume.policies.recovery.recovery_options import (
     Estimates,
     InterruptedRequest,
@@ -67,13 +68,23 @@ def plan(
     serial = policy == "least_total"
     considerate = serial or policy == "least_delay"
     state = Estimates(targets, links, rules or Rules(), len(interrupted), considerate, serial)
-    homes = _at_home(interrupted, state) if serial else {}
+    order, choose = _ORDERS[policy], _CHOOSERS[policy]
     chosen = {}
-    for request in _ORDERS[policy](interrupted):
-        if home := homes.get(request.request):
-            state.give_back(request, home)
-        chosen[request.request] = _CHOOSERS[policy](request, state)
+    for alike in _by_tier(interrupted):
+        homes = _at_home(alike, state) if serial else {}
+        for request in order(alike):
+            if home := homes.get(request.request):
+                state.give_back(request, home)
+            chosen[request.request] = choose(request, state)
     return tuple(chosen[r.request] for r in interrupted)
+
+
+def _by_tier(interrupted: Sequence[InterruptedRequest]) -> list[list[InterruptedRequest]]:
+    """The requests of each tier, the highest first."""
+    tiers: dict[int, list[InterruptedRequest]] = {}
+    for request in interrupted:
+        tiers.setdefault(rank_of(request.tier), []).append(request)
+    return [tiers[rank] for rank in sorted(tiers)]
 
 
 def _completion(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
@@ -155,6 +166,7 @@ def _decide(
         chosen=at,
         options=kept,
         avoid=request.avoid,
+        tier=request.tier,
     )
 
 

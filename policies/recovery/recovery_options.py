@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from relume.events.vocabulary import RecoveryOption
-from relume.events.vocabulary.enums import Exclusion, RecoveryKind
+from relume.events.vocabulary.enums import Exclusion, RecoveryKind, Tier
 
 UNLIMITED = 1 << 52
 """More than any number of blocks."""
@@ -32,7 +32,7 @@ class StoredBlocks(Struct, frozen=True):
 class InterruptedRequest(Struct, frozen=True, kw_only=True):
     """A request that lost its worker. `tokens`: prompt and delivered ones, all of which
     must be in a cache before the next one comes. `model`, `family`: what it needs. `avoid`:
-    `worker:incarnation` that failed it before."""
+    `worker:incarnation` that failed it before. `tier`: how soon its client wants tokens."""
 
     request: str
     attempt: int
@@ -41,6 +41,7 @@ class InterruptedRequest(Struct, frozen=True, kw_only=True):
     model: str = ""
     family: str = ""
     avoid: tuple[str, ...] = ()
+    tier: Tier = Tier.NONE
 
 
 class Target(Struct, frozen=True, kw_only=True):

@@ -130,6 +130,30 @@ async def test_stall_watch_moves_streams_of_a_hung_engine(rig):
         assert r.gateway.break_streams("w0", 3, "stall") == 0
 
 
+async def test_streams_of_higher_tiers_are_dispatched_first(rig, monkeypatch):
+    tiers = {"q0": "batch", "q1": "", "q2": "interactive", "q3": "batch", "q4": "interactive"}
+    body = chat_body()
+    async with rig() as r:
+        r.engines[0].default = Behaviour(hang_at=900)
+        tasks = []
+        for number, (name, tier) in enumerate(tiers.items(), 1):
+            headers = f"x-request-id: {name}\r\n" + f"x-relume-tier: {tier}\r\n" * bool(tier)
+            tasks.append(asyncio.create_task(r.ask(CHAT, body, headers=headers)))
+            await until(lambda n=number: r.gateway.activity.get(("w0", 3), _none).open_streams == n)
+        activity = r.gateway.activity["w0", 3]
+        await until(lambda: r.gateway.clock() - activity.last_byte > 0.05)
+        order, assign = [], r.scheduler.assign
+
+        def noted(request, cause, delivered):
+            order.append(r.scheduler.arrivals[request].client_id)
+            return assign(request, cause, delivered)
+
+        monkeypatch.setattr(r.scheduler, "assign", noted)
+        assert r.gateway.break_streams("w0", 3, "stall") == 5
+        assert order == ["q2", "q4", "q1", "q0", "q3"]
+        await asyncio.gather(*tasks)
+
+
 class _none:
     open_streams = 0
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import Tier
 from relume.policies.checkpoints.checkpoint_settings import settings_of as checkpoint_settings
 from relume.policies.migration import moves as migration
 from relume.policies.migration.migration_settings import (
@@ -178,6 +179,28 @@ def test_a_drain_moves_to_the_worker_with_kv_room_and_waits_when_none_has() -> N
     story.tell("fleet", v.ConfigChanged("checkpoints.headroom_percent", "0", "c"))
     (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert choice.chosen >= 0, "not checked"
+
+
+def test_a_drain_gives_room_to_higher_tiers_first() -> None:
+    """Only w2 has room, and for one of them."""
+    story = fleet_of()
+    for name, used in (("w1", 480), ("w2", 466)):
+        running(story, f"at-{name}", name, blocks=0)
+        story.tell(f"w.{name}", msgspec.structs.replace(engine_step(), kv_used=used))
+    running(story, "q1")
+    running(story, "q2")
+    drain(story)
+    moving = [*asked("q1", tokens=330), *asked("q2")]
+    before = migration.plan(view_of(story), "drain", "w0", 1, moving)
+    assert [c.chosen >= 0 for c in before] == [True, False], "the longer one, without tiers"
+    moving = [
+        msgspec.structs.replace(one, tier=Tier(tier))
+        for one, tier in zip(moving, ("batch", "interactive"), strict=True)
+    ]
+    choices = migration.plan(view_of(story), "drain", "w0", 1, moving)
+    assert [c.tier for c in choices] == ["batch", "interactive"]
+    assert [c.chosen >= 0 for c in choices] == [False, True]
+    assert choices[0].reason == "no KV room elsewhere"
 
 
 def test_what_its_engine_has_not_taken_yet_stays_for_now() -> None:

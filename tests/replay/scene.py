@@ -21,6 +21,7 @@ from relume.events.log.errors import Fenced
 from relume.events.log.memory import MemoryLog
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.migration.migration_settings import MigrationConfig
+from relume.policies.routing.routing_settings import TIERS
 from tests.replay.scripted_worker import MODEL, Attempt, StreamCut, Worker
 
 
@@ -100,6 +101,7 @@ class Clients:
                 max_tokens=total,
                 verdict=verdict,
                 reason="drawn",
+                tier=TIERS[sum(name.encode()) % len(TIERS)],
             )
         )
         delivered = 0

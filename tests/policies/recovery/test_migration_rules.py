@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary import RecoveryChoice, RecoveryOption
+from relume.events.vocabulary.enums import Tier
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.recovery.plan import POLICIES, plan
 from relume.policies.recovery.recovery_options import (
@@ -202,3 +203,53 @@ def test_logs_that_tell_no_headroom_decided_without_it() -> None:
     assert said_of(story, "w2") == {"no KV room"}
     story.tell("r.r0", replica_started(settings=(("checkpoints.recovery", "least_total"),)))
     assert said_of(story, "w2") == {""}
+
+
+# --- tiers
+
+
+def with_tier(request: InterruptedRequest, tier: str) -> InterruptedRequest:
+    return msgspec.structs.replace(request, tier=Tier(tier))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_higher_tiers_choose_first(policy: str) -> None:
+    """One of the three has room at w1, where the checkpoints are; the text sorts by priority."""
+    targets = [GONE, busy("w1", 63), busy("w2", 999, wait_us=10_000_000, load=99)]
+    names = "batch", "standard", "interactive"
+
+    def at_home(*tiers: str) -> list[str]:
+        many = [with_tier(held(f"q{n}", 1000, "w1"), tier) for n, tier in enumerate(tiers)]
+        choices = plan(many, targets, Links(100_000_000, 1_000), policy=policy)
+        assert [c.tier for c in choices] == list(tiers)
+        return [c.request for c in choices if way(c).worker == "w1"]
+
+    assert at_home(*names) == ["q2"]
+    assert at_home("batch", "", "batch") == ["q1"], "one without a tier is of the standard tier"
+    assert at_home("", "standard", "") == ["q0"], "as without tiers"
+
+
+tiered = st.lists(
+    st.tuples(
+        st.integers(1, 3000),
+        st.sampled_from(("w1", "w2", "w9")),
+        st.sampled_from(("", "interactive", "batch")),
+    ),
+    max_size=8,
+)
+
+
+@given(tiered, st.integers(0, 400), st.sampled_from(POLICIES))
+@settings(max_examples=100, deadline=None)
+def test_lower_tiers_cost_a_higher_one_nothing(
+    drawn: list[tuple[int, str, str]], room: int, policy: str
+) -> None:
+    many = [
+        with_tier(held(f"q{n}", tokens, holder, missing=min(16, tokens)), tier)
+        for n, (tokens, holder, tier) in enumerate(drawn)
+    ]
+    targets = [GONE, busy("w1", room), busy("w2", 2 * room, wait_us=5_000), target("w3")]
+    choices = plan(many, targets, FAST, policy=policy)
+    first = [r for r in many if r.tier == "interactive"]
+    alone = plan(first, targets, FAST, policy=policy)
+    assert [c for c in choices if c.tier == "interactive"] == list(alone)

@@ -79,8 +79,11 @@ def test_holders_and_plans_replay(groups: list[RevisionGroup]) -> None:
     verdict = verify(groups)
     assert verdict.divergences == []
     assert verdict.holders > 8 and verdict.plans > 0
-    moved = [e for _, e in recorded(groups, v.RouteDecided) if e.policy == "planned"]
-    assert moved, "plans are kept by the dispatches"
+    routes = [e for _, e in recorded(groups, v.RouteDecided)]
+    assert any(e.policy == "planned" for e in routes), "plans are kept by the dispatches"
+    tiers = {e.request: e.tier for e in routes}
+    for _, event in planned(groups):
+        assert [c.tier for c in event.choices] == [tiers[c.request] for c in event.choices]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +168,7 @@ def test_why_shows_holders_and_how_it_continued(groups: list[RevisionGroup]) -> 
     option = next(o for o in options if o.kind == "restore")
     assert f"restored on {option.worker} from {option.holder} in" in text
     assert "recompute all on" in text and "tokens were restored from" in text
+    assert f", tier {choices[0].tier}" in text
     plans = [s.event for s in found.steps if type(s.event) is v.RecoveryPlanned]
     shown = {c.request for plan in plans for c in plan.choices}
     assert shown == {request}, "not the story of the others"
