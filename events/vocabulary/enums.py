@@ -317,6 +317,8 @@ class Exclusion(Word):
     """No link from the holder to it."""
     BUDGET = "budget"
     """Its state daemon has no room for the checkpoint."""
+    OVER_TIME_BUDGET = "over the time budget"
+    """The blocks would arrive there too late, and computing again gives the next token sooner."""
 
 
 class ShedReason(Word):

@@ -73,6 +73,16 @@ class CheckpointConfig(Struct, frozen=True, kw_only=True):
             le=100,
         ),
     ] = 5
+    restore_budget_ms: Annotated[
+        int,
+        option(
+            "Recovery: maximum predicted time for the KV blocks of an interrupted request to arrive; "
+            "beyond it the request is computed again if that is sooner (0: no maximum)",
+            unit="ms",
+            ge=0,
+            le=3_600_000,
+        ),
+    ] = 500
     prefill_ns: Annotated[int, option("Prefill time per token before it is measured")] = 50_000
     link_machine: Annotated[int, option("Rate of shared memory before it is measured")] = 4_000_000
     link_domain: Annotated[int, option("Rate within a failure domain before it is measured")] = (
@@ -85,6 +95,8 @@ class CheckpointConfig(Struct, frozen=True, kw_only=True):
 
 
 SETTINGS = RecordedSettings(
-    PREFIX, CheckpointConfig, CheckpointConfig(recovery="completion", headroom_percent=0)
+    PREFIX,
+    CheckpointConfig,
+    CheckpointConfig(recovery="completion", headroom_percent=0, restore_budget_ms=0),
 )
 settings_of, config_of = SETTINGS.recorded, SETTINGS.config_of

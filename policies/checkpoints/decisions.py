@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from relume.events.vocabulary import RecoveryChoice
 from relume.events.vocabulary.enums import Exclusion, PlacementCause, Tier
@@ -232,6 +233,7 @@ def plan(
     )
     if not any(r.stored for r in interrupted):
         return ()
+    rules = replace(rules, budget_us=1000 * config.restore_budget_ms)
     return recovery_plan.plan(interrupted, targets, links, rules, config.recovery)
 
 

@@ -1,7 +1,7 @@
 """Which running requests leave their worker, and where they continue.
 
 A move is evaluated like a recovery: every option to restore or to compute on every other worker,
-with its estimate (`recovery_plan`). Each choice loads its worker and its holder's link for later
+with its estimate (`recovery_options`). Each choice loads its worker and its holder's link for later
 ones. The cost of what follows is added: the tokens a request is still expected to make, at what a
 token takes there with one request more, and here as it is.
 

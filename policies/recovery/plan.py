@@ -23,7 +23,9 @@ where
   all of them together least, the others staying.
 
 Under every rule higher tiers choose first, as if there were no lower ones. A worker must have room
-for the request's KV blocks; if none has, the request goes to the worker with most room.
+for the request's KV blocks; if none has, the request goes to the worker with most room. A request
+is not restored if its blocks would arrive after the time budget, unless computing again would take
+longer still.
 
 Integers: microseconds, tokens, bytes.
 """
@@ -75,7 +77,8 @@ def plan(
         for request in order(alike):
             if home := homes.get(request.request):
                 state.give_back(request, home)
-            chosen[request.request] = choose(request, state)
+            options = state.options(request, home)
+            chosen[request.request] = choose(request, state, options)
     return tuple(chosen[r.request] for r in interrupted)
 
 
@@ -87,14 +90,16 @@ def _by_tier(interrupted: Sequence[InterruptedRequest]) -> list[list[Interrupted
     return [tiers[rank] for rank in sorted(tiers)]
 
 
-def _completion(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
-    options = state.options(request)
+def _completion(
+    request: InterruptedRequest, state: Estimates, options: list[RecoveryOption]
+) -> RecoveryChoice:
     open_ = [(o.done_us, o.kind != RecoveryKind.RESTORE, at) for at, o in state.eligible(options)]
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
-def _least_delay(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
-    options = state.options(request)
+def _least_delay(
+    request: InterruptedRequest, state: Estimates, options: list[RecoveryOption]
+) -> RecoveryChoice:
     open_ = []
     for at, o in state.eligible(options):
         delay = o.done_us + o.compute_us * state.requests[o.worker] // HELD_UP
@@ -102,8 +107,9 @@ def _least_delay(request: InterruptedRequest, state: Estimates) -> RecoveryChoic
     return _decide(request, state, options, min(open_)[2] if open_ else -1)
 
 
-def _least_total(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
-    options = state.options(request)
+def _least_total(
+    request: InterruptedRequest, state: Estimates, options: list[RecoveryOption]
+) -> RecoveryChoice:
     open_ = []
     for at, o in state.eligible(options):
         waiting = state.waiting[o.worker]
@@ -128,9 +134,10 @@ def _at_home(
     return found
 
 
-def _eq6(request: InterruptedRequest, state: Estimates) -> RecoveryChoice:
+def _eq6(
+    request: InterruptedRequest, state: Estimates, options: list[RecoveryOption]
+) -> RecoveryChoice:
     """LUMEN Eq. 6. With several holders the least loaded one is h_r."""
-    options = state.options(request)
     open_ = state.eligible(options)
     # "To the holder" is Algorithm 2's: the worker beside the checkpoint restores it.
     at_home = [
@@ -193,7 +200,9 @@ _ORDERS: dict[str, Callable[[Sequence[InterruptedRequest]], list[InterruptedRequ
     "least_total": _least_held_first,
     "eq6": _as_given,
 }
-_CHOOSERS: dict[str, Callable[[InterruptedRequest, Estimates], RecoveryChoice]] = {
+_CHOOSERS: dict[
+    str, Callable[[InterruptedRequest, Estimates, list[RecoveryOption]], RecoveryChoice]
+] = {
     "completion": _completion,
     "least_delay": _least_delay,
     "least_total": _least_total,

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from relume.events.vocabulary import RecoveryOption
 from relume.events.vocabulary.enums import Exclusion, RecoveryKind, Tier
 
+RECOMPUTE = RecoveryKind.RECOMPUTE
 UNLIMITED = 1 << 52
 """More than any number of blocks."""
 OPTIONS_KEPT = 4096
@@ -86,7 +88,8 @@ class Links(Struct, frozen=True):
 class Rules(Struct, frozen=True, kw_only=True):
     """Eq. 6's thresholds: `theta` in units of Eq. 4 (-1: `theta_percent` of the mean load),
     `tau` in tokens; `request_load`: what one more request adds to Eq. 4 (beta); `per_block`
-    tokens and `alpha` turn a checkpoint's tokens into its share of Eq. 4."""
+    tokens and `alpha` turn a checkpoint's tokens into its share of Eq. 4. `budget_us`: time that a
+    client may wait for blocks while computing again would be sooner; 0: any."""
 
     theta: int = -1
     theta_percent: int = 200
@@ -94,6 +97,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     request_load: int = 4
     per_block: int = 16
     alpha: int = 1
+    budget_us: int = 0
 
 
 class Estimates:
@@ -127,8 +131,11 @@ class Estimates:
         self.room = {t.worker: t.room_blocks for t in targets}
         self._block_tokens = {t.worker: max(t.block_tokens, 1) for t in targets}
 
-    def options(self, request: InterruptedRequest) -> list[RecoveryOption]:
-        """Every way to take the request up, in a fixed order."""
+    def options(
+        self, request: InterruptedRequest, home: RecoveryOption | None = None
+    ) -> list[RecoveryOption]:
+        """Every way to take the request up, in a fixed order. `home`: the way it has until it
+        chooses: that one keeps its place in the queue of restores."""
         found = []
         for target in self.targets:
             excluded, full = _excluded(request, target), self._full(request, target)
@@ -138,6 +145,25 @@ class Estimates:
                     continue
                 unfit = excluded or self._unfit(request, target, stored)
                 found.append(self._restore(request, target, stored, unfit or full))
+        return self._timely(found, home) if self.rules.budget_us else found
+
+    def _timely(
+        self, options: list[RecoveryOption], home: RecoveryOption | None
+    ) -> list[RecoveryOption]:
+        """`options` without restores whose blocks arrive after the time budget, if computing again
+        gives the next token sooner."""
+        computed = [o.done_us for o in options if o.kind == RECOMPUTE and not o.excluded]
+        if not computed:
+            return options
+        soonest, found = min(computed), []
+        for option in options:
+            known = option
+            if home is not None and (option.worker, option.holder) == (home.worker, home.holder):
+                known = home
+            late = known.move_us > self.rules.budget_us and known.done_us > soonest
+            if late and not option.excluded:
+                option = replace(option, excluded=Exclusion.OVER_TIME_BUDGET)
+            found.append(option)
         return found
 
     def eligible(self, options: list[RecoveryOption]) -> list[tuple[int, RecoveryOption]]:
@@ -185,7 +211,7 @@ class Estimates:
         compute = request.tokens * target.prefill_ns_per_token // 1000
         return RecoveryOption(
             worker=target.worker,
-            kind=RecoveryKind.RECOMPUTE,
+            kind=RECOMPUTE,
             holder="",
             restored=0,
             wait_us=wait,

@@ -16,6 +16,7 @@ from relume.policies.recovery.plan import POLICIES, plan
 from relume.policies.recovery.recovery_options import (
     InterruptedRequest,
     Links,
+    Rules,
     StoredBlocks,
     Target,
 )
@@ -253,3 +254,94 @@ def test_lower_tiers_cost_a_higher_one_nothing(
     first = [r for r in many if r.tier == "interactive"]
     alone = plan(first, targets, FAST, policy=policy)
     assert [c for c in choices if c.tier == "interactive"] == list(alone)
+
+
+# --- the time budget
+
+BUDGET = Rules(budget_us=500_000)
+OVER = "over the time budget"
+
+
+def crowd(count: int, tiers: dict[int, str] | None = None) -> list[InterruptedRequest]:
+    """Each takes w1 100 ms to restore, and 200 ms to compute again."""
+    many = [held(f"q{n}", 1000, "w1") for n in range(count)]
+    return [with_tier(r, (tiers or {}).get(n, "")) for n, r in enumerate(many)]
+
+
+LINE = Links(local=984 * BYTES_PER_TOKEN // 100, remote=1, latency_us=0)
+CROWDED = [GONE, *(target(f"w{n}", requests=40, waiting=32) for n in range(1, 5))]
+"""Much waits everywhere: computing costs others more than a long wait for blocks costs one."""
+
+
+@pytest.mark.parametrize("policy", ["least_delay", "least_total"])
+def test_request_whose_blocks_come_after_the_budget_is_computed_again(policy: str) -> None:
+    """Blocks arrive one request after the other: the sixth is 600 ms after the failure."""
+
+    def away(tiers: dict[int, str] | None = None, rules: Rules = BUDGET) -> list[str]:
+        choices = plan(crowd(7, tiers), CROWDED, LINE, rules, policy)
+        gone = [c for c in choices if way(c).kind == "recompute"]
+        for choice in gone:
+            (home,) = [o for o in choice.options if o.worker == o.holder]
+            assert home.excluded == OVER and home.move_us > 500_000
+        return [c.request for c in gone]
+
+    assert away(rules=Rules()) == [], "the rule alone lets the last wait for 700 ms"
+    assert away() == ["q5", "q6"]
+    assert away({6: "interactive"}) == ["q4", "q5"], "a higher tier is restored first"
+    assert away(rules=Rules(budget_us=700_000)) == []
+
+
+@pytest.mark.parametrize("policy", RULES)
+def test_budget_makes_nobody_wait_longer(policy: str) -> None:
+    """As the text has it, 131,072 tokens at 10 GB/s are computed again: their transfer takes 537 ms,
+    and computing 26 s."""
+    links = Links(1, 10_000_000)
+    (choice,) = plan([held("q", 131_072)], [GONE, target("w1")], links, BUDGET, policy)
+    assert way(choice).kind == "restore" and way(choice).move_us > 500_000
+
+
+@given(tiered, st.integers(0, 400), st.integers(1, 50_000), st.sampled_from(POLICIES))
+@settings(max_examples=150, deadline=None)
+def test_late_blocks_are_chosen_only_if_computing_again_is_no_sooner(
+    drawn: list[tuple[int, str, str]], room: int, budget_us: int, policy: str
+) -> None:
+    many = [
+        with_tier(held(f"q{n}", tokens, holder, missing=min(16, tokens)), tier)
+        for n, (tokens, holder, tier) in enumerate(drawn)
+    ]
+    targets = [GONE, busy("w1", room), busy("w2", 2 * room, wait_us=5_000), target("w3")]
+    links = Links(10_000_000, 1_000_000)
+    choices = plan(many, targets, links, Rules(budget_us=budget_us), policy)
+    for choice in choices:
+        computed = [o.done_us for o in choice.options if o.kind == "recompute" and not o.excluded]
+        assert way(choice).excluded != OVER
+        for option in choice.options:
+            if option.excluded == OVER:
+                assert option.kind == "restore" and computed and option.move_us > budget_us
+        late = way(choice).kind == "restore" and way(choice).move_us > budget_us
+        if late and computed and policy != "least_total":  # there others may leave the queue
+            assert way(choice).done_us <= min(computed)
+    unlimited = plan(many, targets, links, Rules(budget_us=1 << 40), policy)
+    assert unlimited == plan(many, targets, links, Rules(), policy)
+
+
+def test_budget_is_a_recorded_setting_and_moves_have_none() -> None:
+    story = filled(100)
+    story.leader()
+    for name in ("w1", "w2"):  # 166 kB/s
+        story.tell(f"w.{name}", v.LinkMeasured(1, "tcp://w1:1", 100_000, 600_000))
+    assert said_of(story, "w1") == {"", OVER}
+    lost = [checkpoints.Lost("q1", 1, 2100, ("w0:1",))]
+    (request,), estimates = checkpoints.estimates(View("r.r0", story.fleet), "w0", 1, lost)
+    assert OVER not in {o.excluded for o in estimates.options(request)}
+    for value, expected in (("0", {""}), ("700", {""}), ("599", {"", OVER})):
+        story.tell("fleet", v.ConfigChanged("checkpoints.restore_budget_ms", value, "c"))
+        assert said_of(story, "w1") == expected, value
+
+
+def test_logs_that_tell_no_budget_decided_without_it() -> None:
+    story = filled(100)
+    story.tell("w.w1", v.LinkMeasured(1, "tcp://w1:1", 100_000, 600_000))
+    assert OVER in said_of(story, "w1")
+    story.tell("r.r0", replica_started(settings=(("checkpoints.recovery", "least_total"),)))
+    assert said_of(story, "w1") == {""}

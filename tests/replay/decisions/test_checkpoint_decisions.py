@@ -4,6 +4,7 @@ the policies: the logs end before a hash could tell."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,12 +20,16 @@ from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.recovery import plan as recovery_plan
+from relume.policies.recovery.recovery_options import Estimates
 from tests.replay.scene import Scene
 from tests.replay.tamper import Place, places, replaced
 
 
-async def log_with_plans(**config: Any) -> list[RevisionGroup]:
-    """A small log in which deaths interrupted requests of which there were checkpoints."""
+async def log_with_plans(
+    enough: Callable[[list[RevisionGroup]], object] | None = None, **config: Any
+) -> list[RevisionGroup]:
+    """A small log in which deaths interrupted requests of which there were checkpoints, until
+    there is `enough` of it."""
     async with Scene(5, replicas=1, checkpoints=CheckpointConfig(**config)) as scene:
         held = scene.replicas["r0"].fleet
         for victim in ("w0", "w1", "w2") * 5:
@@ -36,7 +41,7 @@ async def log_with_plans(**config: Any) -> list[RevisionGroup]:
                 await traffic
                 scene.workers[victim].start()
             await scene.settled()
-            if restored(scene.log.groups):
+            if (enough or restored)(scene.log.groups):
                 break
     return scene.log.groups
 
@@ -155,6 +160,31 @@ def test_a_changed_policy_is_found(
         patch.setitem(recovery_plan._ORDERS, "least_total", recovery_plan._ORDERS["eq6"])
         patch.setattr(checkpoints, "prefill_ns", lambda fleet, worker, unknown: 1)
         assert verify(groups, limit=1).divergences[0].what == "decision"
+
+
+@pytest.mark.parametrize(
+    ("config", "word", "rule", "without"),
+    [
+        ({"headroom_percent": 99}, "no KV room", "_full", lambda *_: ""),
+        (
+            {"restore_budget_ms": 1, "latency_us": 5_000},
+            "over the time budget",
+            "_timely",
+            lambda state, options, home: options,
+        ),
+    ],
+)
+def test_limits_of_plans_are_decided_again(
+    config: dict[str, Any], word: str, rule: str, without: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(groups: list[RevisionGroup]) -> bool:
+        choices = [c for _, e in planned(groups) for c in e.choices]
+        return any(o.excluded == word for c in choices for o in c.options)
+
+    groups = asyncio.run(log_with_plans(limited, **config))
+    assert limited(groups) and verify(groups).divergences == []
+    monkeypatch.setattr(Estimates, rule, without)
+    assert verify(groups, limit=1).divergences[0].what == "decision"
 
 
 def test_why_shows_holders_and_how_it_continued(groups: list[RevisionGroup]) -> None:

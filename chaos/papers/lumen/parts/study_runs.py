@@ -82,11 +82,15 @@ STRAIGHT = WaitingConfig(requests=0)
 """The paper's system has no admission queue: requests wait at busy workers."""
 _ALWAYS = 1_000_000
 LOAD_AWARE = CheckpointConfig(
-    placement="load_aware", alpha=BLOCK_TOKENS // 16, beta=64, headroom_percent=0
+    placement="load_aware",
+    alpha=BLOCK_TOKENS // 16,
+    beta=64,
+    headroom_percent=0,
+    restore_budget_ms=0,
 )
 """Eq. 4's alpha is for blocks of 16 tokens. Beta is about the number of blocks of a prompt:
 Algorithm 2 adds the tokens that a redirected request recomputes, and with our default of 4 all
-redirected requests went to one worker. The paper does not check KV room."""
+redirected requests went to one worker. The paper has no check of KV room and no time budget."""
 RULES: Mapping[str, CheckpointConfig | None] = {
     "restart": None,
     "neighbour": replace(
