@@ -18,6 +18,7 @@ from relume.events.settings import sources
 from relume.events.settings.config_error import ConfigError, without_credentials
 from relume.events.settings.declared import Setting, limits, option, settings_of
 from relume.policies.admission import admission_settings
+from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.leader.duties import HEALTHY_TICKS
@@ -234,6 +235,10 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
     overdue_limits: Annotated[
         dict[str, int],
         limits("When a stream moves that gets no tokens while its engine steps", OverdueConfig),
+    ] = {}
+    canary_limits: Annotated[
+        dict[str, int],
+        limits("When answers to canaries quarantine a worker or release it", CanaryConfig),
     ] = {}
     gateway_limits: Annotated[dict[str, float], limits("Limits of the gateway", GatewayConfig)] = {}
     etcd_limits: Annotated[

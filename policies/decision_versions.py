@@ -31,18 +31,19 @@ DECISION_VERSIONS: dict[str, int] = {
     "overdue": 1,
     "leader": 1,
     "detail": 1,
-    "health": 3,
+    "health": 4,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
 `mode`: how the attempt continues what the client has.
 `admission`: which requests wait, which is next, which are refused. `leader`: the leader's
 duties."""
 
-RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,), "stall": (1, 2), "health": (1, 2)}
+RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,), "stall": (1, 2), "health": (1, 2, 3)}
 """Older versions of which this build still has the rule: 1 of `first_token` is another estimate
 than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); `stall` has its own
-in `relume.policies.liveness.stall.HUNG`; 1 and 2 of `health` differ in how slow workers are found; a
-worker that is probed keeps its overhead, and a probe that ended early stays open."""
+in `relume.policies.liveness.stall.HUNG`; 1 and 2 of `health` differ in how slow workers are found (a
+worker that is probed keeps its overhead, and a probe that ended early stays open), and 1 to 3 have no
+canaries."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

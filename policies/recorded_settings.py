@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relume.events.settings.declared import Setting
 from relume.policies.admission import admission_settings
+from relume.policies.canary import canary_settings
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.health import health_settings
 from relume.policies.liveness import overdue, stall
@@ -18,6 +19,7 @@ SETTINGS: dict[str, Setting] = {
     **admission_settings.SETTINGS.settings,
     **health_settings.SETTINGS.settings,
     **overdue.SETTINGS.settings,
+    **canary_settings.SETTINGS.settings,
 }
 CHOICES = {key: setting.choices for key, setting in SETTINGS.items() if setting.choices}
 INTEGERS = frozenset(key for key, setting in SETTINGS.items() if setting.kind is int)

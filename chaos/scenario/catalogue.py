@@ -57,7 +57,9 @@ FAULTS: Mapping[str, FaultKind] = {
         amount=("share of a core", 1.0),
     ),
     "weights-flipped": FaultKind(
-        about="bits of the weights flip in memory", target="worker", needs="relume.policies.canary"
+        about="bits of the weights flip in memory",
+        target="worker",
+        needs="relume.engine_shim.agent.canaries",
     ),
     "rank-kill": FaultKind(
         about="one rank of a tensor-parallel engine dies",

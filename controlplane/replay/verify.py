@@ -469,9 +469,13 @@ _ANSWERS = (
     v.CheckpointsReleased,
     v.HealthDecided,
     v.VerdictsWithheld,
+    v.CanaryValuesDecided,
 )
 """What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
 whose history is not in the log: they are facts to replay."""
+
+
+_OF_HEALTH = (v.HealthDecided, v.VerdictsWithheld, v.CanaryValuesDecided)
 
 
 class _LeaderReplay:
@@ -532,7 +536,7 @@ class _LeaderReplay:
             verdict.differ(*place, "decision", event.detail, detail)
 
     def _answered(self, stream: str, position: int, event: Any) -> None:
-        about_health = type(event) in (v.HealthDecided, v.VerdictsWithheld)
+        about_health = type(event) in _OF_HEALTH
         kind = "health" if about_health else "leader"
         if lacking := missing_of_leader(self._fleet, kind):
             self._verdict.cannot_take(lacking)

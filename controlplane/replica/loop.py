@@ -34,6 +34,8 @@ from relume.events.log.segment import GENESIS
 from relume.policies import decision_versions
 from relume.policies.admission import admission_settings as waiting_settings
 from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.canary import canary_settings
+from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.health import evidence as health
@@ -73,6 +75,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     """Its limits; the policy is `policy`."""
     waiting: WaitingConfig = WaitingConfig()
     health: HealthConfig = HealthConfig()
+    canary: CanaryConfig = CanaryConfig()
     overdue: OverdueConfig = OverdueConfig()
 
 
@@ -205,6 +208,7 @@ class Replica:
                 + waiting_settings.settings_of(self.config.waiting)
                 + health_settings.settings_of(self.config.health)
                 + overdue.settings_of(self.config.overdue)
+                + canary_settings.settings_of(self.config.canary)
                 + decision_versions.settings(),
             )
         )

@@ -23,6 +23,7 @@ from relume.events.etcd.maintenance import Maintenance
 from relume.events.failpoints import failpoint_client
 from relume.events.log.errors import Fenced, LogError, LogUnavailable, StreamOwned, first_cause
 from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.liveness.overdue import OverdueConfig
@@ -150,6 +151,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         waiting=WaitingConfig(**config.waiting_limits),
         health=HealthConfig(**config.health_limits),
         overdue=OverdueConfig(**config.overdue_limits),
+        canary=CanaryConfig(**config.canary_limits),
     )
 
 

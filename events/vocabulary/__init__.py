@@ -34,6 +34,7 @@ from relume.events.vocabulary.checkpoint_events import (
     StateDaemonStarted,
 )
 from relume.events.vocabulary.leader_events import (
+    CanaryValuesDecided,
     CheckpointsReleased,
     ConfigChanged,
     DetailDecided,
@@ -84,6 +85,7 @@ from relume.events.vocabulary.step_changes import (
     RequestQueued,
 )
 from relume.events.vocabulary.worker_events import (
+    CanaryReported,
     EffectApplied,
     EngineDied,
     EngineHung,
@@ -124,6 +126,7 @@ WORKER_EVENTS = (
     | LinkMeasured
     | RestoreFailed
     | PrefixBlocksChanged
+    | CanaryReported
 )
 REPLICA_EVENTS = (
     ReplicaStarted
@@ -162,5 +165,6 @@ LEADER_EVENTS = (
     | DetailDecided
     | HealthDecided
     | VerdictsWithheld
+    | CanaryValuesDecided
 )
 AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

@@ -114,6 +114,23 @@ class VerdictsWithheld(Event, frozen=True, tag="verdicts_withheld/1", kw_only=Tr
     share_percent: int
 
 
+class CanaryValuesDecided(Event, frozen=True, tag="canary_values_decided/1", kw_only=True):
+    """Decision: the golden values of canary `canary` for class `kind` of workers (model, build,
+    hardware, digest of the weights, prompt set), version by version. `witnesses` agreed on them, of
+    `workers` in the class; a single one: the class had no other. Each log probability is between
+    `low` and `high`, which are equal where `exact`."""
+
+    kind: str
+    canary: int
+    version: int
+    tokens: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    exact: bool
+    witnesses: tuple[str, ...]
+    workers: int
+
+
 class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
     """These requests ended, and some of their blocks are still held: each holder drops them. Sent
     once; what a holder misses expires."""

@@ -6,9 +6,10 @@ left at the fleet, outside of its state, until `owed` takes it. The fold remembe
 that was owed, so each is owed once; a new leader owes again what its predecessor did not write.
 
 Evidence against a worker is a wrong answer of its engine, a stream that got stuck there, a
-connection that failed as those to dead engines do, a judged hang, a death, a lapsed lease, and slow
-steps. No evidence is: a 4xx, a client that left, an announced overload (429, 503), our own error,
-and a request that ended as its client's fault, with all that it did to workers before.
+connection that failed as those to dead engines do, a judged hang, a death, a lapsed lease, slow
+steps, and a wrong answer to a canary. No evidence is: a 4xx, a client that left, an announced
+overload (429, 503), our own error, and a request that ended as its client's fault, with all that it
+did to workers before.
 
 A log of replicas that do not decide health has none: then nothing is collected.
 """
@@ -28,6 +29,7 @@ from relume.events.vocabulary.enums import (
     HealthState,
     RequestOutcome,
 )
+from relume.policies.canary import answers
 from relume.policies.health import pace
 from relume.policies.health.health_settings import MOST_ERRORS
 from relume.policies.health.judgement import EXCLUDED, FADE_WINDOWS, VERSION, Review, is_slow
@@ -241,6 +243,47 @@ def _on_recovered(fleet: Fleet, stream: str, epoch: int, event: v.EngineRecovere
         _review(fleet, worker)
 
 
+def _on_canary(fleet: Fleet, stream: str, epoch: int, event: v.CanaryReported) -> None:
+    """A canary is evidence for a worker too. One without an answer says nothing about what the
+    engine computes, but fails the probe of a worker that is probed."""
+    worker = fleet.workers.get(stream[2:])
+    if worker is None or worker.incarnation != event.incarnation or not decides(fleet):
+        return
+    review = Review(fleet)
+    if not review.by_canary or worker.engine != EnginePhase.READY:
+        return
+    health = worker.health
+    probed = not isinstance(health, UnsetType) and health.state == HealthState.PROBING
+    if event.error:
+        if probed and not isinstance(health, UnsetType):
+            health.failed = True
+            _review(fleet, worker)
+        return
+    decision = answers.taken(fleet, worker, event, review.canary)
+    if decision is not None:
+        review.owed.append(decision)
+        _leave(fleet, review)
+    record = answers.record_of(worker)
+    if record is None:
+        return
+    if record.wrong or record.doubtful:
+        known = _health_of(fleet, worker)
+        if record.wrong and known is not None and known.state == HealthState.QUARANTINED:
+            known.quarantined = worker.incarnation  # this engine is no better
+    elif probed and record.good and not isinstance(health, UnsetType):
+        health.passes += health.failure == FailureClass.CORRUPTION
+    _review(fleet, worker)
+
+
+def _on_canary_values(fleet: Fleet, stream: str, epoch: int, event: v.CanaryValuesDecided) -> None:
+    """The answers of its class are compared with the golden values from here on."""
+    for worker in answers.decided(fleet, event, Review(fleet).canary):
+        record = answers.record_of(worker)
+        if record is not None and (record.wrong or record.doubtful):
+            _health_of(fleet, worker)
+        _review(fleet, worker)
+
+
 def _on_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None:
     worker = fleet.workers.get(event.worker)
     if worker is not None and not worker.present:
@@ -278,6 +321,10 @@ def _on_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType):
             health.owed = (health.state, health.failure, health.prober)
+    review = Review(fleet)
+    if review.by_canary and decides(fleet):
+        review.owed += answers.elected(fleet, review.canary)
+        _leave(fleet, review)
     _review_all(fleet)
 
 
@@ -333,6 +380,11 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
     health.since_unix_ms = fleet.tick_unix_ms
     health.prober, health.most_probes = event.prober, event.probes
     health.price_percent = event.price_percent
+    if state == HealthState.QUARANTINED:
+        if isinstance(health.quarantined, UnsetType):
+            health.quarantined = event.incarnation
+    elif not isinstance(health.quarantined, UnsetType):
+        health.quarantined = UNSET
     health.decided_by = {}
     if state == HealthState.PROBING:
         health.decided_by = {r.name: r.decisions for r in fleet.replicas.values() if r.alive}
@@ -366,6 +418,8 @@ HANDLERS: dict[type, Handler] = {
     v.EngineDied: _on_engine,
     v.EngineHung: _on_hung,
     v.EngineRecovered: _on_recovered,
+    v.CanaryReported: _on_canary,
+    v.CanaryValuesDecided: _on_canary_values,
     v.WorkerRegistered: _on_engine,
     v.StreamResumed: _on_engine,
     v.WorkerDeregistered: _on_engine,

@@ -13,6 +13,8 @@ decided last. Time is ticks.
   More than half of the living ones, and two at least, exclude it for all.
 - *Slowness* is the time of decode steps beside that of the worker's peers (`pace`). Version 1 went
   by the factor that predictions learn (`Worker.slowness`), which takes minutes to learn.
+- *Wrong answers* to canaries quarantine the worker, since version 4 (`relume.policies.canary`). The
+  quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it.
 
 The guard. If more than a share of the workers of a model fail at once, the cause is likelier to be
 common to them, and excluding them would leave no worker for its requests. Then no breaker opens,
@@ -26,8 +28,9 @@ from random import Random
 
 from msgspec import UnsetType
 
-from relume.events.vocabulary import HealthDecided, VerdictsWithheld
+from relume.events.vocabulary import CanaryValuesDecided, HealthDecided, VerdictsWithheld
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
+from relume.policies.canary import answers, canary_settings
 from relume.policies.health import pace
 from relume.policies.health.health_life import LIFE, Finding
 from relume.policies.health.health_settings import HealthConfig, config_of
@@ -47,7 +50,7 @@ SLOW_AGAIN = 0.8
 FADE_WINDOWS = 10
 """A worker that was healthy for so many windows has its next breaker open for the shortest time."""
 _SHOWN = 3
-EXCLUDED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING))
+EXCLUDED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED))
 """States that a verdict leads to, in which a worker gets no or few requests."""
 
 
@@ -71,10 +74,14 @@ class Review:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.config = config_of(LeaderSettings(fleet))
-        self.owed: list[HealthDecided | VerdictsWithheld] = []
+        self.owed: list[HealthDecided | VerdictsWithheld | CanaryValuesDecided] = []
         leader = fleet.replicas.get(fleet.leader)
-        self.by_pace = leader is not None and leader.settings.get(VERSION) != "1"
+        version = leader.settings.get(VERSION) if leader is not None else "1"
+        self.by_pace = version != "1"
         """Whether slowness is decided as since version 2."""
+        self.by_canary = version not in ("1", "2", "3")
+        """Whether canaries are evidence, as since version 4."""
+        self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
         self._failing: dict[str, tuple[str, ...]] = {}
 
@@ -85,6 +92,8 @@ class Review:
             return
         finding, failure, evidence = finding_of(self, worker, health)
         state = LIFE[finding][health.state]
+        if state == HealthState.QUARANTINED and finding != Finding.UNTRUSTED:
+            failure, evidence = health.failure, health.evidence  # nothing else ends it
         if state in EXCLUDED and self._withholds(worker, health):
             state = HealthState.SUSPECT
             evidence = f"withheld, too many workers fail at once: {evidence}"
@@ -208,6 +217,8 @@ class Review:
 def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
     """What the evidence about the worker amounts to now."""
     config, tick = review.config, review.fleet.tick
+    if review.by_canary and (found := _of_canaries(review, worker, health)):
+        return found
     if worker.engine != EnginePhase.READY or not worker.present:
         return _gone(worker, health)
     if worker.draining:
@@ -220,6 +231,19 @@ def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
         return Finding.FAILING, health.doubt or FailureClass.UNREACHABLE, by
     if found := _of_breaker(health, config, tick):
         return found
+    if found := _of_doubts(review, worker, health, suspecting):
+        return found
+    return Finding.FINE, FailureClass.NONE, ""
+
+
+def _of_doubts(
+    review: Review, worker: Worker, health: WorkerHealth, suspecting: list[str]
+) -> Found | None:
+    """What raises the price of a worker, the first that holds."""
+    config, tick = review.config, review.fleet.tick
+    record = answers.record_of(worker) if review.by_canary else None
+    if record is not None and (record.wrong or record.doubtful):
+        return Finding.DOUBTFUL, FailureClass.CORRUPTION, answers.in_words(record)
     if suspecting:
         doubt = health.doubt or FailureClass.UNREACHABLE
         return Finding.DOUBTFUL, doubt, f"suspected by {_names(suspecting)}"
@@ -232,7 +256,24 @@ def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
         times = int(worker.slowness * 10 + 0.5)
         evidence = f"its steps take {times // 10}.{times % 10} times those of its class"
         return Finding.DOUBTFUL, FailureClass.SLOW, evidence
-    return Finding.FINE, FailureClass.NONE, ""
+    return None
+
+
+def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found | None:
+    """What wrong answers to canaries amount to, and right ones after a quarantine."""
+    record = answers.record_of(worker)
+    if record is None or worker.engine != EnginePhase.READY or not worker.present:
+        return None
+    corrupt = health.failure == FailureClass.CORRUPTION
+    released = health.state == HealthState.PROBING and corrupt
+    if answers.is_wrong(record, review.canary) or (released and record.wrong):
+        return Finding.UNTRUSTED, FailureClass.CORRUPTION, answers.in_words(record)
+    if health.state != HealthState.QUARANTINED or isinstance(health.quarantined, UnsetType):
+        return None
+    if worker.incarnation > health.quarantined and record.good >= review.canary.release:
+        evidence = f"{record.good} right answers to canaries after its restart"
+        return Finding.RELEASED, FailureClass.CORRUPTION, evidence
+    return None
 
 
 def _of_breaker(health: WorkerHealth, config: HealthConfig, tick: int) -> Found | None:
@@ -242,7 +283,9 @@ def _of_breaker(health: WorkerHealth, config: HealthConfig, tick: int) -> Found 
             return Finding.FAILING, FailureClass.ERRORS, "a probe failed"
         if health.passes >= config.passes:
             return Finding.PASSED, FailureClass.NONE, f"{health.passes} probes succeeded"
-        return Finding.TRIED, FailureClass.ERRORS, health.evidence
+        corrupt = health.failure == FailureClass.CORRUPTION
+        failure = FailureClass.CORRUPTION if corrupt else FailureClass.ERRORS
+        return Finding.TRIED, failure, health.evidence
     if health.until >= 0:
         finding = Finding.HELD if tick < health.until else Finding.RESTED
         return finding, FailureClass.ERRORS, health.evidence

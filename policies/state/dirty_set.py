@@ -174,6 +174,8 @@ _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.StallJudged: _nobody,
     v.EngineHung: _target,
     v.EngineRecovered: _target,
+    v.CanaryReported: _target,
+    v.CanaryValuesDecided: _nobody,
     v.HealthDecided: _target,
     v.VerdictsWithheld: _nobody,
     v.Tick: _nobody,

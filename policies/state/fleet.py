@@ -1,7 +1,6 @@
-"""What the fold knows: workers, live requests, streams, replicas. Data only.
-
-All of it is plain msgspec structs, so a snapshot is `encode(fleet)` and the state hash
-(I7) is a digest of those bytes: dictionaries keep insertion order, which is the log's.
+"""What the fold knows: workers, live requests, streams, replicas. Data only: plain msgspec
+structs, so a snapshot is `encode(fleet)` and the state hash (I7) is a digest of those bytes.
+Dictionaries keep insertion order, which is the log's.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from relume.events.vocabulary.enums import (
     HealthState,
     StepDetail,
 )
+from relume.policies.canary.canary_state import CanaryRecord, ClassValues
 
 
 class Attempt(Struct, kw_only=True):
@@ -83,7 +83,8 @@ class WorkerHealth(Struct, kw_only=True):
     themselves at fault; `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas
     suspect it. `trips` counts how often its breaker opened in a row. Of a breaker that is half
     open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
-    its turn began. `slow`: see `relume.policies.health.pace`.
+    its turn began. `slow`: see `relume.policies.health.pace`. `quarantined`: the
+    incarnation that was.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -107,8 +108,8 @@ class WorkerHealth(Struct, kw_only=True):
     passes: int = 0
     failed: bool = False
     decided_by: dict[str, int] = field(default_factory=dict)
-    # (slow ticks in a row, the tick measured last, its percent); not in older states
-    slow: tuple[int, int, int] | UnsetType = UNSET
+    slow: tuple[int, int, int] | UnsetType = UNSET  # not in older states
+    quarantined: int | UnsetType = UNSET
 
 
 class StepPace(Struct, kw_only=True):
@@ -209,8 +210,7 @@ class Worker(Struct, kw_only=True):
     absurd: int = 0
     heard_tick: int = 0
     overhead_us: int = 0
-    # of streams kept for clients who may come back, as its engine last told
-    streams: dict[str, int] = field(default_factory=dict)
+    streams: dict[str, int] = field(default_factory=dict)  # buffered, as it last reported
     # the account
     prefill_left: int = 0
     flights: int = 0
@@ -229,6 +229,7 @@ class Worker(Struct, kw_only=True):
     # not in the state before anything is known: older logs have none
     health: WorkerHealth | UnsetType = UNSET
     pace: StepPace | UnsetType = UNSET
+    canary: CanaryRecord | UnsetType = UNSET
 
 
 class Request(Struct, kw_only=True):
@@ -239,8 +240,8 @@ class Request(Struct, kw_only=True):
     (`counted` in snapshots): prompt
     tokens by an engine's count (0: no engine had it yet, -1: it has several choices), where
     `prompt_tokens` may be its gateway's estimate.
-    `worker`, `incarnation`: where its latest attempt went; `predicted_us` its first token's time,
-    of a first attempt only. `resumable`, `grace_ticks`: see
+    `worker`, `incarnation`: where its latest attempt went; `predicted_us` its first token's time, of
+    a first attempt only. `resumable`, `grace_ticks`: see
     `RequestArrived`; `claim`: the client's last return. An orphan that may be resumed is
     `due` at that tick, and `expired` at the one that found it so (0: not).
     """
@@ -308,8 +309,7 @@ class Replica(Struct, kw_only=True):
 class Unheard(Struct, kw_only=True):
     """A request that only its engine told of, at `tick`: its gateway's word is on its way, or
     never comes. `replica` and `boot` of that gateway. It was `due` at that tick (0: not), and
-    the leader `ended` it.
-    """
+    the leader `ended` it."""
 
     replica: str
     boot: str
@@ -427,8 +427,8 @@ class Fleet(Struct, dict=True, kw_only=True):
     holder; `ending`: requests that had one and ended at that tick; their blocks may still
     be held. `planned`: decided moves of requests by the request. `restores`: how restores
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
-    `steptimes`: by class of worker.
-    `withheld`: by model, workers against which verdicts are withheld (unset before the first).
+    `steptimes`: by class of worker. `withheld`: by model, workers against which verdicts are withheld
+    (unset before the first); `canaries`: by class, the golden values.
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -463,6 +463,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     steptimes: dict[str, StepTime] = field(default_factory=dict)
     unacknowledged: dict[str, Unheard] = field(default_factory=dict, name="unheard")
     withheld: dict[str, tuple[str, ...]] | UnsetType = UNSET
+    canaries: dict[str, ClassValues] | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

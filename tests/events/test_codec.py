@@ -22,7 +22,13 @@ integers = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Any value a field of type `kind` may hold."""
-    plain = {int: integers, str: texts, bool: st.booleans(), bytes: st.binary(max_size=40)}
+    plain = {
+        int: integers,
+        str: texts,
+        bool: st.booleans(),
+        bytes: st.binary(max_size=40),
+        float: st.floats(allow_nan=False),
+    }
     if kind in plain:
         return plain[kind]
     arguments = get_args(kind)

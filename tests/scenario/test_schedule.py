@@ -194,7 +194,9 @@ def test_a_feature_that_appears_without_a_scenario_is_found(
 ) -> None:
     kept = {name: s for name, s in library.items() if name != "weights-flipped"}
     assert uncovered(kept) == []
-    monkeypatch.setattr(catalogue, "exists", lambda module: module == "relume.policies.canary")
+    monkeypatch.setattr(
+        catalogue, "exists", lambda module: module == "relume.engine_shim.agent.canaries"
+    )
     assert uncovered(kept) == ["weights-flipped"]
     assert uncovered(library) == []
 
@@ -222,7 +224,7 @@ def test_what_is_not_applicable_is_marked(
     monkeypatch.setattr(catalogue, "exists", lambda module: False)
     assert not expand(library["weights-flipped"], 0).faults[0].applicable
     said = "\n".join(printing.listed(named()))
-    assert "weights-flipped: needs relume.policies.canary" in said
+    assert "weights-flipped: needs relume.engine_shim.agent.canaries" in said
     for promise in catalogue.PROMISES:
         assert (promise in CHECKS) or f"{promise}" in said.splitlines()[-1]
     monkeypatch.setattr(catalogue, "exists", lambda module: True)

@@ -15,6 +15,8 @@ from relume.policies.state.fleet import Fleet, WorkerHealth
 from relume.policies.state.overlay.view import View
 from tests.policies.story import Story, arrived, decided, replica_started
 
+OF_HEALTH = (v.HealthDecided, v.VerdictsWithheld, v.CanaryValuesDecided)
+
 
 class LedFleet(Story):
     """Workers w0, w1, ... and replicas r0, r1, ..., led by r0. `decisions` are about health."""
@@ -28,6 +30,7 @@ class LedFleet(Story):
     ) -> None:
         super().__init__()
         self.decisions: list[v.HealthDecided | v.VerdictsWithheld] = []
+        self.values: list[v.CanaryValuesDecided] = []
         self._count = 0
         settings = (
             *health_settings.settings_of(config or HealthConfig()),
@@ -47,8 +50,9 @@ class LedFleet(Story):
             owed = [e for event in events for e in step(self.fleet, event)]
             about_health = [e for e in owed if type(e) in (v.HealthDecided, v.VerdictsWithheld)]
             self.decisions += about_health
-            if about_health:
-                self.tell("fleet", *about_health)
+            self.values += [e for e in owed if type(e) is v.CanaryValuesDecided]
+            if told := [e for e in owed if type(e) in OF_HEALTH]:
+                self.tell("fleet", *told)
         return group
 
     def ticks(self, count: int) -> None:

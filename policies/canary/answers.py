@@ -1,0 +1,150 @@
+"""What the fold makes of canaries: each worker's answers, compared with the golden values.
+
+An answer that comes before its class has values is compared when they are decided; so is each
+latest answer when values are replaced. An engine that starts begins anew.
+"""
+
+from __future__ import annotations
+
+from msgspec import UnsetType
+
+from relume.events.vocabulary import CanaryReported, CanaryValuesDecided
+from relume.policies.canary import golden_values
+from relume.policies.canary.canary_settings import CanaryConfig
+from relume.policies.canary.canary_state import CanaryAnswer, CanaryRecord, ClassValues
+from relume.policies.canary.comparison import difference
+from relume.policies.state.fleet import Fleet, Worker
+
+MOST_CANARIES = 16
+"""Canaries that are stored per worker and per class; more are not taken."""
+
+
+def kind_of(worker: Worker, event: CanaryReported) -> str:
+    """The class whose workers answer alike."""
+    return f"{worker.steps_like}/{event.weights}/{event.prompts}"
+
+
+def taken(
+    fleet: Fleet, worker: Worker, event: CanaryReported, config: CanaryConfig
+) -> CanaryValuesDecided | None:
+    """The worker answered a canary; returns the values that the leader has to write for it."""
+    kind, canary = kind_of(worker, event), event.canary
+    record = worker.canary
+    if isinstance(record, UnsetType) or (record.kind, record.incarnation) != (
+        kind,
+        worker.incarnation,
+    ):
+        record = worker.canary = CanaryRecord(kind=kind, incarnation=worker.incarnation)
+    if not 0 <= canary < MOST_CANARIES:
+        return None
+    answer = record.answers[canary] = CanaryAnswer(
+        tokens=event.tokens, logprobs=event.logprobs, exact=event.exact, tick=fleet.tick
+    )
+    if isinstance(fleet.canaries, UnsetType):
+        fleet.canaries = {}
+    known = fleet.canaries.setdefault(kind, ClassValues())
+    _compare(worker.name, record, known, canary, answer, config, anew=True)
+    return owed(fleet, kind, known, canary, config)
+
+
+def owed(
+    fleet: Fleet, kind: str, known: ClassValues, canary: int, config: CanaryConfig
+) -> CanaryValuesDecided | None:
+    """The values of one canary that the leader has to write, once."""
+    values = known.values.get(canary)
+    if known.owed.get(canary, 0) > (values.version if values is not None else 0):
+        return None  # they are on their way
+    decision = golden_values.due(fleet, kind, known, canary, tolerance_of(config))
+    if decision is not None:
+        known.owed[canary] = decision.version
+    return decision
+
+
+def decided(fleet: Fleet, event: CanaryValuesDecided, config: CanaryConfig) -> list[Worker]:
+    """Golden values hold from here on; returns the workers whose answers were compared anew."""
+    if isinstance(fleet.canaries, UnsetType):
+        fleet.canaries = {}
+    known = fleet.canaries.setdefault(event.kind, ClassValues())
+    known.values[event.canary] = golden_values.values_of(event)
+    known.owed[event.canary] = event.version
+    compared = []
+    for worker in fleet.workers.values():
+        record = worker.canary
+        if isinstance(record, UnsetType) or record.kind != event.kind:
+            continue
+        if (answer := record.answers.get(event.canary)) is not None:
+            _compare(worker.name, record, known, event.canary, answer, config, anew=False)
+            compared.append(worker)
+    return compared
+
+
+def elected(fleet: Fleet, config: CanaryConfig) -> list[CanaryValuesDecided]:
+    """What a new leader has to write, whatever its predecessor had to."""
+    found: list[CanaryValuesDecided] = []
+    if isinstance(fleet.canaries, UnsetType):
+        return found
+    for kind, known in fleet.canaries.items():
+        known.owed = {canary: values.version for canary, values in known.values.items()}
+        due = (owed(fleet, kind, known, canary, config) for canary in range(MOST_CANARIES))
+        found += [decision for decision in due if decision is not None]
+    return found
+
+
+def record_of(worker: Worker) -> CanaryRecord | None:
+    """The canaries of the worker's present incarnation."""
+    record = worker.canary
+    if isinstance(record, UnsetType):
+        return None
+    return record if record.incarnation == worker.incarnation else None
+
+
+def is_wrong(record: CanaryRecord, config: CanaryConfig) -> bool:
+    """Whether enough answers are wrong: those to different canaries, or to one again and again."""
+    return len(record.wrong) >= config.confirm or (
+        max(record.wrong.values(), default=0) >= config.repeats
+    )
+
+
+def in_words(record: CanaryRecord) -> str:
+    """The evidence, of a worker with a wrong answer."""
+    which = ", ".join(str(canary) for canary in record.wrong or record.doubtful)
+    many = "canaries" if len(record.wrong or record.doubtful) > 1 else "canary"
+    since = f"; last right answers at tick {record.good_tick}" if record.good_tick >= 0 else ""
+    if record.wrong:
+        return f"wrong answer to {many} {which}: {record.what}{since}"
+    return (
+        f"differs from the only other worker of its class in {many} {which}: {record.what}{since}"
+    )
+
+
+def tolerance_of(config: CanaryConfig) -> float:
+    return config.tolerance_milli / 1000
+
+
+def _compare(
+    name: str,
+    record: CanaryRecord,
+    known: ClassValues,
+    canary: int,
+    answer: CanaryAnswer,
+    config: CanaryConfig,
+    anew: bool,
+) -> None:
+    values = known.values.get(canary)
+    if values is None:
+        return
+    what = difference(answer, values, tolerance_of(config))
+    if not what:
+        record.wrong.pop(canary, None)
+        record.doubtful.pop(canary, None)
+        if not record.wrong and not record.doubtful:
+            record.good_tick = answer.tick
+            record.good += anew or not record.good
+        return
+    record.what, record.good = what, 0
+    count = 1 if anew else 0
+    if len(values.witnesses) > 1 or name in values.witnesses:
+        before = record.wrong.get(canary, record.doubtful.pop(canary, 0))
+        record.wrong[canary] = max(before + count, 1)
+    else:
+        record.doubtful[canary] = max(record.doubtful.get(canary, 0) + count, 1)

@@ -1,0 +1,44 @@
+"""Settings that decisions about canaries depend on. Recorded in the log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from relume.events.settings.declared import option
+from relume.events.settings.recorded import RecordedSettings
+
+
+class CanaryConfig(Struct, frozen=True, kw_only=True):
+    """When wrong answers to canaries quarantine a worker, and when right ones release it."""
+
+    confirm: Annotated[
+        int,
+        option("Different canaries with a wrong answer that quarantine a worker", ge=1, le=8),
+    ] = 2
+    repeats: Annotated[
+        int,
+        option("Wrong answers in a row to one canary that quarantine a worker", ge=1, le=100),
+    ] = 3
+    release: Annotated[
+        int,
+        option(
+            "Right answers in a row, after a restart, that end a quarantine; then probes follow",
+            ge=1,
+            le=100,
+        ),
+    ] = 4
+    tolerance_milli: Annotated[
+        int,
+        option(
+            "Tolerance of log probabilities where they are not exact, beyond the learnt range",
+            unit="thousandths",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 50
+
+
+SETTINGS = RecordedSettings("canary.", CanaryConfig)
+settings_of, config_of = SETTINGS.recorded, SETTINGS.config_of

@@ -1,0 +1,48 @@
+"""What the fold knows of canaries. Data only; part of the fleet's state."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+
+class CanaryAnswer(Struct, frozen=True, kw_only=True):
+    """A worker's latest answer to one canary. `tick`: when it was folded."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    exact: bool
+    tick: int
+
+
+class CanaryValues(Struct, frozen=True, kw_only=True):
+    """The golden values of one canary for one class, see `CanaryValuesDecided`."""
+
+    version: int
+    tokens: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    exact: bool
+    witnesses: tuple[str, ...]
+
+
+class CanaryRecord(Struct, kw_only=True):
+    """The canaries of one incarnation of a worker. `kind`: the class whose values apply to it.
+    `wrong`: by canary, how many answers in a row were wrong; `doubtful`: the same where the only
+    witness is another worker. `what`: what differed last. `good`: right answers in a row;
+    `good_tick`: tick of the last one while none was wrong (-1: none)."""
+
+    kind: str
+    incarnation: int
+    answers: dict[int, CanaryAnswer] = field(default_factory=dict)
+    wrong: dict[int, int] = field(default_factory=dict)
+    doubtful: dict[int, int] = field(default_factory=dict)
+    what: str = ""
+    good: int = 0
+    good_tick: int = -1
+
+
+class ClassValues(Struct, kw_only=True):
+    """The golden values of a class by canary, and the versions that the leader was found to owe."""
+
+    values: dict[int, CanaryValues] = field(default_factory=dict)
+    owed: dict[int, int] = field(default_factory=dict)

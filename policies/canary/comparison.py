@@ -1,0 +1,59 @@
+"""Is an answer to a canary right? It is compared with the golden values, token by token.
+
+Where the class is exact, every token and every bit of every log probability must be equal. Otherwise
+a log probability must be within the learnt range, widened by a tolerance. There the most likely two
+tokens may change places: if they are closer than the tolerance, another token is no difference, and
+what follows it is not compared, because it continues another text.
+
+`TOP` log probabilities stand at each position, those of the most likely tokens, largest first.
+"""
+
+from __future__ import annotations
+
+from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues
+
+TOP = 2
+"""Log probabilities per position."""
+
+
+def difference(answer: CanaryAnswer, values: CanaryValues, tolerance: float) -> str:
+    """What is wrong with the answer, in words; empty: it is right. A value that is no number is
+    never right."""
+    exact = values.exact and answer.exact
+    margin = 0.0 if exact else tolerance
+    if len(answer.tokens) != len(values.tokens):
+        return f"{len(answer.tokens)} tokens instead of {len(values.tokens)}"
+    if len(answer.logprobs) != len(values.low):
+        return f"{len(answer.logprobs)} log probabilities instead of {len(values.low)}"
+    top = len(values.low) // max(len(values.tokens), 1)
+    for place, (token, expected) in enumerate(zip(answer.tokens, values.tokens, strict=True)):
+        for at in range(place * top, place * top + top):
+            given = answer.logprobs[at]
+            if not values.low[at] - margin <= given <= values.high[at] + margin:
+                return f"log probability {at % top + 1} of token {place + 1} is {given:.9g}, " + (
+                    f"expected {values.low[at]:.9g}"
+                    if values.low[at] == values.high[at]
+                    else f"expected {values.low[at]:.9g} to {values.high[at]:.9g}"
+                )
+        if token != expected:
+            if not exact and _is_tie(values, place * top, top, margin):
+                return ""
+            return f"token {place + 1} is {token} instead of {expected}"
+    return ""
+
+
+def _is_tie(values: CanaryValues, at: int, top: int, margin: float) -> bool:
+    return top > 1 and values.low[at] - values.high[at + 1] <= 2 * margin
+
+
+def agree(one: CanaryAnswer, other: CanaryAnswer, tolerance: float) -> bool:
+    """Whether two answers may both be right."""
+    as_values = CanaryValues(
+        version=0,
+        tokens=one.tokens,
+        low=one.logprobs,
+        high=one.logprobs,
+        exact=one.exact,
+        witnesses=(),
+    )
+    return not difference(other, as_values, tolerance)

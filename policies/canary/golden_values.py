@@ -1,0 +1,116 @@
+"""Golden values: what the workers of a class answer to a canary, by their own majority.
+
+Theory of operation. A class is a model, a digest of its weights, a build and hardware: its workers
+compute the same. The latest answers of its workers are compared. If more than half of the workers of
+the class agree, and at least two do, their answer is golden, and those workers are its witnesses. A
+class of one worker takes that worker's own first answer; it waits for the first canaries of others
+that may be of the class. Such values have one witness, and a second
+worker that differs is only doubtful: nobody knows which of the two is wrong.
+
+A majority that agrees on something else replaces the values, in a new version. This happens when a
+class of one grows, and when all its workers load other weights in place. One wrong worker cannot
+replace them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import UnsetType
+
+from relume.events.vocabulary import CanaryValuesDecided
+from relume.events.vocabulary.enums import EnginePhase
+from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues, ClassValues
+from relume.policies.canary.comparison import agree, difference
+from relume.policies.state.fleet import Fleet, Worker
+
+
+def members(fleet: Fleet, kind: str) -> list[Worker]:
+    """Serving workers of the class."""
+    return [
+        worker
+        for worker in fleet.workers.values()
+        if worker.present
+        and worker.engine == EnginePhase.READY
+        and not isinstance(worker.canary, UnsetType)
+        and worker.canary.kind == kind
+        and worker.canary.incarnation == worker.incarnation
+    ]
+
+
+def due(
+    fleet: Fleet, kind: str, known: ClassValues, canary: int, tolerance: float
+) -> CanaryValuesDecided | None:
+    """The values that the leader has to write for one canary of a class; None: those it has
+    stand, or there are too few answers."""
+    peers = members(fleet, kind)
+    answers = {
+        worker.name: worker.canary.answers[canary]
+        for worker in peers
+        if not isinstance(worker.canary, UnsetType) and canary in worker.canary.answers
+    }
+    agreed = _largest(answers, tolerance)
+    enough = len(agreed) > 1 or (len(peers) == 1 and _is_alone(fleet, peers[0]))
+    if not agreed or not enough or 2 * len(agreed) <= len(peers):
+        return None
+    found = [answers[name] for name in agreed]
+    values = known.values.get(canary)
+    if values is not None:
+        replaces = all(difference(answer, values, tolerance) for answer in found)
+        more = len(values.witnesses) == 1 and len(agreed) > 1
+        own = len(agreed) == 1  # a lone worker does not replace what it is compared with
+        if not more and (own or not replaces):
+            return None
+    return CanaryValuesDecided(
+        kind=kind,
+        canary=canary,
+        version=known.owed.get(canary, 0) + 1,
+        tokens=found[0].tokens,
+        low=_bounds(found, min),
+        high=_bounds(found, max),
+        exact=all(answer.exact for answer in found),
+        witnesses=tuple(agreed),
+        workers=len(peers),
+    )
+
+
+def _is_alone(fleet: Fleet, worker: Worker) -> bool:
+    """Whether no other worker may turn out to be of its class."""
+    return not any(
+        other.present
+        and other.engine == EnginePhase.READY
+        and other.steps_like == worker.steps_like
+        and (isinstance(other.canary, UnsetType) or other.canary.incarnation != other.incarnation)
+        for other in fleet.workers.values()
+        if other is not worker
+    )
+
+
+def _largest(answers: dict[str, CanaryAnswer], tolerance: float) -> list[str]:
+    """The workers of the largest group that agrees; of equal ones the first. Answers that are no
+    numbers agree with nothing, not even with themselves."""
+    best: list[str] = []
+    for answer in answers.values():
+        group = [name for name, other in answers.items() if agree(answer, other, tolerance)]
+        if len(group) > len(best):
+            best = group
+    return best
+
+
+def _bounds(
+    found: Sequence[CanaryAnswer], choose: Callable[[tuple[float, ...]], float]
+) -> tuple[float, ...]:
+    like = [answer for answer in found if answer.tokens == found[0].tokens]
+    return tuple(choose(column) for column in zip(*(a.logprobs for a in like), strict=True))
+
+
+def values_of(event: CanaryValuesDecided) -> CanaryValues:
+    """As the fold has them."""
+    return CanaryValues(
+        version=event.version,
+        tokens=event.tokens,
+        low=event.low,
+        high=event.high,
+        exact=event.exact,
+        witnesses=event.witnesses,
+    )

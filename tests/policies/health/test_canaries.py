@@ -1,0 +1,269 @@
+"""Canaries: golden values by the majority of a class, and quarantine for wrong answers."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues
+from relume.policies.canary.comparison import difference
+from relume.policies.state.fleet import state_hash
+from tests.policies.health.led_fleet import LedFleet, folded_again
+from tests.policies.story import died, ready, started
+
+RIGHT = {0: ((5, 6, 7), (-0.1, -3.0, -0.2, -2.5, -0.3, -2.0)),
+         1: ((8, 9, 8), (-0.5, -1.0, -0.6, -1.1, -0.7, -1.2))}  # fmt: skip
+ALMOST = (-0.1, -3.0, -0.2, -2.5, -0.3000001, -2.0)
+
+
+def reports(
+    fleet: LedFleet,
+    worker: str,
+    canary: int = 0,
+    tokens: tuple[int, ...] = (),
+    logprobs: tuple[float, ...] = (),
+    exact: bool = True,
+    **more: Any,
+) -> None:
+    """The worker answers a canary, rightly unless the answer is given."""
+    event = v.CanaryReported(
+        worker=worker,
+        incarnation=fleet.fleet.workers[worker].incarnation,
+        canary=canary,
+        prompts=1,
+        tokens=tokens or RIGHT[canary][0],
+        logprobs=logprobs or RIGHT[canary][1],
+        took_us=20_000,
+        alone=True,
+        exact=exact,
+        **more,
+    )
+    fleet.tell(f"w.{worker}", event)
+
+
+def all_report(fleet: LedFleet, *workers: str, **more: Any) -> None:
+    for canary in RIGHT:
+        for worker in workers or fleet.fleet.workers:
+            reports(fleet, worker, canary, **more)
+
+
+def restarted(fleet: LedFleet, worker: str, incarnation: int) -> None:
+    fleet.tell(f"w.{worker}", died(worker, incarnation - 1))
+    fleet.tell(f"w.{worker}", started(worker, incarnation), ready(worker, incarnation))
+
+
+def test_golden_values_are_those_of_a_majority_with_two_witnesses() -> None:
+    fleet = LedFleet(workers=3)
+    reports(fleet, "w0", tokens=(1, 2, 3))
+    reports(fleet, "w1")
+    assert fleet.values == [], "one against one"
+    reports(fleet, "w2")
+    (values,) = fleet.values
+    assert values.witnesses == ("w1", "w2") and values.workers == 3
+    assert values.tokens == RIGHT[0][0] and values.low == values.high == RIGHT[0][1]
+    assert values.version == 1 and values.exact
+
+
+def test_a_worker_that_differed_before_there_was_a_majority_is_found_then() -> None:
+    fleet = LedFleet(workers=3)
+    for canary in RIGHT:
+        reports(fleet, "w0", canary, tokens=(1, 2, 3))
+    all_report(fleet, "w1", "w2")
+    assert fleet.state("w0") == HealthState.QUARANTINED
+    assert fleet.state("w1") == fleet.state("w2") == HealthState.HEALTHY
+
+
+def test_logits_convict_where_tokens_are_equal() -> None:
+    """One wrong canary makes a suspect, a second one a quarantine, dated to the last right answer."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    fleet.ticks(5)
+    at = fleet.fleet.tick
+    reports(fleet, "w1", 0)
+    fleet.ticks(5)
+    reports(fleet, "w1", 0, logprobs=ALMOST)
+    assert fleet.state("w1") == HealthState.SUSPECT and fleet.excluded("w1") == ""
+    reports(fleet, "w1", 1, tokens=(8, 9, 9), confirms=True)
+    health = fleet.health("w1")
+    assert (health.state, health.failure) == (HealthState.QUARANTINED, FailureClass.CORRUPTION)
+    assert fleet.excluded("w1") == "quarantined"
+    assert f"last right answers at tick {at}" in health.evidence
+    assert "canaries 0, 1: token 3 is 9 instead of 8" in health.evidence
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+def test_a_mismatch_that_is_not_confirmed_is_forgiven_with_the_next_right_answer() -> None:
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    reports(fleet, "w1", 0, logprobs=ALMOST)
+    reports(fleet, "w1", 1, confirms=True)
+    assert fleet.state("w1") == HealthState.SUSPECT
+    reports(fleet, "w1", 0)
+    assert fleet.state("w1") == HealthState.HEALTHY
+
+
+def test_one_canary_that_is_wrong_again_and_again_is_enough() -> None:
+    """Corruption that the other prompts do not touch."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    for _ in range(3):
+        assert fleet.state("w1") != HealthState.QUARANTINED
+        reports(fleet, "w1", 0, logprobs=ALMOST)
+        reports(fleet, "w1", 1)
+    assert fleet.state("w1") == HealthState.QUARANTINED
+
+
+def test_a_quarantine_outlives_a_restart_and_ends_with_right_answers() -> None:
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    for _ in range(3):
+        all_report(fleet, "w1")
+    fleet.ticks(200)
+    assert fleet.state("w1") == HealthState.QUARANTINED, "the same engine is not trusted again"
+    restarted(fleet, "w1", 2)
+    fleet.ticks(3)
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    assert fleet.health("w1").failure == FailureClass.CORRUPTION
+    all_report(fleet, "w1")
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    all_report(fleet, "w1")
+    assert fleet.state("w1") == HealthState.PROBING
+    assert fleet.health("w1").failure == FailureClass.CORRUPTION
+    all_report(fleet, "w1")
+    assert fleet.state("w1") == HealthState.HEALTHY, "canaries are probes: no request is needed"
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+def test_the_next_engine_may_be_as_wrong() -> None:
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    restarted(fleet, "w1", 2)
+    reports(fleet, "w1", 0, tokens=(1, 2, 3))
+    for _ in range(4):
+        all_report(fleet, "w1")
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    assert fleet.health("w1").quarantined == 2
+
+
+def test_a_class_of_one_goes_by_its_own_first_answers() -> None:
+    """It is not excluded: no other worker could take its requests."""
+    fleet = LedFleet(workers=1)
+    all_report(fleet)
+    assert [e.witnesses for e in fleet.values] == [("w0",), ("w0",)]
+    assert {e.workers for e in fleet.values} == {1}
+    for canary in RIGHT:
+        reports(fleet, "w0", canary, tokens=(1, 2, 3))
+    assert fleet.state("w0") == HealthState.SUSPECT
+    assert any(type(e) is v.VerdictsWithheld for e in fleet.decisions)
+    assert len(fleet.values) == 2, "it does not replace what it is compared with"
+
+
+def test_two_workers_that_differ_are_not_judged_by_each_other() -> None:
+    fleet = LedFleet(workers=1)
+    all_report(fleet, "w0")
+    fleet.worker("w1")
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert fleet.state("w1") == HealthState.SUSPECT and fleet.state("w0") == HealthState.HEALTHY
+    assert "the only other worker" in fleet.health("w1").evidence
+    fleet.worker("w2")
+    all_report(fleet, "w2")
+    assert fleet.state("w1") == HealthState.QUARANTINED
+
+
+def test_all_workers_with_other_weights_have_new_values_and_no_quarantine() -> None:
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    for worker in ("w0", "w1", "w2"):
+        reports(fleet, worker, 0, tokens=(1, 2, 3))
+    assert fleet.values[-1].version > 1 and fleet.values[-1].tokens == (1, 2, 3)
+    fleet.ticks(1)
+    assert {fleet.state(w) for w in ("w0", "w1", "w2")} == {HealthState.HEALTHY}
+
+
+def test_another_digest_of_the_weights_is_another_class() -> None:
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3), weights="new")
+    assert fleet.state("w1") == HealthState.HEALTHY
+
+
+def test_most_workers_are_never_quarantined() -> None:
+    """Answers that differ everywhere show that the class is not exact after all."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    for number, worker in enumerate(("w0", "w1", "w2")):
+        for canary in RIGHT:
+            reports(fleet, worker, canary, tokens=(number, number, number))
+    open_ = [w for w in ("w0", "w1", "w2") if fleet.excluded(w) == ""]
+    assert len(open_) >= 2, "one may have been quarantined before the others differed"
+
+
+def test_a_canary_without_an_answer_is_no_evidence_of_corruption() -> None:
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    fleet.tell("w.w1", v.CanaryReported(
+        worker="w1", incarnation=1, canary=0, prompts=1, error="no answer within 10 s"
+    ))  # fmt: skip
+    assert fleet.state("w1") == HealthState.HEALTHY
+
+
+@pytest.mark.parametrize("version", (1, 2))
+def test_older_versions_have_no_canaries(version: int) -> None:
+    fleet = LedFleet(workers=3, version=version)
+    before = state_hash(fleet.fleet)
+    all_report(fleet)
+    assert fleet.values == [] and fleet.fleet.canaries is UNSET
+    assert before != state_hash(fleet.fleet)  # its order has the segments
+    assert fleet.fleet.workers["w0"].canary is UNSET
+
+
+def values(exact: bool = False) -> CanaryValues:
+    tokens, logprobs = RIGHT[1]
+    return CanaryValues(
+        version=1, tokens=tokens, low=logprobs, high=logprobs, exact=exact, witnesses=("a", "b")
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "logprobs", "exact", "what"),
+    [
+        ((8, 9, 8), RIGHT[1][1], True, ""),
+        ((8, 9, 8), (-0.5, -1.0, -0.6, -1.1, -0.7, -1.2000001), True, "log probability 2 of token 3"),
+        ((8, 9, 8), (-0.5, -1.0, -0.6, -1.1, -0.7, -1.2000001), False, ""),
+        ((8, 9, 8), (-0.5, -1.0, -0.8, -1.1, -0.7, -1.2), False, "log probability 1 of token 2"),
+        ((8, 9, 1), RIGHT[1][1], False, "token 3 is 1 instead of 8"),
+        ((8, 9, 8), (nan, -1.0, -0.6, -1.1, -0.7, -1.2), False, "log probability 1 of token 1 is nan"),
+        ((8, 9), RIGHT[1][1], True, "2 tokens instead of 3"),
+        ((8, 9, 8), RIGHT[1][1][:-1], True, "5 log probabilities instead of 6"),
+    ],
+)  # fmt: skip
+def test_comparison(
+    tokens: tuple[int, ...], logprobs: tuple[float, ...], exact: bool, what: str
+) -> None:
+    answer = CanaryAnswer(tokens=tokens, logprobs=logprobs, exact=exact, tick=0)
+    found = difference(answer, values(exact), 0.05)
+    assert found.startswith(what) and bool(found) == bool(what), found
+
+
+def test_a_near_tie_ends_the_comparison_where_nothing_is_exact() -> None:
+    near = CanaryValues(
+        version=1,
+        tokens=(8, 9),
+        low=(-0.70, -0.72, -0.1, -3.0),
+        high=(-0.70, -0.72, -0.1, -3.0),
+        exact=False,
+        witnesses=("a", "b"),
+    )
+    other = CanaryAnswer(tokens=(7, 4), logprobs=(-0.70, -0.71, -2.0, -2.5), exact=False, tick=0)
+    assert difference(other, near, 0.05) == ""
