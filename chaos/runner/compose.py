@@ -49,7 +49,10 @@ _ERRORS = "engine-errors"
 _STUCK = "stream-stuck"
 """Drawn separately too: it strikes while its worker decodes."""
 
-_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK)
+_FLIPPED = "weights-flipped"
+"""Needs a fleet that sends canaries: in a scenario of the library."""
+
+_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED)
 
 _IN_RECOVERY = (
     ("engine-kill", "restore", "subject"), ("engine-kill", "restore", "subject"),

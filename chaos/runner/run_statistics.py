@@ -40,6 +40,7 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
         "moved_streams": _moved(log),
         "failed_attempts": _count(log, _is_failed_attempt),
         "breakers_opened": _count(log, _is_opening),
+        "workers_quarantined": _count(log, _is_quarantine),
         "ttft_ms_mean": mean(ttft),
         "ttft_ms_p99": quantile(ttft, 0.99),
         "ttft_ms_p99_interactive": quantile(_ttft_of(histories, asked, "interactive"), 0.99),
@@ -108,6 +109,10 @@ def _is_failed_attempt(event: Any) -> bool:
 
 def _is_opening(event: Any) -> bool:
     return type(event) is v.HealthDecided and event.state == HealthState.UNHEALTHY
+
+
+def _is_quarantine(event: Any) -> bool:
+    return type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED
 
 
 def mean(values: Sequence[float]) -> float | None:

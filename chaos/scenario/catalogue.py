@@ -57,9 +57,8 @@ FAULTS: Mapping[str, FaultKind] = {
         amount=("share of a core", 1.0),
     ),
     "weights-flipped": FaultKind(
-        about="bits of the weights flip in memory",
+        about="a bit of a weight's mantissa flips in memory: tokens stay, logits change",
         target="worker",
-        needs="relume.engine_shim.agent.canaries",
     ),
     "rank-kill": FaultKind(
         about="one rank of a tensor-parallel engine dies",
@@ -221,6 +220,7 @@ FIGURES: Mapping[str, str] = {
     "moved_streams": "streams that continued on another worker",
     "failed_attempts": "attempts that a worker answered with an error",
     "breakers_opened": "decisions that a worker gets no requests because it fails",
+    "workers_quarantined": "decisions that a worker gets no requests because its answers are wrong",
     "ttft_ms_mean": "time to first token",
     "ttft_ms_p99": "time to first token",
     "ttft_ms_p99_interactive": "time to first token of requests of tier interactive",

@@ -29,7 +29,8 @@ class Fleet(_Part, frozen=True, kw_only=True):
     """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
     `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
     `checkpoint_file_mb` of files take blocks beyond that budget, regardless of their age.
-    `waiting`: limits of the control planes' admission queues that differ from the defaults."""
+    `waiting`: limits of the control planes' admission queues that differ from the defaults.
+    `canary_s`: time between two canaries to a worker; 0: none."""
 
     workers: Count
     model: str = "tiny"
@@ -40,6 +41,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
     checkpoint_mb: Annotated[int, Meta(ge=0)] = 0
     checkpoint_file_mb: Annotated[int, Meta(ge=0)] = 0
     waiting: dict[str, int] = {}
+    canary_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
 
 
 class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):

@@ -15,19 +15,20 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Protocol, cast
 
+from relume.chaos.sim.canary_answers import TOOK_US, answer
 from relume.chaos.sim.daemon_keeper import SimKeeper
 from relume.chaos.sim.engine.worker_engine import EngineProcess
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.message_ports import Board
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
-from relume.chaos.sim.world.worker_machine import HostDirectory
+from relume.chaos.sim.world.worker_machine import HostDirectory, WorkerSettings
 from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.effects import EffectRunner
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineOrder
-from relume.engine_shim.agent.engine_process.hang_watch import WatchedEngine
 from relume.engine_shim.agent.engine_process.process_identity import ProcessId
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
+from relume.engine_shim.agent.engine_process.watched_engine import CANARY_S, WatchedServer
 from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.agent.life import Agent
 from relume.engine_shim.agent.stream_reader import FleetReader
@@ -40,11 +41,14 @@ from relume.events.vocabulary import EngineDied, WorkerDeregistered
 from relume.events.vocabulary.enums import DeathReason
 from relume.events.wire.notices import DeathNotice
 from relume.events.wire.reports import Layout, Ready
+from relume.events.wire.worker_calls import CanaryAnswered
 
 SEEN_S = 0.001
 """Delay until an agent sees the death of a process of its host."""
 FORK_S = 0.02
 PROBE_AGAIN_S = 0.1
+CANARY_BUDGET_PPM = 10_000
+"""Canaries of a simulated engine cost nothing: they may be as frequent as a scenario needs."""
 SILENT = dict.fromkeys(
     ("steps", "turns", "step_age_us", "cpu_us", "wait_us", "front_us", "running", "waiting"), 0
 ) | {"expected_us": -1}
@@ -111,6 +115,18 @@ class EngineHandle:
                 return False
             await asyncio.sleep(PROBE_AGAIN_S)
         return True
+
+    async def weights(self) -> str:
+        """See CanaryEngine: there are no files."""
+        return ""
+
+    async def canary(self, number: int) -> CanaryAnswered | str:
+        """See CanaryEngine. A canary takes its time, but no step of the engine."""
+        if not await self.turned(CANARY_S):
+            return f"no answer within {CANARY_S:g} s"
+        await asyncio.sleep(TOOK_US / 1e6)
+        alone = not self.engine.engine.running and not self.engine.engine.waiting
+        return answer(number, self.engine.flipped, alone)
 
     def process_state(self) -> str:
         """See WatchedEngine."""
@@ -240,7 +256,7 @@ class SimSupervisor(Supervisor):
     def _tidy(self) -> None:
         pass
 
-    def _watched_engine(self, engine: Any, order: EngineOrder) -> WatchedEngine:
+    def _watched_engine(self, engine: Any, order: EngineOrder) -> WatchedServer:
         return cast(EngineHandle, engine)
 
 
@@ -385,7 +401,7 @@ class SimAgent(Agent):
         await journal.flush(config.flush_timeout_s)
 
 
-def config_of(name: str, domain: str, model: str, lease_ttl_s: int) -> AgentConfig:
+def config_of(name: str, domain: str, model: str, settings: WorkerSettings) -> AgentConfig:
     """An agent's configuration; settings of the machine have no effect."""
     return AgentConfig(
         worker=name,
@@ -394,7 +410,9 @@ def config_of(name: str, domain: str, model: str, lease_ttl_s: int) -> AgentConf
         served_model_name=model,
         domain=domain,
         engine_host=name,
-        lease_ttl_s=lease_ttl_s,
+        lease_ttl_s=settings.lease_ttl_s,
+        canary_interval_s=settings.canary_interval_s,
+        canary_budget_ppm=CANARY_BUDGET_PPM,
     )
 
 

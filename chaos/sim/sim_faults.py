@@ -352,6 +352,13 @@ class Faults:
         if engine.process.stopped or not engine.process.context.run(engine.stick, self._random):
             raise CannotStrike(f"{target} decodes nothing")
 
+    def _weights_flipped(self, planned: PlannedFault, target: str) -> None:
+        engine = self._engine(target).engine
+        assert engine is not None
+        if engine.flipped or not engine.serving:
+            raise CannotStrike(f"{target} has no engine whose weights are right")
+        engine.flipped = True
+
     def _answer_broken(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         host.breaking = planned.amount or 0.0

@@ -80,7 +80,9 @@ class SimFleet:
         schedule: Schedule,
         settings: Settings,
     ) -> None:
-        fleet = scenario.fleet
+        fleet, workers = scenario.fleet, settings.workers
+        if fleet.canary_s:
+            workers = msgspec.structs.replace(workers, canary_interval_s=fleet.canary_s)
         self.loop = loop
         self.schedule = schedule
         self.wires = wires
@@ -110,7 +112,7 @@ class SimFleet:
                 cost=steps,
                 wires=self.wires,
                 etcd=self.etcd,
-                settings=settings.workers,
+                settings=workers,
                 budget_bytes=fleet.checkpoint_mb << 20,
                 holders=holders,
                 feed=feed,

@@ -62,7 +62,7 @@ class Host(Machine):
             holders[self.slot.address] = self.slot
         self.etcd = etcd
         self.feed = feed
-        self.config = agents.config_of(name, domain, model, settings.lease_ttl_s)
+        self.config = agents.config_of(name, domain, model, settings)
         self.agent: SimAgent | None = None
         self.engine: EngineProcess | None = None
         self.failing_starts = 0

@@ -70,7 +70,7 @@ PROMISES = {
     ),
     "I9": Promise(
         "Nothing is sent to an open breaker, and at most k requests to a half-open one.",
-        ("wrong-answers", "engine-stopped"),
+        ("wrong-answers", "engine-stopped", "wrong-weights"),
     ),
     "I10": Promise(
         "Recovery ends within its bound.",

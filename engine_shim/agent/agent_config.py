@@ -120,6 +120,19 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 30.0
+    canary_interval_s: Annotated[
+        float,
+        option("Mean time between two canaries to an engine (0: none)", unit="s", ge=0),
+    ] = 30.0
+    canary_budget_ppm: Annotated[
+        int,
+        option(
+            "Maximum share of an engine's time that canaries take; they become rarer to keep it",
+            unit="millionths",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 1000
     stop_timeout_s: Annotated[
         float, option("Maximum time a stopping engine has before SIGKILL", unit="s")
     ] = 10.0

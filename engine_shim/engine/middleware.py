@@ -77,6 +77,8 @@ class RelumeMiddleware:
             await self._kept(scope["path"], receive, send)
         elif scope["path"] == calls.HANDOVER_PATH and scope["method"] == "POST":
             await self._hand_over(receive, send)
+        elif scope["path"] == calls.CANARY_PATH and scope["method"] == "POST":
+            await self._canary(scope["app"].state.engine_client, receive, send)
         else:
             await self._serve(scope, receive, send)
 
@@ -235,6 +237,15 @@ class RelumeMiddleware:
             return  # there is no client to answer
         incarnation = self._identity.incarnation
         await _send_json(send, *await handover.answer(body, incarnation, plugin.hand_over))
+
+    async def _canary(self, engine: Any, receive: Receive, send: Send) -> None:
+        """A canary of the agent."""
+        try:
+            body = await _read(receive)
+        except HeaderError:
+            return  # there is no client to answer
+        incarnation = self._identity.incarnation
+        await _send_json(send, *await plugin.answer_canary(engine, body, incarnation))
 
     async def _turned(self) -> None:
         """Wait for a turn of the engine's loop. Probes share one: those to an engine that hangs

@@ -158,6 +158,13 @@ async def turn() -> None:
     await vllm_private_core.turn(vllm_private.engines())
 
 
+async def answer_canary(engine: Any, body: bytes, incarnation: int) -> tuple[int, dict[str, Any]]:
+    """Status and content of the answer to a canary of the agent."""
+    from relume.engine_shim.engine import canary
+
+    return await canary.respond(engine, body, incarnation, progress())
+
+
 def state() -> dict[str, Any]:
     """What `GET /relume/state` shows beside the identity."""
     from relume.engine_shim.engine.vllm_private import api_server as vllm_private

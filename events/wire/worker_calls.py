@@ -22,6 +22,8 @@ CHECKPOINT_PATH = "/relume/checkpoint"
 ATTACH_PATH = "/relume/attach"
 RELEASE_PATH = "/relume/release"
 HANDOVER_PATH = "/relume/handover"
+CANARY_PATH = "/relume/canary"
+"""POST, by the worker's agent: a `CanaryAsked`, answered with a `CanaryAnswered`."""
 
 
 class Retarget(msgspec.Struct, frozen=True):
@@ -51,6 +53,24 @@ class Handover(msgspec.Struct, frozen=True):
     request: str
     attempt: int
     incarnation: int
+
+
+class CanaryAsked(msgspec.Struct, frozen=True):
+    """Body of `CANARY_PATH`: the number of a canary in the prompt set `prompts`."""
+
+    canary: int
+    prompts: int
+    incarnation: int
+
+
+class CanaryAnswered(msgspec.Struct, frozen=True, kw_only=True):
+    """The greedy tokens of a canary, and at each position the largest log probabilities, largest
+    first. `alone`: nothing else ran or waited in the engine before or after."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    took_us: int = 0
+    alone: bool = False
 
 
 Call = TypeVar("Call", Retarget, Attach, Handover)

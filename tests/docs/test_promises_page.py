@@ -21,7 +21,7 @@ def test_each_named_scenario_is_in_the_library() -> None:
     assert named - page.library() == set()
     unnamed = page.library() - named
     # Those of features that do not exist yet press no promise.
-    assert unnamed == {"draft-mismatch", "rank-killed", "weights-flipped"}
+    assert unnamed == {"draft-mismatch", "rank-killed"}
 
 
 def test_a_promise_without_a_checker_says_so() -> None:

@@ -150,7 +150,7 @@ def test_a_planned_fault_that_did_not_strike_proves_nothing(good: Outcome) -> No
 
 def test_a_fault_whose_feature_does_not_exist_proves_nothing(good: Outcome) -> None:
     scenario = replace(
-        SCENARIO, faults=(Fault(what="weights-flipped", when=When(at_s=1.0), target="w0"),)
+        SCENARIO, faults=(Fault(what="rank-kill", when=When(at_s=1.0), target="w0"),)
     )
     schedule = expand(scenario, 7)
     waiting = replace(schedule.faults[0], applicable=False)

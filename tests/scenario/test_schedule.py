@@ -192,12 +192,12 @@ def test_the_library_is_sound_and_covers_every_applicable_fault(
 def test_a_feature_that_appears_without_a_scenario_is_found(
     library: dict[str, Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = {name: s for name, s in library.items() if name != "weights-flipped"}
+    kept = {name: s for name, s in library.items() if name != "rank-killed"}
     assert uncovered(kept) == []
     monkeypatch.setattr(
-        catalogue, "exists", lambda module: module == "relume.engine_shim.agent.canaries"
+        catalogue, "exists", lambda module: module == "relume.engine_shim.elastic_tp"
     )
-    assert uncovered(kept) == ["weights-flipped"]
+    assert uncovered(kept) == ["rank-kill"]
     assert uncovered(library) == []
 
 
@@ -207,7 +207,7 @@ def test_a_feature_that_appears_without_its_fault_in_the_simulator_is_found() ->
         what for what in catalogue.FAULTS if not hasattr(Faults, f"_{what.replace('-', '_')}")
     ]
     assert [what for what in missing if catalogue.applicable(what)] == []
-    assert "weights-flipped" in missing or catalogue.applicable("weights-flipped")
+    assert "rank-kill" in missing or catalogue.applicable("rank-kill")
 
 
 def test_a_promise_whose_feature_appears_without_a_validator_is_found(
@@ -222,13 +222,13 @@ def test_what_is_not_applicable_is_marked(
     library: dict[str, Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "exists", lambda module: False)
-    assert not expand(library["weights-flipped"], 0).faults[0].applicable
+    assert not expand(library["rank-killed"], 0).faults[0].applicable
     said = "\n".join(printing.listed(named()))
-    assert "weights-flipped: needs relume.engine_shim.agent.canaries" in said
+    assert "rank-kill: needs relume.engine_shim.elastic_tp" in said
     for promise in catalogue.PROMISES:
         assert (promise in CHECKS) or f"{promise}" in said.splitlines()[-1]
     monkeypatch.setattr(catalogue, "exists", lambda module: True)
-    assert expand(library["weights-flipped"], 0).faults[0].applicable
+    assert expand(library["rank-killed"], 0).faults[0].applicable
     assert "not yet applicable" not in "\n".join(printing.listed(named()))
 
 

@@ -504,7 +504,9 @@ class EngineProcess:
         )
 
     wrong = False
-    """Its weights are damaged."""
+    """Its weights are damaged: it gives other tokens."""
+    flipped = False
+    """A bit of its weights is: log probabilities differ, tokens do not."""
 
     # --- reporting -------------------------------------------------------------------------
 

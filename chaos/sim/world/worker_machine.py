@@ -34,7 +34,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     own host's daemon at `local_bytes_s`, else as if over the network. Blocks for a full link wait in
     the engine, else in the link, ahead of restores. A busy receiver delays no other traffic. An
     engine restores one request after the other, like the real loading thread, over connections
-    that share the link fairly. `measured_links`: engines measure the bandwidth to their holders."""
+    that share the link fairly. `measured_links`: engines measure the bandwidth to their holders.
+    `canary_interval_s`: between canaries (0: none)."""
 
     lease_ttl_s: int = 8
     prefix_cache: bool = True
@@ -42,6 +43,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     jitter: float = 0.1
     exact_links: bool = False
     measured_links: bool = False
+    canary_interval_s: float = 0.0
 
 
 class HostDirectory(RunDirectory):

@@ -24,13 +24,14 @@ from typing import Any
 from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.agent_errors import HostRefused
 from relume.engine_shim.agent.agent_logging import Logger
+from relume.engine_shim.agent.canaries.canary_watch import CanaryWatch
 from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
 from relume.engine_shim.agent.engine_process import stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost, EngineOrder, make_order
-from relume.engine_shim.agent.engine_process.hang_watch import HangWatch, WatchedEngine
+from relume.engine_shim.agent.engine_process.hang_watch import HangWatch
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
-from relume.engine_shim.agent.engine_process.watched_engine import ServingEngine
+from relume.engine_shim.agent.engine_process.watched_engine import ServingEngine, WatchedServer
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of
 from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.agent.notice_server import NoticeBoard
@@ -165,9 +166,13 @@ class Supervisor:
             return 0.0, "refused"
         self._started(engine, order)
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(self._watch_hangs(engine, order))
+            watches = [
+                tasks.create_task(watch(engine, order))
+                for watch in (self._watch_hangs, self._send_canaries)
+            ]
             await engine.dead.wait()
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
         ready_for_s = engine.died_at - self._ready_at if engine.ready else 0.0
         await self._bury(engine, engine.reason, engine.detail)
         return ready_for_s, engine.reason
@@ -186,9 +191,18 @@ class Supervisor:
             self._logger,
         ).run()
 
-    def _watched_engine(self, engine: EngineProcesses, order: EngineOrder) -> WatchedEngine:
-        host = self._config.engine_host
-        return ServingEngine(engine, order.incarnation, host, order.port, self._directory)
+    async def _send_canaries(self, engine: EngineProcesses, order: EngineOrder) -> None:
+        """Until cancelled, or until the engine turns out not to know canaries."""
+        await engine.serving.wait()
+        if self._watched and self._config.canary_interval_s > 0:
+            watched = self._watched_engine(engine, order)
+            await CanaryWatch(
+                watched, order.incarnation, self._config, self._journal, self._logger
+            ).run()
+
+    def _watched_engine(self, engine: EngineProcesses, order: EngineOrder) -> WatchedServer:
+        host, model = self._config.engine_host, self._config.model
+        return ServingEngine(engine, order.incarnation, host, order.port, self._directory, model)
 
     def _count(self) -> int:
         """The next incarnation. Raises HostRefused: one that is not on disk might be given

@@ -1,24 +1,45 @@
-"""A real engine as `hang_watch` sees it: the page on which it counts its steps, its HTTP server, and
+"""A real engine as `hang_watch` and `canary_watch` see it: the page on which it counts its steps, its HTTP server, and
 what /proc says of its threads."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
+from typing import Protocol
+
+import msgspec
 
 from relume.engine_shim.agent.agent_config import is_unspecified
+from relume.engine_shim.agent.canaries.canary_watch import CanaryEngine, NoCanaries
+from relume.engine_shim.agent.canaries.weights_digest import weights_digest
 from relume.engine_shim.agent.engine_process import stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
+from relume.engine_shim.agent.engine_process.hang_watch import WatchedEngine
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
 from relume.engine_shim.agent.run_directory import RunDirectory
+from relume.engine_shim.canary_prompts import PROMPTS
 from relume.engine_shim.engine.cpu_clocks import ThreadClock
 from relume.engine_shim.engine.progress import Progress
 from relume.events.vocabulary.enums import DeathReason
-from relume.events.wire.worker_calls import PROBE_PATH
+from relume.events.wire.worker_calls import (
+    CANARY_PATH,
+    PROBE_PATH,
+    CanaryAnswered,
+    CanaryAsked,
+)
+
+CANARY_S = 10.0
+"""Maximum time of an answer to a canary."""
+MOST_BYTES = 1 << 16
+
+
+class WatchedServer(WatchedEngine, CanaryEngine, Protocol):
+    """An engine as both of its watches see it."""
 
 
 class ServingEngine:
-    """See `WatchedEngine`. It listens on `host:port`."""
+    """See `WatchedServer`. It listens on `host:port` and serves `model`."""
 
     def __init__(
         self,
@@ -27,11 +48,13 @@ class ServingEngine:
         host: str,
         port: int,
         directory: RunDirectory,
+        model: str,
     ) -> None:
         self._engine = engine
         self._incarnation = incarnation
         self._host = "127.0.0.1" if is_unspecified(host) else host
         self._port = port
+        self._model = model
         self._directory = directory
         self._page = Progress(str(directory.progress))
         self._front = ThreadClock()
@@ -59,6 +82,35 @@ class ServingEngine:
         except (OSError, TimeoutError):
             return False
 
+    async def weights(self) -> str:
+        """See CanaryEngine."""
+        return await asyncio.to_thread(weights_digest, self._model)
+
+    async def canary(self, number: int) -> CanaryAnswered | str:
+        """See CanaryEngine."""
+        asked = CanaryAsked(number, PROMPTS, self._incarnation)
+        body = msgspec.json.encode(asked)
+        head = (
+            f"POST {CANARY_PATH} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        try:
+            async with asyncio.timeout(CANARY_S):
+                reader, writer = await asyncio.open_connection(self._host, self._port)
+                try:
+                    writer.write(head.encode() + body)
+                    answer = await reader.read(MOST_BYTES)
+                    while more := await reader.read(MOST_BYTES):
+                        answer = (answer + more)[:MOST_BYTES]
+                finally:
+                    writer.close()
+        except TimeoutError:
+            return f"no answer within {CANARY_S:g} s"
+        except OSError as error:
+            return f"no connection: {error.strerror or type(error).__name__}"
+        return _answered(answer)
+
     def process_state(self) -> str:
         """See WatchedEngine: that of the first of its processes that is stopped, or of its first."""
         stats = [stat_of(process.pid) for process in (self._engine.leader, *self._engine.members)]
@@ -72,3 +124,18 @@ class ServingEngine:
     def condemn(self, reason: DeathReason, detail: str) -> None:
         """See WatchedEngine."""
         self._engine.condemn(reason, detail)
+
+
+def _answered(answer: bytes) -> CanaryAnswered | str:
+    """What an HTTP answer says about a canary. Raises NoCanaries."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if status and status[0] in (b"404", b"405", b"501"):
+        raise NoCanaries
+    if status != [b"200"]:
+        return f"status {status[0].decode('latin-1')[:3]}" if status else "no answer"
+    try:
+        # Log probabilities that are no numbers are read as such: they are wrong, not missing.
+        return msgspec.convert(json.loads(body), CanaryAnswered)
+    except (ValueError, msgspec.ValidationError, RecursionError):
+        return "an answer that is none"

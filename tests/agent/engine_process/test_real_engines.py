@@ -20,6 +20,7 @@ import pytest
 from relume.chaos.live.failpoint_server import FailpointServer
 from relume.engine_shim.agent.engine_process.hang_rule import FACTOR
 from relume.engine_shim.agent.engine_process.process_identity import is_alive
+from relume.engine_shim.canary_prompts import COUNT, TOKENS, TOP
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
@@ -179,6 +180,38 @@ async def test_a_real_engine_that_hangs_idle_or_inside_a_step_is_found_and_resta
         third = await host.nth(v.EngineReady, 3, timeout_s=90)
         assert third.incarnation == 3
         assert await asyncio.to_thread(ask, third)
+
+
+async def test_a_real_engine_answers_canaries_alike_idle_and_busy(
+    tmp_path: Path, etcd: EtcdServer, model: str
+) -> None:
+    """They are no requests in the log, and each engine of these weights gives the same bits."""
+    often = {"canary_interval_s": "0.2", "canary_budget_ppm": "1000000"}
+    async with hosted(tmp_path, etcd, model, "zygote", **often) as host:
+        socket = str(tmp_path / "z.sock")
+        zygote = "relume.engine_shim.engine.hosts.zygote"
+        host.spawn("zygote", sys.executable, "-m", zygote, "--socket", socket)
+        host.agent(*ARGUMENTS)
+        ready = await host.nth(v.EngineReady, 1, timeout_s=90)
+        await host.nth(v.CanaryReported, 3 * COUNT)
+        idle = await host.events(v.CanaryReported)
+        assert all(report.exact and not report.error for report in idle), idle
+        assert all(len(r.tokens) == TOKENS and len(r.logprobs) == TOP * TOKENS for r in idle)
+        assert len({token for report in idle for token in report.tokens}) > COUNT
+        assert [step for step in await host.events(v.EngineStep) if step.changes] == []
+        asking = [asyncio.create_task(asyncio.to_thread(ask, ready)) for _ in range(4)]
+        await asyncio.gather(*asking)
+        os.kill(host.engine.pid, signal.SIGKILL)
+        await host.nth(v.EngineReady, 2, timeout_s=90)
+        told = len(await host.events(v.CanaryReported))
+        await host.nth(v.CanaryReported, told + COUNT)
+        answers = await host.events(v.CanaryReported)
+        for number in range(COUNT):
+            found = {(r.tokens, r.logprobs) for r in answers if r.canary == number and not r.error}
+            assert len(found) == 1, (number, found)
+        assert len({report.weights for report in answers}) == 1 and answers[0].weights
+        changes = [c for step in await host.events(v.EngineStep) for c in step.changes]
+        assert len({c.request for c in changes}) == 4, "clients' requests only"
 
 
 def asked(ready: v.EngineReady) -> None:

@@ -1,0 +1,158 @@
+"""Sends canaries to the agent's engine and writes what it answers into the log.
+
+An engine that becomes ready answers all canaries, first one by one and then together. If every bit is
+the same, it is exact: its answers are compared bit by bit later. So an engine whose weights were
+loaded wrongly differs from its class in all canaries at once. From then on one canary follows another
+in turn (`canary_schedule`). An answer that differs from this engine's own first one is confirmed at
+once by another canary. The leader judges (`relume.policies.canary`).
+
+A server without canaries is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from relume.engine_shim.agent.agent_config import AgentConfig
+from relume.engine_shim.agent.agent_logging import Logger
+from relume.engine_shim.agent.canaries.canary_schedule import CanarySchedule
+from relume.engine_shim.agent.journal import Journal
+from relume.engine_shim.canary_prompts import COUNT, PROMPTS
+from relume.events.vocabulary import CanaryReported
+from relume.events.wire.worker_calls import CanaryAnswered
+
+LOOK_S = 0.25
+"""Pause between two looks at whether the engine is idle."""
+DIFFERS = 0.05
+"""Of an engine that is not exact: difference of a log probability that is worth another canary."""
+
+
+class NoCanaries(Exception):
+    """The engine's server does not know canaries."""
+
+
+class CanaryEngine(Protocol):
+    """An engine as its canaries see it."""
+
+    def read(self) -> dict[str, int]:
+        """Its counters, see `Progress.read`."""
+        ...
+
+    async def weights(self) -> str:
+        """A digest of its model's files, empty if it is unknown."""
+        ...
+
+    async def canary(self, number: int) -> CanaryAnswered | str:
+        """Its answer, or why there is none. Raises NoCanaries."""
+        ...
+
+
+class CanaryWatch:
+    """Of one engine."""
+
+    def __init__(
+        self,
+        engine: CanaryEngine,
+        incarnation: int,
+        config: AgentConfig,
+        journal: Journal,
+        logger: Logger,
+    ) -> None:
+        self._engine = engine
+        self._incarnation = incarnation
+        self._config = config
+        self._journal = journal
+        self._logger = logger
+        seed = f"{config.worker}:{incarnation}"
+        interval_s, budget = config.canary_interval_s, config.canary_budget_ppm
+        self._schedule = CanarySchedule(interval_s, budget, seed)
+        self._first: dict[int, CanaryAnswered] = {}
+        self._exact = False
+        self._weights = ""
+
+    async def run(self) -> None:
+        """Send canaries until cancelled, or until the engine turns out not to know them."""
+        self._weights = await self._engine.weights()
+        try:
+            cost_us, number = await self._begin(), 0
+            while True:
+                await self._until_due(self._schedule.pause_s(cost_us))
+                cost_us = await self._check(number % COUNT)
+                number += 1
+        except NoCanaries:
+            self._logger.info("the engine knows no canaries", incarnation=self._incarnation)
+
+    async def _begin(self) -> int:
+        """All of them, alone and together; the time that one takes."""
+        answers = [await self._engine.canary(number) for number in range(COUNT)]
+        together = await asyncio.gather(*map(self._engine.canary, range(COUNT)))
+        pairs = list(zip(answers, together, strict=True))
+        self._exact = all(
+            isinstance(one, CanaryAnswered) and isinstance(other, CanaryAnswered)
+            and (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
+            for one, other in pairs
+        )  # fmt: skip
+        for number, answer in enumerate(answers):
+            self._report(number, answer)
+        costs = [answer.took_us for answer in answers if isinstance(answer, CanaryAnswered)]
+        return max(costs, default=0)
+
+    async def _until_due(self, pause_s: float) -> None:
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(pause_s)
+        latest = now() + self._schedule.patience_s
+        while now() < latest:
+            state = self._engine.read()
+            if not state["running"] and not state["waiting"]:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _check(self, number: int) -> int:
+        """One canary, and another one if it differs; the time that they took."""
+        answer = await self._engine.canary(number)
+        cost_us = self._report(number, answer)
+        if isinstance(answer, CanaryAnswered) and self._differs(number, answer):
+            self._logger.error(
+                "a canary's answer differs from this engine's first one",
+                incarnation=self._incarnation,
+                canary=number,
+                remedy="another one follows; if it differs too, the worker is quarantined",
+            )
+            other = (number + 1) % COUNT
+            cost_us += self._report(other, await self._engine.canary(other), confirms=True)
+        return cost_us
+
+    def _differs(self, number: int, answer: CanaryAnswered) -> bool:
+        first = self._first.get(number)
+        if first is None:
+            return False
+        if self._exact:
+            return (answer.tokens, answer.logprobs) != (first.tokens, first.logprobs)
+        pairs = zip(answer.logprobs, first.logprobs, strict=False)
+        near = all(abs(one - other) <= DIFFERS for one, other in pairs)
+        return answer.tokens != first.tokens or not near
+
+    def _report(self, number: int, said: CanaryAnswered | str, confirms: bool = False) -> int:
+        """Write it into the log; the time that it took."""
+        error = said if isinstance(said, str) else ""
+        answer = CanaryAnswered() if isinstance(said, str) else said
+        if not error:
+            self._first.setdefault(number, answer)
+        self._journal.record(
+            CanaryReported(
+                worker=self._config.worker,
+                incarnation=self._incarnation,
+                canary=number,
+                prompts=PROMPTS,
+                tokens=answer.tokens,
+                logprobs=answer.logprobs,
+                took_us=answer.took_us,
+                alone=answer.alone,
+                exact=self._exact,
+                weights=self._weights,
+                confirms=confirms,
+                error=error,
+            )
+        )
+        return answer.took_us

@@ -1,0 +1,205 @@
+"""The agent's canaries: which, when, and what the log gets of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relume.engine_shim.agent.agent_config import AgentConfig
+from relume.engine_shim.agent.canaries.canary_schedule import CanarySchedule
+from relume.engine_shim.agent.canaries.canary_watch import CanaryWatch, NoCanaries
+from relume.engine_shim.agent.canaries.weights_digest import weights_digest
+from relume.engine_shim.canary_prompts import COUNT, LENGTHS, TOKENS, prompt_of
+from relume.events.vocabulary import CanaryReported
+from relume.events.wire.worker_calls import CanaryAnswered
+
+
+class Journal:
+    """What would go into the log."""
+
+    def __init__(self) -> None:
+        self.told: list[CanaryReported] = []
+        self.news = asyncio.Event()
+
+    def record(self, event: CanaryReported) -> None:
+        self.told.append(event)
+        self.news.set()
+
+    async def until(self, count: int) -> list[CanaryReported]:
+        async with asyncio.timeout(10):
+            while len(self.told) < count:
+                self.news.clear()
+                await self.news.wait()
+        return self.told
+
+
+class Quiet:
+    def info(self, event: str, **fields: Any) -> None: ...
+    def error(self, event: str, **fields: Any) -> None: ...
+
+
+Answer = Callable[[int, int], CanaryAnswered | str]
+
+
+class Engine:
+    """Answers the n-th question about a canary by `answer(canary, n)`."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked: list[int] = []
+        self.busy = False
+        self.looked = asyncio.Event()
+
+    def read(self) -> dict[str, int]:
+        self.looked.set()
+        return {"running": int(self.busy), "waiting": 0}
+
+    async def weights(self) -> str:
+        return "w"
+
+    async def canary(self, number: int) -> CanaryAnswered | str:
+        self.asked.append(number)
+        return self.answer(number, self.asked.count(number))
+
+
+def right(number: int, time: int) -> CanaryAnswered:
+    return CanaryAnswered(tokens=(number,), logprobs=(-0.5,), took_us=10, alone=True)
+
+
+@asynccontextmanager
+async def watched(
+    answer: Answer, interval_s: float = 0.001
+) -> AsyncIterator[tuple[Engine, Journal]]:
+    engine, journal = Engine(answer), Journal()
+    config = AgentConfig(
+        worker="w0", run_dir="/nowhere", model="/nowhere", canary_interval_s=interval_s,
+        canary_budget_ppm=1_000_000,
+    )  # fmt: skip
+    watch: Any = CanaryWatch(engine, 3, config, journal, Quiet())  # type: ignore[arg-type]
+    task = asyncio.create_task(watch.run())
+    try:
+        yield engine, journal
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_an_engine_answers_all_canaries_first_and_then_one_after_another() -> None:
+    async with watched(right) as (engine, journal):
+        told = await journal.until(2 * COUNT)
+    assert engine.asked[: 2 * COUNT] == [*range(COUNT)] * 2, "alone, and together"
+    assert [event.canary for event in told[: 2 * COUNT]] == [*range(COUNT)] * 2
+    assert {(e.worker, e.incarnation, e.exact, e.confirms) for e in told} == {
+        ("w0", 3, True, False)
+    }
+    assert told[0].tokens == (0,) and told[0].logprobs == (-0.5,)
+
+
+async def test_an_engine_that_differs_in_a_batch_is_not_exact() -> None:
+    def answer(number: int, time: int) -> CanaryAnswered:
+        drift = 1e-6 if (number, time) == (2, 2) else 0.0
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + drift,))
+
+    async with watched(answer) as (_, journal):
+        told = await journal.until(2 * COUNT)
+    assert not any(event.exact or event.confirms for event in told)
+
+
+async def test_another_answer_than_the_first_is_confirmed_at_once_by_another_canary() -> None:
+    """A bit of a log probability is enough."""
+
+    def answer(number: int, time: int) -> CanaryAnswered:
+        flipped = 1e-7 if time > 2 and number == 1 else 0.0
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + flipped,))
+
+    async with watched(answer) as (_, journal):
+        told = (await journal.until(2 * COUNT + 1))[COUNT:]
+    assert [(e.canary, e.confirms) for e in told[:4]] == [
+        (0, False), (1, False), (2, True), (2, False),
+    ]  # fmt: skip
+
+
+async def test_a_canary_without_an_answer_says_why_and_the_next_one_follows() -> None:
+    async with watched(lambda n, time: "status 500" if time > 2 else right(n, time)) as (
+        _,
+        journal,
+    ):
+        told = await journal.until(COUNT + 2)
+    assert [(e.error, e.tokens) for e in told[COUNT : COUNT + 2]] == [("status 500", ())] * 2
+
+
+async def test_a_server_without_canaries_is_left_alone() -> None:
+    def none(number: int, time: int) -> CanaryAnswered:
+        raise NoCanaries
+
+    engine, journal = Engine(none), Journal()
+    config = AgentConfig(worker="w0", run_dir="/nowhere", model="/nowhere")
+    await CanaryWatch(engine, 1, config, journal, Quiet()).run()  # type: ignore[arg-type]
+    assert journal.told == [] and engine.asked == [0]
+
+
+async def test_a_due_canary_waits_for_an_idle_engine() -> None:
+    async with watched(right, interval_s=3600.0) as (engine, journal):
+        engine.busy = True
+        watch_looks = journal.until(COUNT)
+        assert len(await watch_looks) == COUNT
+        assert len(engine.asked) == 2 * COUNT and not engine.looked.is_set(), "none is due"
+
+
+def test_canaries_keep_to_their_budget_and_interval() -> None:
+    schedule = CanarySchedule(30.0, 1000, "w0:1")
+    pauses = [schedule.pause_s(15_000) for _ in range(2000)]
+    assert 22.5 <= min(pauses) < 23 and 37 < max(pauses) <= 37.5
+    assert 29.5 < sum(pauses) / len(pauses) < 30.5
+    assert schedule.pause_s(90_000) == 90.0, "a thousandth of the time, also for slow canaries"
+    assert schedule.patience_s == 15.0
+
+
+def test_workers_that_started_together_do_not_stay_together() -> None:
+    first = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s(0) for n in range(8)]
+    assert len(set(first)) == 8
+    again = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s(0) for n in range(8)]
+    assert first == again
+
+
+def test_prompts_are_fixed_different_and_within_the_vocabulary() -> None:
+    prompts = [prompt_of(number, 512, 2048) for number in range(COUNT)]
+    assert [len(prompt) for prompt in prompts] == list(LENGTHS)
+    assert all(64 <= token < 320 for prompt in prompts for token in prompt)
+    assert prompts[0][:8] == prompt_of(0, 512, 2048)[:8]
+    for one, other in itertools.combinations(prompts, 2):
+        assert one[:8] != other[:8]
+    assert len(prompt_of(3, 512, 40)) == 40 - TOKENS
+
+
+def test_other_weights_have_another_digest(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(bytes(100))
+    first = weights_digest(str(model))
+    assert len(first) == 16 and first == weights_digest(str(model))
+    (model / "model.safetensors").write_bytes(bytes(99) + b"\1")
+    assert weights_digest(str(model)) != first
+    assert weights_digest("some/name-on-a-hub") == ""
+
+
+def test_log_probabilities_that_are_no_numbers_reach_the_log() -> None:
+    """They are the surest sign of all."""
+    from relume.engine_shim.agent.engine_process.watched_engine import _answered
+
+    body = b'{"tokens": [1], "logprobs": [NaN, -Infinity], "took_us": 5, "alone": true}'
+    answer = _answered(b"HTTP/1.1 200 OK\r\nx: y\r\n\r\n" + body)
+    assert isinstance(answer, CanaryAnswered)
+    assert str(answer.logprobs) == "(nan, -inf)"
+    assert _answered(b"HTTP/1.1 500 \r\n\r\n{}") == "status 500"
+    assert _answered(b"") == "no answer"
+    assert _answered(b"HTTP/1.1 200 OK\r\n\r\n[") == "an answer that is none"
+    assert msgspec.structs.asdict(answer)["alone"] is True
