@@ -25,10 +25,6 @@ def _failpoint() -> str:
     return "needs a failpoint that holds one stream: a test of the core does so (engine.frame)"
 
 
-def _weights() -> str:
-    return "needs a way to flip a bit in the weights of a running engine"
-
-
 _WHY: Mapping[str, Callable[[], str]] = {
     "disk-slow": _strace,
     "frame-lost": _tcp,
@@ -36,7 +32,6 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "dispatch-refused": _engine,
     "answer-broken": _engine,
     "stream-stuck": _failpoint,
-    "weights-flipped": _weights,
 }
 """Further needs of a fault on real processes."""
 

@@ -171,6 +171,7 @@ class _Run:
             self._scenario.fleet,
         )  # fmt: skip
         host = Host(options, schedule, etcd, self._prefix, lambda text: None)
+        host.canary_s = self._scenario.fleet.canary_s
         pids: list[int] = []
         stack.push_async_callback(self._nothing_left, pids)
         began = time.monotonic()

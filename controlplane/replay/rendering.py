@@ -387,6 +387,28 @@ def _restored(event: v.RestoreDone) -> list[str]:
     return [f"{event.tokens} tokens were restored from {event.holder}: {took}"]
 
 
+def _canary(event: v.CanaryReported) -> list[str]:
+    engine = f"{event.worker}:{event.incarnation}"
+    if event.error:
+        return [f"{engine} did not answer canary {event.canary}: {event.error}"]
+    how = ("alone" if event.alone else "busy") + (", exact" if event.exact else ", not exact")
+    why = ", because its answer before differed" if event.confirms else ""
+    tokens = " ".join(map(str, event.tokens))
+    return [
+        f"{engine} answered canary {event.canary} in {event.took_us / 1000:.1f} ms ({how}){why}",
+        f"tokens {tokens}",
+    ]
+
+
+def _canary_values(event: v.CanaryValuesDecided) -> list[str]:
+    names = ", ".join(event.witnesses)
+    only = ": the class has no other worker" if event.workers == 1 else ""
+    return [
+        f"right answer to canary {event.canary} for {event.kind}, version {event.version}",
+        f"{len(event.witnesses)} of {event.workers} workers agree ({names}){only}",
+    ]
+
+
 def _hung(event: v.EngineHung) -> list[str]:
     engine = f"{event.worker}:{event.incarnation}"
     step = "in no step"
@@ -425,6 +447,8 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.EngineReady: _ready,
     v.EngineDied: lambda e: [f"the engine {e.worker}:{e.incarnation} died ({e.reason})"],
     v.EngineHung: _hung,
+    v.CanaryReported: _canary,
+    v.CanaryValuesDecided: _canary_values,
     v.EngineRecovered: lambda e: [
         f"the engine {e.worker}:{e.incarnation} recovered after {e.hung_us / 1e6:.1f} s"
     ],

@@ -22,7 +22,13 @@ from relume.controlplane.replica.scheduler import Scheduler
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import EnginePhase, ProbeResult, TimerKind, TransportKind
+from relume.events.vocabulary.enums import (
+    EnginePhase,
+    HealthState,
+    ProbeResult,
+    TimerKind,
+    TransportKind,
+)
 from relume.events.wire.worker_calls import PROBE_PATH, STATE_PATH
 from relume.policies.liveness import stall
 from relume.policies.state.fleet import Worker
@@ -90,6 +96,7 @@ class StallWatch:
         """Before then an engine cannot have been silent for half the least bound."""
         self._left = False
         self._hung: list[v.EngineHung] = []
+        self._corrupt: list[v.HealthDecided] = []
         self._session: aiohttp.ClientSession | None = None
         self._judged = 0
 
@@ -103,10 +110,17 @@ class StallWatch:
             self._left = True
         elif kind is v.EngineHung:
             self._hung.append(event)
+        elif kind is v.HealthDecided and event.state == HealthState.QUARANTINED:
+            self._corrupt.append(event)
 
     def folded(self, group: RevisionGroup) -> None:
         """Called when a whole group was folded: streams leave engines that their agents found
-        hung."""
+        hung, and those that the leader quarantined."""
+        corrupt, self._corrupt = self._corrupt, []
+        for decided in corrupt:
+            self._gateway.break_streams(
+                decided.worker, decided.incarnation, TransportKind.CORRUPT, decided.evidence[:200]
+            )
         told, self._hung = self._hung, []
         for event in told:
             activity = self._gateway.activity.get((event.worker, event.incarnation))

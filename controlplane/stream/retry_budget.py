@@ -54,6 +54,10 @@ class RetryBudget(Struct, kw_only=True):
         if young_s < YOUNG_S:
             self.moves += 1
 
+    def found_corrupt(self) -> None:
+        """The engine was quarantined: that is no failure of the request."""
+        self.moves += 1
+
     def must_pause(self, young_s: float) -> bool:
         """Whether to pause before the next try. Engines that die one after another as soon as the
         request comes to them were dead before: many died at once, and not all of it is known

@@ -25,7 +25,7 @@ from relume.policies.routing.routing_settings import TIERS
 OPEN = 65_536
 """Maximum number of requests remembered until they end; some never end at this replica."""
 RECOVERIES = tuple(
-    "reset stall engine_dead engine_error stale refused unreachable declined".split()
+    "reset stall engine_dead engine_error stale refused unreachable declined corrupt".split()
 )
 """Causes of a dispatch that follows a failed attempt."""
 MIGRATION_OUTCOMES = ("moved", "abandoned", "failed")

@@ -65,6 +65,8 @@ class RouteCause(Word):
     """The client came back, and its worker has the stream no longer."""
     DETACHED = "detached"
     """The worker's stream buffer holds too little of the stream."""
+    CORRUPT = "corrupt"
+    """The worker was quarantined, because its answers to canaries are wrong."""
 
 
 class AttemptMode(Word):
@@ -105,6 +107,8 @@ class TransportKind(Word):
     """Handed over on request: no failure."""
     DETACHED = "detached"
     """The worker's stream buffer holds too little of the stream."""
+    CORRUPT = "corrupt"
+    """The worker was quarantined: what it computes is wrong."""
 
 
 class RequestOutcome(Word):

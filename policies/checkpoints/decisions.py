@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from relume.events.vocabulary import RecoveryChoice
-from relume.events.vocabulary.enums import Exclusion, PlacementCause, Tier
+from relume.events.vocabulary.enums import Exclusion, HealthState, PlacementCause, Tier
 from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, config_of
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
@@ -208,13 +208,22 @@ def displaced(view: View, request: str, primary: str) -> PlacementCause | None:
 
 
 def stored(fleet: Fleet, request: str) -> tuple[StoredBlocks, ...]:
-    """Which living holders have a part of the request, and how much."""
-    found = []
+    """Which living holders have a part of the request, and how much. Blocks that a quarantined
+    worker computed are not used."""
+    placed, found = fleet.placed.get(request), list[StoredBlocks]()
+    if placed is not None and _is_quarantined(fleet, placed.primary):
+        return ()
     for name, site in fleet.holders.items():
         covered = site.covered.get(request) if site.alive else None
         if covered is not None and (tokens := coverage.covered_tokens(fleet, name, request)):
             found.append(StoredBlocks(name, tokens, sum(covered.bytes.values())))
     return tuple(found)
+
+
+def _is_quarantined(fleet: Fleet, name: str) -> bool:
+    worker = fleet.workers.get(name)
+    health = worker.health if worker is not None else UNSET
+    return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
 
 
 def plan(

@@ -15,7 +15,8 @@ SUSPICIOUS: dict[TransportKind, FailureClass] = {
 """After these a replica sends the incarnation nothing new until it proved itself. STALE is our own
 error. ENGINE_ERROR (it answered, but wrongly) and STUCK (it serves the others) count by requests
 (`relume.policies.health`): one client's request must not exclude a worker. DECLINED and TIMEOUT may
-be the request's. MOVED and DETACHED are no failures."""
+be the request's. MOVED and DETACHED are no failures. CORRUPT follows from the leader's
+decision."""
 
 WRONG = frozenset((TransportKind.ENGINE_ERROR, TransportKind.STUCK))
 """The engine works, but not for this request: such failures count by requests."""

@@ -18,6 +18,7 @@ from relume.events import vocabulary as v
 from relume.events.log.errors import LogFull
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.memory import MemoryLog
+from relume.events.vocabulary.enums import FailureClass, HealthState
 from relume.policies.liveness import stall
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
@@ -167,6 +168,28 @@ async def test_a_server_that_answers_for_a_loop_that_hangs_does_not_clear_it() -
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.5):
                 await watched(port, until=v.WorkerCleared, told_hung=True)
+
+
+async def test_streams_leave_a_quarantined_engine() -> None:
+    """It is no suspect: the decision itself keeps requests from it."""
+    loop, told = asyncio.get_running_loop(), list[Any]()
+    gateway = OneStream(loop.time())
+    scheduler = Scheduler(View("r.r0", Fleet()), FullWriter(), "b", "least_load", lambda: 0)  # type: ignore[arg-type]
+    scheduler.decisions.observers.append(lambda position, event: told.append(event))
+    watch = StallWatch(scheduler, gateway, loop.time)  # type: ignore[arg-type]
+    for state in (HealthState.SUSPECT, HealthState.QUARANTINED):
+        assert gateway.broken == []
+        event = v.HealthDecided(
+            worker="w0",
+            incarnation=3,
+            state=state,
+            failure=FailureClass.CORRUPTION,
+            evidence="wrong answer",
+            since=1,
+        )
+        watch.seen("fleet", 4, event)
+        watch.folded(RevisionGroup(9, ()))
+    assert gateway.broken == [("w0", 3, "corrupt")] and told == []
 
 
 async def test_engine_that_works_is_left_alone() -> None:

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from relume.chaos.live.errors import CannotStrike
 from relume.chaos.live.failpoint_server import FailpointError
 from relume.chaos.live.faults import daemon_memory as memory
+from relume.chaos.live.faults import flipped_weights
 from relume.chaos.live.faults.cpu_limit import Limit
 from relume.chaos.live.faults.failing_engines import FailingEngines
 from relume.chaos.live.faults.lossy_messages import Disturbance
@@ -223,6 +224,18 @@ class Faults:
         if not any(flipped.values()):
             raise CannotStrike(f"no daemon of {', '.join(targets)} holds anything")
         return None, f"bits of {_counted(flipped)} pages"
+
+    async def _weights_flipped(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        model = self._host.options.model
+        pids = {worker: self._host.engine_pid(worker) for worker in targets}
+        flipped = {
+            worker: await asyncio.to_thread(flipped_weights.flip, pid, model)
+            for worker, pid in pids.items()
+            if pid
+        }
+        if not any(flipped.values()):
+            raise CannotStrike(f"no engine of {', '.join(targets)} has the weights in its memory")
+        return None, f"one bit in {_counted(flipped)} copies of a tensor"
 
     async def _dram_budget(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         share = planned.amount or 1.0

@@ -66,6 +66,8 @@ class Host(LocalFleet):
         self.disturbers: dict[str, Disturber] = {}
         self.forks: Forks | None = None
         self.failpoints: FailpointServer | None = None
+        self.canary_s = 0.0
+        """Time between two canaries to a worker; 0: the agent's own."""
         self._clocks = any(f.what in ("clock-jump", "clock-back") for f in schedule.faults)
         self._ports: dict[str, tuple[int, int]] = {}
         self._stack = AsyncExitStack()
@@ -136,6 +138,8 @@ class Host(LocalFleet):
             flags += ["--checkpoint-cold-after-s", "0"]
         if self.forks is not None:
             flags += ["--zygote", str(self.forks.path)]
+        if self.canary_s:  # more often than its budget allows: so that a short run has enough
+            flags += ["--canary-interval-s", str(self.canary_s), "--canary-budget-ppm", "1000000"]
         return flags
 
     def agent_env(self, index: int) -> dict[str, str]:

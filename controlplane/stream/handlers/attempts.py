@@ -61,6 +61,7 @@ UNHEALTHY = frozenset(
         TransportKind.STUCK,
         TransportKind.TIMEOUT,
         TransportKind.ENGINE_ERROR,
+        TransportKind.CORRUPT,
     )
 )
 """After these the engine may still generate: the machine stops it."""
@@ -213,6 +214,8 @@ def on_connection_lost(stream: Stream, state: Attempt, event: ConnectionLost, no
 def on_engine_given_up(stream: Stream, state: Attempt, event: EngineGivenUp, now: float) -> State:
     if event.cause == TransportKind.STALL:
         stream.budget.found_hung(now - stream.sent_at)
+    elif event.cause == TransportKind.CORRUPT:
+        stream.budget.found_corrupt()
     return lose(stream, state, event.cause, event.detail, now)
 
 

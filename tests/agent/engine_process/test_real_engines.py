@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from relume.chaos.live.failpoint_server import FailpointServer
+from relume.chaos.live.faults.flipped_weights import flip
 from relume.engine_shim.agent.engine_process.hang_rule import FACTOR
 from relume.engine_shim.agent.engine_process.process_identity import is_alive
 from relume.engine_shim.canary_prompts import COUNT, TOKENS, TOP
@@ -212,6 +213,33 @@ async def test_a_real_engine_answers_canaries_alike_idle_and_busy(
         assert len({report.weights for report in answers}) == 1 and answers[0].weights
         changes = [c for step in await host.events(v.EngineStep) for c in step.changes]
         assert len({c.request for c in changes}) == 4, "clients' requests only"
+
+
+async def test_a_bit_that_flips_in_a_real_engines_weights_is_found_within_one_round(
+    tmp_path: Path, etcd: EtcdServer, model: str
+) -> None:
+    """The agent notices by itself, and another canary says the same at once."""
+    often = {"canary_interval_s": "0.2", "canary_budget_ppm": "1000000"}
+    async with hosted(tmp_path, etcd, model, "zygote", **often) as host:
+        socket = str(tmp_path / "z.sock")
+        zygote = "relume.engine_shim.engine.hosts.zygote"
+        host.spawn("zygote", sys.executable, "-m", zygote, "--socket", socket)
+        host.agent(*ARGUMENTS)
+        await host.nth(v.EngineReady, 1, timeout_s=90)
+        right = {}
+        await host.nth(v.CanaryReported, 2 * COUNT)
+        for report in await host.events(v.CanaryReported):
+            right[report.canary] = report
+        assert await asyncio.to_thread(flip, host.engine.pid, model) > 0
+        told = len(await host.events(v.CanaryReported))
+        await host.nth(v.CanaryReported, told + COUNT + 2)
+        reports = await host.events(v.CanaryReported)
+        wrong = [r.logprobs != right[r.canary].logprobs for r in reports]
+        first = wrong.index(True)
+        assert first <= told + 1 and all(wrong[first:]), "each canary finds it"
+        assert not reports[first].confirms and reports[first + 1].confirms
+        same = [r.canary for r in reports[first:] if r.tokens == right[r.canary].tokens]
+        print(f"{len(same)} of {len(reports) - first} wrong answers had the right tokens")
 
 
 def asked(ready: v.EngineReady) -> None:

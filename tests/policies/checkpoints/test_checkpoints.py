@@ -267,6 +267,19 @@ def test_without_coverage_there_is_nothing_to_plan() -> None:
     assert checkpoints.sources(view, "q1", "w2", 1) == ()
 
 
+def test_blocks_that_a_quarantined_worker_computed_are_not_restored() -> None:
+    story = fleet_of()
+    lost = lost_two(story)
+    view = View("r.r0", story.fleet)
+    assert checkpoints.sources(view, "q1", "w1", 1) == ("tcp://w1:1",)
+    wrong = v.HealthDecided(
+        worker="w0", incarnation=1, state="quarantined", failure="corruption", evidence="", since=1
+    )
+    story.tell("fleet", wrong)
+    assert checkpoints.plan(view, "w0", 1, lost) == ()
+    assert checkpoints.sources(view, "q1", "w1", 1) == ()
+
+
 def test_recompute_restores_nothing() -> None:
     story = fleet_of(config=CheckpointConfig(recovery="recompute"))
     lost = lost_two(story)

@@ -1,0 +1,65 @@
+"""A worker whose weights are wrong is quarantined within one round of canaries, and nobody else is."""
+
+from __future__ import annotations
+
+from relume.chaos.runner.judge import judge
+from relume.chaos.scenario.language import Closed, Fault, Fleet, Scenario, Traffic, Uniform, When
+from relume.chaos.sim.sim_fleet import run
+from relume.chaos.validators.records import events_of
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import FailureClass, HealthState, RouteCause
+
+CANARY_S, LATE_S = 2.0, 1.5
+"""Time between canaries; and that which the jitter, the log and the leader may add."""
+
+
+def scenario(*faults: Fault, requests: int = 400) -> Scenario:
+    return Scenario(
+        name="wrong-for-good",
+        about="A bit of one worker's weights flips.",
+        fleet=Fleet(workers=4, domains=2, control_planes=2, checkpoint_mb=64, canary_s=CANARY_S),
+        traffic=Traffic(
+            arrivals=Closed(24, (0.0, 0.1)),
+            lengths=Uniform(prompt=(16, 400), output=(64, 192)),
+            requests=requests,
+        ),
+        faults=faults,
+    )
+
+
+FLIPPED = Fault(what="weights-flipped", when=When(at_s=4.0), target="w1")
+
+
+def test_a_wrong_worker_is_quarantined_within_a_round_and_its_streams_leave() -> None:
+    outcome = run(scenario(FLIPPED), 3)
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    struck_ms = outcome.began_ms + outcome.fired[0].at_ns // 1_000_000
+    events = list(events_of(outcome.groups))
+    decided = [at for at in events if type(at.event) is v.HealthDecided]
+    assert {at.event.worker for at in decided} == {"w1"}
+    (verdict_at,) = [at for at in decided if at.event.state == HealthState.QUARANTINED]
+    assert verdict_at.event.failure == FailureClass.CORRUPTION
+    assert verdict_at.at_ms - struck_ms < (CANARY_S + LATE_S) * 1000
+    wrong = [at.event for at in events if type(at.event) is v.CanaryReported and at.event.confirms]
+    assert wrong[0].worker == "w1"
+    routes = [at for at in events if type(at.event) is v.RouteDecided]
+    moved = [at.event for at in routes if at.event.cause == RouteCause.CORRUPT]
+    assert moved and all(route.worker != "w1" for route in moved)
+    after = [at.event.worker for at in routes if at.at_ms > verdict_at.at_ms + 100]
+    assert len(after) > 100 and "w1" not in after
+    restored = {at.event.request for at in events if type(at.event) is v.RestoreStarted}
+    assert not restored & {route.request for route in moved}, "blocks of a wrong engine"
+
+
+def test_right_workers_are_never_quarantined() -> None:
+    """An engine that dies and comes back answers as before."""
+    killed = Fault(what="engine-kill", when=When(at_s=5.0), target="w2")
+    outcome = run(scenario(killed), 4)
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    events = [at.event for at in events_of(outcome.groups)]
+    reports = [event for event in events if type(event) is v.CanaryReported]
+    assert len(reports) > 40 and {report.incarnation for report in reports} == {1, 2}
+    failures = {event.failure for event in events if type(event) is v.HealthDecided}
+    assert FailureClass.CORRUPTION not in failures
