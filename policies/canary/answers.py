@@ -17,6 +17,8 @@ from relume.policies.state.fleet import Fleet, Worker
 
 MOST_CANARIES = 16
 """Canaries that are stored per worker and per class; more are not taken."""
+MOST_CLASSES = 64
+"""Classes beyond this number are stored only while they have workers."""
 
 
 def kind_of(worker: Worker, event: CanaryReported) -> str:
@@ -24,27 +26,47 @@ def kind_of(worker: Worker, event: CanaryReported) -> str:
     return f"{worker.steps_like}/{event.weights}/{event.prompts}"
 
 
-def taken(
-    fleet: Fleet, worker: Worker, event: CanaryReported, config: CanaryConfig
-) -> CanaryValuesDecided | None:
-    """The worker answered a canary; returns the values that the leader has to write for it."""
-    kind, canary = kind_of(worker, event), event.canary
-    record = worker.canary
-    if isinstance(record, UnsetType) or (record.kind, record.incarnation) != (
-        kind,
-        worker.incarnation,
+def stored(fleet: Fleet, worker: Worker, event: CanaryReported) -> CanaryRecord | None:
+    """The worker answered a canary: its record, with the answer. None: it is not taken."""
+    if not 0 <= event.canary < MOST_CANARIES:
+        return None
+    kind, record = kind_of(worker, event), worker.canary
+    if (
+        isinstance(record, UnsetType)
+        or record.kind != kind
+        or record.incarnation != worker.incarnation
     ):
         record = worker.canary = CanaryRecord(kind=kind, incarnation=worker.incarnation)
-    if not 0 <= canary < MOST_CANARIES:
-        return None
-    answer = record.answers[canary] = CanaryAnswer(
+    record.answers[event.canary] = CanaryAnswer(
         tokens=event.tokens, logprobs=event.logprobs, exact=event.exact, tick=fleet.tick
     )
     if isinstance(fleet.canaries, UnsetType):
         fleet.canaries = {}
-    known = fleet.canaries.setdefault(kind, ClassValues())
-    _compare(worker.name, record, known, canary, answer, config, anew=True)
-    return owed(fleet, kind, known, canary, config)
+    if kind not in fleet.canaries:
+        _make_room(fleet, fleet.canaries)
+        fleet.canaries[kind] = ClassValues()
+    return record
+
+
+def _make_room(fleet: Fleet, classes: dict[str, ClassValues]) -> None:
+    """Forget classes without workers, the oldest first, if there are too many."""
+    for kind in list(classes):
+        if len(classes) < MOST_CLASSES:
+            return
+        if not golden_values.members(fleet, kind):
+            del classes[kind]
+
+
+def taken(
+    fleet: Fleet, worker: Worker, event: CanaryReported, config: CanaryConfig
+) -> CanaryValuesDecided | None:
+    """The same, and the answer is compared; returns the values that the leader has to write."""
+    record = stored(fleet, worker, event)
+    if record is None or isinstance(fleet.canaries, UnsetType):
+        return None
+    known, answer = fleet.canaries[record.kind], record.answers[event.canary]
+    _compare(worker.name, record, known, event.canary, answer, config, anew=True)
+    return owed(fleet, record.kind, known, event.canary, config)
 
 
 def owed(

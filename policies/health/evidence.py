@@ -244,19 +244,33 @@ def _on_recovered(fleet: Fleet, stream: str, epoch: int, event: v.EngineRecovere
 
 
 def _on_canary(fleet: Fleet, stream: str, epoch: int, event: v.CanaryReported) -> None:
-    """A canary is evidence for a worker too. One without an answer says nothing about what the
-    engine computes, but fails the probe of a worker that is probed."""
+    """A canary is evidence about a worker, also about one of which nothing is known."""
     worker = fleet.workers.get(stream[2:])
-    if worker is None or worker.incarnation != event.incarnation or not decides(fleet):
+    if worker is None or worker.incarnation != event.incarnation:
+        return
+    if worker.engine != EnginePhase.READY:
+        return
+    if not decides(fleet):
+        if fleet.leader not in fleet.replicas and not event.error:
+            answers.stored(fleet, worker, event)  # for the leader to come
         return
     review = Review(fleet)
-    if not review.by_canary or worker.engine != EnginePhase.READY:
-        return
+    if review.by_canary:
+        _take_canary(fleet, worker, event, review)
+
+
+def _take_canary(fleet: Fleet, worker: Worker, event: v.CanaryReported, review: Review) -> None:
+    """One without an answer says nothing about what the engine computes, but fails the probe of a
+    worker that is probed. A right one is a probe that succeeded, after a quarantine."""
     health = worker.health
-    probed = not isinstance(health, UnsetType) and health.state == HealthState.PROBING
+    probing = (
+        health
+        if not isinstance(health, UnsetType) and health.state == HealthState.PROBING
+        else None
+    )
     if event.error:
-        if probed and not isinstance(health, UnsetType):
-            health.failed = True
+        if probing is not None:
+            probing.failed = True
             _review(fleet, worker)
         return
     decision = answers.taken(fleet, worker, event, review.canary)
@@ -270,8 +284,8 @@ def _on_canary(fleet: Fleet, stream: str, epoch: int, event: v.CanaryReported) -
         known = _health_of(fleet, worker)
         if record.wrong and known is not None and known.state == HealthState.QUARANTINED:
             known.quarantined = worker.incarnation  # this engine is no better
-    elif probed and record.good and not isinstance(health, UnsetType):
-        health.passes += health.failure == FailureClass.CORRUPTION
+    elif probing is not None and record.good and probing.failure == FailureClass.CORRUPTION:
+        probing.passes += 1
     _review(fleet, worker)
 
 

@@ -18,7 +18,7 @@ from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.hang_watch import WatchedEngine
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
 from relume.engine_shim.agent.run_directory import RunDirectory
-from relume.engine_shim.canary_prompts import PROMPTS
+from relume.engine_shim.canary_prompts import PROMPTS, TOKENS, TOP
 from relume.engine_shim.engine.cpu_clocks import ThreadClock
 from relume.engine_shim.engine.progress import Progress
 from relume.events.vocabulary.enums import DeathReason
@@ -136,6 +136,8 @@ def _answered(answer: bytes) -> CanaryAnswered | str:
         return f"status {status[0].decode('latin-1')[:3]}" if status else "no answer"
     try:
         # Log probabilities that are no numbers are read as such: they are wrong, not missing.
-        return msgspec.convert(json.loads(body), CanaryAnswered)
+        found = msgspec.convert(json.loads(body), CanaryAnswered)
     except (ValueError, msgspec.ValidationError, RecursionError):
         return "an answer that is none"
+    too_long = len(found.tokens) > TOKENS or len(found.logprobs) > TOKENS * TOP
+    return "an answer that is too long" if too_long else found

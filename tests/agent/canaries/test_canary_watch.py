@@ -201,5 +201,7 @@ def test_log_probabilities_that_are_no_numbers_reach_the_log() -> None:
     assert str(answer.logprobs) == "(nan, -inf)"
     assert _answered(b"HTTP/1.1 500 \r\n\r\n{}") == "status 500"
     assert _answered(b"") == "no answer"
+    long = b'{"tokens": [1,2,3,4,5,6,7,8,9]}'
+    assert _answered(b"HTTP/1.1 200 OK\r\n\r\n" + long) == "an answer that is too long"
     assert _answered(b"HTTP/1.1 200 OK\r\n\r\n[") == "an answer that is none"
     assert msgspec.structs.asdict(answer)["alone"] is True

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.policies.canary.answers import MOST_CLASSES
 from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues
 from relume.policies.canary.comparison import difference
 from relume.policies.state.fleet import state_hash
@@ -188,6 +189,28 @@ def test_all_workers_with_other_weights_have_new_values_and_no_quarantine() -> N
     assert fleet.values[-1].version > 1 and fleet.values[-1].tokens == (1, 2, 3)
     fleet.ticks(1)
     assert {fleet.state(w) for w in ("w0", "w1", "w2")} == {HealthState.HEALTHY}
+
+
+def test_answers_from_before_there_was_a_leader_are_judged_by_the_first_one() -> None:
+    """Engines answer all canaries at once when they are ready, and then one at a time."""
+    fleet = LedFleet(workers=3)
+    fleet.tell("fleet", v.LeaderResigned("r0", "asked"))
+    all_report(fleet, "w0", "w2")
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert fleet.values == []
+    fleet.leader("r0")
+    assert {e.canary for e in fleet.values} == set(RIGHT)
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+def test_classes_without_workers_are_forgotten() -> None:
+    fleet = LedFleet(workers=1)
+    for number in range(2 * MOST_CLASSES):
+        reports(fleet, "w0", weights=f"{number}")
+    assert len(fleet.fleet.canaries) == MOST_CLASSES
+    assert fleet.fleet.workers["w0"].canary.kind in fleet.fleet.canaries
 
 
 def test_another_digest_of_the_weights_is_another_class() -> None:

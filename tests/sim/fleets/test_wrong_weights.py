@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relume.chaos.runner.judge import judge
 from relume.chaos.scenario.language import Closed, Fault, Fleet, Scenario, Traffic, Uniform, When
 from relume.chaos.sim.sim_fleet import run
 from relume.chaos.validators.records import events_of
+from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailureClass, HealthState, RouteCause
+from relume.policies.canary import answers, golden_values
 
 CANARY_S, LATE_S = 2.0, 1.5
 """Time between canaries; and that which the jitter, the log and the leader may add."""
@@ -50,6 +54,19 @@ def test_a_wrong_worker_is_quarantined_within_a_round_and_its_streams_leave() ->
     assert len(after) > 100 and "w1" not in after
     restored = {at.event.request for at in events if type(at.event) is v.RestoreStarted}
     assert not restored & {route.request for route in moved}, "blocks of a wrong engine"
+
+
+def test_replay_takes_golden_values_and_quarantines_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = run(scenario(FLIPPED, requests=200), 3).groups
+    assert verify(groups).divergences == []
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "difference", lambda answer, values, tolerance: "")
+        missed = verify(groups).divergences
+    assert any("QUARANTINED" in str(found.expected) + str(found.actual) for found in missed), missed
+    with monkeypatch.context() as patch:
+        patch.setattr(golden_values, "_bounds", lambda found, choose: ())
+        other = verify(groups).divergences
+    assert any("CanaryValuesDecided" in str(found.actual) for found in other), other
 
 
 def test_right_workers_are_never_quarantined() -> None:
