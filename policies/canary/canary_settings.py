@@ -29,6 +29,10 @@ class CanaryConfig(Struct, frozen=True, kw_only=True):
             le=100,
         ),
     ] = 4
+    restart: Annotated[
+        int,
+        option("Whether the engine of a worker is restarted when it is quarantined", ge=0, le=1),
+    ] = 1
     tolerance_milli: Annotated[
         int,
         option(

@@ -10,12 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import UnsetType
+
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import AdminCommand, EffectKind, Guarantee, RequestOutcome
+from relume.events.vocabulary.enums import (
+    AdminCommand,
+    EffectKind,
+    EnginePhase,
+    Guarantee,
+    HealthState,
+    RequestOutcome,
+)
+from relume.policies.canary import canary_settings
 from relume.policies.health import evidence
+from relume.policies.health.judgement import LeaderSettings
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.state import coverage
-from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard
+from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard, Worker
 from relume.policies.state.lifecycles import departed_workers as forgetting
 from relume.policies.state.lifecycles import stream_resumption as returns
 from relume.policies.state.lifecycles import unacknowledged as unheard
@@ -116,6 +127,13 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
             out.append(_decided(fleet, command_id, command, ()))
         else:
             out += _carried_out(fleet, command_id, command)
+    for worker in fleet.workers.values():
+        if not isinstance(health := worker.health, UnsetType) and (
+            health.state == HealthState.QUARANTINED
+            and health.quarantined == worker.incarnation
+            and worker.engine == EnginePhase.READY
+        ):
+            out += _restarted(fleet, worker)  # its agent knows what it applied before
     return out
 
 
@@ -190,6 +208,29 @@ def _ended_unheard(request: str, told: Unheard) -> v.RequestEnded:
     )
 
 
+def on_health_decided(fleet: Fleet, event: v.HealthDecided) -> list[Any]:
+    """The engine of a quarantined worker is restarted, once: that loads its weights again. If the next
+    one is as wrong, the worker stays as it is."""
+    worker = fleet.workers.get(event.worker)
+    if event.state != HealthState.QUARANTINED or worker is None:
+        return []
+    return _restarted(fleet, worker) if worker.incarnation == event.incarnation else []
+
+
+def _restarted(fleet: Fleet, worker: Worker) -> list[Any]:
+    if not canary_settings.config_of(LeaderSettings(fleet)).restart:
+        return []
+    effect = v.Effect(EffectKind.RESTART, worker.name, worker.incarnation, "quarantined")
+    return [
+        v.EffectsDecided(
+            decision=f"quarantine.{worker.name}.{worker.incarnation}",
+            basis=v.Basis(fleet.revision, 0),
+            cause="its answers to canaries are wrong",
+            effects=(effect,),
+        )
+    ]
+
+
 _HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
     v.Tick: on_tick,
     v.ReplicaLost: on_orphans,
@@ -197,4 +238,5 @@ _HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
     v.ReplicaStopped: on_orphans,
     v.LeaderElected: on_leader_elected,
     v.AdminCommanded: on_admin_commanded,
+    v.HealthDecided: on_health_decided,
 }

@@ -9,10 +9,11 @@ import pytest
 from msgspec import UNSET
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
 from relume.policies.canary.answers import MOST_CLASSES
 from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues
 from relume.policies.canary.comparison import difference
+from relume.policies.leader.duties import step
 from relume.policies.state.fleet import state_hash
 from tests.policies.health.led_fleet import LedFleet, folded_again
 from tests.policies.story import died, ready, started
@@ -140,6 +141,31 @@ def test_a_quarantine_outlives_a_restart_and_ends_with_right_answers() -> None:
     all_report(fleet, "w1")
     assert fleet.state("w1") == HealthState.HEALTHY, "canaries are probes: no request is needed"
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+@pytest.mark.parametrize("restart", (1, 0))
+def test_the_engine_of_a_quarantined_worker_is_restarted_once(restart: int) -> None:
+    fleet = LedFleet(workers=3)
+    fleet.tell("fleet", v.ConfigChanged("canary.restart", str(restart)))
+    all_report(fleet)
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    (verdict,) = [
+        e
+        for e in fleet.decisions
+        if type(e) is v.HealthDecided and e.state == HealthState.QUARANTINED
+    ]
+    owed = step(fleet.fleet, verdict)
+    effects = [effect for event in owed for effect in event.effects]
+    assert effects == [v.Effect(EffectKind.RESTART, "w1", 1, "quarantined")] * restart
+    again = step(fleet.fleet, v.LeaderElected("r0", "b1"))
+    assert [e.decision for e in again if type(e) is v.EffectsDecided] == (
+        ["quarantine.w1.1"] * restart
+    ), "a new leader cannot know whether its predecessor wrote it"
+    restarted(fleet, "w1", 2)
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert step(fleet.fleet, verdict) == [], "of the engine before"
 
 
 def test_the_next_engine_may_be_as_wrong() -> None:

@@ -50,8 +50,13 @@ def test_a_wrong_worker_is_quarantined_within_a_round_and_its_streams_leave() ->
     routes = [at for at in events if type(at.event) is v.RouteDecided]
     moved = [at.event for at in routes if at.event.cause == RouteCause.CORRUPT]
     assert moved and all(route.worker != "w1" for route in moved)
-    after = [at.event.worker for at in routes if at.at_ms > verdict_at.at_ms + 100]
-    assert len(after) > 100 and "w1" not in after
+    states = [at.event.state for at in decided]
+    assert states[-3:] == [HealthState.QUARANTINED, HealthState.PROBING, HealthState.HEALTHY]
+    back_ms = decided[-2].at_ms
+    after = [r.event.worker for r in routes if verdict_at.at_ms + 100 < r.at_ms < back_ms]
+    assert len(after) > 20 and "w1" not in after
+    (restart,) = [at.event for at in events if type(at.event) is v.EffectsDecided]
+    assert restart.decision == "quarantine.w1.1"
     restored = {at.event.request for at in events if type(at.event) is v.RestoreStarted}
     assert not restored & {route.request for route in moved}, "blocks of a wrong engine"
 

@@ -1,5 +1,7 @@
 """I16: every admin change is in the log with its principal; resent, it changes nothing more.
 
+The restart of an engine that the leader quarantined is its own decision, not an operator's change.
+
 `sent` is the operator's own record: (command id, principal) of every acknowledged change.
 """
 
@@ -10,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from relume.chaos.validators.records import ClientRecord, Violation, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import HealthState
 
 PROMISE = "I16"
 
@@ -24,13 +27,16 @@ def check(
     out: list[Violation] = []
     commands: dict[str, v.AdminCommanded] = {}
     answers: dict[str, int] = {}
+    quarantined: set[str] = set()
     for at in events_of(groups):
         event = at.event
         if type(event) is v.AdminCommanded:
             first = commands.setdefault(event.command_id, event)
             out += _asked(at.revision, event, first)
+        elif type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
+            quarantined.add(f"quarantine.{event.worker}.{event.incarnation}")
         elif type(event) in (v.EffectsDecided, v.ConfigChanged):
-            if getattr(event, "again", -1) >= 0:
+            if getattr(event, "again", -1) >= 0 or event.decision in quarantined:
                 continue
             name = event.decision
             if name not in commands:
