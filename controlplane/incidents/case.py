@@ -50,6 +50,7 @@ class Case(Struct, kw_only=True):
     it), `dead`: the last one known dead, `ready_ms`: when a successor was ready. `judges` hold the
     engine for failed: replicas, and its agent. `confirmed`: more than broken connections speak
     against it. `health`: as decided last, empty if not decided. `evidence_ms`: the latest evidence.
+    `served`: requests that got tokens from a corrupt worker.
     """
 
     record: Incident
@@ -63,6 +64,7 @@ class Case(Struct, kw_only=True):
     evidence_ms: int = 0
     waiting: int = 0
     of_streams: int = 0
+    served: set[str] = field(default_factory=set)
 
     def link(self, entry: Entry, request: str = "") -> None:
         """Put `entry` into the causal chain, if there is room."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from relume.controlplane.incidents.case import EXCLUDED, MILD, SAME_FAILURE_MS, Case
 from relume.controlplane.incidents.case_book import CaseBook
+from relume.controlplane.incidents.served_requests import ServedRequests
 from relume.events import vocabulary as v
 from relume.events.log.entries import Entry
 from relume.events.vocabulary.enums import EffectKind, FailedPart, FailureClass, HealthState
@@ -20,11 +21,12 @@ Evidence = Callable[[Entry, str, int, FailureClass, str], Case | None]
 
 
 class DecidedHealth:
-    """The leader's decisions about workers in `book`."""
+    """The leader's decisions about workers in `book`; `served` are the requests of each engine."""
 
-    def __init__(self, book: CaseBook, evidence: Evidence) -> None:
+    def __init__(self, book: CaseBook, evidence: Evidence, served: ServedRequests) -> None:
         self._book = book
         self._evidence = evidence
+        self._served = served
         self.handlers: dict[type, Callable[[Entry, Any], None]] = {
             v.HealthDecided: self._on_health,
             v.VerdictsWithheld: self._on_withheld,
@@ -45,6 +47,8 @@ class DecidedHealth:
             case = latest if latest is not None and latest.record.open else None
         if case is None:
             return
+        if state == HealthState.QUARANTINED and event.failure == FailureClass.CORRUPTION:
+            self._served.blame(case, worker, incarnation, event.good_tick)
         if state == HealthState.SUSPECT and case.record.failure in MILD and not case.dead:
             if entry.at_ms - case.evidence_ms <= SAME_FAILURE_MS:
                 case.reopen()

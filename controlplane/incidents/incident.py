@@ -12,6 +12,8 @@ MOST_EVENTS = 250
 """Events of its causal chain that a record lists; it counts those that it leaves out."""
 MOST_OF_STREAMS = 200
 """Of these, at most so many are about single streams, so that the worker's own find room."""
+MOST_SERVED = 200
+"""Requests served by a corrupt worker that a record lists; it counts all of them."""
 
 
 class TouchedStream(Struct, kw_only=True):
@@ -28,6 +30,13 @@ class TouchedStream(Struct, kw_only=True):
     restored: int = 0
     state: RequestState = RequestState.LIVE
     longest_gap_us: int = -1
+
+
+class ServedRequest(Struct, kw_only=True):
+    """A request that got tokens from a corrupt worker. `state`: what became of it."""
+
+    request: str
+    state: RequestState = RequestState.LIVE
 
 
 class CausalEvent(Struct, frozen=True, kw_only=True):
@@ -55,7 +64,10 @@ class IncidentInfo(Struct, kw_only=True):
     Of the `streams` touched, `continued` had a next token, `failed` ended before, `left` lost their
     client before. `workers` continued them, with the number of streams. `longest_gap_us`: the
     longest gap between tokens that the client of a touched stream saw; `longest_ttft_us`: the longest
-    TTFT of those touched before their first token (both -1: no such stream has ended)."""
+    TTFT of those touched before their first token (both -1: no such stream has ended).
+
+    Of a corruption: `served` requests got tokens from the worker since its last right answers, or
+    more, if `served_at_least`: the record remembers a bounded number."""
 
     summary: str = ""
     id: str
@@ -77,14 +89,17 @@ class IncidentInfo(Struct, kw_only=True):
     left: int = 0
     longest_gap_us: int = -1
     longest_ttft_us: int = -1
+    served: int = 0
+    served_at_least: bool = False
     workers: dict[str, int] = field(default_factory=dict)
 
 
 class Incident(IncidentInfo, kw_only=True):
-    """The whole record. `touched` and `events` are bounded; `events_left_out` counts what is not
-    in the chain."""
+    """The whole record. `touched`, `events` and `served_requests` are bounded; `events_left_out`
+    counts what is not in the chain."""
 
     touched: list[TouchedStream] = field(default_factory=list)
+    served_requests: list[ServedRequest] = field(default_factory=list)
     events: list[CausalEvent] = field(default_factory=list)
     events_left_out: int = 0
 

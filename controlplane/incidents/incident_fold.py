@@ -15,6 +15,7 @@ from relume.controlplane.incidents.case_book import MOST_INCIDENTS, CaseBook
 from relume.controlplane.incidents.decided_health import DecidedHealth
 from relume.controlplane.incidents.incident import Incident
 from relume.controlplane.incidents.other_failures import DaemonFailures, GatewayFailures
+from relume.controlplane.incidents.served_requests import ServedRequests
 from relume.controlplane.incidents.touched_streams import TouchedStreams
 from relume.controlplane.incidents.worker_failures import WorkerFailures
 from relume.events import vocabulary as v
@@ -30,16 +31,19 @@ class IncidentFold:
 
     def __init__(self, most: int = MOST_INCIDENTS) -> None:
         self._streams = TouchedStreams()
-        self._book = CaseBook(self._streams.forget, most)
+        self._served = ServedRequests()
+        self._book = CaseBook(self._forget, most)
         self._workers = WorkerFailures(self._book, self._streams)
         self._daemons = DaemonFailures(self._book, self._streams)
         self._gateways = GatewayFailures(self._book, self._streams)
         self.handlers: dict[type, Handler] = {
             **self._workers.handlers,
-            **DecidedHealth(self._book, self._workers.evidence).handlers,
+            **DecidedHealth(self._book, self._workers.evidence, self._served).handlers,
             **self._daemons.handlers,
             **self._gateways.handlers,
-            v.RouteDecided: self._streams.on_routed,
+            v.Tick: self._on_tick,
+            v.RouteDecided: self._on_routed,
+            v.TransportObserved: self._on_observed,
             v.EngineStep: self._on_step,
             v.RestoreDone: self._streams.on_restored,
             v.RestoreFailed: self._on_restore_failed,
@@ -69,6 +73,21 @@ class IncidentFold:
         """The latest, oldest first."""
         return [case.record for case in self._book]
 
+    def _forget(self, case: Case) -> None:
+        self._streams.forget(case)
+        self._served.forget(case)
+
+    def _on_tick(self, entry: Entry, event: v.Tick) -> None:
+        self._served.on_tick(event)
+
+    def _on_routed(self, entry: Entry, event: v.RouteDecided) -> None:
+        self._served.on_routed(event)
+        self._streams.on_routed(entry, event)
+
+    def _on_observed(self, entry: Entry, event: v.TransportObserved) -> None:
+        self._workers.handlers[v.TransportObserved](entry, event)
+        self._served.on_observed(event)
+
     def _on_step(self, entry: Entry, event: v.EngineStep) -> None:
         if self._streams.waiting:
             for case in self._streams.on_step(entry, event):
@@ -84,6 +103,7 @@ class IncidentFold:
         self._streams.on_returned(entry, event, gateway)
 
     def _on_ended(self, entry: Entry, event: v.RequestEnded) -> None:
+        self._served.on_ended(event)
         self._daemons.on_ended(event.request)
         self._gateways.on_ended(event.request)
         if event.outcome == RequestOutcome.REJECTED and event.status < 500:

@@ -13,7 +13,7 @@ from relume.events.vocabulary.enums import DeathReason, FailedPart, FailureClass
 
 def summary(record: IncidentInfo) -> str:
     """What failed, what became of the streams, and how long clients waited."""
-    parts = [_what(record), *_streams(record)]
+    parts = [_what(record), *_served(record), *_streams(record)]
     if record.longest_gap_us >= 0:
         parts.append(f"longest gap {_seconds(record.longest_gap_us)}")
     if record.longest_ttft_us >= 0:
@@ -57,6 +57,13 @@ def _what(record: IncidentInfo) -> str:
             return f"{name} computed wrong results ({reason})"
         case _:
             return f"connections to {name} broke ({reason})"
+
+
+def _served(record: IncidentInfo) -> Iterator[str]:
+    if record.failure == FailureClass.CORRUPTION:
+        least = "at least " if record.served_at_least else ""
+        number = _count(record.served, "request") if record.served or least else "no request"
+        yield f"{least}{number} got tokens from it since its last right answers"
 
 
 def _streams(record: IncidentInfo) -> Iterator[str]:
@@ -129,6 +136,13 @@ def lines(record: Incident) -> Iterator[str]:
     if record.touched:
         yield ""
         yield from _table(record)
+    if record.served_requests:
+        yield ""
+        yield "requests that got tokens from it since its last right answers:"
+        for served in record.served_requests:
+            yield f"  {served.request}  {served.state}"
+        if record.served > len(record.served_requests):
+            yield f"  and {record.served - len(record.served_requests)} more"
     if record.events:
         yield ""
         yield "events, in the order of the log:"

@@ -157,7 +157,7 @@ class WorkerFailures:
                 case.judges[entry.stream[2:]] = None
         elif kind in WRONG and event.status not in OVERLOADED:
             case = self.evidence(entry, worker, incarnation, FailureClass.ERRORS, kind, False)
-        elif kind == TransportKind.STALE:
+        elif kind in (TransportKind.STALE, TransportKind.CORRUPT):
             case = self._book.of_engine(worker, incarnation)
         else:
             return

@@ -89,7 +89,9 @@ class HealthDecided(Event, frozen=True, tag="health_decided/1", kw_only=True):
     """Decision: the health of `worker`, from the evidence of all replicas and agents. It holds for
     `incarnation` from tick `since` on. In `probing`, only `prober` sends it requests, at most
     `probes` at once; `until` is the first tick at which an open breaker may probe (-1: its cause
-    must be gone first). A request counts `price_percent` of its cost there."""
+    must be gone first). A request counts `price_percent` of its cost there. Of a corruption,
+    `good_tick` is that of the last right answers to canaries: what the engine computed since then
+    is in doubt (-1: it gave none)."""
 
     worker: str
     incarnation: int
@@ -101,6 +103,7 @@ class HealthDecided(Event, frozen=True, tag="health_decided/1", kw_only=True):
     prober: str = ""
     probes: int = 0
     price_percent: int = 100
+    good_tick: int = -1
 
 
 class VerdictsWithheld(Event, frozen=True, tag="verdicts_withheld/1", kw_only=True):

@@ -156,7 +156,15 @@ class Review:
             prober=prober,
             probes=self.config.probes if prober else 0,
             price_percent=self.config.price_percent if state == HealthState.SUSPECT else 100,
+            good_tick=self._good_tick(worker, state, failure),
         )
+
+    def _good_tick(self, worker: Worker, state: HealthState, failure: FailureClass) -> int:
+        """Since when the results of a corrupt worker are in doubt."""
+        if state != HealthState.QUARANTINED or failure != FailureClass.CORRUPTION:
+            return -1
+        record = answers.record_of(worker)
+        return record.good_tick if record is not None else -1
 
     def _hold(self, worker: Worker, health: WorkerHealth) -> int:
         """Ticks for which a breaker that opens now stays open: between half and all of a time that

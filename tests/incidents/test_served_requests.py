@@ -1,0 +1,139 @@
+"""An incident of wrong results lists the requests that the worker served since it was right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from relume.controlplane.incidents import served_requests
+from relume.controlplane.incidents.case import Case
+from relume.controlplane.incidents.incident import Incident
+from relume.controlplane.incidents.sentences import lines, summary
+from relume.controlplane.incidents.served_requests import ServedRequests
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import FailedPart, FailureClass, Guarantee, RequestOutcome
+from tests.incidents.failure_log import FailureLog, live
+from tests.policies.story import decided
+
+
+def quarantined(log: FailureLog, good_tick: int, incarnation: int = 1) -> None:
+    log.after(500).tell(
+        "fleet",
+        v.HealthDecided(
+            worker="w0", incarnation=incarnation, state="quarantined", failure="corruption",
+            evidence="wrong answer to canaries 0, 1", since=log.fleet.tick, good_tick=good_tick,
+        ),
+    )  # fmt: skip
+
+
+def served(record: Incident) -> dict[str, str]:
+    assert record.served == len(record.served_requests)
+    return {one.request: one.state for one in record.served_requests}
+
+
+def test_requests_since_the_last_right_answers_are_listed_and_earlier_ones_are_not() -> None:
+    log = FailureLog()
+    for name in ("early", "late", "running", "queued", "elsewhere"):
+        log.request("w1" if name == "elsewhere" else "w0", "r0", name)
+    log.ended("early")
+    log.ticks(3)
+    good_tick = log.fleet.tick
+    log.ended("late")
+    quarantined(log, good_tick)
+    assert served(log.one()) == {"late": "completed"}
+    assert summary(log.one()).startswith(
+        "w0 computed wrong results (wrong answer to canaries 0, 1); "
+        "1 request got tokens from it since its last right answers; "
+    )
+    log.breaks("running", "corrupt")
+    log.tell(
+        "r.r0",
+        v.TransportObserved(
+            request="queued", attempt=1, worker="w0", incarnation=1, kind="corrupt", delivered=0
+        ),
+    )
+    assert served(log.one()) == {"late": "completed", "running": "live"}, "one had no token"
+    log.goes_on("running", "w2")
+    record = log.one()
+    assert served(record) == {"late": "completed", "running": "completed"}
+    assert record.streams == 2 and record.workers == {"w2": 1}, "queued and running moved"
+    text = list(lines(record))
+    assert "  late  completed" in text and "  running  completed" in text
+    assert live(log.groups) == log.incidents()
+
+
+def test_a_request_that_left_the_worker_before_the_verdict_is_listed() -> None:
+    log = FailureLog()
+    log.stream("moved")
+    log.breaks("moved", "moved")
+    log.goes_on("moved", "w1")
+    log.ticks(2)
+    quarantined(log, good_tick=-1)
+    assert served(log.one()) == {"moved": "completed"}
+
+
+def test_another_incarnation_is_not_in_doubt() -> None:
+    log = FailureLog()
+    log.stream("before")
+    log.ended("before")
+    log.dies()
+    log.restarts()
+    log.stream("after")
+    log.ended("after")
+    quarantined(log, good_tick=-1, incarnation=2)
+    record = log.incidents()[-1]
+    assert record.failure == FailureClass.CORRUPTION and served(record) == {"after": "completed"}
+
+
+def test_a_second_decision_lists_nobody_twice() -> None:
+    log = FailureLog()
+    log.stream("a")
+    log.ended("a")
+    quarantined(log, good_tick=-1)
+    quarantined(log, good_tick=-1)
+    assert served(log.one()) == {"a": "completed"}
+
+
+def test_no_request_is_said_to_be_in_doubt_if_none_is() -> None:
+    log = FailureLog()
+    quarantined(log, good_tick=-1)
+    assert "; no request got tokens from it since its last right answers; " in summary(log.one())
+
+
+def test_what_is_remembered_is_bounded_and_the_record_says_so() -> None:
+    requests = ServedRequests(most=10)
+    for one in _ended(30):
+        requests.on_routed(one)
+        requests.on_ended(_end(one.request))
+    case = Case(record=_record())
+    requests.blame(case, "w0", 1, -1)
+    assert case.record.served == 10 and case.record.served_at_least
+    assert "at least 10 requests got tokens" in summary(case.record)
+    listed = served_requests.MOST_SERVED
+    many = ServedRequests()
+    for one in _ended(listed + 5):
+        many.on_routed(one)
+        many.on_ended(_end(one.request))
+    case = Case(record=_record())
+    many.blame(case, "w0", 1, -1)
+    assert case.record.served == listed + 5 and not case.record.served_at_least
+    assert len(case.record.served_requests) == listed
+    assert "  and 5 more" in list(lines(case.record))
+
+
+def _ended(number: int) -> Iterator[v.RouteDecided]:
+    for index in range(number):
+        yield decided(f"q{index}", 1, "w0", 1)
+
+
+def _end(request: str) -> v.RequestEnded:
+    return v.RequestEnded(
+        request=request, outcome=RequestOutcome.COMPLETED, status=200, tokens=9, finish="stop",
+        attempts=1, verdict=Guarantee.EXACT,
+    )  # fmt: skip
+
+
+def _record() -> Incident:
+    return Incident(
+        id="1.0", part=FailedPart.WORKER, name="w0", incarnation=1,
+        failure=FailureClass.CORRUPTION, reason="", began_ms=0, noticed_ms=0,
+    )  # fmt: skip
