@@ -22,7 +22,7 @@ from relume.policies.state.overlay.view import View
 DECISION_VERSIONS: dict[str, int] = {
     **{f"route.{policy}": 1 for policy in (*POLICIES, "planned")},
     "first_token": 2,
-    "mode": 1,
+    "mode": 2,
     "admission": 1,
     "placement": 1,
     "recovery": 1,
@@ -38,9 +38,15 @@ DECISION_VERSIONS: dict[str, int] = {
 `admission`: which requests wait, which is next, which are refused. `leader`: the leader's
 duties."""
 
-RETAKEN: dict[str, tuple[int, ...]] = {"first_token": (1,), "stall": (1, 2), "health": (1, 2, 3)}
+RETAKEN: dict[str, tuple[int, ...]] = {
+    "first_token": (1,),
+    "mode": (1,),
+    "stall": (1, 2),
+    "health": (1, 2, 3),
+}
 """Older versions of which this build still has the rule: 1 of `first_token` is another estimate
-than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); `stall` has its own
+than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows
+no streams with tokens of a corrupt worker; `stall` has its own
 in `relume.policies.liveness.stall.HUNG`; 1 and 2 of `health` differ in how slow workers are found (a
 worker that is probed keeps its overhead, and a probe that ended early stays open), and 1 to 3 have no
 canaries."""

@@ -267,7 +267,16 @@ class Gateway:
             self._pool.drop(activity)
         for attempt in attempts:
             attempt.worker_lost(cause, detail)
+        if cause == TransportKind.CORRUPT:
+            self._streams.leave(worker, incarnation, cause, detail)
         return len(attempts)
+
+    def doubt_stream(self, worker: str, incarnation: int, request: str, detail: str = "") -> None:
+        """See GatewayPort.doubt_stream."""
+        for attempt in list(self._attempts.get((worker, incarnation), ())):
+            if attempt.arrival.request == request:
+                attempt.doubted(detail)
+        self._streams.leave(worker, incarnation, TransportKind.MOVED, detail, request)
 
     def silent_on(
         self, worker: str, incarnation: int, before: float

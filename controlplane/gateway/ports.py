@@ -165,7 +165,13 @@ class GatewayPort(Protocol):
     def break_streams(
         self, worker: str, incarnation: int, cause: TransportKind, detail: str = ""
     ) -> int:
-        """Fail over every attempt on that incarnation now; returns how many there were."""
+        """Fail over every attempt on that incarnation now; returns how many there were. If it is
+        corrupt, leave those too that run for absent clients."""
+        ...
+
+    def doubt_stream(self, worker: str, incarnation: int, request: str, detail: str = "") -> None:
+        """Another worker had the request before and computes wrong results: move it away from this
+        one, which is not blamed, so that its tokens are compared."""
         ...
 
     def silent_on(

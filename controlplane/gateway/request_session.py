@@ -26,6 +26,7 @@ from relume.controlplane.gateway.scheduler_effects import TO_SCHEDULER
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.controlplane.stream.handlers.endings import left_of
 from relume.controlplane.stream.machine import StreamMachine
 from relume.controlplane.stream.stream_data import NEVER, Stream
 from relume.controlplane.stream.stream_states import Delivering, Queued
@@ -274,6 +275,16 @@ class RequestSession:
         """Another part gave the engine up, or knows that it is dead."""
         if self.machine.accepts(e.EngineGivenUp):
             self.feed_safely(e.EngineGivenUp(TransportKind(cause), detail))
+
+    def left_on(self, worker: str, incarnation: int) -> bool:
+        """Whether the attempt there runs for an absent client."""
+        left = left_of(self.machine.state)
+        return left is not None and (left.worker, left.incarnation) == (worker, incarnation)
+
+    def doubted(self, detail: str) -> None:
+        """A worker that had the request before computes wrong results."""
+        if self.machine.accepts(e.TokensDoubted):
+            self.feed_safely(e.TokensDoubted(detail))
 
     def runs_unattended_on(self, worker: str, incarnation: int) -> bool:
         """Whether the attempt there runs for an absent client, and can resume after what that

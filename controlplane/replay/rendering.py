@@ -191,6 +191,8 @@ def _decided(event: v.RouteDecided) -> list[str]:
         lines.append(f"refused: {event.refused}")
     if event.avoid:
         lines.append(f"it failed before on {', '.join(event.avoid)}")
+    if event.doubted:
+        lines.append("a worker that computes wrong results served it: its tokens are in doubt")
     return lines
 
 

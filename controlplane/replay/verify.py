@@ -308,7 +308,7 @@ class _ReplicaReplay:
         if lacking := missing(self.view, "mode"):
             self._verdict.cannot_take(lacking)
             return
-        mode = mode_of(request.verdict, request.stream, event.delivered)
+        mode = mode_of(request.verdict, request.stream, event.delivered, event.doubted)
         if mode != event.mode:
             place = event.basis.revision, self.stream, position
             self._verdict.differ(*place, "decision", f"mode {event.mode}", f"mode {mode}")

@@ -107,16 +107,18 @@ class StreamResumptions:
         if found is not None:
             live.attempt, live.worker = found.attempt, found.worker
             live.incarnation = found.incarnation
+            live.doubted = found.doubted is True
             placed = fleet.placed.get(name)
             live.envelopes = placed.holders if placed is not None else ()
 
     def _where(self, live: LiveRequest) -> Assignment | None:
-        """The attempt, if its engine is there."""
+        """The attempt, if its engine is there, and what its client has is not in doubt."""
         worker = self._decisions.view.fleet.workers.get(live.worker)
         if (
             worker is None
             or worker.incarnation != live.incarnation
             or worker.engine != EnginePhase.READY
+            or live.doubted
         ):
             return None
         return Assignment(
@@ -162,6 +164,9 @@ class StreamResumptions:
             if live.attempt:
                 gone = "its engine was gone when its client came back"
                 kind = TransportKind.ENGINE_DEAD
+                if live.doubted:
+                    gone = "a worker that computes wrong results had it"
+                    kind = TransportKind.CORRUPT
                 self._observed(request, live.attempt, kind, live.claimed, gone)
             live.lose_attempt()
         return left

@@ -20,6 +20,7 @@ from relume.controlplane.replica.decision_writer import DecisionWriter
 from relume.controlplane.replica.live_requests import LiveRequest, LiveRequests
 from relume.controlplane.replica.resumptions import StreamResumptions
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.interface import StreamWriter
@@ -27,6 +28,7 @@ from relume.events.vocabulary.enums import (
     AttemptMode,
     EnginePhase,
     Guarantee,
+    HealthState,
     RequestOutcome,
     RouteCause,
     TimerKind,
@@ -46,6 +48,8 @@ from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prompt_tokens import prompt_tokens
 
+MOST_CORRUPT = 1024
+"""Maximum number of quarantined engines that are remembered."""
 FINDABLE_S = 0.02
 """Maximum delay of the decision about a request whose client may resume at another replica: without
 a delay, each such request would cost one transaction."""
@@ -77,6 +81,8 @@ class Scheduler:
         self.returns = StreamResumptions(self.decisions, self.live, self.observed, self.changed)
         self.waiting = ReplicaAdmission(self.decisions, self.never_served)
         self.restarts = RestartTimes()
+        self._corrupt: dict[str, None] = {}
+        """Quarantined engines, as `worker:incarnation`."""
         self._microseconds = microseconds
         self._changed = asyncio.Event()
         self._models: dict[str, bool] = {}
@@ -96,6 +102,16 @@ class Scheduler:
     def seen(self, stream: str, position: int, event: Any) -> None:
         """The canonical fold took this event in."""
         self.restarts.seen(event, self._microseconds())
+        if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
+            self._corrupt[f"{event.worker}:{event.incarnation}"] = None
+            if len(self._corrupt) > MOST_CORRUPT:
+                del self._corrupt[next(iter(self._corrupt))]
+
+    def served_before(self, worker: str, incarnation: int) -> list[LiveRequest]:
+        """Requests that got tokens from that engine and run on another one now."""
+        engine = f"{worker}:{incarnation}"
+        found = (live for live in self.live.values() if live.running and engine in live.served)
+        return [live for live in found if live.engine != engine]
 
     def advanced(self, engines: bool = True) -> None:
         """The canonical fold advanced: settle the overlay, wake waiting requests. `engines`: one of
@@ -178,13 +194,20 @@ class Scheduler:
         if self.never_served(arrival.model):
             unknown = f"no model {arrival.model[:200]!r}; /v1/models lists what there is"
             return Rejected(404, unknown)
-        mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered)
+        doubted = live.is_doubted(self._corrupt)
+        mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered, doubted)
+        if mode == AttemptMode.REPLAY and doubted and recovery.UNCOMPARED & set(arrival.needs):
+            mode = AttemptMode.HOPELESS
+        if mode == AttemptMode.HOPELESS and doubted:
+            return Rejected(502, NOT_COMPARED)
         if mode == AttemptMode.HOPELESS:
             return Rejected(
                 502, f"the worker was lost and this request cannot continue: {arrival.reason}"
             )
         live.delivered = 0 if mode == AttemptMode.NEW else delivered
-        event = self._decided(live, cause, mode)
+        if mode == AttemptMode.NEW and not arrival.stream:
+            live.served, doubted = (), False  # its client has nothing yet
+        event = self._decided(live, cause, mode, doubted)
         self.decisions.emit(event)
         if event.worker:
             self.waiting.dispatched(request, event.at_us, event.ttft_us)
@@ -194,7 +217,9 @@ class Scheduler:
             return Rejected(429, f"no worker would begin it in time: {event.refused}")
         return self._dispatched(live, event) if event.worker else None
 
-    def _decided(self, live: LiveRequest, cause: RouteCause, mode: AttemptMode) -> v.RouteDecided:
+    def _decided(
+        self, live: LiveRequest, cause: RouteCause, mode: AttemptMode, doubted: bool
+    ) -> v.RouteDecided:
         """The decision where the next attempt of `live` runs, on the view as it is now."""
         arrival, view = live.arrival, self.view
         query = RouteQuery(
@@ -236,13 +261,13 @@ class Scheduler:
             tier=query.tier,
             cached_tokens=choice.cached_tokens,
             refused=choice.refused,
+            doubted=doubted,
         )
 
     def _dispatched(self, live: LiveRequest, event: v.RouteDecided) -> Assignment:
         """The attempt that was decided begins; its holders are chosen with it."""
         lost = live.attempt
-        live.attempt, live.worker = event.attempt, event.worker
-        live.incarnation, live.running = event.incarnation, True
+        live.begin_attempt(event.attempt, event.worker, event.incarnation)
         worker = self.view.fleet.workers[event.worker]
         checkpoint, restore = self.checkpoints.of_dispatch(live, lost)
         return Assignment(
@@ -258,6 +283,7 @@ class Scheduler:
             restore=restore,
             priority=live.arrival.priority,
             alone=_is_alone(event, worker),
+            doubted=event.doubted,
         )
 
     def _policy(self) -> str:
@@ -296,8 +322,9 @@ class Scheduler:
         """See SchedulerPort.observed."""
         live = self.live[request]
         live.failure = kind
+        live.note_served(delivered)
         live.lose_attempt()
-        failed = f"{live.worker}:{live.incarnation}"
+        failed = live.engine
         if kind != TransportKind.MOVED and failed not in live.avoid:
             live.avoid = (*live.avoid, failed)
         self.emit(

@@ -118,14 +118,20 @@ class StallWatch:
         hung, and those that the leader quarantined."""
         corrupt, self._corrupt = self._corrupt, []
         for decided in corrupt:
-            self._gateway.break_streams(
-                decided.worker, decided.incarnation, TransportKind.CORRUPT, decided.evidence[:200]
-            )
+            self._leave_corrupt(decided.worker, decided.incarnation, decided.evidence[:200])
         told, self._hung = self._hung, []
         for event in told:
             activity = self._gateway.activity.get((event.worker, event.incarnation))
             if activity is not None and activity.open_streams:
                 self._leave(event.worker, event.incarnation, TOLD)
+
+    def _leave_corrupt(self, name: str, incarnation: int, evidence: str) -> None:
+        """Streams leave a quarantined engine. Those that left it before have tokens of it too."""
+        self._gateway.break_streams(name, incarnation, TransportKind.CORRUPT, evidence)
+        for live in self._scheduler.served_before(name, incarnation):
+            detail = f"{name}:{incarnation} served it before: {evidence}"[:200]
+            request = live.arrival.request
+            self._gateway.doubt_stream(live.worker, live.incarnation, request, detail)
 
     def _leave(self, name: str, incarnation: int, evidence: str) -> None:
         """Suspect the engine and break its streams, which continue elsewhere."""

@@ -56,7 +56,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     value of the header `DISPATCH`: the encoded decision in base64url. `checkpoint`
     and `restore`: endpoints of state daemons that are to hold its blocks, or may have them;
     `priority` is its checkpoint's weight. `alone`: nothing else ran on the worker, and no other
-    request failed there lately."""
+    request failed there lately. `doubted`: some tokens that its client has come from a worker that
+    computes wrong results."""
 
     request: str
     attempt: int
@@ -70,6 +71,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     restore: tuple[str, ...] = ()
     priority: int = 1
     alone: bool = False
+    doubted: bool = False
 
 
 class Rejected(Struct, frozen=True):

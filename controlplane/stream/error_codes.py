@@ -14,6 +14,14 @@ NO_RESUMPTION = "the control plane cannot resume streams now: its event log is n
 STOPPING = "the control plane is stopping; try again"
 STOPPING_UNBEGUN = "this gateway is stopping and the request had not begun; try again"
 DRAINING = "draining"
+NOT_COMPARED = (
+    "a worker that computes wrong results generated a part of this answer, and it cannot be "
+    "generated again for comparison: do not use what you received, send the request again"
+)
+CORRUPTED = (
+    "a worker that computes wrong results generated a part of this answer, and generated again it "
+    "differs: do not use what you received, send the request again"
+)
 TOO_MANY_CLIENTS = "too many connections"
 TOO_MANY_BYTES = "too many bytes of requests are under way; try again"
 
@@ -28,6 +36,8 @@ OF_MESSAGES: dict[str, str] = {
     DRAINING: "stopping",
     TOO_MANY_CLIENTS: "overloaded",
     TOO_MANY_BYTES: "overloaded",
+    NOT_COMPARED: "corrupt_answer",
+    CORRUPTED: "corrupt_answer",
 }
 
 OF_REASONS: dict[ShedReason, str] = {

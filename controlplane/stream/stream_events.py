@@ -146,6 +146,13 @@ class EngineGivenUp(Event, frozen=True):
     detail: str = ""
 
 
+class TokensDoubted(Event, frozen=True):
+    """A worker that had the request before computes wrong results. The present one is not to
+    blame."""
+
+    detail: str = ""
+
+
 class HandoverNoticed(Event, frozen=True):
     """The engine handed over the attempt that ran on for an absent client."""
 

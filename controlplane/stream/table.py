@@ -83,6 +83,7 @@ EITHER: Row = {**PRESENT, **ABSENT}
 LOSABLE: Row = {
     e.ConnectionLost: attempts.on_connection_lost,
     e.EngineGivenUp: attempts.on_engine_given_up,
+    e.TokensDoubted: attempts.on_tokens_doubted,
 }
 # Frames come, and at last the response ends, which it should not do before the end frame.
 FRAMES: Row = {
@@ -127,6 +128,7 @@ TABLE: dict[type[s.State], Row] = {
         e.Connected: attempts.on_connected,
         e.ConnectFailed: attempts.on_connect_failed,
         e.EngineGivenUp: attempts.on_engine_given_up,
+        e.TokensDoubted: attempts.on_tokens_doubted,
     },
     s.AwaitingFirst: {**FRAMES, e.Head: attempts.on_head},
     s.Attaching: {**FRAMES, e.Head: attempts.on_attach_head},
@@ -148,7 +150,11 @@ TABLE: dict[type[s.State], Row] = {
         e.ResponseEnded: relayed.on_relayed_end,
     },
     s.Adopting: {**EITHER, e.Owned: resuming.on_owned},
-    s.Detached: {**ABSENT, e.HandoverNoticed: resuming.on_handover_noticed},
+    s.Detached: {
+        **ABSENT,
+        e.HandoverNoticed: resuming.on_handover_noticed,
+        e.EngineGivenUp: resuming.on_unattended_given_up,
+    },
     s.Delivering: {**PRESENT, e.Delivered: resuming.on_delivered},
     # The first of these ends it; the others may come a moment later.
     s.Ended: dict.fromkeys(

@@ -109,7 +109,8 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1", kw_only=True):
     unknown. `at_us`: its time, on the clock of `GroupsReceived` (-1: unknown, statuses then count
     unadvanced). `ttft_us`: predicted TTFT on the chosen worker, -1 unknown. `session` and `tier`
     are the request's; `cached_tokens` of its prompt are expected to be held by the worker.
-    `refused`: why it was refused although a worker could serve it.
+    `refused`: why it was refused although a worker could serve it. `doubted`: some of the delivered
+    tokens come from a worker that computes wrong results, so the attempt compares them.
     """
 
     decision: str
@@ -134,6 +135,7 @@ class RouteDecided(Event, frozen=True, tag="route_decided/1", kw_only=True):
     tier: Tier = Tier.NONE
     cached_tokens: int = 0
     refused: str = ""
+    doubted: bool = False
 
 
 class TransportObserved(Event, frozen=True, tag="transport_observed/1", kw_only=True):

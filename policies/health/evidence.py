@@ -372,8 +372,17 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     _review_all(fleet, review)
 
 
+def _doubt_requests(fleet: Fleet, event: v.HealthDecided) -> None:
+    """What a corrupt worker gave to live requests is in doubt."""
+    if event.state == HealthState.QUARANTINED and event.failure == FailureClass.CORRUPTION:
+        for request in fleet.requests.values():
+            if any(name == event.worker for name, _ in request.places):
+                request.doubted = True
+
+
 def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -> None:
     """The decision holds from here on, if it is about the present incarnation."""
+    _doubt_requests(fleet, event)
     worker = fleet.workers.get(event.worker)
     if worker is None or worker.incarnation != event.incarnation:
         return

@@ -7,6 +7,9 @@
 | sampled | new | continue: a valid continuation, not the identical one |
 | replay | new | replay: generate again and compare; the client sees only the rest |
 | restart | new | not possible if the client has bytes, else new |
+
+If a worker that computes wrong results delivered some of it, no attempt continues after that. What
+can be generated again is replayed and compared, whatever the guarantee; the rest ends with an error.
 """
 
 from __future__ import annotations
@@ -29,12 +32,24 @@ MODES: dict[tuple[Guarantee, bool], AttemptMode] = {
 }
 
 
-def mode_of(verdict: Guarantee, streaming: bool, delivered: int) -> AttemptMode:
-    """Mode of the next attempt; HOPELESS: none can continue it.
+UNCOMPARED = frozenset(("choices", "parsers"))
+"""Features of requests (`Arrival.needs`) whose answers a replay does not compare."""
+
+
+def mode_of(
+    verdict: Guarantee, streaming: bool, delivered: int, doubted: bool = False
+) -> AttemptMode:
+    """Mode of the next attempt; HOPELESS: none can continue it. `doubted`: some of what was
+    delivered comes from a worker that computes wrong results.
 
     A non-streaming client has nothing before the end, so a request that cannot be continued is
     generated again. Raises KeyError for an unknown guarantee.
     """
+    if doubted and delivered:
+        if not streaming:
+            return AttemptMode.NEW
+        comparable = verdict not in (Guarantee.SAMPLED, Guarantee.RESTART)
+        return AttemptMode.REPLAY if comparable else AttemptMode.HOPELESS
     if not streaming and verdict in (Guarantee.RESTART, Guarantee.REPLAY):
         return AttemptMode.NEW
     return MODES[verdict, delivered > 0]

@@ -237,13 +237,12 @@ class Request(Struct, kw_only=True):
 
     `places`: (worker, attempt key) of its dispatches. `orphaned` counts the events that
     left it without a gateway; the leader answers the first of them only. `engine_prompt_tokens`
-    (`counted` in snapshots): prompt
-    tokens by an engine's count (0: no engine had it yet, -1: it has several choices), where
-    `prompt_tokens` may be its gateway's estimate.
-    `worker`, `incarnation`: where its latest attempt went; `predicted_us` its first token's time, of
-    a first attempt only. `resumable`, `grace_ticks`: see
-    `RequestArrived`; `claim`: the client's last return. An orphan that may be resumed is
-    `due` at that tick, and `expired` at the one that found it so (0: not).
+    (`counted` in snapshots): prompt tokens by an engine's count (0: no engine had it yet, -1: it has
+    several choices), where `prompt_tokens` may be its gateway's estimate. `worker`, `incarnation`:
+    where its latest attempt went; `predicted_us` its first token's time, of a first attempt only.
+    `resumable`, `grace_ticks`: see `RequestArrived`; `claim`: the client's last return. An orphan
+    that may be resumed is `due` at that tick, and `expired` at the one that found it so (0: not).
+    `doubted`: it was sent to a worker that is known to compute wrong results.
     """
 
     request: str
@@ -269,6 +268,7 @@ class Request(Struct, kw_only=True):
     expired: int = 0
     engine_prompt_tokens: int = field(default=0, name="counted")
     predicted_us: int = -1
+    doubted: bool | UnsetType = UNSET
 
 
 class Receipts(Struct):

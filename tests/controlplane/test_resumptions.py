@@ -24,8 +24,9 @@ class LateReturn:
     def __init__(self, let_go: bool, absent: bool = False) -> None:
         self.written: list[Any] = []
         request = SimpleNamespace(
-            owner=OURS, boot="b", verdict=Guarantee.EXACT, attempt=0, worker="", incarnation=0
-        )
+            owner=OURS, boot="b", verdict=Guarantee.EXACT, attempt=0, worker="", incarnation=0,
+            doubted=False,
+        )  # fmt: skip
         self.fleet = SimpleNamespace(
             streams={OURS: SimpleNamespace(position=3)}, requests={"q": request}, placed={},
             workers={}, holders={}, tick=7,

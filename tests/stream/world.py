@@ -72,6 +72,7 @@ class World(WorkerSide):
         self.head: e.Head | None = None
         self.pending: list[Callable[[], None]] = []  # answers that come later
         self.attempt = 0
+        self.is_doubted = False
         self.unsent: Assignment | None = None  # assigned, neither sent nor recorded as lost
         # the client
         self.connection = b""  # bytes of this connection
@@ -170,6 +171,8 @@ class World(WorkerSide):
             if effect.delivered and self.kind != "relayed":
                 resuming = {"exact": "continue", "sampled": "continue", "replay": "replay"}
                 mode = resuming.get(self.guarantee, "new")
+                if self.is_doubted:
+                    mode = "replay" if self.kind != "whole" else "new"
             self.unsent = self.worker(mode)
             self.feed(e.Assigned(self.unsent))
 
@@ -184,6 +187,7 @@ class World(WorkerSide):
             port=1,
             mode=mode,
             dispatch=b"d",
+            doubted=self.is_doubted,
         )
 
     def connect(self) -> None:
@@ -293,6 +297,10 @@ class World(WorkerSide):
         self.sent, self.head, self.raw = None, None, b""
         self.feed(lost)
 
+    def doubt(self) -> None:
+        self.is_doubted = True
+        self.feed(e.TokensDoubted("said so"))
+
     def possible_faults(self) -> list[Callable[[], None]]:
         state, rng, accepts = self.machine.state, self.rng, self.machine.accepts
         found = list[Callable[[], None]]()
@@ -300,9 +308,12 @@ class World(WorkerSide):
             found.append(self.lose)
         if self.sent and self.head is None and not self.raw:
             found.append(self.sent.clear)  # the response ends in front of its end frame
-        if accepts(e.EngineGivenUp):
-            cause = rng.choice(("stall", "engine_dead", "engine_error", "reset"))
+        if accepts(e.EngineGivenUp) and (not isinstance(state, s.Detached) or rng.random() < 0.1):
+            cause = rng.choice(("stall", "engine_dead", "engine_error", "reset", "corrupt"))
             found.append(lambda: self.feed(e.EngineGivenUp(cause, "said so")))
+        if accepts(e.TokensDoubted):
+            if isinstance(state, s.HandingOver) or rng.random() < 0.2:
+                found.append(self.doubt)
         between_frames = self.sent is not None and self.head is None and not self.raw
         if isinstance(state, s.Receiving) and between_frames:
             found.append(self.misbehave)

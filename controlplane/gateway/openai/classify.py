@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from relume.events.vocabulary.enums import Guarantee
+from relume.policies.recovery.resume_mode import UNCOMPARED
 
 # What one field's value does: nothing, needs a feature, adds state that cannot be resumed, several
 # searches at once.
@@ -135,7 +136,7 @@ def _judged(body: Mapping[str, Any], needs: dict[str, str], stateful: str) -> Cl
     # What has several outputs, or is shown by a parser, is not compared in a replay.
     again = (
         Guarantee.REPLAY
-        if deterministic and not {CHOICES, PARSERS} & set(needs)
+        if deterministic and not UNCOMPARED & set(needs)
         else Guarantee.RESTART
     )
     sampled = "temperature not set" if temperature is None else "unseeded sampling"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from relume.controlplane.stream.answer import created_in
+from relume.controlplane.stream.error_codes import CORRUPTED
 from relume.controlplane.stream.handlers.attempts import complete, hand_over, lose
 from relume.controlplane.stream.handlers.endings import fail, release
 from relume.controlplane.stream.handlers.resuming import detach
@@ -266,7 +267,7 @@ def _on_broken(stream: Stream, state: Receiving, event: Broken, now: float) -> S
         return hand_over(stream, state, state.to, now)
     flush(stream)
     if kind == FailureKind.MISMATCH:
-        return fail(stream, state, 502, DIFFERS, message)
+        return fail(stream, state, 502, CORRUPTED if state.to.doubted else DIFFERS, message)
     return fail(stream, state, 500, "the worker failed on this request", message)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 from relume.controlplane.stream.arrival import Assignment
+from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.controlplane.stream.handlers.endings import NO_ENVELOPE, end, fail, refuse, release
 from relume.controlplane.stream.handlers.placing import proceed
 from relume.controlplane.stream.handlers.to_client import finish, flush, greet
@@ -27,6 +28,7 @@ from relume.controlplane.stream.stream_events import (
     EngineGivenUp,
     Head,
     ResponseEnded,
+    TokensDoubted,
 )
 from relume.controlplane.stream.stream_states import (
     Attaching,
@@ -128,7 +130,14 @@ def lose(
     return proceed(stream, _NO_ATTEMPT, CAUSES.get(kind) or RouteCause(kind), must_pause, refusal)
 
 
-def hand_over(stream: Stream, state: State, to: Assignment, now: float) -> State:
+def hand_over(
+    stream: Stream,
+    state: State,
+    to: Assignment,
+    now: float,
+    cause: RouteCause = RouteCause.MOVED,
+    detail: str = "handed over",
+) -> State:
     """The engine gave the attempt `to` up on request: continue where it is planned. No worker is
     blamed."""
     if is_attaching(state):
@@ -136,8 +145,8 @@ def hand_over(stream: Stream, state: State, to: Assignment, now: float) -> State
     if isinstance(state, Attempt):
         stream.effects.append(Close())
     stream.budget.moves += 1
-    _leave_for(stream, to, TransportKind.MOVED, "handed over", now)
-    return proceed(stream, _NO_ATTEMPT, RouteCause.MOVED)
+    _leave_for(stream, to, TransportKind.MOVED, detail, now)
+    return proceed(stream, _NO_ATTEMPT, cause)
 
 
 def _leave_for(
@@ -177,6 +186,8 @@ def on_connected(stream: Stream, state: Connecting, event: Connected, now: float
 
 def _send(stream: Stream, state: Connecting, envelope_at: tuple[str, ...]) -> State:
     to, answer = state.to, stream.answer
+    if to.doubted and _lacks_ids(stream):
+        return fail(stream, state, 502, NOT_COMPARED)
     if stream.relayed is not None:
         stream.effects.append(relayed_request(stream, to))
         return AwaitingRelayed(to)
@@ -217,6 +228,19 @@ def on_engine_given_up(stream: Stream, state: Attempt, event: EngineGivenUp, now
     elif event.cause == TransportKind.CORRUPT:
         stream.budget.found_corrupt()
     return lose(stream, state, event.cause, event.detail, now)
+
+
+def on_tokens_doubted(stream: Stream, state: Attempt, event: TokensDoubted, now: float) -> State:
+    """What its client has must be generated again and compared."""
+    if stream.answer.is_complete or stream.relayed is not None:
+        return state
+    release(stream, state.to)
+    return hand_over(stream, state, state.to, now, RouteCause.CORRUPT, event.detail)
+
+
+def _lacks_ids(stream: Stream) -> bool:
+    """Whether its client has tokens that are not known here, so that no engine can compare them."""
+    return stream.have > (0, 0) and (stream.again or len(stream.answer.ids) < stream.have[0])
 
 
 # --- handlers: the head

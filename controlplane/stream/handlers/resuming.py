@@ -28,6 +28,7 @@ from relume.controlplane.stream.stream_effects import (
     AwaitOwnership,
     Detach,
     Fail,
+    RecordFailure,
     RecordTimer,
     Release,
 )
@@ -36,6 +37,7 @@ from relume.controlplane.stream.stream_events import (
     ClientGone,
     ClientReturned,
     Delivered,
+    EngineGivenUp,
     GraceOver,
     HandoverNoticed,
     Owned,
@@ -151,6 +153,19 @@ def on_handover_noticed(
         return state
     release(stream, to)
     return hand_over(stream, Detached(None), to, now)
+
+
+def on_unattended_given_up(
+    stream: Stream, state: Detached, event: EngineGivenUp, now: float
+) -> State:
+    """The engine on which it runs for its absent client is not to be used: the next attempt waits
+    for the client."""
+    to = state.left
+    if to is None:
+        return state
+    release(stream, to)
+    stream.effects.append(RecordFailure(to.attempt, event.cause, stream.delivered, event.detail))
+    return Detached(None)
 
 
 def on_grace_over(stream: Stream, state: State, event: GraceOver, now: float) -> State:

@@ -32,6 +32,21 @@ def test_client_that_waits_for_the_whole_has_no_bytes_yet(verdict: str, mode: st
     assert mode_of(verdict, False, 17) == mode
 
 
+@pytest.mark.parametrize(
+    ("verdict", "mode"),
+    [
+        ("exact", "replay"), ("best_effort", "replay"), ("replay", "replay"),
+        ("sampled", "hopeless"), ("restart", "hopeless"),
+    ],
+)  # fmt: skip
+def test_tokens_of_a_corrupt_worker_are_compared_and_never_continued(
+    verdict: str, mode: str
+) -> None:
+    assert mode_of(verdict, True, 17, doubted=True) == mode
+    assert mode_of(verdict, False, 17, doubted=True) == "new", "its client has nothing yet"
+    assert mode_of(verdict, True, 0, doubted=True) == "new"
+
+
 def test_unknown_verdict_is_a_broken_invariant() -> None:
     with pytest.raises(KeyError):
         mode_of("maybe", True, 1)
