@@ -53,7 +53,9 @@ SILENT = dict.fromkeys(
     ("steps", "turns", "step_age_us", "cpu_us", "wait_us", "front_us", "running", "waiting"), 0
 ) | {"expected_us": -1}
 """The page of an engine that counts no steps on it."""
-TAGS = (b"effects_decided/1", b"checkpoints_released/1", b"detail_decided/1")
+TAGS = (
+    b"effects_decided/1", b"checkpoints_released/1", b"checkpoints_voided/1", b"detail_decided/1",
+)  # fmt: skip
 KEPT_REPORTS = 4096
 """Maximum number of queued reports to an agent that does not read; engines drop and count more."""
 
@@ -384,7 +386,7 @@ class SimAgent(Agent):
         )  # fmt: skip
         effects = EffectRunner(
             config.worker, self._reader, self._directory, journal, supervisor, QUIET,
-            self._released,
+            self._released, self._voided,
         )  # fmt: skip
         keeper: Any = self.host.keeper_of(self.process, journal)  # in place of the real one
         self._daemon = keeper

@@ -35,6 +35,7 @@ class SimKeeper:
         self._journal = journal
         self._backoff = Backoff((0.1, *config.backoff_s[1:]), config.stable_after_s)
         self._released: dict[str, None] = {}
+        self._voided: dict[str, int] = {}
         self._news = asyncio.Event()
         self._anew = False
         self._boot = ""
@@ -44,6 +45,11 @@ class SimKeeper:
     def release(self, requests: tuple[str, ...]) -> None:
         """These requests ended: the daemon drops their blocks."""
         self._released.update(dict.fromkeys(requests))
+        self._news.set()
+
+    def void(self, attempts: tuple[tuple[str, int], ...]) -> None:
+        """What these attempts wrote is wrong: the daemon drops it."""
+        self._voided.update(attempts)
         self._news.set()
 
     def _renew(self) -> None:
@@ -144,6 +150,9 @@ class SimKeeper:
         for name in self._released:
             daemon.store.drop(name, LAST_ATTEMPT)
         self._released.clear()
+        for request, attempt in self._voided.items():
+            daemon.store.void(request, attempt)
+        self._voided.clear()
 
     def _report(self, daemon: SimDaemon) -> None:
         figures = daemon.store.stats()

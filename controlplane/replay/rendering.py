@@ -454,6 +454,10 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.EngineRecovered: lambda e: [
         f"the engine {e.worker}:{e.incarnation} recovered after {e.hung_us / 1e6:.1f} s"
     ],
+    v.CheckpointsVoided: lambda e: [
+        f"blocks of {_count(len(e.attempts), 'attempt')} are not used: "
+        f"{e.worker}:{e.incarnation} computes wrong results"
+    ],
     v.HolderChosen: _holders,
     v.RecoveryPlanned: _plan,
     v.MigrationPlanned: _migration,

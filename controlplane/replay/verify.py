@@ -467,6 +467,7 @@ _ANSWERS = (
     v.EffectsDecided,
     v.ConfigChanged,
     v.CheckpointsReleased,
+    v.CheckpointsVoided,
     v.HealthDecided,
     v.VerdictsWithheld,
     v.CanaryValuesDecided,

@@ -18,8 +18,8 @@ a state and needs no answer.
 An effect that the state file has no room for is neither carried out nor answered; the
 leader states it again.
 
-`CheckpointsReleased` of the same stream is passed on: dropping twice what is gone harms
-nothing.
+`CheckpointsReleased` and `CheckpointsVoided` of the same stream are passed on: dropping twice what is
+gone harms nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.events.log.codec import decode
 from relume.events.log.errors import Compacted, LogError, LogUnavailable
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary import CheckpointsReleased, Effect, EffectApplied, EffectsDecided
+from relume.events.vocabulary import (
+    CheckpointsReleased,
+    CheckpointsVoided,
+    Effect,
+    EffectApplied,
+    EffectsDecided,
+)
 from relume.events.vocabulary.enums import EffectKind, StepDetail
 
 FLEET = "fleet"
@@ -46,6 +52,7 @@ _DECIDED_TAG = b"\xb1effects_decided/1"
 _DETAIL_TAG = b"\xb0detail_decided/1"
 _APPLIED_TAG = b"\xb0effect_applied/1"
 _RELEASED_TAG = b"\xb6checkpoints_released/1"
+_VOIDED_TAG = b"\xb4checkpoints_voided/1"
 
 Key = tuple[str, int]
 
@@ -96,9 +103,11 @@ class EffectRunner:
         supervisor: Supervisor,
         logger: Logger,
         on_released: Callable[[tuple[str, ...]], None] = lambda _requests: None,
+        on_voided: Callable[[tuple[tuple[str, int], ...]], None] = lambda _attempts: None,
     ) -> None:
         self._worker = worker
         self._on_released = on_released
+        self._on_voided = on_voided
         self._reader = reader
         self._directory = directory
         self._journal = journal
@@ -183,6 +192,9 @@ class EffectRunner:
         for record in self._records(group, FLEET, _RELEASED_TAG):
             released: CheckpointsReleased = decode(record)
             self._on_released(released.requests)
+        for record in self._records(group, FLEET, _VOIDED_TAG):
+            voided: CheckpointsVoided = decode(record)
+            self._on_voided(voided.attempts)
         for record in self._records(group, FLEET, _DETAIL_TAG):
             self._journal.shed(decode(record).detail != StepDetail.FULL)
         self._after = group.revision

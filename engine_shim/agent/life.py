@@ -182,6 +182,7 @@ class Agent:
             supervisor,
             self._logger,
             self._released,
+            self._voided,
         )
         self._daemon = self._make_daemon(journal)
         if self._daemon is None and (boot := end_unwanted(self._directory, self._logger)):
@@ -216,6 +217,10 @@ class Agent:
     def _released(self, requests: tuple[str, ...]) -> None:
         if self._daemon is not None:
             self._daemon.release(requests)
+
+    def _voided(self, attempts: tuple[tuple[str, int], ...]) -> None:
+        if self._daemon is not None:
+            self._daemon.void(attempts)
 
     async def _work(self, supervisor: Supervisor, effects: EffectRunner, journal: Journal) -> None:
         """All there is to do until the agent leaves; ends only by cancellation or error."""

@@ -36,6 +36,7 @@ from relume.events.vocabulary.checkpoint_events import (
 from relume.events.vocabulary.leader_events import (
     CanaryValuesDecided,
     CheckpointsReleased,
+    CheckpointsVoided,
     ConfigChanged,
     DetailDecided,
     Effect,
@@ -159,6 +160,7 @@ LEADER_EVENTS = (
     | ReplicaLost
     | EffectsDecided
     | CheckpointsReleased
+    | CheckpointsVoided
     | StateHashed
     | SnapshotTaken
     | ConfigChanged

@@ -141,6 +141,15 @@ class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
     requests: tuple[str, ...]
 
 
+class CheckpointsVoided(Event, frozen=True, tag="checkpoints_voided/1"):
+    """Decision: what these `attempts` (request, number) and earlier ones wrote to holders is not
+    used, because `worker` had them and computes wrong results. Each holder drops it."""
+
+    worker: str
+    incarnation: int
+    attempts: tuple[tuple[str, int], ...]
+
+
 class StateHashed(Event, frozen=True, tag="state_hashed/1"):
     """Hash of the canonical fold at `revision` (I7), as the leader computed it. `order`
     digests the segments up to there in their total order, whatever is made of them;

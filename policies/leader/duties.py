@@ -134,6 +134,8 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
             and worker.engine == EnginePhase.READY
         ):
             out += _restarted(fleet, worker)  # its agent knows what it applied before
+        if _is_quarantined(worker):
+            out += _voided(fleet, worker)
     return out
 
 
@@ -209,12 +211,39 @@ def _ended_unheard(request: str, told: Unheard) -> v.RequestEnded:
 
 
 def on_health_decided(fleet: Fleet, event: v.HealthDecided) -> list[Any]:
-    """The engine of a quarantined worker is restarted, once: that loads its weights again. If the next
-    one is as wrong, the worker stays as it is."""
+    """What a quarantined worker wrote to holders is not used: blocks of live requests are voided,
+    those of ended ones, which others may share, released at once. Its engine is restarted, once:
+    that loads its weights again. If the next one is as wrong, the worker stays as it is."""
     worker = fleet.workers.get(event.worker)
     if event.state != HealthState.QUARANTINED or worker is None:
         return []
-    return _restarted(fleet, worker) if worker.incarnation == event.incarnation else []
+    out = _voided(fleet, worker)
+    if released := coverage.to_release(fleet, fleet.tick, at_once=True):
+        out.append(v.CheckpointsReleased(released))
+    return out + (_restarted(fleet, worker) if worker.incarnation == event.incarnation else [])
+
+
+def on_route_decided(fleet: Fleet, event: v.RouteDecided) -> list[Any]:
+    """A replica that did not know of a quarantine yet sent a request there."""
+    worker = fleet.workers.get(event.worker)
+    if worker is None or not _is_quarantined(worker) or not fleet.holders:
+        return []
+    attempts = ((event.request, event.attempt),)
+    return [v.CheckpointsVoided(worker.name, worker.incarnation, attempts)]
+
+
+def _is_quarantined(worker: Worker) -> bool:
+    health = worker.health
+    return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
+
+
+def _voided(fleet: Fleet, worker: Worker) -> list[Any]:
+    attempts = coverage.to_void(fleet, worker.name) if fleet.holders else ()
+    size = coverage.RELEASED_AT_ONCE
+    return [
+        v.CheckpointsVoided(worker.name, worker.incarnation, attempts[at : at + size])
+        for at in range(0, len(attempts), size)
+    ]
 
 
 def _restarted(fleet: Fleet, worker: Worker) -> list[Any]:
@@ -239,4 +268,5 @@ _HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
     v.LeaderElected: on_leader_elected,
     v.AdminCommanded: on_admin_commanded,
     v.HealthDecided: on_health_decided,
+    v.RouteDecided: on_route_decided,
 }

@@ -10,8 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from msgspec import UnsetType
+
 from relume.events import vocabulary as v
-from relume.policies.state.fleet import Coverage, Fleet, Holder, Placed, Planned, Rate, Worker
+from relume.policies.state.fleet import (
+    Coverage,
+    Fleet,
+    Holder,
+    Placed,
+    Planned,
+    Rate,
+    Request,
+    Worker,
+)
 
 RELEASE_TICKS = 3
 """A request's engine informs its holders of the end; after this number of ticks the leader does. It
@@ -104,16 +115,34 @@ def settle(fleet: Fleet, tick: int) -> None:
             del fleet.ending[request]
 
 
-def to_release(fleet: Fleet, tick: int) -> tuple[str, ...]:
-    """Ended requests whose blocks the leader must ask back."""
+def to_release(fleet: Fleet, tick: int, at_once: bool = False) -> tuple[str, ...]:
+    """Ended requests whose blocks the leader must ask back; `at_once`: also those whose engine may
+    do so itself."""
     due = (
         request
         for request, at in fleet.ending.items()
-        if tick - at >= RELEASE_TICKS
+        if (at_once or tick - at >= RELEASE_TICKS)
         and request not in fleet.requests
         and held_somewhere(fleet, request)
     )
     return tuple(request for request, _ in zip(due, range(RELEASED_AT_ONCE), strict=False))
+
+
+def to_void(fleet: Fleet, worker: str) -> tuple[tuple[str, int], ...]:
+    """Live requests that were sent to `worker`, each with the last attempt there whose blocks are
+    still used."""
+    found = []
+    for request in fleet.requests.values():
+        numbers = [int(key.rpartition("/")[2]) for name, key in request.places if name == worker]
+        if request.worker == worker:
+            numbers.append(request.attempt)
+        if numbers and max(numbers) > _void_attempt(request):
+            found.append((request.request, max(numbers)))
+    return tuple(found)
+
+
+def _void_attempt(request: Request) -> int:
+    return 0 if isinstance(request.void_attempt, UnsetType) else request.void_attempt
 
 
 class Progress(NamedTuple):
@@ -225,6 +254,9 @@ def _on_all_acknowledged(
 
 
 def _acknowledge(fleet: Fleet, site: Holder, held: v.CheckpointAcknowledged | v.HeldPrefix) -> None:
+    request = fleet.requests.get(held.request)
+    if request is not None and held.attempt <= _void_attempt(request):
+        return  # on its way when it was voided
     _count_share(fleet, site, held.request, -1)
     found = site.covered.get(held.request)
     if found is None:
@@ -354,6 +386,22 @@ def _on_released(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointsRele
         fleet.ending.pop(request, None)
 
 
+def _on_voided(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointsVoided) -> None:
+    """Nothing that these attempts wrote covers anything. What a later attempt has written by now is
+    covered again with its next acknowledgement."""
+    for name, attempt in event.attempts:
+        request = fleet.requests.get(name)
+        if request is None:
+            continue  # it ended: all of it is released
+        request.void_attempt = max(attempt, _void_attempt(request))
+        for site in fleet.holders.values():
+            if (found := site.covered.get(name)) is not None:
+                _count_share(fleet, site, name, -1)
+                site.held_bytes -= sum(found.bytes.values())
+                del site.covered[name]
+                _count_share(fleet, site, name, 1)
+
+
 def _count(fleet: Fleet, name: str, number: int) -> None:
     fleet.restores[name] = fleet.restores.get(name, 0) + number
 
@@ -374,4 +422,5 @@ HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.LinkMeasured: _on_link_measured,
     v.RestoreFailed: _on_restore_failed,
     v.CheckpointsReleased: _on_released,
+    v.CheckpointsVoided: _on_voided,
 }

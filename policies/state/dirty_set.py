@@ -137,6 +137,10 @@ def _chosen(fleet: Fleet, stream: str, event: v.HolderChosen) -> Iterable[str]:
     return (*_holders_of(fleet, event.request), *event.holders)
 
 
+def _every_holder(fleet: Fleet, stream: str, event: Any) -> Iterable[str]:
+    return tuple(fleet.holders)
+
+
 def _ended(fleet: Fleet, stream: str, event: v.RequestEnded) -> Iterable[str]:
     request = fleet.requests.get(event.request)
     if request is None:  # its dispatches are in no list
@@ -171,6 +175,7 @@ _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.LinkMeasured: _nobody,
     v.RestoreFailed: _nobody,
     v.CheckpointsReleased: _nobody,
+    v.CheckpointsVoided: _every_holder,
     v.StallJudged: _nobody,
     v.EngineHung: _target,
     v.EngineRecovered: _target,

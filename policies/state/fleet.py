@@ -242,7 +242,8 @@ class Request(Struct, kw_only=True):
     where its latest attempt went; `predicted_us` its first token's time, of a first attempt only.
     `resumable`, `grace_ticks`: see `RequestArrived`; `claim`: the client's last return. An orphan
     that may be resumed is `due` at that tick, and `expired` at the one that found it so (0: not).
-    `doubted`: it was sent to a worker that is known to compute wrong results.
+    `doubted`: it was sent to a worker that is known to compute wrong results; what attempts up to
+    `void_attempt` wrote to holders is not used.
     """
 
     request: str
@@ -269,6 +270,7 @@ class Request(Struct, kw_only=True):
     engine_prompt_tokens: int = field(default=0, name="counted")
     predicted_us: int = -1
     doubted: bool | UnsetType = UNSET
+    void_attempt: int | UnsetType = UNSET
 
 
 class Receipts(Struct):

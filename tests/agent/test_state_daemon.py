@@ -166,6 +166,20 @@ async def test_what_the_leader_releases_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+async def test_what_the_leader_voids_is_dropped(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    async with staged(run, **CHECKPOINTS) as stage, stage.log.writer("fleet") as leader:
+        await stage.nth(v.StateDaemonStarted, 1)
+        for request in ("a", "b"):
+            await asyncio.to_thread(write, run / "state.sock", request)
+        await stage.until(lambda: set(fold(stage).holders["w0"].covered) == {"a", "b"})
+        leader.append(v.CheckpointsVoided("w1", 1, (("a", 1), ("unknown", 3))))
+        dropped = await stage.nth(v.CheckpointDropped, 1)
+        assert dropped.request == "a"
+        assert await asyncio.to_thread(held, run / "state.sock") == {"b"}
+
+
+@pytest.mark.full
 async def test_one_that_answers_no_more_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

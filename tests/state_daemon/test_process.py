@@ -141,7 +141,9 @@ def test_a_daemon_without_a_client_ends_when_it_holds_nothing(tmp_path: Path) ->
 
 def test_control_is_for_this_host(tmp_path: Path) -> None:
     with daemon_in(tmp_path) as daemon, peer_of(local(daemon.socket), "reader") as reader:
-        for message in (m.StatsAsk(0), m.Changes(0, 0), m.Drop(0, ("a",), 1)):
+        for message in (
+            m.StatsAsk(0), m.Changes(0, 0), m.Drop(0, ("a",), 1), m.Void(0, (("a", 1),)),
+        ):  # fmt: skip
             with pytest.raises(Refusal, match="authentication"):
                 reader.ask(message, 5.0)
 

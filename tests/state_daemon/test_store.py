@@ -164,6 +164,26 @@ def test_what_an_older_attempt_computed_behind_a_changed_block_is_void(store: Bl
     assert store.stats()["memory_used"] == 2 * IMAGE
 
 
+def test_what_a_corrupt_worker_wrote_goes_and_may_not_come_again(store: BlockStore) -> None:
+    for index in range(3):
+        put(store, "a", index, attempt=2)
+    assert store.void("a", 2) == (3, 3 * IMAGE)
+    assert held(store, "a") == 0 and store.stats()["memory_used"] == 0
+    assert code_of(store, "a", 3, attempt=2) == "fenced", "it was on its way"
+    assert put(store, "a", 0, attempt=3).blocks == 1
+
+
+def test_of_a_void_attempt_only_what_a_later_one_confirmed_stays(store: BlockStore) -> None:
+    """The later one was faster than the leader's decision."""
+    for index in range(4):
+        put(store, "a", index, content=index)
+    assert put(store, "a", 0, content=0, attempt=2).blocks == 4, "the rest is the older one's"
+    assert store.void("a", 1) == (3, 3 * IMAGE)
+    assert held(store, "a") == 1 and store.stats()["memory_used"] == IMAGE
+    assert store.void("a", 1) == (0, 0)
+    assert put(store, "a", 1, content=99, attempt=2).blocks == 2
+
+
 def test_another_fingerprint_under_the_same_attempt_is_refused(store: BlockStore) -> None:
     put(store, "a", 0)
     assert code_of(store, "a", 1, fits="other") == "fingerprint"

@@ -65,6 +65,7 @@ class StateDaemonKeeper:
         self._logger = logger
         self._backoff = Backoff((0.1, *config.backoff_s[1:]), config.stable_after_s)
         self._released: dict[str, None] = {}
+        self._voided: dict[str, int] = {}
         self._anew = False
         self._id: ProcessId | None = None
         self._boot = ""
@@ -77,6 +78,13 @@ class StateDaemonKeeper:
         self._released.update(dict.fromkeys(requests))
         while len(self._released) > KEPT_RELEASES:
             del self._released[next(iter(self._released))]
+
+    def void(self, attempts: tuple[tuple[str, int], ...]) -> None:
+        """What these attempts and earlier ones wrote is wrong: the daemon drops it, soon."""
+        for request, attempt in attempts:
+            self._voided[request] = max(attempt, self._voided.pop(request, 0))
+        while len(self._voided) > KEPT_RELEASES:
+            del self._voided[next(iter(self._voided))]
 
     def renew(self) -> None:
         """The stream changed hands in between: say everything again."""
@@ -163,6 +171,7 @@ class StateDaemonKeeper:
                     await self._introduce(peer, reports, wait_s)
                 else:
                     await self._drop_released(peer)
+                    await self._drop_voided(peer)
                     await self._changes(peer, reports)
                     if polls % REPORT_EVERY == 0:
                         await self._report(peer)
@@ -217,6 +226,14 @@ class StateDaemonKeeper:
             await self._ask(peer, m.Drop(0, names, LAST_ATTEMPT))
             for name in names:
                 self._released.pop(name, None)
+
+    async def _drop_voided(self, peer: Peer) -> None:
+        while self._voided:
+            attempts = tuple(self._voided.items())[: m.MAX_REQUESTS]
+            await self._ask(peer, m.Void(0, attempts))
+            for request, attempt in attempts:
+                if self._voided.get(request) == attempt:
+                    del self._voided[request]
 
     async def _report(self, peer: Peer) -> None:
         figures = (await self._ask(peer, m.StatsAsk(0))).figures

@@ -301,6 +301,16 @@ class Session:
             blocks, size = blocks + gone[0], size + gone[1]
         return Reply(m.encode(m.Done(drop.seq, blocks, size)))
 
+    def _void(self, hello: m.Hello, void: m.Void, chunk: memoryview) -> Reply:
+        _control_only(hello)
+        if len(void.attempts) > m.MAX_REQUESTS:
+            raise MalformedMessage(f"{len(void.attempts)} attempts at once")
+        blocks = size = 0
+        for request, attempt in void.attempts:
+            gone = self._service.store.void(request, attempt)
+            blocks, size = blocks + gone[0], size + gone[1]
+        return Reply(m.encode(m.Done(void.seq, blocks, size)))
+
     def _keep(self, hello: m.Hello, keep: m.Keep, chunk: memoryview) -> Reply:
         return self._kept(hello, keep, keep.envelope, m.MAX_INLINE_ENVELOPE)
 
@@ -373,6 +383,7 @@ _HANDLERS: dict[type, Callable[[Session, m.Hello, Any, memoryview], Reply]] = {
     m.Release: Session._release,
     m.Corrupt: Session._corrupt,
     m.Drop: Session._drop,
+    m.Void: Session._void,
     m.Keep: Session._keep,
     m.KeepChunk: Session._keep_chunk,
     m.Recall: Session._recall,

@@ -218,8 +218,16 @@ class Drop(Message, frozen=True, tag="drop"):
     moved: bool = False
 
 
+class Void(Message, frozen=True, tag="void"):
+    """What these attempts (request, number) and earlier ones wrote is wrong: none of it is handed
+    out, and they may write no more. What later attempts wrote stays. From the host's agent only."""
+
+    seq: int
+    attempts: tuple[tuple[str, int], ...]
+
+
 class Done(Message, frozen=True, tag="done"):
-    """Answer to `Release`, `Corrupt` and `Drop`: what was freed."""
+    """Answer to `Release`, `Corrupt`, `Drop` and `Void`: what was freed."""
 
     seq: int
     blocks: int = 0
@@ -313,8 +321,8 @@ class Stats(Message, frozen=True, tag="stats"):
 
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | RefusalAnswer | Put | Ack | Ask | Held | Match
-    | MatchAnswer | Get | Blocks | Release | Corrupt | Drop | Done | Keep | KeepChunk | Recall
-    | Envelope | Changes | ChangesAnswer | StatsAsk | Stats
+    | MatchAnswer | Get | Blocks | Release | Corrupt | Drop | Void | Done | Keep | KeepChunk
+    | Recall | Envelope | Changes | ChangesAnswer | StatsAsk | Stats
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

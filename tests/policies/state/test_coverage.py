@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.policies.checkpoints import placement
@@ -344,6 +346,72 @@ def ticks(story: Story, first: int, last: int) -> list[Any]:
         story.tell("fleet", tick)
         owed += step(story.fleet, tick)
     return owed
+
+
+def quarantined(worker: str = "w0", incarnation: int = 1) -> v.HealthDecided:
+    return v.HealthDecided(
+        worker=worker, incarnation=incarnation, state="quarantined", failure="corruption",
+        evidence="wrong", since=1,
+    )  # fmt: skip
+
+
+def decide(story: Story, event: Any) -> list[Any]:
+    """The event lands, and then what the leader owes, without restarts."""
+    story.tell("fleet" if type(event) is v.HealthDecided else "r.r0", event)
+    owed = [e for e in step(story.fleet, event) if type(e) is not v.EffectsDecided]
+    if owed:
+        story.tell("fleet", *owed)
+    return owed
+
+
+def test_blocks_of_a_quarantined_worker_cover_nothing_and_never_again() -> None:
+    story = scene()
+    story.leader()
+    story.tell("r.r0", decided("q"), chosen("w1"))
+    story.tell("w.w1", acknowledged("w1", 64))
+    assert decide(story, quarantined()) == [v.CheckpointsVoided("w0", 1, (("q", 1),))]
+    site = story.fleet.holders["w1"]
+    assert covered_tokens(story.fleet, "w1", "q") == 0 and site.held_bytes == 0
+    story.tell("w.w1", acknowledged("w1", 80))
+    assert covered_tokens(story.fleet, "w1", "q") == 0, "it was on its way"
+    story.tell("r.r0", decided("q", 2, "w2"), chosen("w1", attempt=2, primary="w2"))
+    story.tell("w.w1", msgspec.structs.replace(acknowledged("w1", 32), attempt=2))
+    assert covered_tokens(story.fleet, "w1", "q") == 32
+    assert decide(story, quarantined()) == [], "once"
+    fleet = load(dump(story.fleet))
+    assert state_hash(fleet) == state_hash(story.fleet)
+
+
+def test_a_request_that_comes_to_a_quarantined_worker_late_leaves_no_blocks() -> None:
+    """Its replica did not know of the decision yet."""
+    story = scene()
+    story.leader()
+    assert decide(story, quarantined()) == []
+    late = decided("q")
+    assert decide(story, late) == [v.CheckpointsVoided("w0", 1, (("q", 1),))]
+    assert decide(story, decided("q", 2, "w1")) == []
+
+
+def test_a_new_leader_voids_what_its_predecessor_did_not() -> None:
+    story = scene()
+    story.leader()
+    story.tell("r.r0", decided("q"), chosen("w1"))
+    story.tell("fleet", quarantined())
+    elected = v.LeaderElected("r0", "b1")
+    story.tell("fleet", elected)
+    owed = step(story.fleet, elected)
+    assert v.CheckpointsVoided("w0", 1, (("q", 1),)) in owed
+
+
+def test_blocks_of_ended_requests_are_released_at_once_by_a_quarantine() -> None:
+    """Others may share them."""
+    story = scene()
+    story.leader()
+    ticks(story, 0, 1)
+    story.tell("r.r0", decided("q"), chosen("w1"))
+    story.tell("w.w1", acknowledged("w1", 64))
+    story.tell("r.r0", ended("q"))
+    assert decide(story, quarantined()) == [v.CheckpointsReleased(("q",))]
 
 
 def test_blocks_that_outlive_their_request_are_asked_back_by_the_leader() -> None:

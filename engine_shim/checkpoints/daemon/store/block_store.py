@@ -362,6 +362,25 @@ class BlockStore:
         self._counts["dropped"] += 1
         return self._end(holding, "dropped")
 
+    def void(self, request: str, attempt: int) -> tuple[int, int]:
+        """What attempts up to this one wrote is wrong: it goes, and they may write no more;
+        (blocks, bytes) that were held of it. What a later attempt wrote, or confirmed, is left."""
+        holding = self._holdings.get(request)
+        gone = self.drop(request, attempt)
+        if holding is None or holding.attempt <= attempt:
+            return gone
+        blocks, before = 0, holding.bytes
+        for (child, rank), sequence in holding.sequences.items():
+            for index in [i for i, a in sequence.open.items() if a.attempt <= attempt]:
+                self._abandon(sequence, index)
+            for index in sequence.from_on(0):
+                if sequence.blocks[index].attempt <= attempt:
+                    self._remove(sequence, index)
+                    blocks += 1
+            self._note(holding, child, rank, "" if sequence.prefix else "evicted")
+        self._forget_if_empty(request)
+        return blocks, before - holding.bytes
+
     def expire(self, now_s: float) -> list[str]:
         """Drops requests without use for the time to live; returns their names."""
         self.envelopes.expire(now_s - self._ttl_s)
