@@ -22,7 +22,7 @@ from relume.events.log.entries import Entry
 from relume.events.log.errors import Compacted
 from relume.events.vocabulary.enums import AdminCommand, CommandState
 
-WORKER_COMMANDS = ("drain", "undrain", "restart", "hold", "release")
+WORKER_COMMANDS = ("drain", "undrain", "restart", "hold", "release", "trust")
 COMMANDS_KEPT = 2048
 _KEY = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 

@@ -149,7 +149,7 @@ _API_COMMANDS = {"disable-restart": "hold", "enable-restart": "release"}
 
 
 def change(args: argparse.Namespace) -> int:
-    """Drain, undrain or restart a worker, or disable or enable its engine's restart."""
+    """Drain, undrain, restart or trust a worker, or disable or enable its engine's restart."""
     command = _API_COMMANDS.get(args.command, args.command)
     done = AdminClient.find(args).post(f"workers/{args.worker}/{command}")
     _print_command(args, done)

@@ -167,6 +167,14 @@ For older ones name the archive of the log with --log.""",
         """
   relume enable-restart w0""",
     ),
+    "trust": Command(
+        "end a worker's quarantine",
+        "relume.controlplane.cli.arguments:one_worker",
+        "relume.controlplane.cli.fleet_commands:change",
+        """
+  relume trust w0                    after a wrong answer to a canary; it is probed first, and one
+                                     more wrong answer quarantines it again""",
+    ),
     "config": Command(
         "show or change the settings of the fleet",
         "relume.controlplane.cli.arguments:config",

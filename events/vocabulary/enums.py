@@ -150,6 +150,8 @@ class AdminCommand(Word):
     RESTART = "restart"
     HOLD = "hold"
     RELEASE = "release"
+    TRUST = "trust"
+    """End a quarantine."""
     CONFIG = "config"
     RESIGN = "resign"
 

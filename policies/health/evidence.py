@@ -23,6 +23,7 @@ from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import (
+    AdminCommand,
     EffectKind,
     EnginePhase,
     FailureClass,
@@ -313,6 +314,36 @@ def _on_effects(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) 
             _review(fleet, worker)
 
 
+def cannot_be_trusted(worker: Worker) -> str:
+    """Why no operator can end the quarantine of the worker now; empty if one can."""
+    health = worker.health
+    state = HealthState.HEALTHY if isinstance(health, UnsetType) else health.state
+    if state != HealthState.QUARANTINED:
+        return f"{worker.name} is not quarantined, it is {state}"
+    if worker.engine != EnginePhase.READY or not worker.present:
+        return f"the engine of {worker.name} is not ready; try again when it is"
+    return ""
+
+
+def _trust(fleet: Fleet, name: str, principal: str) -> None:
+    """An operator ends a quarantine. What the engine answered so far does not count; while the worker
+    is probed, one more wrong answer quarantines it again."""
+    worker = fleet.workers.get(name)
+    if worker is None or cannot_be_trusted(worker) or isinstance(worker.health, UnsetType):
+        return
+    worker.health.released_by = principal
+    if (record := answers.record_of(worker)) is not None:
+        record.wrong.clear()
+        record.doubtful.clear()
+
+
+def _on_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCommanded) -> None:
+    if event.command == AdminCommand.TRUST and decides(fleet):
+        _trust(fleet, event.target, event.principal)
+        if (worker := fleet.workers.get(event.target)) is not None:
+            _review(fleet, worker)
+
+
 def _on_replicas(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
     """A replica came or left: its word counts, or does no longer."""
     alive = {replica.name for replica in fleet.replicas.values() if replica.alive}
@@ -335,6 +366,9 @@ def _on_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType):
             health.owed = (health.state, health.failure, health.prober)
+    for command in fleet.open_commands.values():
+        if command.command == AdminCommand.TRUST:
+            _trust(fleet, command.target, command.principal)
     review = Review(fleet)
     if review.by_canary and decides(fleet):
         review.owed += answers.elected(fleet, review.canary)
@@ -407,7 +441,7 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
         if isinstance(health.quarantined, UnsetType):
             health.quarantined = event.incarnation
     elif not isinstance(health.quarantined, UnsetType):
-        health.quarantined = UNSET
+        health.quarantined = health.released_by = UNSET
     health.decided_by = {}
     if state == HealthState.PROBING:
         health.decided_by = {r.name: r.decisions for r in fleet.replicas.values() if r.alive}
@@ -448,6 +482,7 @@ HANDLERS: dict[type, Handler] = {
     v.WorkerDeregistered: _on_engine,
     v.WorkerLost: _on_lost,
     v.EffectsDecided: _on_effects,
+    v.AdminCommanded: _on_commanded,
     v.ReplicaStarted: _on_replicas,
     v.ReplicaStopped: _on_replicas,
     v.ReplicaLost: _on_replicas,

@@ -270,7 +270,11 @@ def _of_doubts(
 def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found | None:
     """What wrong answers to canaries amount to, and right ones after a quarantine."""
     record = answers.record_of(worker)
-    if record is None or worker.engine != EnginePhase.READY or not worker.present:
+    if worker.engine != EnginePhase.READY or not worker.present:
+        return None
+    if not isinstance(by := health.released_by, UnsetType):
+        return Finding.RELEASED, FailureClass.CORRUPTION, f"{by} ended its quarantine"
+    if record is None:
         return None
     corrupt = health.failure == FailureClass.CORRUPTION
     released = health.state == HealthState.PROBING and corrupt

@@ -162,6 +162,10 @@ def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[An
         resigned = v.LeaderResigned(fleet.leader, f"asked by {command.principal}")
         return [_decided(fleet, command_id, command, ()), resigned]
     worker = fleet.workers.get(command.target)
+    if worker is not None and command.command == AdminCommand.TRUST:
+        if why := evidence.cannot_be_trusted(worker):
+            return _refused(command_id, why)
+        return [_decided(fleet, command_id, command, ())]  # what follows is decided with it
     if worker is None or command.command not in AGENT_COMMANDS:
         return _refused(command_id, f"nothing to {command.command}: {command.target}")
     incarnation = worker.incarnation if command.command == AdminCommand.RESTART else 0

@@ -110,6 +110,7 @@ class WorkerHealth(Struct, kw_only=True):
     decided_by: dict[str, int] = field(default_factory=dict)
     slow: tuple[int, int, int] | UnsetType = UNSET  # not in older states
     quarantined: int | UnsetType = UNSET
+    released_by: str | UnsetType = UNSET
 
 
 class StepPace(Struct, kw_only=True):

@@ -65,6 +65,13 @@ async def test_restart_is_disabled_and_enabled_also_by_the_former_names(relume, 
         assert code == 0 and not scene.replica.fleet.workers["w0"].held
 
 
+async def test_who_is_not_quarantined_cannot_be_trusted(relume):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        code, _, err = await relume(scene, "trust", "w0")
+        assert code == 4 and "w0 is not quarantined, it is healthy" in err
+
+
 async def test_a_change_is_printed_with_its_revision(relume):
     async with Scene() as scene:
         await scene.worker("w0")
