@@ -145,6 +145,7 @@ def _known(run: Outcome) -> RecordedFacts:
         shared=_shared(run),
         landed=run.landed,
         commands=run.commands,
+        corrupt=_corrupt(run),
     )
 
 
@@ -154,6 +155,16 @@ def _stopped(run: Outcome) -> list[tuple[str, int]]:
         (f"r.{name}", ((fired.until_ns or run.ended_ns) - fired.at_ns) // 1_000_000)
         for fired in run.fired
         if fired.what == "leader-stop"
+        for name in fired.target.split(",")
+    ]
+
+
+def _corrupt(run: Outcome) -> list[tuple[str, int]]:
+    """Workers whose weights a fault damaged, and when, ms."""
+    return [
+        (name, run.began_ms + fired.at_ns // 1_000_000)
+        for fired in run.fired
+        if fired.what == "weights-flipped"
         for name in fired.target.split(",")
     ]
 

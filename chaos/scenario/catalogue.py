@@ -57,7 +57,7 @@ FAULTS: Mapping[str, FaultKind] = {
         amount=("share of a core", 1.0),
     ),
     "weights-flipped": FaultKind(
-        about="a bit of a weight's mantissa flips in memory: tokens stay, logits change",
+        about="a bit of a weight flips in memory: logits change, and tokens of some requests",
         target="worker",
     ),
     "rank-kill": FaultKind(

@@ -1,7 +1,8 @@
 """What a simulated engine answers to canaries: the same on every engine of right weights.
 
-Weights with a flipped bit of a mantissa give the same tokens with other log probabilities. So the
-streams of clients stay right, and only a comparison of log probabilities finds the worker.
+Weights with a flipped bit give other log probabilities. The tokens of canaries stay equal, so only a
+comparison of log probabilities finds the worker. Of the answers to clients some are wrong from a token
+on, as of a real engine: there 2 of 6 canaries had other tokens after a flip.
 """
 
 from __future__ import annotations
@@ -14,6 +15,16 @@ from relume.events.wire.worker_calls import CanaryAnswered
 TOOK_US = 20_000
 FLIPPED = 1e-6
 """By how much log probabilities differ after a flip."""
+
+
+WRONG_SHARE = 1 / 3
+"""Of the requests, those that get wrong tokens from an engine with a flipped bit."""
+
+
+def first_wrong(asked: str, output_tokens: int) -> int:
+    """The first token of the answer to `asked` that a flipped bit makes wrong; -1: none."""
+    draw = Random(f"{asked}:flipped")
+    return draw.randrange(output_tokens) if draw.random() < WRONG_SHARE else -1
 
 
 def answer(number: int, flipped: bool, alone: bool) -> CanaryAnswered:

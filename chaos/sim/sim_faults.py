@@ -357,6 +357,7 @@ class Faults:
         assert engine is not None
         if engine.flipped or not engine.serving:
             raise CannotStrike(f"{target} has no engine whose weights are right")
+        engine.process.context.run(engine.flush_all)  # what it has made is right
         engine.flipped = True
 
     def _answer_broken(self, planned: PlannedFault, target: str) -> Undo:

@@ -74,7 +74,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     `killed`: streams of killed replicas, and the time (ms, as in `Segment.at_ms`); `unserved_ms`:
     time without a reachable worker; `shared`: number of tokens that a client's prompt shares with
     others from its start; `landed`: appends acknowledged to writers as durable; `commands`: (id,
-    principal) of acknowledged admin changes."""
+    principal) of acknowledged admin changes; `corrupt`: workers whose engines began to compute wrong
+    results, and the time (ms)."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -83,6 +84,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     shared: Mapping[str, int] = {}
     landed: Sequence[LandedSegment] = ()
     commands: Sequence[tuple[str, str]] = ()
+    corrupt: Sequence[tuple[str, int]] = ()
 
 
 def violations(
@@ -91,6 +93,7 @@ def violations(
     """Violations of each promise in turn."""
     checks: dict[str, Check] = {
         **CHECKS,
+        "I2": partial(i2_identical_stream.check, corrupt=known.corrupt),
         "I8": partial(i8_budget.check, given=known.given_bytes),
         "I10": partial(
             i10_recovery_bound.check,
@@ -99,7 +102,9 @@ def violations(
             unserved_ms=known.unserved_ms,
         ),
         "I13": partial(i13_durable.check, landed=known.landed),
-        "I14": partial(i14_no_bad_block.check, shared=known.shared),
+        "I14": partial(
+            i14_no_bad_block.check, shared=known.shared, corrupt=known.corrupt
+        ),
         "I16": partial(i16_admin_logged.check, sent=known.commands),
     }
     for name in promises:

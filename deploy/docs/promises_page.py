@@ -99,6 +99,7 @@ PROMISES = {
             "streams-of-blocks-disturbed",
             "engine-killed-in-restore",
             "primary-and-holder-killed",
+            "wrong-weights",
         ),
     ),
     "I15": Promise(

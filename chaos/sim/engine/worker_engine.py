@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from msgspec import convert, structs
 
+from relume.chaos.sim.canary_answers import first_wrong
 from relume.chaos.sim.engine import prefix_model as prefixes
 from relume.chaos.sim.engine.engine_model import Job, SimEngine, Step, Told
 from relume.chaos.sim.engine.kept_streams import KeptStreams
@@ -498,7 +499,7 @@ class EngineProcess:
                 count=tokens - start,
                 first_ns=first_ns,
                 last_ns=last_ns,
-                wrong=self.wrong,
+                wrong=self.wrong or self._is_wrong(track.what, tokens),
                 longest_ns=longest_ns,
             )
         )
@@ -506,7 +507,14 @@ class EngineProcess:
     wrong = False
     """Its weights are damaged: it gives other tokens."""
     flipped = False
-    """A bit of its weights is: log probabilities differ, tokens do not."""
+    """A bit of its weights is: log probabilities differ, and tokens of some requests."""
+
+    def _is_wrong(self, what: Dispatch, tokens: int) -> bool:
+        """Whether damaged weights made one of the first `tokens` wrong. Resumable streams stay right:
+        what their buffers hold is told as right (`KeptStreams`)."""
+        if not self.flipped or what.claim:
+            return False
+        return 0 <= first_wrong(what.asked, what.output_tokens) < tokens
 
     # --- reporting -------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream.event_ids import Position
 from relume.controlplane.stream.stream_data import Stream
 from relume.controlplane.stream.stream_states import Declining, Receiving, Relaying
-from relume.events.vocabulary.enums import TransportKind
+from relume.events.vocabulary.enums import AttemptMode, TransportKind
 from relume.events.wire import headers as h
 from relume.events.wire.envelope import Envelope
 from relume.events.wire.frames import (
@@ -60,7 +60,7 @@ BODY = b"{}"
 class SimSession(RequestSession):
     """The real session; stretches of tokens come as frames, and leave as stretches."""
 
-    __slots__ = ("_altered", "_first_ns", "_gap_ns", "_groups", "_has_head", "_has_of",
+    __slots__ = ("_altered", "_differs", "_first_ns", "_gap_ns", "_groups", "_has_head", "_has_of",
                  "_last_ns", "_next", "_preface",
                  "_style", "_whole", "connection", "failed_with", "stretch", "what")  # fmt: skip
 
@@ -81,7 +81,7 @@ class SimSession(RequestSession):
         self._has_head = False
         self._has_of = [0, 0]
         self._next = 0
-        self._altered = False
+        self._altered = self._differs = False
         self._groups = True
         self._preface = self._whole = b""
         self._first_ns = -1
@@ -125,7 +125,7 @@ class SimSession(RequestSession):
     def _dispatch(self, sent: do.Send) -> None:
         to, upstream, what = self.machine.attempt, self.upstream, self.what
         assert to is not None and isinstance(upstream, SimUpstream)
-        self._has_head = self._altered = False
+        self._has_head = self._altered = self._differs = False
         self._preface = b""
         self._groups = not self.stream.again
         path, fields = _parsed(sent.head)
@@ -145,6 +145,8 @@ class SimSession(RequestSession):
             self._altered = self._altered or other != due
             self._has_of = [begun, len(other)]
             begun = min(self._has_of)
+        # One that generates them again finds out.
+        self._differs = self._altered and to.mode == AttemptMode.REPLAY
         self._next = begun
         envelope = h.parse_endpoints(h.ENVELOPE, fields.get(h.ENVELOPE, ""))
         if envelope:
@@ -194,6 +196,9 @@ class SimSession(RequestSession):
             self._relay(stretch)
             return
         if not isinstance(self.machine.state, Receiving):
+            return
+        if self._differs:
+            self.on_broken(FailureKind.MISMATCH)
             return
         due = self._next if self._style in (CHOICES, UNNAMED) else self.delivered
         if stretch.start == due:
@@ -303,7 +308,7 @@ class SimSession(RequestSession):
         return frames
 
     def _tokens(self, start: int, count: int, wrong: bool) -> list[int]:
-        if wrong or self._altered:
+        if (wrong and self._style is not RELAYED) or self._altered:
             return [WRONG] * count
         return tokens_of(self.what.asked, start, count)
 
@@ -344,6 +349,9 @@ class SimSession(RequestSession):
             if isinstance(self.machine.state, Relaying):
                 cut = e.ConnectionLost(TransportKind.EOF, "no end came")
                 self.feed(cut if finish in LATE else e.ResponseEnded())
+            return
+        if self._differs:
+            self.on_broken(FailureKind.MISMATCH)
             return
         if self._style is WHOLE:
             last = encode_response(200, self._whole)

@@ -8,9 +8,18 @@ from relume.chaos.runner.judge import judge
 from relume.chaos.scenario.language import Closed, Fault, Fleet, Scenario, Traffic, Uniform, When
 from relume.chaos.sim.sim_fleet import run
 from relume.chaos.validators.records import events_of
+from relume.controlplane.incidents.incident_fold import incidents_of
 from relume.controlplane.replay.verify import verify
+from relume.controlplane.stream.error_codes import CORRUPTED
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import FailureClass, HealthState, RouteCause
+from relume.events.vocabulary.enums import (
+    AttemptMode,
+    FailureClass,
+    HealthState,
+    RequestOutcome,
+    RequestState,
+    RouteCause,
+)
 from relume.policies.canary import answers, golden_values
 
 CANARY_S, LATE_S = 2.0, 1.5
@@ -59,6 +68,28 @@ def test_a_wrong_worker_is_quarantined_within_a_round_and_its_streams_leave() ->
     assert restart.decision == "quarantine.w1.1"
     restored = {at.event.request for at in events if type(at.event) is v.RestoreStarted}
     assert not restored & {route.request for route in moved}, "blocks of a wrong engine"
+    voided = {name for at in events if type(at.event) is v.CheckpointsVoided
+              for name, _ in at.event.attempts}  # fmt: skip
+    assert voided >= {route.request for route in moved}
+
+
+def test_wrong_tokens_are_compared_and_those_of_before_are_listed() -> None:
+    outcome = run(scenario(FLIPPED), 3)
+    events = list(events_of(outcome.groups))
+    moved = [
+        at.event for at in events
+        if type(at.event) is v.RouteDecided and at.event.cause == RouteCause.CORRUPT
+    ]  # fmt: skip
+    compared = {route.request for route in moved if route.mode == AttemptMode.REPLAY}
+    assert compared and all(route.doubted == (route.mode == AttemptMode.REPLAY) for route in moved)
+    ends = {at.event.request: at.event for at in events if type(at.event) is v.RequestEnded}
+    failed = {name for name in compared if CORRUPTED in ends[name].detail}
+    assert failed and compared - failed, "some answers were right and some were not"
+    assert all(ends[name].outcome == RequestOutcome.COMPLETED for name in compared - failed)
+    (incident,) = [i for i in incidents_of(outcome.groups) if i.failure == FailureClass.CORRUPTION]
+    listed = {one.request: one.state for one in incident.served_requests}
+    assert incident.served == len(listed) and compared <= listed.keys()
+    assert RequestState.COMPLETED in listed.values() and RequestState.FAILED in listed.values()
 
 
 def test_replay_takes_golden_values_and_quarantines_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,15 @@ The validator compares text, token ids, count and finish of every completed answ
 equal undisturbed request. Of an answer that did not complete, it compares the received token ids
 with the beginning of that answer: its length is unknown. Guarantees sampled, replay and restart do
 not promise identical answers; disturbed answers must still be complete.
+
+Requests that got tokens from a corrupt worker are judged by I14 instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from relume.chaos.validators.corrupt_engines import served, verdicts
 from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation, courses, of_clients
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import Guarantee, RequestOutcome
@@ -17,9 +20,15 @@ from relume.events.vocabulary.enums import Guarantee, RequestOutcome
 PROMISE = "I2"
 
 
-def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+def check(
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    corrupt: Sequence[tuple[str, int]] = (),
+) -> list[Violation]:
     """Answers that differ. An exact request without a counterpart cannot be judged. A run with
-    exact answers of which none could be compared is itself a violation."""
+    exact answers of which none could be compared is itself a violation. `corrupt`: see
+    `corrupt_engines.verdicts`."""
+    of_corrupt = served(groups, verdicts(groups, corrupt))
     references: dict[str, ClientRecord] = {}
     for client in clients:
         if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.asked:
@@ -34,6 +43,8 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
         )
         reference = references.get(client.asked)
         if not client.asked or not exact or reference is client:
+            continue
+        if course is not None and course.request in of_corrupt:
             continue
         if client.outcome != RequestOutcome.COMPLETED:
             if reference is not None and (at := _unlike(reference.tokens, client.tokens)) >= 0:

@@ -4,6 +4,8 @@ A failed restore could use the first `tokens` of the wanted ones; the engine mus
 them. So the first prefill chunk of that attempt begins no later than there, and the answers of
 restored requests equal the undisturbed ones token for token. A restore without a recorded end,
 although its request continued, is a violation too.
+
+Tokens of a corrupt worker are checked in `i14_corrupt_tokens`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from relume.chaos.validators.promises.requests import i2_identical_stream
+from relume.chaos.validators.promises.workers import i14_corrupt_tokens
 from relume.chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -36,8 +39,10 @@ def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     shared: Mapping[str, int] | None = None,
+    corrupt: Sequence[tuple[str, int]] = (),
 ) -> list[Violation]:
-    """Uses of unusable blocks. `shared`: number of tokens that a client's prompt shares with others
+    """Uses of unusable blocks and tokens. `corrupt`: workers whose engines a fault made compute wrong
+    results, and when (wall ms). `shared`: number of tokens that a client's prompt shares with others
     from its start; while it waited for its blocks, the engine may have computed those for another
     request."""
     restores, several = _restores(groups)
@@ -62,7 +67,8 @@ def check(
             )
             out.append(Violation(PROMISE, about, text, restore.revision))
     restored = {request for _, _, request, _ in restores}
-    return out + _answers(groups, clients, restored)
+    out += _answers(groups, clients, restored, corrupt)
+    return [*out, *i14_corrupt_tokens.check(groups, clients, corrupt)]
 
 
 def _restores(
@@ -107,7 +113,10 @@ def _begin(found: Mapping[Key, _Restore], worker: str, step: v.EngineStep) -> No
 
 
 def _answers(
-    groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], restored: set[str]
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    restored: set[str],
+    corrupt: Sequence[tuple[str, int]],
 ) -> list[Violation]:
     compared = [
         client
@@ -118,5 +127,5 @@ def _answers(
         return []
     return [
         Violation(PROMISE, broken.about, f"was restored, and {broken.detail}", broken.revision)
-        for broken in i2_identical_stream.check(groups, compared)
+        for broken in i2_identical_stream.check(groups, compared, corrupt)
     ]

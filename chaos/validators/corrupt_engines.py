@@ -1,0 +1,71 @@
+"""Engines that a fault made compute wrong results, and the requests that got tokens from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from relume.chaos.validators.records import Course, Entry, courses, events_of
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import FailureClass, HealthState
+
+Engine = tuple[str, int]
+"""Worker and incarnation."""
+NEVER = 1 << 62
+
+
+def verdicts(
+    groups: Sequence[RevisionGroup], corrupt: Sequence[tuple[str, int]]
+) -> dict[Engine, int]:
+    """The revision at which each corrupt engine was quarantined; NEVER: it was not. `corrupt`:
+    workers, and when (wall ms) their engines became so."""
+    found: dict[Engine, int] = {}
+    if not corrupt:
+        return found
+    for at in events_of(groups, "w."):
+        if type(at.event) is v.EngineReady:
+            for worker, since_ms in corrupt:
+                if at.stream[2:] == worker and at.at_ms <= since_ms:
+                    older = worker, at.event.incarnation - 1
+                    if found.get(older) == NEVER:
+                        del found[older]
+                    found[worker, at.event.incarnation] = NEVER
+    for at in events_of(groups, "fleet"):
+        event = at.event
+        if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
+            if event.failure == FailureClass.CORRUPTION:
+                engine = event.worker, event.incarnation
+                if found.get(engine) == NEVER:
+                    found[engine] = at.revision
+    return found
+
+
+def served(
+    groups: Sequence[RevisionGroup], engines: Mapping[Engine, int]
+) -> dict[str, dict[Engine, Entry]]:
+    """Requests that got tokens from one of `engines`, each with the event after which it had them:
+    the end of the attempt there, or of the request."""
+    if not engines:
+        return {}
+    found = {name: _served(course, engines) for name, course in courses(groups).items()}
+    return {name: by for name, by in found.items() if by}
+
+
+def _served(course: Course, engines: Mapping[Engine, int]) -> dict[Engine, Entry]:
+    found: dict[Engine, Entry] = {}
+    place, had = ("", 0), 0
+    for at in course.events:
+        event, kind = at.event, type(at.event)
+        if kind is v.RouteDecided and event.worker:
+            place, had = (event.worker, event.incarnation), event.delivered
+            continue
+        if kind is v.TransportObserved and (event.worker, event.incarnation) == place:
+            tokens = event.delivered
+        elif kind is v.RequestEnded:
+            tokens = event.tokens
+        else:
+            continue
+        if place in engines and (tokens > had or tokens < 0):
+            found.setdefault(place, at)
+        place = "", 0
+    return found

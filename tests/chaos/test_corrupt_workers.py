@@ -1,0 +1,151 @@
+"""I14 about corrupt workers, and what I2 leaves to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relume.chaos.validators.promises.requests import i2_identical_stream
+from relume.chaos.validators.promises.workers import i14_no_bad_block
+from relume.chaos.validators.records import ClientRecord, Violation
+from relume.events import vocabulary as v
+from tests.policies.story import Story, arrived, decided, ended
+
+FLIPPED = [("w0", 1 << 60)]
+"""It becomes corrupt after everything that the log says of its start."""
+RIGHT, WRONG = [1, 2, 3], [1, 9, 9]
+
+
+class WrongWorker(Story):
+    """w0 serves request q of client c wrongly; replica r0 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("w0", "w1"):
+            self.worker(name)
+        self.replica()
+        self.leader()
+        self.tell("r.r0", arrived("q"), decided("q"))
+
+    def quarantined(self) -> int:
+        self.tell(
+            "fleet",
+            v.HealthDecided(
+                worker="w0", incarnation=1, state="quarantined", failure="corruption",
+                evidence="wrong", since=1,
+            ),
+        )  # fmt: skip
+        return self.revision
+
+    def left(self, delivered: int = 2) -> None:
+        self.tell(
+            "r.r0",
+            v.TransportObserved(
+                request="q", attempt=1, worker="w0", incarnation=1, kind="corrupt",
+                delivered=delivered,
+            ),
+        )  # fmt: skip
+
+    def sent_on(self, mode: str, verdict: int, delivered: int = 2) -> None:
+        route = decided("q", 2, "w1", delivered=delivered, basis=v.Basis(verdict, 0))
+        self.tell("r.r0", v.RouteDecided(**{**_fields(route), "mode": mode}))
+
+    def found(self, tokens: list[int], outcome: str = "completed") -> list[str]:
+        return [one.detail for one in self.violations(tokens, outcome)]
+
+    def violations(self, tokens: list[int], outcome: str = "completed") -> list[Violation]:
+        clients = clients_with(tokens, outcome)
+        return i14_no_bad_block.check(self.groups, clients, corrupt=FLIPPED)
+
+
+def _fields(event: Any) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in event.__struct_fields__}
+
+
+def clients_with(tokens: list[int], outcome: str) -> list[ClientRecord]:
+    return [
+        ClientRecord(request="before", tokens=RIGHT, asked="a", undisturbed=True),
+        ClientRecord(request="q", tokens=tokens, asked="a", outcome=outcome),
+    ]
+
+
+def test_an_attempt_that_continues_after_tokens_of_a_corrupt_worker_is_found() -> None:
+    log = WrongWorker()
+    verdict = log.quarantined()
+    log.left()
+    log.sent_on("continue", verdict)
+    assert log.found(WRONG, "failed") == ["attempt 2 continues after tokens of a corrupt worker"]
+
+
+def test_one_that_compares_or_that_had_no_token_of_it_is_right() -> None:
+    log = WrongWorker()
+    verdict = log.quarantined()
+    log.left()
+    log.sent_on("replay", verdict)
+    assert log.found(WRONG, "failed") == []
+    log = WrongWorker()
+    verdict = log.quarantined()
+    log.left(delivered=0)
+    log.sent_on("continue", verdict)
+    assert log.found(RIGHT) == []
+    log = WrongWorker()
+    log.left()
+    log.sent_on("continue", 0)  # its replica did not know yet
+    log.quarantined()
+    assert log.found(WRONG, "failed") == []
+
+
+def test_an_answer_that_completes_there_after_the_verdict_is_found() -> None:
+    log = WrongWorker()
+    verdict = log.quarantined()
+    log.tell("r.r0", arrived("p"), decided("p", 1, "w1", basis=v.Basis(verdict, 0)))
+    log.tell("r.r0", ended("q"))
+    assert "completed on w0 after the verdict on it" in log.found(RIGHT)
+    assert "completed with wrong tokens of w0 after the verdict on it" in log.found(WRONG)
+
+
+def test_a_wrong_answer_before_the_verdict_must_be_in_the_incident() -> None:
+    log = WrongWorker()
+    log.tell("r.r0", ended("q"))
+    log.quarantined()
+    assert log.found(WRONG) == [], "it is listed"
+    log = WrongWorker()
+    log.tell("r.r0", ended("q"))
+    for number in range(3):
+        log.tell("fleet", v.Tick(number, number * 1000))
+    log.tell(
+        "fleet",
+        v.HealthDecided(
+            worker="w0", incarnation=1, state="quarantined", failure="corruption", evidence="wrong",
+            since=1, good_tick=2,
+        ),
+    )  # fmt: skip
+    assert log.found(WRONG) == ["has wrong tokens of w0, and its incident does not list it"]
+
+
+def test_i2_leaves_answers_of_a_corrupt_worker_to_i14() -> None:
+    log = WrongWorker()
+    log.tell("r.r0", ended("q"))
+    clients = clients_with(WRONG, "completed")
+    assert i2_identical_stream.check(log.groups, clients, FLIPPED) == []
+    assert i2_identical_stream.check(log.groups, clients) != []
+    assert i2_identical_stream.check(log.groups, clients, [("w1", 1 << 60)]) != []
+
+
+def test_blocks_that_it_wrote_are_not_restored() -> None:
+    log = WrongWorker()
+    daemon = v.StateDaemonStarted(
+        worker="w1", boot="b1", epoch=1, address="tcp://w1", budget_bytes=9999, family="f"
+    )
+    held = v.CheckpointAcknowledged(
+        holder="w1", boot="b1", request="q", child=0, attempt=1, blocks=1, tokens=16, bytes=10
+    )
+    log.tell("w.w1", daemon, held)
+    verdict = log.quarantined()
+    log.left()
+    log.sent_on("replay", verdict)
+    restore = v.RestoreStarted(
+        incarnation=1, request="q", child=0, attempt=2, holder="tcp://w1", tokens=16
+    )
+    log.tell("w.w1", restore)
+    (text,) = [found for found in log.found(RIGHT, "failed") if "restored" in found]
+    assert text == "restored 16 tokens that w0 wrote, which is corrupt"
