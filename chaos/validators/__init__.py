@@ -102,9 +102,7 @@ def violations(
             unserved_ms=known.unserved_ms,
         ),
         "I13": partial(i13_durable.check, landed=known.landed),
-        "I14": partial(
-            i14_no_bad_block.check, shared=known.shared, corrupt=known.corrupt
-        ),
+        "I14": partial(i14_no_bad_block.check, shared=known.shared, corrupt=known.corrupt),
         "I16": partial(i16_admin_logged.check, sent=known.commands),
     }
     for name in promises:

@@ -134,11 +134,7 @@ def _judged(body: Mapping[str, Any], needs: dict[str, str], stateful: str) -> Cl
     if deterministic and temperature != 0:
         needs[SEEDED] = "seeded sampling"
     # What has several outputs, or is shown by a parser, is not compared in a replay.
-    again = (
-        Guarantee.REPLAY
-        if deterministic and not UNCOMPARED & set(needs)
-        else Guarantee.RESTART
-    )
+    again = Guarantee.REPLAY if deterministic and not UNCOMPARED & set(needs) else Guarantee.RESTART
     sampled = "temperature not set" if temperature is None else "unseeded sampling"
     if stateful:
         if again == Guarantee.RESTART:
