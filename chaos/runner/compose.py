@@ -50,7 +50,7 @@ _STUCK = "stream-stuck"
 """Drawn separately too: it strikes while its worker decodes."""
 
 _FLIPPED = "weights-flipped"
-"""Needs a fleet that sends canaries: in a scenario of the library."""
+"""Drawn separately too, with canaries, which find it."""
 
 _APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED)
 
@@ -93,6 +93,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic, again = _in_recovery(seed, fleet, traffic, without)
     traffic = _clients(seed, traffic)
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
+    fleet, flipped = _flipped(seed, fleet, without)
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",
@@ -110,6 +111,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
             *while_away,
             *_nobody_left(seed, without),
             *_stuck(seed, fleet, without),
+            *flipped,
         ),
         expect=(Bound("requests", least=traffic.requests),),
     )
@@ -279,6 +281,17 @@ def _while_away(
         resumable=0.9,
     )
     return fleet, traffic, tuple(faults)
+
+
+def _flipped(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fleet, tuple[Fault, ...]]:
+    """In one of ten seeds, a worker's weights are damaged, and agents send canaries. Drawn separately,
+    as above."""
+    rng = Random(f"compose-flipped:{seed}")
+    at_s, canary_s = round(rng.uniform(0.5, 6), 3), round(rng.uniform(1, 3), 2)
+    if rng.random() >= 0.1 or _FLIPPED in without:
+        return fleet, ()
+    fault = Fault(what=_FLIPPED, when=When(at_s=at_s), target="any")
+    return replace(fleet, canary_s=canary_s), (fault,)
 
 
 def _nobody_left(seed: int, without: Collection[str]) -> tuple[Fault, ...]:

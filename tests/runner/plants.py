@@ -13,7 +13,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from relume.chaos.runner import fuzz
+from relume.controlplane.incidents.served_requests import ServedRequests
+from relume.controlplane.replica.live_requests import LiveRequest
 from relume.controlplane.replica.scheduler import Scheduler
+from relume.controlplane.replica.stall_watch import StallWatch
 from relume.controlplane.stream.answer import Answer
 from relume.controlplane.stream.event_ids import Stamp
 from relume.controlplane.stream.handlers.endings import end
@@ -27,7 +30,8 @@ from relume.engine_shim.checkpoints.daemon.store.extents import PAGE, Extents
 from relume.events.etcd.writer import appends
 from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.canary import answers
-from relume.policies.checkpoints import placement
+from relume.policies.checkpoints import decisions, placement
+from relume.policies.leader import duties
 from relume.policies.liveness import overdue, stall
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import eligibility
@@ -244,6 +248,27 @@ def _canaries_ignored(patch: Set) -> None:
     patch(answers, "difference", lambda answer, values, tolerance: "")
 
 
+def _corrupt_tokens_continued(patch: Set) -> None:
+    """streams with tokens of a quarantined worker continue after them"""
+    patch(LiveRequest, "is_doubted", lambda self, corrupt: False)
+
+
+def _corrupt_blocks_restored(patch: Set) -> None:
+    """blocks that a quarantined worker wrote to holders are restored when its streams move"""
+    patch(decisions, "_is_quarantined", lambda fleet, name: False)
+
+
+def _corrupt_streams_stay(patch: Set) -> None:
+    """streams of a quarantined worker stay there, and its engine is not restarted"""
+    patch(StallWatch, "_leave_corrupt", lambda self, name, incarnation, evidence: None)
+    patch(duties, "_restarted", lambda fleet, worker: [])
+
+
+def _verdict_from_now_on(patch: Set) -> None:
+    """the incident of a corrupt worker lists nothing of what it served before the verdict"""
+    patch(ServedRequests, "blame", lambda self, case, worker, incarnation, good_tick: None)
+
+
 PLANTS = {
     put.__name__.strip("_"): Plant(promises, seed, put)
     for promises, seed, put in (
@@ -251,7 +276,7 @@ PLANTS = {
         ("I1 I2", 0, _resumed_too_early),
         ("I1 I2", 0, _half_counted_frame),
         ("I1 I2", 28, _frames_out_of_order),
-        ("I1 I2", 83, _tail_repeated),
+        ("I1 I2", 72, _tail_repeated),
         ("I1 I2", 7, _event_twice),
         ("I1 I2", 7, _wrong_resume_position),
         ("I1", 7, _left_is_complete),
@@ -268,6 +293,10 @@ PLANTS = {
         ("I10", 21, _never_hung),
         ("I1 I10", 53, _never_stuck),
         ("bound:workers_quarantined", 54, _canaries_ignored),
+        ("I14", 54, _corrupt_tokens_continued),
+        ("I14", 54, _corrupt_blocks_restored),
+        ("I14", 54, _corrupt_streams_stay),
+        ("I14", 54, _verdict_from_now_on),
     )
 }
 
