@@ -16,9 +16,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class ThreadClock:
     """CPU time of a thread and of the processes that its process started, and its waits for a CPU.
 
-    Linux adds a wait to `schedstat` when it is over: a thread
-    that got no CPU between two looks seems to have done nothing. Its state is R all the same, so the
-    time since the first such look is added.
+    Linux adds a wait to `schedstat` when it is over: a thread that got no CPU between two looks seems
+    to have done nothing. Its state is R all the same, so the time since the first such look is added.
     """
 
     def __init__(self) -> None:

@@ -45,6 +45,8 @@ RUN_HOURS = 5
 EVERY_S = 20.0
 """Mean time between two requests of a simulated fleet."""
 EVERY_TROUBLE_S = 600.0
+CANARY_S = 30.0
+"""Time between two canaries to a simulated worker, as live."""
 _AT = When(at_s=0.0)
 TROUBLES = (
     Fault(what="cpu-limit", when=_AT, target="any", amount=0.5, for_s=60.0),
@@ -141,7 +143,7 @@ def scenario_of(hours: float) -> Scenario:
     return Scenario(
         name="well",
         about="Nothing fails.",
-        fleet=Fleet(workers=4, domains=2, control_planes=2, etcd=3),
+        fleet=Fleet(workers=4, domains=2, control_planes=2, etcd=3, canary_s=CANARY_S),
         traffic=Traffic(
             arrivals=Poisson(1 / EVERY_S),
             lengths=Uniform(prompt=(16, 400), output=(16, 200)),

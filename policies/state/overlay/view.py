@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EnginePhase, RequestOutcome
+from relume.policies.health.health_settings import MOST_ERRORS
 from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS, WRONG
 from relume.policies.state.account import key_of
 from relume.policies.state.dirty_set import DirtySet
@@ -206,7 +207,10 @@ class View:
             self._on_suspected(position, event)
         elif event.kind in WRONG and event.status not in OVERLOADED:
             here = self._failed.setdefault(event.worker, {})
+            here.pop(event.request, None)
             here[event.request] = position, event.incarnation
+            if len(here) > MOST_ERRORS:
+                del here[next(iter(here))]
         return self._close(position, [(event.worker, key_of(event.request, event.attempt))])
 
     def _on_chosen(self, position: int, event: v.HolderChosen) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ import pytest
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Exclusion, HealthState, TransportKind
-from relume.policies.health.health_settings import HealthConfig
+from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
 from relume.policies.leader.duties import step
 from relume.policies.routing.choose_worker import POLICIES, Choice, decide
 from relume.policies.routing.route_query import RouteQuery
@@ -145,6 +145,31 @@ def test_verdicts_that_are_withheld_are_no_limit_here_either() -> None:
     replica.land()
     assert replica.fleet.fleet.withheld == {MODEL: ("w0", "w1")}
     assert "failing" not in replica.reasons().values()
+
+
+def test_withheld_verdicts_change_what_a_view_says_at_once() -> None:
+    """The limit was seen before they were withheld, and nothing else changes on the workers."""
+    replica = few()
+    for worker in ("w0", "w1"):
+        replica.own(*(failed(f"{worker}{n}", worker) for n in range(3)))
+    assert replica.reasons()["w0"] == Exclusion.FAILING
+    names = ("w0", "w1")
+    withheld = v.VerdictsWithheld(model=MODEL, workers=names, serving=3, share_percent=50)
+    replica.fleet.tell("fleet", withheld)
+    replica.view.landed()
+    assert "failing" not in replica.reasons().values()
+
+
+def test_a_long_outage_does_not_grow_what_is_remembered() -> None:
+    replica = few(HealthConfig(unjudged=MOST_ERRORS), workers=1)
+    replica.own(*(failed(f"q{n}") for n in range(MOST_ERRORS - 1)))
+    assert replica.reasons()["w0"] == ""
+    replica.own(*(failed(f"q{n}") for n in range(2 * MOST_ERRORS)))
+    worker = replica.fleet.fleet.workers["w0"]
+    assert replica.reasons()["w0"] == Exclusion.FAILING
+    assert len(replica.view.failed_on(worker)) == MOST_ERRORS
+    replica.land()
+    assert not replica.view.failed_on(worker)
 
 
 def test_operators_switch_it_off() -> None:
