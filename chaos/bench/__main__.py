@@ -24,6 +24,7 @@ BENCHES = {
     "failover-gap": "failover.failover_gap",
     "detection": "failover.detection",
     "false-verdicts": "failover.false_verdicts",
+    "canaries": "failover.canaries",
     "relay": "gateway.relay_cost",
     "log": "eventlog.log_appends",
     "log-scale": "eventlog.log_scale",

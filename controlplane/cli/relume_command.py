@@ -54,7 +54,8 @@ It prints what to try next. Everything it writes is under .relume/.""",
         "",
         "relume.controlplane.cli.relume_command:demo",
         """
-  relume demo                        needs nothing but this machine; about a minute""",
+  relume demo                        needs nothing but this machine; about a minute
+  relume demo --health               wrong, failing and stopped engines are found; two minutes""",
     ),
     "status": Command(
         "workers, leader, and whether the fleet accepts requests",

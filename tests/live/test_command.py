@@ -215,6 +215,22 @@ def test_demo_ends_with_one_line_that_holds(tmp_path: Path) -> None:
         assert told["longest_gap_ms"] > 0 and told["undisturbed_gap_ms"] > 0
 
 
+@pytest.mark.full
+def test_health_demo_ends_with_one_line_that_holds(tmp_path: Path) -> None:
+    """Takes two minutes; its parts have tests of their own."""
+    with command(tmp_path, "demo", "--health", "--model", str(MODEL),
+                 "--state-dir", str(tmp_path / "demo")) as demo:  # fmt: skip
+        demo.process.wait(280)
+        demo.ends(0)
+        told = json.loads(demo.said().splitlines()[-1])
+        assert told["streams"] > told["identical"] > 0 == told["broken"] + told["unnamed"]
+        assert told["canary_ids_equal"] and told["canary_logprobs_differ"]
+        assert told["requests_named"] > 0 and told["streams_moved"] > 0
+        assert told["breaker_after_failures"] <= 5
+        assert told["stacks_stored"] and told["verdicts_when_calm"] == told["divergences"] == 0
+        assert min(told[f"{name}_back_after_s"] for name in ("w0", "w1", "w2")) > 0
+
+
 @pytest.mark.parametrize("moment", ["zygote is importing", "one engine will"])
 def test_interrupted_demo_leaves_nothing(tmp_path: Path, moment: str) -> None:
     with command(tmp_path, "demo", "--model", str(MODEL), "--workers", "2", "--streams", "16",

@@ -61,7 +61,7 @@ async def _judged_slow(scene: Scene, failpoints: FailpointServer, before: int) -
             assert time.monotonic() < deadline, "w0 is not judged slow"
             await asyncio.sleep(0.05)
         assert worker["health"] == HealthState.SUSPECT
-        assert "times those of its class" in worker["evidence"]
+        assert "times those of its peers" in worker["evidence"]
         await pausing.release()
 
     pausing_of_w0 = failpoints.armed(

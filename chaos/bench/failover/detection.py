@@ -33,7 +33,7 @@ import aiohttp
 
 from relume.chaos.bench.bench_figures import figure, percentile
 from relume.chaos.bench.failover.failover_parts import until
-from relume.chaos.demo import Watch
+from relume.chaos.kill_demo import Watch
 from relume.chaos.live.failpoint_server import FailpointServer
 from relume.chaos.live.processes import signals
 from relume.chaos.traffic import Stream, complete, prompts

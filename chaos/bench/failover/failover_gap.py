@@ -20,7 +20,7 @@ from typing import Any
 from relume.chaos.bench.bench_figures import figure, percentile
 from relume.chaos.bench.failover import failover_checkpoints
 from relume.chaos.bench.failover.failover_parts import kill, said, until_back, wide_model
-from relume.chaos.demo import Watch, find_victim, run_all
+from relume.chaos.kill_demo import Watch, find_victim, run_all
 from relume.chaos.traffic import Stream, prompts
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
 from relume.events.etcd.config import EtcdConfig

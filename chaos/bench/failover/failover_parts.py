@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 from msgspec import Struct, field
 
-from relume.chaos.demo import Watch
+from relume.chaos.kill_demo import Watch
 from relume.chaos.traffic import Stream, complete
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
 from relume.events import vocabulary as v

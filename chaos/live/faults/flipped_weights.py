@@ -2,7 +2,8 @@
 
 A small tensor is read from the model's file and searched for in the process's writable memory. All
 copies of it get the bit, because the engine may have some that it does not use. The bit is one of a
-mantissa: with it a weight differs by a few percent, so greedy tokens often stay, and logits do not.
+mantissa: with the default one a weight differs by a few percent, so greedy tokens often stay, and
+logits do not.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from pathlib import Path
 TENSOR = "self_attn.q_norm.weight"
 """Ending of the name of the tensor. Normalisations are in no packed form in any engine."""
 CHUNK_BYTES = 16 << 20
-BIT = 1 << 2
-"""In the third byte of a float32: the fifth highest bit of its mantissa, about 3 percent."""
 
 
-def flip(pid: int, model: str | Path) -> int:
-    """Flip the bit in the engine `pid`, which serves `model` in float32; returns the number of
-    copies that were changed. Raises OSError."""
+def flip(pid: int, model: str | Path, element: int = 0, bit: int = 18) -> int:
+    """Flip that bit of that element (of a mantissa: 0 the lowest, 22 the highest) in the engine
+    `pid`, which serves `model` in float32; returns the number of copies that were changed. Raises
+    OSError."""
     wanted = tensor(model)
-    places = list(_find(pid, wanted))
+    found = list(_find(pid, wanted))
+    byte, shift = divmod(bit, 8)
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-        for place in places:
-            at = place + 2  # the first element's third byte
+        for first in found:
+            at = first + 4 * element + byte
             memory.seek(at)
-            (byte,) = memory.read(1)
+            (old,) = memory.read(1)
             memory.seek(at)
-            memory.write(bytes((byte ^ BIT,)))
-    return len(places)
+            memory.write(bytes((old ^ 1 << shift,)))
+    return len(found)
 
 
 def tensor(model: str | Path) -> bytes:
