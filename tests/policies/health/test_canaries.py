@@ -258,6 +258,42 @@ def test_most_workers_are_never_quarantined() -> None:
     assert len(open_) >= 2, "one may have been quarantined before the others differed"
 
 
+def test_a_quarantine_stands_when_another_worker_dies() -> None:
+    """Also while its worker is probed: only its own right answers end it."""
+    fleet = LedFleet(workers=3)
+    fleet.tell("fleet", v.ConfigChanged("canary.restart", "0"))
+    all_report(fleet)
+    fleet.tell("w.w2", died("w2"))
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert fleet.state("w1") == HealthState.QUARANTINED, "one of two"
+    fleet.tell("w.w0", died("w0"))
+    assert fleet.state("w1") == HealthState.QUARANTINED and fleet.excluded("w1") == "quarantined"
+    fleet.tell("w.w0", started("w0", 2), ready("w0", 2))
+    restarted(fleet, "w1", 2)
+    for _ in range(2):
+        all_report(fleet, "w1")
+    assert fleet.state("w1") == HealthState.PROBING
+    fleet.tell("w.w0", died("w0", 2))
+    assert fleet.state("w1") == HealthState.PROBING
+    assert not any(type(e) is v.VerdictsWithheld for e in fleet.decisions), "nothing is withheld"
+
+
+def test_workers_in_quarantine_count_towards_the_share() -> None:
+    """Also while their engines are restarted: half of the workers at most are excluded."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    for canary in RIGHT:
+        reports(fleet, "w0", canary, tokens=(1, 2, 3))
+    fleet.tell("w.w0", died("w0"))
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(3, 2, 1))
+    assert fleet.state("w0") == HealthState.QUARANTINED
+    assert fleet.state("w1") == HealthState.SUSPECT
+    (withheld,) = [e for e in fleet.decisions if type(e) is v.VerdictsWithheld]
+    assert withheld.workers == ("w1",) and withheld.serving == 3
+
+
 def test_a_canary_without_an_answer_is_no_evidence_of_corruption() -> None:
     fleet = LedFleet(workers=3)
     all_report(fleet)
