@@ -439,9 +439,9 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
     health.price_percent = event.price_percent
     if state == HealthState.QUARANTINED:
         if isinstance(health.quarantined, UnsetType):
-            health.quarantined = event.incarnation
+            health.condemned = health.quarantined = event.incarnation
     elif not isinstance(health.quarantined, UnsetType):
-        health.quarantined = health.released_by = UNSET
+        health.condemned = health.quarantined = health.released_by = UNSET
     health.decided_by = {}
     if state == HealthState.PROBING:
         health.decided_by = {r.name: r.decisions for r in fleet.replicas.values() if r.alive}

@@ -130,7 +130,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType) and (
             health.state == HealthState.QUARANTINED
-            and health.quarantined == worker.incarnation
+            and health.condemned == worker.incarnation
             and worker.engine == EnginePhase.READY
         ):
             out += _restarted(fleet, worker)  # its agent knows what it applied before

@@ -165,7 +165,10 @@ def test_the_engine_of_a_quarantined_worker_is_restarted_once(restart: int) -> N
     restarted(fleet, "w1", 2)
     for canary in RIGHT:
         reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert fleet.health("w1").quarantined == 2 and fleet.health("w1").condemned == 1
     assert step(fleet.fleet, verdict) == [], "of the engine before"
+    again = step(fleet.fleet, v.LeaderElected("r0", "b1"))
+    assert not [e for e in again if type(e) is v.EffectsDecided], "once, whoever leads"
 
 
 def test_the_next_engine_may_be_as_wrong() -> None:
