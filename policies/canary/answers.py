@@ -38,7 +38,10 @@ def stored(fleet: Fleet, worker: Worker, event: CanaryReported) -> CanaryRecord 
     ):
         record = worker.canary = CanaryRecord(kind=kind, incarnation=worker.incarnation)
     record.answers[event.canary] = CanaryAnswer(
-        tokens=event.tokens, logprobs=event.logprobs, exact=event.exact, tick=fleet.tick
+        tokens=event.tokens,
+        logprobs=event.logprobs,
+        exact=event.exact and event.alone,
+        tick=fleet.tick,
     )
     if isinstance(fleet.canaries, UnsetType):
         fleet.canaries = {}

@@ -6,7 +6,8 @@ from msgspec import Struct, field
 
 
 class CanaryAnswer(Struct, frozen=True, kw_only=True):
-    """A worker's latest answer to one canary. `tick`: when it was folded."""
+    """A worker's latest answer to one canary. `exact`: its bits are compared, because its engine is
+    exact and computed nothing else then. `tick`: when it was folded."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]

@@ -2,14 +2,16 @@
 
 Theory of operation. A class is a model, a digest of its weights, a build and hardware: its workers
 compute the same. The latest answers of its workers are compared. If more than half of the workers of
-the class agree, and at least two do, their answer is golden, and those workers are its witnesses. A
+the class agree, and at least two do, their answer is golden, and those workers are its witnesses.
+Exact answers come first: others are witnesses only if there is no majority of exact ones. A
 class of one worker takes that worker's own first answer; it waits for the first canaries of others
 that may be of the class. Such values have one witness, and a second
 worker that differs is only doubtful: nobody knows which of the two is wrong.
 
 A majority that agrees on something else replaces the values, in a new version. This happens when a
-class of one grows, and when all its workers load other weights in place. One wrong worker cannot
-replace them.
+class of one grows, and when all its workers load other weights in place. A majority of exact answers
+also replaces values that are not exact, which hide small differences. One wrong worker cannot replace
+them.
 """
 
 from __future__ import annotations
@@ -49,18 +51,15 @@ def due(
         for worker in peers
         if not isinstance(worker.canary, UnsetType) and canary in worker.canary.answers
     }
-    agreed = _largest(answers, tolerance)
-    enough = len(agreed) > 1 or (len(peers) == 1 and _is_alone(fleet, peers[0]))
-    if not agreed or not enough or 2 * len(agreed) <= len(peers):
+    exact = {name: answer for name, answer in answers.items() if answer.exact}
+    agreed = _majority(fleet, peers, exact, tolerance)
+    agreed = agreed or _majority(fleet, peers, answers, tolerance)
+    if not agreed:
         return None
     found = [answers[name] for name in agreed]
     values = known.values.get(canary)
-    if values is not None:
-        replaces = all(difference(answer, values, tolerance) for answer in found)
-        more = len(values.witnesses) == 1 and len(agreed) > 1
-        own = len(agreed) == 1  # a lone worker does not replace what it is compared with
-        if not more and (own or not replaces):
-            return None
+    if values is not None and _stand(values, found, tolerance):
+        return None
     return CanaryValuesDecided(
         kind=kind,
         canary=canary,
@@ -74,6 +73,16 @@ def due(
     )
 
 
+def _stand(values: CanaryValues, found: list[CanaryAnswer], tolerance: float) -> bool:
+    """Whether the values hold on, although workers agree on `found`."""
+    differ = all(difference(answer, values, tolerance) for answer in found)
+    sharper = not values.exact and all(answer.exact for answer in found)
+    own = len(values.witnesses) == 1
+    if len(found) == 1:  # a lone worker does not replace what it is compared with
+        return differ or not (sharper and own)
+    return not (own or differ or sharper)
+
+
 def _is_alone(fleet: Fleet, worker: Worker) -> bool:
     """Whether no other worker may turn out to be of its class."""
     return not any(
@@ -84,6 +93,15 @@ def _is_alone(fleet: Fleet, worker: Worker) -> bool:
         for other in fleet.workers.values()
         if other is not worker
     )
+
+
+def _majority(
+    fleet: Fleet, peers: list[Worker], answers: dict[str, CanaryAnswer], tolerance: float
+) -> list[str]:
+    """The workers that agree, if they are enough to say what is right."""
+    agreed = _largest(answers, tolerance)
+    enough = len(agreed) > 1 or (len(peers) == 1 and _is_alone(fleet, peers[0]))
+    return agreed if enough and 2 * len(agreed) > len(peers) else []
 
 
 def _largest(answers: dict[str, CanaryAnswer], tolerance: float) -> list[str]:

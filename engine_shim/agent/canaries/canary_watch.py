@@ -1,7 +1,8 @@
 """Sends canaries to the agent's engine and writes what it answers into the log.
 
 An engine that becomes ready answers all canaries, first one by one and then together. If every bit is
-the same, it is exact: its answers are compared bit by bit later. So an engine whose weights were
+the same, it is exact: the answers that it gives while it computes nothing else are compared bit by
+bit later. So an engine whose weights were
 loaded wrongly differs from its class in all canaries at once. From then on one canary follows another
 in turn (`canary_schedule`). An answer that differs from this engine's own first one is confirmed at
 once by another canary. The leader judges (`relume.policies.canary`).
@@ -25,7 +26,8 @@ from relume.events.wire.worker_calls import CanaryAnswered
 LOOK_S = 0.25
 """Pause between two looks at whether the engine is idle."""
 DIFFERS = 0.05
-"""Of an engine that is not exact: difference of a log probability that is worth another canary."""
+"""Of an engine that is not exact, or was busy: difference of a log probability that is worth another
+canary."""
 
 
 class NoCanaries(Exception):
@@ -88,11 +90,12 @@ class CanaryWatch:
         answers = [await self._engine.canary(number) for number in range(COUNT)]
         together = await asyncio.gather(*map(self._engine.canary, range(COUNT)))
         pairs = list(zip(answers, together, strict=True))
-        self._exact = all(
-            isinstance(one, CanaryAnswered) and isinstance(other, CanaryAnswered)
-            and (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
+        same = [
+            (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
             for one, other in pairs
-        )  # fmt: skip
+            if isinstance(one, CanaryAnswered) and isinstance(other, CanaryAnswered)
+        ]  # one without an answer says nothing about bits
+        self._exact = bool(same) and all(same)
         for number, answer in enumerate(answers):
             self._report(number, answer)
         costs = [answer.took_us for answer in answers if isinstance(answer, CanaryAnswered)]
@@ -121,13 +124,15 @@ class CanaryWatch:
             )
             other = (number + 1) % COUNT
             cost_us += self._report(other, await self._engine.canary(other), confirms=True)
+        elif isinstance(answer, CanaryAnswered) and answer.alone > self._first[number].alone:
+            self._first[number] = answer  # bits of a busy engine are no measure
         return cost_us
 
     def _differs(self, number: int, answer: CanaryAnswered) -> bool:
         first = self._first.get(number)
         if first is None:
             return False
-        if self._exact:
+        if self._exact and answer.alone and first.alone:
             return (answer.tokens, answer.logprobs) != (first.tokens, first.logprobs)
         pairs = zip(answer.logprobs, first.logprobs, strict=False)
         near = all(abs(one - other) <= DIFFERS for one, other in pairs)

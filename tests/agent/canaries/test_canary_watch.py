@@ -112,17 +112,53 @@ async def test_an_engine_that_differs_in_a_batch_is_not_exact() -> None:
     assert not any(event.exact or event.confirms for event in told)
 
 
+async def test_a_canary_without_an_answer_does_not_make_an_engine_inexact() -> None:
+    async with watched(lambda n, time: "busy" if (n, time) == (1, 2) else right(n, time)) as (
+        _,
+        journal,
+    ):
+        told = await journal.until(COUNT)
+    assert all(event.exact for event in told)
+
+
 async def test_another_answer_than_the_first_is_confirmed_at_once_by_another_canary() -> None:
     """A bit of a log probability is enough."""
 
     def answer(number: int, time: int) -> CanaryAnswered:
         flipped = 1e-7 if time > 2 and number == 1 else 0.0
-        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + flipped,))
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + flipped,), alone=True)
 
     async with watched(answer) as (_, journal):
         told = (await journal.until(2 * COUNT + 1))[COUNT:]
     assert [(e.canary, e.confirms) for e in told[:4]] == [
         (0, False), (1, False), (2, True), (2, False),
+    ]  # fmt: skip
+
+
+async def test_bits_of_busy_answers_confirm_nothing() -> None:
+    """Neither those of a first answer nor those of a later one."""
+
+    def answer(number: int, time: int) -> CanaryAnswered:
+        busy = (number, time) in ((0, 1), (0, 2), (2, 4))
+        drift = 1e-6 if busy else 0.0
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + drift,), alone=not busy)
+
+    async with watched(answer) as (_, journal):
+        told = await journal.until(5 * COUNT)
+    assert all(event.exact for event in told)
+    assert not any(event.confirms for event in told[: 5 * COUNT])
+
+
+async def test_a_busy_first_answer_is_replaced_by_one_given_alone() -> None:
+    def answer(number: int, time: int) -> CanaryAnswered:
+        busy = time <= 2
+        drift = 1e-6 if busy or (number, time) == (1, 4) else 0.0
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + drift,), alone=not busy)
+
+    async with watched(answer) as (_, journal):
+        told = await journal.until(2 * COUNT + 3)
+    assert [(e.canary, e.confirms) for e in told[2 * COUNT : 2 * COUNT + 3]] == [
+        (0, False), (1, False), (2, True),
     ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ def reports(
     tokens: tuple[int, ...] = (),
     logprobs: tuple[float, ...] = (),
     exact: bool = True,
+    alone: bool = True,
     **more: Any,
 ) -> None:
     """The worker answers a canary, rightly unless the answer is given."""
@@ -41,7 +42,7 @@ def reports(
         tokens=tokens or RIGHT[canary][0],
         logprobs=logprobs or RIGHT[canary][1],
         took_us=20_000,
-        alone=True,
+        alone=alone,
         exact=exact,
         **more,
     )
@@ -107,6 +108,56 @@ def test_a_mismatch_that_is_not_confirmed_is_forgiven_with_the_next_right_answer
     assert fleet.state("w1") == HealthState.SUSPECT
     reports(fleet, "w1", 0)
     assert fleet.state("w1") == HealthState.HEALTHY
+
+
+def test_bits_of_a_busy_engine_are_not_compared() -> None:
+    """Its batch may use other kernels. What differs by more than the tolerance is wrong all the same."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    reports(fleet, "w1", 0, logprobs=ALMOST, alone=False)
+    reports(fleet, "w1", 1, logprobs=(-0.50001, *RIGHT[1][1][1:]), alone=False, confirms=True)
+    assert fleet.state("w1") == HealthState.HEALTHY
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3), alone=False)
+    assert fleet.state("w1") == HealthState.QUARANTINED
+
+
+def test_busy_answers_are_no_part_of_exact_values() -> None:
+    fleet = LedFleet(workers=4)
+    for worker in fleet.fleet.workers:
+        reports(fleet, worker, 1)
+    fleet.values.clear()
+    reports(fleet, "w0", logprobs=ALMOST, alone=False)
+    reports(fleet, "w1")
+    reports(fleet, "w2")
+    (values,) = fleet.values
+    assert not values.exact, "two exact ones are no majority of four"
+    reports(fleet, "w3")
+    (_, values) = fleet.values
+    assert values.exact and values.witnesses == ("w1", "w2", "w3")
+    assert values.low == values.high == RIGHT[0][1]
+
+
+def test_exact_answers_replace_values_that_are_not_exact() -> None:
+    """A witness without exact answers would hide small differences of its class for good."""
+    fleet = LedFleet(workers=3)
+    for worker in ("w0", "w1"):
+        all_report(fleet, worker, exact=worker != "w0")
+    all_report(fleet, "w2")
+    assert [e.exact for e in fleet.values] == [False, False, True, True]
+    for canary, logprobs in ((0, ALMOST), (1, (-0.5000001, *RIGHT[1][1][1:]))):
+        reports(fleet, "w1", canary, logprobs=logprobs)
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    assert len(fleet.values) == 4
+
+
+def test_a_class_of_one_gets_exact_values_with_its_first_exact_answer() -> None:
+    fleet = LedFleet(workers=1)
+    reports(fleet, "w0", alone=False)
+    reports(fleet, "w0", tokens=(1, 2, 3))
+    assert [e.exact for e in fleet.values] == [False], "nor does a wrong one replace them"
+    reports(fleet, "w0")
+    assert [e.exact for e in fleet.values] == [False, True]
 
 
 def test_one_canary_that_is_wrong_again_and_again_is_enough() -> None:
