@@ -130,11 +130,19 @@ def is_wrong(record: CanaryRecord, config: CanaryConfig) -> bool:
     )
 
 
+def good_tick_of(record: CanaryRecord) -> int:
+    """Tick since when a wrong worker's results are in doubt (-1: from its beginning). Each wrong
+    canary was right last at another tick; right answers to others show nothing about its damage."""
+    wrong = record.wrong or record.doubtful
+    return min((record.good_ticks.get(canary, -1) for canary in wrong), default=-1)
+
+
 def in_words(record: CanaryRecord) -> str:
     """The evidence, of a worker with a wrong answer."""
     which = ", ".join(str(canary) for canary in record.wrong or record.doubtful)
     many = "canaries" if len(record.wrong or record.doubtful) > 1 else "canary"
-    since = f"; last right answers at tick {record.good_tick}" if record.good_tick >= 0 else ""
+    good_tick = good_tick_of(record)
+    since = f"; last right answers at tick {good_tick}" if good_tick >= 0 else ""
     if record.wrong:
         return f"wrong answer to {many} {which}: {record.what}{since}"
     return (
@@ -162,8 +170,8 @@ def _compare(
     if not what:
         record.wrong.pop(canary, None)
         record.doubtful.pop(canary, None)
+        record.good_ticks[canary] = answer.tick
         if not record.wrong and not record.doubtful:
-            record.good_tick = answer.tick
             record.good += anew or not record.good
         return
     record.what, record.good = what, 0

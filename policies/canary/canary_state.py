@@ -30,7 +30,7 @@ class CanaryRecord(Struct, kw_only=True):
     """The canaries of one incarnation of a worker. `kind`: the class whose values apply to it.
     `wrong`: by canary, how many answers in a row were wrong; `doubtful`: the same where the only
     witness is another worker. `what`: what differed last. `good`: right answers in a row;
-    `good_tick`: tick of the last one while none was wrong (-1: none)."""
+    `good_ticks`: by canary, tick of the last right one."""
 
     kind: str
     incarnation: int
@@ -39,7 +39,7 @@ class CanaryRecord(Struct, kw_only=True):
     doubtful: dict[int, int] = field(default_factory=dict)
     what: str = ""
     good: int = 0
-    good_tick: int = -1
+    good_ticks: dict[int, int] = field(default_factory=dict)
 
 
 class ClassValues(Struct, kw_only=True):

@@ -165,7 +165,7 @@ class Review:
         if state != HealthState.QUARANTINED or failure != FailureClass.CORRUPTION:
             return -1
         record = answers.record_of(worker)
-        return record.good_tick if record is not None else -1
+        return answers.good_tick_of(record) if record is not None else -1
 
     def _hold(self, worker: Worker, health: WorkerHealth) -> int:
         """Ticks for which a breaker that opens now stays open: between half and all of a time that

@@ -82,11 +82,11 @@ def test_a_worker_that_differed_before_there_was_a_majority_is_found_then() -> N
 
 
 def test_logits_convict_where_tokens_are_equal() -> None:
-    """One wrong canary makes a suspect, a second one a quarantine, dated to the last right answer."""
+    """One wrong canary makes a suspect, a second one a quarantine, dated to the last right answers."""
     fleet = LedFleet(workers=3)
     all_report(fleet)
-    fleet.ticks(5)
     at = fleet.fleet.tick
+    fleet.ticks(5)
     reports(fleet, "w1", 0)
     fleet.ticks(5)
     reports(fleet, "w1", 0, logprobs=ALMOST)
@@ -98,6 +98,31 @@ def test_logits_convict_where_tokens_are_equal() -> None:
     assert f"last right answers at tick {at}" in health.evidence
     assert "canaries 0, 1: token 3 is 9 instead of 8" in health.evidence
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+def test_right_answers_to_another_canary_do_not_date_a_verdict() -> None:
+    """Corruption that only one prompt touches may be as old as its last right answer to that one."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    at = fleet.fleet.tick
+    fleet.ticks(5)
+    for _ in range(3):
+        reports(fleet, "w1", 1)
+        fleet.ticks(5)
+        reports(fleet, "w1", 0, logprobs=ALMOST)
+    (verdict,) = [e for e in fleet.decisions if e.state == HealthState.QUARANTINED]
+    assert verdict.good_tick == at
+    assert f"last right answers at tick {at}" in verdict.evidence
+
+
+def test_a_worker_that_was_never_right_is_in_doubt_from_its_beginning() -> None:
+    fleet = LedFleet(workers=3)
+    all_report(fleet, "w0", "w2")
+    reports(fleet, "w1", 0)
+    for _ in range(3):
+        reports(fleet, "w1", 1, tokens=(1, 2, 3))
+    (verdict,) = [e for e in fleet.decisions if e.state == HealthState.QUARANTINED]
+    assert verdict.good_tick == -1
 
 
 def test_a_mismatch_that_is_not_confirmed_is_forgiven_with_the_next_right_answer() -> None:
