@@ -85,6 +85,31 @@ def owed(
     return decision
 
 
+def mark_undecided(fleet: Fleet, kind: str, canary: int, config: CanaryConfig) -> list[Worker]:
+    """Every worker of a class without a majority is doubtful, because each may be the wrong one.
+    Returns those that were not before."""
+    if isinstance(fleet.canaries, UnsetType) or (known := fleet.canaries.get(kind)) is None:
+        return []
+    tolerance, marked = tolerance_of(config), []
+    for name, what in golden_values.find_undecided(fleet, kind, known, canary, tolerance).items():
+        record = record_of(fleet.workers[name])
+        if record is not None and canary not in record.doubtful:
+            record.what, record.good, record.doubtful[canary] = what, 0, 0
+            marked.append(fleet.workers[name])
+    return marked
+
+
+def mark_all_undecided(fleet: Fleet, config: CanaryConfig) -> list[Worker]:
+    """The same for all classes, under a new leader."""
+    classes = {} if isinstance(fleet.canaries, UnsetType) else fleet.canaries
+    return [
+        worker
+        for kind in classes
+        for canary in range(MOST_CANARIES)
+        for worker in mark_undecided(fleet, kind, canary, config)
+    ]
+
+
 def decided(fleet: Fleet, event: CanaryValuesDecided, config: CanaryConfig) -> list[Worker]:
     """Golden values hold from here on; returns the workers whose answers were compared anew."""
     if isinstance(fleet.canaries, UnsetType):
@@ -145,9 +170,7 @@ def in_words(record: CanaryRecord) -> str:
     since = f"; last right answers at tick {good_tick}" if good_tick >= 0 else ""
     if record.wrong:
         return f"wrong answer to {many} {which}: {record.what}{since}"
-    return (
-        f"differs from the only other worker of its class in {many} {which}: {record.what}{since}"
-    )
+    return f"its class has no majority about {many} {which}: {record.what}{since}"
 
 
 def tolerance_of(config: CanaryConfig) -> float:

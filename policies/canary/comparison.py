@@ -48,12 +48,16 @@ def _is_tie(values: CanaryValues, at: int, top: int, margin: float) -> bool:
 
 def agree(one: CanaryAnswer, other: CanaryAnswer, tolerance: float) -> bool:
     """Whether two answers may both be right."""
-    as_values = CanaryValues(
+    return not difference(other, values_like(one), tolerance)
+
+
+def values_like(answer: CanaryAnswer) -> CanaryValues:
+    """As if the answer were golden."""
+    return CanaryValues(
         version=0,
-        tokens=one.tokens,
-        low=one.logprobs,
-        high=one.logprobs,
-        exact=one.exact,
+        tokens=answer.tokens,
+        low=answer.logprobs,
+        high=answer.logprobs,
+        exact=answer.exact,
         witnesses=(),
     )
-    return not difference(other, as_values, tolerance)

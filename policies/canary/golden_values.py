@@ -5,8 +5,9 @@ compute the same. The latest answers of its workers are compared. If more than h
 the class agree, and at least two do, their answer is golden, and those workers are its witnesses.
 Exact answers come first: others are witnesses only if there is no majority of exact ones. A
 class of one worker takes that worker's own first answer; it waits for the first canaries of others
-that may be of the class. Such values have one witness, and a second
-worker that differs is only doubtful: nobody knows which of the two is wrong.
+that may be of the class. Such values have one witness, and a second worker that differs is only
+doubtful, because either of the two may be wrong. If all workers of a class answered and there is no
+majority, all are doubtful.
 
 A majority that agrees on something else replaces the values, in a new version. This happens when a
 class of one grows, and when all its workers load other weights in place. A majority of exact answers
@@ -23,7 +24,7 @@ from msgspec import UnsetType
 from relume.events.vocabulary import CanaryValuesDecided
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues, ClassValues
-from relume.policies.canary.comparison import agree, difference
+from relume.policies.canary.comparison import agree, difference, values_like
 from relume.policies.state.fleet import Fleet, Worker
 
 
@@ -40,17 +41,21 @@ def members(fleet: Fleet, kind: str) -> list[Worker]:
     ]
 
 
+def _answers_of(peers: list[Worker], canary: int) -> dict[str, CanaryAnswer]:
+    return {
+        worker.name: worker.canary.answers[canary]
+        for worker in peers
+        if not isinstance(worker.canary, UnsetType) and canary in worker.canary.answers
+    }
+
+
 def due(
     fleet: Fleet, kind: str, known: ClassValues, canary: int, tolerance: float
 ) -> CanaryValuesDecided | None:
     """The values that the leader has to write for one canary of a class; None: those it has
     stand, or there are too few answers."""
     peers = members(fleet, kind)
-    answers = {
-        worker.name: worker.canary.answers[canary]
-        for worker in peers
-        if not isinstance(worker.canary, UnsetType) and canary in worker.canary.answers
-    }
+    answers = _answers_of(peers, canary)
     exact = {name: answer for name, answer in answers.items() if answer.exact}
     agreed = _majority(fleet, peers, exact, tolerance)
     agreed = agreed or _majority(fleet, peers, answers, tolerance)
@@ -83,16 +88,35 @@ def _stand(values: CanaryValues, found: list[CanaryAnswer], tolerance: float) ->
     return not (own or differ or sharper)
 
 
-def _is_alone(fleet: Fleet, worker: Worker) -> bool:
-    """Whether no other worker may turn out to be of its class."""
+def _are_all(fleet: Fleet, peers: list[Worker]) -> bool:
+    """Whether no other worker may turn out to be of the class of `peers`."""
     return not any(
         other.present
         and other.engine == EnginePhase.READY
-        and other.steps_like == worker.steps_like
+        and other.steps_like == peers[0].steps_like
         and (isinstance(other.canary, UnsetType) or other.canary.incarnation != other.incarnation)
         for other in fleet.workers.values()
-        if other is not worker
+        if other not in peers
     )
+
+
+def find_undecided(
+    fleet: Fleet, kind: str, known: ClassValues, canary: int, tolerance: float
+) -> dict[str, str]:
+    """The workers of a class that all answered a canary without any majority, so that there are no
+    values: each with what differs from the first other answer."""
+    peers = members(fleet, kind)
+    answers = _answers_of(peers, canary)
+    if canary in known.values or known.owed.get(canary, 0):
+        return {}
+    if not 1 < len(peers) == len(answers) or not _are_all(fleet, peers):
+        return {}
+    found = {}
+    for name, answer in answers.items():
+        others = (values_like(other) for at, other in answers.items() if at != name)
+        differences = (difference(answer, values, tolerance) for values in others)
+        found[name] = next(filter(None, differences), "no number")
+    return found
 
 
 def _majority(
@@ -100,7 +124,7 @@ def _majority(
 ) -> list[str]:
     """The workers that agree, if they are enough to say what is right."""
     agreed = _largest(answers, tolerance)
-    enough = len(agreed) > 1 or (len(peers) == 1 and _is_alone(fleet, peers[0]))
+    enough = len(agreed) > 1 or (len(peers) == 1 and _are_all(fleet, peers))
     return agreed if enough and 2 * len(agreed) > len(peers) else []
 
 

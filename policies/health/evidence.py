@@ -281,6 +281,10 @@ def _take_canary(fleet: Fleet, worker: Worker, event: v.CanaryReported, review: 
     record = answers.record_of(worker)
     if record is None:
         return
+    for other in answers.mark_undecided(fleet, record.kind, event.canary, review.canary):
+        if other is not worker:
+            _health_of(fleet, other)
+            _review(fleet, other)
     if record.wrong or record.doubtful:
         known = _health_of(fleet, worker)
         if record.wrong and known is not None and known.state == HealthState.QUARANTINED:
@@ -372,6 +376,8 @@ def _on_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -
     review = Review(fleet)
     if review.by_canary and decides(fleet):
         review.owed += answers.elected(fleet, review.canary)
+        for worker in answers.mark_all_undecided(fleet, review.canary):
+            _health_of(fleet, worker)
         _leave(fleet, review)
     _review_all(fleet)
 

@@ -280,10 +280,34 @@ def test_two_workers_that_differ_are_not_judged_by_each_other() -> None:
     for canary in RIGHT:
         reports(fleet, "w1", canary, tokens=(1, 2, 3))
     assert fleet.state("w1") == HealthState.SUSPECT and fleet.state("w0") == HealthState.HEALTHY
-    assert "the only other worker" in fleet.health("w1").evidence
+    assert "its class has no majority about canar" in fleet.health("w1").evidence
     fleet.worker("w2")
     all_report(fleet, "w2")
     assert fleet.state("w1") == HealthState.QUARANTINED
+
+
+@pytest.mark.parametrize("led", (True, False))
+def test_workers_that_start_together_and_differ_are_both_suspects(led: bool) -> None:
+    """There are no values then, so that nothing else would show it. A third one decides."""
+    fleet = LedFleet(workers=2)
+    if not led:
+        fleet.tell("fleet", v.LeaderResigned("r0", "asked"))
+    for canary in RIGHT:
+        reports(fleet, "w0", canary)
+    assert fleet.state("w0") == HealthState.HEALTHY, "the other one has not answered"
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    if not led:
+        fleet.leader("r0")
+    assert fleet.values == []
+    for worker in ("w0", "w1"):
+        assert fleet.state(worker) == HealthState.SUSPECT and fleet.excluded(worker) == ""
+        assert "its class has no majority about canar" in fleet.health(worker).evidence
+    fleet.worker("w2")
+    all_report(fleet, "w0", "w2")
+    assert fleet.state("w0") == fleet.state("w2") == HealthState.HEALTHY
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
 
 
 def test_all_workers_with_other_weights_have_new_values_and_no_quarantine() -> None:
