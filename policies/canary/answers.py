@@ -110,11 +110,16 @@ def mark_all_undecided(fleet: Fleet, config: CanaryConfig) -> list[Worker]:
     ]
 
 
-def decided(fleet: Fleet, event: CanaryValuesDecided, config: CanaryConfig) -> list[Worker]:
-    """Golden values hold from here on; returns the workers whose answers were compared anew."""
+def decided(
+    fleet: Fleet, event: CanaryValuesDecided, config: CanaryConfig
+) -> list[tuple[Worker, bool]]:
+    """Golden values hold from here on; returns the workers whose answers were compared anew, and
+    whether no answer of them is wrong any more. Where they replace those of a majority, an answer that
+    was right before is only doubtful until the next one: it may be from before a change."""
     if isinstance(fleet.canaries, UnsetType):
         fleet.canaries = {}
     known = fleet.canaries.setdefault(event.kind, ClassValues())
+    before = known.values.get(event.canary)
     known.values[event.canary] = golden_values.values_of(event)
     known.owed[event.canary] = event.version
     compared = []
@@ -123,8 +128,17 @@ def decided(fleet: Fleet, event: CanaryValuesDecided, config: CanaryConfig) -> l
         if isinstance(record, UnsetType) or record.kind != event.kind:
             continue
         if (answer := record.answers.get(event.canary)) is not None:
+            was_wrong = event.canary in record.wrong
+            was_right = (
+                before is not None
+                and len(before.witnesses) > 1
+                and before.exact == event.exact
+                and not difference(answer, before, tolerance_of(config))
+            )
             _compare(worker.name, record, known, event.canary, answer, config, anew=False)
-            compared.append(worker)
+            if was_right and record.wrong.pop(event.canary, 0):
+                record.doubtful[event.canary] = 0
+            compared.append((worker, was_wrong and not record.wrong))
     return compared
 
 
@@ -170,7 +184,7 @@ def in_words(record: CanaryRecord) -> str:
     since = f"; last right answers at tick {good_tick}" if good_tick >= 0 else ""
     if record.wrong:
         return f"wrong answer to {many} {which}: {record.what}{since}"
-    return f"its class has no majority about {many} {which}: {record.what}{since}"
+    return f"its class does not agree on {many} {which}: {record.what}{since}"
 
 
 def tolerance_of(config: CanaryConfig) -> float:

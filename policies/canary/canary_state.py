@@ -29,7 +29,7 @@ class CanaryValues(Struct, frozen=True, kw_only=True):
 class CanaryRecord(Struct, kw_only=True):
     """The canaries of one incarnation of a worker. `kind`: the class whose values apply to it.
     `wrong`: by canary, how many answers in a row were wrong; `doubtful`: the same where no majority
-    says what is right. `what`: what differed last. `good`: right answers in a row;
+    says what is right, or since it says something else. `what`: what differed last. `good`: right answers in a row;
     `good_ticks`: by canary, tick of the last right one."""
 
     kind: str

@@ -12,7 +12,8 @@ majority, all are doubtful.
 A majority that agrees on something else replaces the values, in a new version. This happens when a
 class of one grows, and when all its workers load other weights in place. A majority of exact answers
 also replaces values that are not exact, which hide small differences. One wrong worker cannot replace
-them.
+them. So the first worker whose weights change in place is wrong, and quarantined, until the majority
+has changed too.
 """
 
 from __future__ import annotations

@@ -296,10 +296,16 @@ def _take_canary(fleet: Fleet, worker: Worker, event: v.CanaryReported, review: 
 
 def _on_canary_values(fleet: Fleet, stream: str, epoch: int, event: v.CanaryValuesDecided) -> None:
     """The answers of its class are compared with the golden values from here on."""
-    for worker in answers.decided(fleet, event, Review(fleet).canary):
+    compared = answers.decided(fleet, event, Review(fleet).canary)
+    for worker, is_right_now in compared:
         record = answers.record_of(worker)
         if record is not None and (record.wrong or record.doubtful):
             _health_of(fleet, worker)
+        health = worker.health
+        if is_right_now and not isinstance(health, UnsetType):
+            if health.quarantined == worker.incarnation:
+                health.quarantined -= 1  # it was wrong by values that hold no longer
+    for worker, _ in compared:
         _review(fleet, worker)
 
 

@@ -302,7 +302,7 @@ def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found 
     if health.state != HealthState.QUARANTINED or isinstance(health.quarantined, UnsetType):
         return None
     if worker.incarnation > health.quarantined and record.good >= review.canary.release:
-        evidence = f"{record.good} right answers to canaries after its restart"
+        evidence = f"{record.good} right answers to canaries in a row"
         return Finding.RELEASED, FailureClass.CORRUPTION, evidence
     return None
 

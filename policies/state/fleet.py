@@ -84,7 +84,7 @@ class WorkerHealth(Struct, kw_only=True):
     suspect it. `trips` counts how often its breaker opened in a row. Of a breaker that is half
     open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
     its turn began. `slow`: see `relume.policies.health.pace`. Of a quarantine: `condemned` is the
-    incarnation that it was decided about, `quarantined` the last one whose answers were wrong,
+    incarnation that it was decided about, `quarantined` the last one that is wrong by the values in force,
     `released_by` the operator who ended it.
     """
 

@@ -280,7 +280,7 @@ def test_two_workers_that_differ_are_not_judged_by_each_other() -> None:
     for canary in RIGHT:
         reports(fleet, "w1", canary, tokens=(1, 2, 3))
     assert fleet.state("w1") == HealthState.SUSPECT and fleet.state("w0") == HealthState.HEALTHY
-    assert "its class has no majority about canar" in fleet.health("w1").evidence
+    assert "its class does not agree on canar" in fleet.health("w1").evidence
     fleet.worker("w2")
     all_report(fleet, "w2")
     assert fleet.state("w1") == HealthState.QUARANTINED
@@ -302,7 +302,7 @@ def test_workers_that_start_together_and_differ_are_both_suspects(led: bool) -> 
     assert fleet.values == []
     for worker in ("w0", "w1"):
         assert fleet.state(worker) == HealthState.SUSPECT and fleet.excluded(worker) == ""
-        assert "its class has no majority about canar" in fleet.health(worker).evidence
+        assert "its class does not agree on canar" in fleet.health(worker).evidence
     fleet.worker("w2")
     all_report(fleet, "w0", "w2")
     assert fleet.state("w0") == fleet.state("w2") == HealthState.HEALTHY
@@ -310,14 +310,34 @@ def test_workers_that_start_together_and_differ_are_both_suspects(led: bool) -> 
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
 
 
-def test_all_workers_with_other_weights_have_new_values_and_no_quarantine() -> None:
+def test_weights_that_change_in_place_quarantine_the_first_worker_until_most_have_changed() -> None:
+    """Its agent confirms at once. It is released without an operator, and no other one is quarantined."""
     fleet = LedFleet(workers=3)
+    fleet.tell("fleet", v.ConfigChanged("canary.restart", "0"))
     all_report(fleet)
-    for worker in ("w0", "w1", "w2"):
-        reports(fleet, worker, 0, tokens=(1, 2, 3))
-    assert fleet.values[-1].version > 1 and fleet.values[-1].tokens == (1, 2, 3)
-    fleet.ticks(1)
+    all_report(fleet, "w0", tokens=(1, 2, 3))
+    assert fleet.state("w0") == HealthState.QUARANTINED
+    all_report(fleet, "w1", tokens=(1, 2, 3))
+    assert [(e.version, e.tokens) for e in fleet.values[-2:]] == [(2, (1, 2, 3))] * 2
+    assert fleet.state("w0") == HealthState.QUARANTINED, "until it has answered rightly"
+    assert fleet.state("w2") == HealthState.SUSPECT, "its answers may be from before"
+    all_report(fleet, "w2", tokens=(1, 2, 3))
+    assert fleet.state("w2") == HealthState.HEALTHY
+    for _ in range(4):
+        all_report(fleet, tokens=(1, 2, 3))
     assert {fleet.state(w) for w in ("w0", "w1", "w2")} == {HealthState.HEALTHY}
+    quarantined = [e.worker for e in fleet.decisions if e.state == HealthState.QUARANTINED]
+    assert quarantined == ["w0"]
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+def test_a_worker_that_does_not_change_with_its_class_is_quarantined() -> None:
+    fleet = LedFleet(workers=5)
+    all_report(fleet)
+    all_report(fleet, "w0", "w1", "w2", "w3", tokens=(1, 2, 3))
+    assert fleet.state("w4") == HealthState.SUSPECT
+    all_report(fleet, "w4")
+    assert fleet.state("w4") == HealthState.QUARANTINED
 
 
 def test_answers_from_before_there_was_a_leader_are_judged_by_the_first_one() -> None:
