@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from relume.engine_shim.canary_prompts import COUNT
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
+from relume.policies.canary import canary_settings
 from relume.policies.canary.answers import MOST_CLASSES
 from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues
 from relume.policies.canary.comparison import difference
@@ -434,6 +436,12 @@ def test_older_versions_have_no_canaries(version: int) -> None:
     assert fleet.values == [] and fleet.fleet.canaries is UNSET
     assert before != state_hash(fleet.fleet)  # its order has the segments
     assert fleet.fleet.workers["w0"].canary is UNSET
+
+
+def test_no_setting_asks_for_more_wrong_canaries_than_there_are() -> None:
+    """It would switch the quarantine off without a word."""
+    _, most, _ = canary_settings.SETTINGS.limits["confirm"]
+    assert most == COUNT
 
 
 def values(exact: bool = False) -> CanaryValues:
