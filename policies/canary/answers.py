@@ -26,7 +26,7 @@ def kind_of(worker: Worker, event: CanaryReported) -> str:
     return f"{worker.steps_like}/{event.weights}/{event.prompts}"
 
 
-def stored(fleet: Fleet, worker: Worker, event: CanaryReported) -> CanaryRecord | None:
+def store_answer(fleet: Fleet, worker: Worker, event: CanaryReported) -> CanaryRecord | None:
     """The worker answered a canary: its record, with the answer. None: it is not taken."""
     if not 0 <= event.canary < MOST_CANARIES:
         return None
@@ -60,26 +60,26 @@ def _make_room(fleet: Fleet, classes: dict[str, ClassValues]) -> None:
             del classes[kind]
 
 
-def taken(
+def take_answer(
     fleet: Fleet, worker: Worker, event: CanaryReported, config: CanaryConfig
 ) -> CanaryValuesDecided | None:
     """The same, and the answer is compared; returns the values that the leader has to write."""
-    record = stored(fleet, worker, event)
+    record = store_answer(fleet, worker, event)
     if record is None or isinstance(fleet.canaries, UnsetType):
         return None
     known, answer = fleet.canaries[record.kind], record.answers[event.canary]
     _compare(worker.name, record, known, event.canary, answer, config, anew=True)
-    return owed(fleet, record.kind, known, event.canary, config)
+    return find_due(fleet, record.kind, known, event.canary, config)
 
 
-def owed(
+def find_due(
     fleet: Fleet, kind: str, known: ClassValues, canary: int, config: CanaryConfig
 ) -> CanaryValuesDecided | None:
     """The values of one canary that the leader has to write, once."""
     values = known.values.get(canary)
     if known.owed.get(canary, 0) > (values.version if values is not None else 0):
         return None  # they are on their way
-    decision = golden_values.due(fleet, kind, known, canary, tolerance_of(config))
+    decision = golden_values.find_due(fleet, kind, known, canary, tolerance_of(config))
     if decision is not None:
         known.owed[canary] = decision.version
     return decision
@@ -110,7 +110,7 @@ def mark_all_undecided(fleet: Fleet, config: CanaryConfig) -> list[Worker]:
     ]
 
 
-def decided(
+def record_values(
     fleet: Fleet, event: CanaryValuesDecided, config: CanaryConfig
 ) -> list[tuple[Worker, bool]]:
     """Golden values hold from here on; returns the workers whose answers were compared anew, and
@@ -142,14 +142,14 @@ def decided(
     return compared
 
 
-def elected(fleet: Fleet, config: CanaryConfig) -> list[CanaryValuesDecided]:
+def find_all_due(fleet: Fleet, config: CanaryConfig) -> list[CanaryValuesDecided]:
     """What a new leader has to write, whatever its predecessor had to."""
     found: list[CanaryValuesDecided] = []
     if isinstance(fleet.canaries, UnsetType):
         return found
     for kind, known in fleet.canaries.items():
         known.owed = {canary: values.version for canary, values in known.values.items()}
-        due = (owed(fleet, kind, known, canary, config) for canary in range(MOST_CANARIES))
+        due = (find_due(fleet, kind, known, canary, config) for canary in range(MOST_CANARIES))
         found += [decision for decision in due if decision is not None]
     return found
 

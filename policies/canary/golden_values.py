@@ -50,7 +50,7 @@ def _answers_of(peers: list[Worker], canary: int) -> dict[str, CanaryAnswer]:
     }
 
 
-def due(
+def find_due(
     fleet: Fleet, kind: str, known: ClassValues, canary: int, tolerance: float
 ) -> CanaryValuesDecided | None:
     """The values that the leader has to write for one canary of a class; None: those it has
