@@ -33,8 +33,9 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.canary import answers
 from relume.policies.health import canary_evidence, pace
+from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
-from relume.policies.health.judgement import EXCLUDED, FADE_WINDOWS, Review, is_slow
+from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow
 from relume.policies.health.worker_reviews import (
     all_know,
     decides,

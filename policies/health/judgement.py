@@ -33,7 +33,7 @@ from relume.events.vocabulary import CanaryValuesDecided, HealthDecided, Verdict
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
 from relume.policies.canary import answers, canary_settings
 from relume.policies.health import pace
-from relume.policies.health.health_life import LIFE, Finding
+from relume.policies.health.health_life import EXCLUDED, LIFE, Finding
 from relume.policies.health.health_settings import HealthConfig, config_of
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
@@ -51,8 +51,6 @@ SLOW_AGAIN = 0.8
 FADE_WINDOWS = 10
 """A worker that was healthy for so many windows has its next breaker open for the shortest time."""
 _SHOWN = 3
-EXCLUDED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED))
-"""States that a verdict leads to, in which a worker gets no or few requests."""
 
 
 class LeaderSettings:
