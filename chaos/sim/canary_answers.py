@@ -13,8 +13,9 @@ from relume.engine_shim.canary_prompts import PROMPTS, TOKENS, TOP
 from relume.events.wire.worker_calls import CanaryAnswered
 
 TOOK_US = 20_000
-FLIPPED = 1e-6
-"""By how much log probabilities differ after a flip."""
+FLIPPED = 0.2
+"""By how much log probabilities differ after a flip: more than the tolerance, so that a busy engine is
+found too."""
 
 
 WRONG_SHARE = 1 / 3

@@ -69,7 +69,7 @@ async def _decode(
 ) -> CanaryAnswered:
     """In a task of its own, so that it counts as one unreported request."""
     CURRENT.set(Generation(UNREPORTED, 1))
-    alone, began = _is_idle(page), time.monotonic()
+    alone, began, arrived = _is_idle(page), time.monotonic(), _arrived(page)
     tokens: list[int] = []
     logprobs: list[float] = []
     async with aclosing(engine.generate(tokens_input(prompt), params, name)) as outputs:
@@ -84,8 +84,14 @@ async def _decode(
         tokens=tuple(tokens),
         logprobs=tuple(logprobs),
         took_us=took_us,
-        alone=alone and _is_idle(page),
+        alone=alone and _is_idle(page) and _arrived(page) == arrived,
     )
+
+
+def _arrived(page: Progress) -> int:
+    """Prompt tokens that ever came, without those of canaries: a request may come and go while one
+    is computed."""
+    return page.load()[3]
 
 
 def _is_idle(page: Progress) -> bool:

@@ -90,8 +90,8 @@ class HealthDecided(Event, frozen=True, tag="health_decided/1", kw_only=True):
     `incarnation` from tick `since` on. In `probing`, only `prober` sends it requests, at most
     `probes` at once; `until` is the first tick at which an open breaker may probe (-1: its cause
     must be gone first). A request counts `price_percent` of its cost there. Of a corruption,
-    `good_tick` is that of the last right answers to canaries: what the engine computed since then
-    is in doubt (-1: it gave none)."""
+    `good_tick` is that of the last right answers to the canaries that are wrong now, the earliest:
+    what the engine computed since then is in doubt (-1: one of them was never right)."""
 
     worker: str
     incarnation: int

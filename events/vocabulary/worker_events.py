@@ -103,9 +103,9 @@ class CanaryReported(Event, frozen=True, tag="canary_reported/1", kw_only=True):
     """The agent sent canary `canary` of prompt set `prompts` to its engine. The greedy answer:
     `tokens`, and at each position the largest log probabilities (`logprobs`, as many for each token,
     largest first). It took `took_us`; `alone`: nothing else ran or waited in the engine before or
-    after. `exact`: this engine gives the same bits alone and in a batch, as its agent found.
-    `weights`: digest of the model's files, empty if they are not local. `confirms`: sent at once,
-    because the answer before differed. `error`: why there is no answer."""
+    after, and nothing came meanwhile. `exact`: this engine gives the same bits alone and in a batch,
+    as its agent found. `weights`: digest of the model's files, empty if they are not local.
+    `confirms`: sent at once, because the answer before differed. `error`: why there is no answer."""
 
     worker: str
     incarnation: int

@@ -65,7 +65,8 @@ class CanaryAsked(msgspec.Struct, frozen=True):
 
 class CanaryAnswered(msgspec.Struct, frozen=True, kw_only=True):
     """The greedy tokens of a canary, and at each position the largest log probabilities, largest
-    first. `alone`: nothing else ran or waited in the engine before or after."""
+    first. `alone`: nothing else ran or waited in the engine before or after, and nothing came
+    meanwhile."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

@@ -15,7 +15,7 @@ class CanaryConfig(Struct, frozen=True, kw_only=True):
 
     confirm: Annotated[
         int,
-        option("Different canaries with a wrong answer that quarantine a worker", ge=1, le=8),
+        option("Different canaries with a wrong answer that quarantine a worker", ge=1, le=4),
     ] = 2
     repeats: Annotated[
         int,

@@ -6,7 +6,8 @@ from msgspec import Struct, field
 
 
 class CanaryAnswer(Struct, frozen=True, kw_only=True):
-    """A worker's latest answer to one canary. `tick`: when it was folded."""
+    """A worker's latest answer to one canary. `exact`: its bits are compared, because its engine is
+    exact and computed nothing else then. `tick`: when it was folded."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -27,9 +28,9 @@ class CanaryValues(Struct, frozen=True, kw_only=True):
 
 class CanaryRecord(Struct, kw_only=True):
     """The canaries of one incarnation of a worker. `kind`: the class whose values apply to it.
-    `wrong`: by canary, how many answers in a row were wrong; `doubtful`: the same where the only
-    witness is another worker. `what`: what differed last. `good`: right answers in a row;
-    `good_tick`: tick of the last one while none was wrong (-1: none)."""
+    `wrong`: by canary, how many answers in a row were wrong; `doubtful`: the same where no majority
+    says what is right, or since it says something else. `what`: what differed last. `good`: right answers in a row;
+    `good_ticks`: by canary, tick of the last right one."""
 
     kind: str
     incarnation: int
@@ -38,7 +39,7 @@ class CanaryRecord(Struct, kw_only=True):
     doubtful: dict[int, int] = field(default_factory=dict)
     what: str = ""
     good: int = 0
-    good_tick: int = -1
+    good_ticks: dict[int, int] = field(default_factory=dict)
 
 
 class ClassValues(Struct, kw_only=True):

@@ -1,19 +1,19 @@
 """Is an answer to a canary right? It is compared with the golden values, token by token.
 
-Where the class is exact, every token and every bit of every log probability must be equal. Otherwise
-a log probability must be within the learnt range, widened by a tolerance. There the most likely two
-tokens may change places: if they are closer than the tolerance, another token is no difference, and
-what follows it is not compared, because it continues another text.
+If the answer and the golden values are exact, every token and every bit of every log probability
+must be equal. An answer is exact if its engine gave the same bits alone and in a batch in its
+self-test, and computed nothing else meanwhile: what a large batch does to the bits, four short
+prompts do not show. Otherwise a log probability must be within the learnt range, widened by a
+tolerance. There the most likely two tokens may change places: if they are closer than the tolerance,
+another token is no difference, and what follows it is not compared, because it continues another text.
 
-`TOP` log probabilities stand at each position, those of the most likely tokens, largest first.
+At each position stand the log probabilities of the most likely tokens, as many for each, largest
+first.
 """
 
 from __future__ import annotations
 
 from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues
-
-TOP = 2
-"""Log probabilities per position."""
 
 
 def difference(answer: CanaryAnswer, values: CanaryValues, tolerance: float) -> str:
@@ -48,12 +48,16 @@ def _is_tie(values: CanaryValues, at: int, top: int, margin: float) -> bool:
 
 def agree(one: CanaryAnswer, other: CanaryAnswer, tolerance: float) -> bool:
     """Whether two answers may both be right."""
-    as_values = CanaryValues(
+    return not difference(other, values_like(one), tolerance)
+
+
+def values_like(answer: CanaryAnswer) -> CanaryValues:
+    """As if the answer were golden."""
+    return CanaryValues(
         version=0,
-        tokens=one.tokens,
-        low=one.logprobs,
-        high=one.logprobs,
-        exact=one.exact,
+        tokens=answer.tokens,
+        low=answer.logprobs,
+        high=answer.logprobs,
+        exact=answer.exact,
         witnesses=(),
     )
-    return not difference(other, as_values, tolerance)

@@ -76,6 +76,10 @@ BREAKER: dict[HealthState, BreakerState] = {
 """The breaker of each state; closed where none is named."""
 
 
+EXCLUDED = frozenset(BREAKER)
+"""States that a verdict leads to, in which a worker gets no or few requests."""
+
+
 def breaker_of(state: HealthState) -> BreakerState:
     """The state of the breaker of a worker in `state`."""
     return BREAKER.get(state, BreakerState.CLOSED)

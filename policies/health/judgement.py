@@ -18,7 +18,8 @@ decided last. Time is ticks.
 
 The guard. If more than a share of the workers of a model fail at once, the cause is likelier to be
 common to them, and excluding them would leave no worker for its requests. Then no breaker opens,
-and those that opened within the window close. Replicas' own suspicions hold all the same.
+and those that opened within the window close. Replicas' own suspicions hold all the same. A decided
+quarantine stands: it counts towards the share, and the guard does not lift it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from relume.events.vocabulary import CanaryValuesDecided, HealthDecided, Verdict
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
 from relume.policies.canary import answers, canary_settings
 from relume.policies.health import pace
-from relume.policies.health.health_life import LIFE, Finding
+from relume.policies.health.health_life import EXCLUDED, LIFE, Finding
 from relume.policies.health.health_settings import HealthConfig, config_of
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
@@ -50,8 +51,6 @@ SLOW_AGAIN = 0.8
 FADE_WINDOWS = 10
 """A worker that was healthy for so many windows has its next breaker open for the shortest time."""
 _SHOWN = 3
-EXCLUDED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED))
-"""States that a verdict leads to, in which a worker gets no or few requests."""
 
 
 class LeaderSettings:
@@ -164,7 +163,7 @@ class Review:
         if state != HealthState.QUARANTINED or failure != FailureClass.CORRUPTION:
             return -1
         record = answers.record_of(worker)
-        return record.good_tick if record is not None else -1
+        return answers.good_tick_of(record) if record is not None else -1
 
     def _hold(self, worker: Worker, health: WorkerHealth) -> int:
         """Ticks for which a breaker that opens now stays open: between half and all of a time that
@@ -191,21 +190,29 @@ class Review:
         return prober
 
     def _serving(self, model: str) -> Iterator[Worker]:
+        """Workers of the model with an engine that is ready, and those in quarantine, whose engine
+        may just be restarted."""
         for worker in self.fleet.workers.values():
-            if worker.present and worker.engine == EnginePhase.READY and worker.model == model:
-                yield worker
+            if worker.present and worker.model == model:
+                if worker.engine == EnginePhase.READY or _is_quarantined(worker.health):
+                    yield worker
 
     def _too_many(self, model: str) -> tuple[str, ...]:
-        """Workers of a model that fail, if they are more than the share."""
+        """Workers of a model that fail, if they are more than the share; without those whose
+        quarantine stands."""
         found = self._failing.get(model)
         if found is None:
-            serving, failing = 0, []
+            serving, failing, standing = 0, [], 0
             for worker in self._serving(model):
                 serving += 1
                 health = worker.health
-                if not isinstance(health, UnsetType) and self._fails(worker, health):
+                if isinstance(health, UnsetType) or not self._fails(worker, health):
+                    continue
+                if _is_distrusted(health):
+                    standing += 1
+                else:
                     failing.append(worker.name)
-            too_many = len(failing) * 100 > self.config.share_percent * serving
+            too_many = (len(failing) + standing) * 100 > self.config.share_percent * serving
             found = self._failing[model] = tuple(failing) if too_many else ()
         return found
 
@@ -215,11 +222,21 @@ class Review:
 
     def _withholds(self, worker: Worker, health: WorkerHealth) -> bool:
         """Whether the worker is to stay open: breakers that opened before the window stay as they
-        are."""
+        are, and so does a quarantine, whatever happens to other workers."""
         old = health.state in EXCLUDED and (
             self.fleet.tick - health.opened > self.config.window_ticks
         )
         return not old and worker.name in self._too_many(worker.model)
+
+
+def _is_quarantined(health: WorkerHealth | UnsetType) -> bool:
+    return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
+
+
+def _is_distrusted(health: WorkerHealth) -> bool:
+    """Whether the worker is quarantined, or probed after that."""
+    probed = health.state == HealthState.PROBING and health.failure == FailureClass.CORRUPTION
+    return probed or health.state == HealthState.QUARANTINED
 
 
 def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
@@ -283,7 +300,7 @@ def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found 
     if health.state != HealthState.QUARANTINED or isinstance(health.quarantined, UnsetType):
         return None
     if worker.incarnation > health.quarantined and record.good >= review.canary.release:
-        evidence = f"{record.good} right answers to canaries after its restart"
+        evidence = f"{record.good} right answers to canaries in a row"
         return Finding.RELEASED, FailureClass.CORRUPTION, evidence
     return None
 

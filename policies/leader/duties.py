@@ -22,7 +22,7 @@ from relume.events.vocabulary.enums import (
     RequestOutcome,
 )
 from relume.policies.canary import canary_settings
-from relume.policies.health import evidence
+from relume.policies.health import canary_evidence, evidence
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.state import coverage
@@ -130,7 +130,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType) and (
             health.state == HealthState.QUARANTINED
-            and health.quarantined == worker.incarnation
+            and health.condemned == worker.incarnation
             and worker.engine == EnginePhase.READY
         ):
             out += _restarted(fleet, worker)  # its agent knows what it applied before
@@ -163,7 +163,7 @@ def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[An
         return [_decided(fleet, command_id, command, ()), resigned]
     worker = fleet.workers.get(command.target)
     if worker is not None and command.command == AdminCommand.TRUST:
-        if why := evidence.cannot_be_trusted(worker):
+        if why := canary_evidence.cannot_be_trusted(worker):
             return _refused(command_id, why)
         return [_decided(fleet, command_id, command, ())]  # what follows is decided with it
     if worker is None or command.command not in AGENT_COMMANDS:

@@ -26,9 +26,15 @@ from relume.policies.routing import prefix_hits as hits
 from relume.policies.routing import selection as selectors
 from relume.policies.routing.cost_index import cost_of
 from relume.policies.routing.cost_index import of as ranked
-from relume.policies.routing.eligibility import FAILED_BEFORE, NONE, excluded, excluded_for
+from relume.policies.routing.eligibility import (
+    FAILED_BEFORE,
+    NONE,
+    excluded,
+    excluded_for,
+    is_failing,
+)
 from relume.policies.routing.route_query import RouteQuery
-from relume.policies.routing.worker_estimate import UNHEARD_US, estimate_of, is_failing
+from relume.policies.routing.worker_estimate import UNHEARD_US, estimate_of
 from relume.policies.routing.worker_index import WorkerIndex
 from relume.policies.state import prefix_index as prefixes
 from relume.policies.state.fleet import Worker

@@ -21,6 +21,7 @@ from msgspec import UNSET, Struct
 
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState
 from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.health.health_life import EXCLUDED
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import LATE, WorkerEstimate
 from relume.policies.state.fleet import Worker, WorkerHealth
@@ -35,6 +36,8 @@ _ENGINE = {
 NONE, WITHOUT_PLUGIN = Exclusion.NONE, Exclusion.WITHOUT_PLUGIN
 FAILED_BEFORE, SUSPECTED = Exclusion.FAILED_BEFORE, Exclusion.SUSPECTED
 READY = EnginePhase.READY
+UNJUDGED = "health.unjudged"
+"""Setting: failed requests on a worker after which others are preferred."""
 _BY_HEALTH = {
     HealthState.UNHEALTHY: Exclusion.UNHEALTHY,
     HealthState.QUARANTINED: Exclusion.QUARANTINED,
@@ -97,6 +100,27 @@ def excluded_as_holder(worker: Worker | None) -> Exclusion:
 
 
 # --- limits
+
+
+def is_failing(view: View, worker: Worker) -> bool:
+    """Whether requests failed on the worker of which the leader has not made anything yet: its
+    decision takes as long as the log does, and would not come without the log. There is no such
+    limit while a replica of an earlier build, which cannot read it, lives, and for workers against
+    which verdicts are withheld."""
+    failed, health = view.failed_on(worker), worker.health
+    if health is not UNSET and health.failures:
+        failed = {*failed, *health.failures}
+    if not failed or (health is not UNSET and health.state in EXCLUDED):
+        return False
+    most = int(view.setting(UNJUDGED, "0"))
+    withheld = view.fleet.withheld
+    if withheld is not UNSET and worker.name in withheld.get(worker.model, ()):
+        return False
+    if not 0 < most <= len(failed):
+        return False
+    return all(
+        UNJUDGED in replica.settings for replica in view.fleet.replicas.values() if replica.alive
+    )
 
 
 class QueueLimit(Struct, frozen=True, gc=False):

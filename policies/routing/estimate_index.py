@@ -24,6 +24,7 @@ from relume.policies.routing.eligibility import (
     Check,
     QueueLimit,
     check_of,
+    is_failing,
     queue_limit,
 )
 from relume.policies.routing.routing_settings import RoutingConfig, config_of
@@ -203,12 +204,14 @@ class EstimateIndex(WorkerIndex):
         before, was = self._places[at], self.estimates[at]
         excluded = self._excluding(view, at)
         reserve_percent = self.config.kv_reserve_percent
-        of = worker_estimate.estimate_of(view, self.workers[at], reserve_percent)
+        worker = self.workers[at]
+        failing = is_failing(view, worker)
+        of = worker_estimate.estimate_of(view, worker, reserve_percent, failing)
         self.estimates[at] = of
         now = None if excluded else self._order(of)
         if of.silent_at_us != LATE:
             oldest = view.receipts.revisions[0] if view.receipts.revisions else 0
-            for revision in _heard_by(self.workers[at], view.replica):
+            for revision in _heard_by(worker, view.replica):
                 if revision >= oldest:
                     heappush(self._heard, (revision, at))
         if before is not None:

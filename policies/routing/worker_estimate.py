@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct
 
-from relume.events.vocabulary.enums import HealthState
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.receive_clock import received_us
 from relume.policies.state.overlay.view import View
@@ -97,9 +96,11 @@ class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
         return (wait if wait > 0 else 0) + tokens * self.token_ns // 1000 + self.fixed_us
 
 
-def estimate_of(view: View, worker: Worker, reserve_percent: int = 0) -> WorkerEstimate:
+def estimate_of(
+    view: View, worker: Worker, reserve_percent: int = 0, failing: bool = False
+) -> WorkerEstimate:
     """Of `worker`, own events of the replica included. `reserve_percent` of its KV blocks are no
-    room for a prompt."""
+    room for a prompt. `failing`: see `eligibility.is_failing`."""
     base, prompt, work, request, token, mixed = _prices(view.fleet, worker)
     prefill, requests = view.load(worker)
     left = worker.prefill_left - worker.flight_left
@@ -152,32 +153,7 @@ def estimate_of(view: View, worker: Worker, reserve_percent: int = 0) -> WorkerE
         block_tokens=worker.block_size or 1,
         room_blocks=room_blocks,
         price_percent=100 if (health := worker.health) is UNSET else health.price_percent,
-        failing=is_failing(view, worker),
-    )
-
-
-UNJUDGED = "health.unjudged"
-JUDGED = frozenset((HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED))
-
-
-def is_failing(view: View, worker: Worker) -> bool:
-    """Whether requests failed on the worker of which the leader has not made anything yet: its
-    decision takes as long as the log does, and would not come without the log. There is no such
-    limit while a replica of an earlier build, which cannot read it, lives, and for workers against
-    which verdicts are withheld."""
-    failed, health = view.failed_on(worker), worker.health
-    if health is not UNSET and health.failures:
-        failed = {*failed, *health.failures}
-    if not failed or (health is not UNSET and health.state in JUDGED):
-        return False
-    most = int(view.setting(UNJUDGED, "0"))
-    withheld = view.fleet.withheld
-    if withheld is not UNSET and worker.name in withheld.get(worker.model, ()):
-        return False
-    if not 0 < most <= len(failed):
-        return False
-    return all(
-        UNJUDGED in replica.settings for replica in view.fleet.replicas.values() if replica.alive
+        failing=failing,
     )
 
 

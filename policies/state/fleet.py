@@ -83,8 +83,9 @@ class WorkerHealth(Struct, kw_only=True):
     themselves at fault; `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas
     suspect it. `trips` counts how often its breaker opened in a row. Of a breaker that is half
     open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
-    its turn began. `slow`: see `relume.policies.health.pace`. `quarantined`: the
-    incarnation that was.
+    its turn began. `slow`: see `relume.policies.health.pace`. Of a quarantine: `condemned` is the
+    incarnation that it was decided about, `quarantined` the last one that is wrong by the values in force,
+    `released_by` the operator who ended it.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -109,6 +110,7 @@ class WorkerHealth(Struct, kw_only=True):
     failed: bool = False
     decided_by: dict[str, int] = field(default_factory=dict)
     slow: tuple[int, int, int] | UnsetType = UNSET  # not in older states
+    condemned: int | UnsetType = UNSET
     quarantined: int | UnsetType = UNSET
     released_by: str | UnsetType = UNSET
 

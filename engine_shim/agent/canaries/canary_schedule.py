@@ -1,9 +1,11 @@
 """When the next canary is due. Pure: times are seconds that the caller measures.
 
 A canary costs engine time. The pause after it is so long that canaries take at most the budgeted
-share of it, and at least the interval. A jitter of a quarter keeps workers that started together
-apart. A due canary waits for an idle engine for as long as half an interval, and is then sent to a
-busy one: an engine that is never idle is checked too.
+share of it, and at least the interval. The cost is the shortest time that a canary of this engine
+took: a longer one waited in the engine's queue, which costs nothing. The busiest engines would hardly
+be checked otherwise. For the same reason no pause is longer than `MOST_INTERVALS`. A jitter of a
+quarter keeps workers that started together apart. A due canary waits for an idle engine for as long
+as half an interval, and is then sent to a busy one: an engine that is never idle is checked too.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 from random import Random
 
 JITTER = 0.25
+MOST_INTERVALS = 20
+"""Intervals in the longest pause, whatever a canary costs."""
 PATIENCE = 0.5
 """Part of the interval for which a due canary waits for an idle engine."""
 
@@ -23,12 +27,19 @@ class CanarySchedule:
         self._interval_s = interval_s
         self._budget_ppm = budget_ppm
         self._random = Random(f"canary {seed}")
+        self._cost_us = 0
 
-    def pause_s(self, cost_us: int) -> float:
-        """Pause after a canary that took `cost_us`. All of it counts as the engine's time, though
-        other requests share its steps."""
+    def note_cost(self, took_us: int) -> None:
+        """A canary took this long (0: it got no answer)."""
+        if took_us > 0:
+            self._cost_us = min(self._cost_us or took_us, took_us)
+
+    def pause_s(self) -> float:
+        """Pause before the next canary. All of its cost counts as the engine's time, though other
+        requests share its steps."""
         base = self._interval_s * (1 + JITTER * (2 * self._random.random() - 1))
-        return max(base, cost_us / max(self._budget_ppm, 1))
+        longest = self._interval_s * MOST_INTERVALS
+        return max(base, min(self._cost_us / max(self._budget_ppm, 1), longest))
 
     @property
     def patience_s(self) -> float:

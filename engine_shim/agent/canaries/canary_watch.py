@@ -1,7 +1,8 @@
 """Sends canaries to the agent's engine and writes what it answers into the log.
 
 An engine that becomes ready answers all canaries, first one by one and then together. If every bit is
-the same, it is exact: its answers are compared bit by bit later. So an engine whose weights were
+the same, it is exact: the answers that it gives while it computes nothing else are compared bit by
+bit later. So an engine whose weights were
 loaded wrongly differs from its class in all canaries at once. From then on one canary follows another
 in turn (`canary_schedule`). An answer that differs from this engine's own first one is confirmed at
 once by another canary. The leader judges (`relume.policies.canary`).
@@ -12,6 +13,7 @@ A server without canaries is left alone.
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Protocol
 
 from relume.engine_shim.agent.agent_config import AgentConfig
@@ -25,7 +27,8 @@ from relume.events.wire.worker_calls import CanaryAnswered
 LOOK_S = 0.25
 """Pause between two looks at whether the engine is idle."""
 DIFFERS = 0.05
-"""Of an engine that is not exact: difference of a log probability that is worth another canary."""
+"""Of an engine that is not exact, or was busy: difference of a log probability that is worth another
+canary."""
 
 
 class NoCanaries(Exception):
@@ -75,28 +78,26 @@ class CanaryWatch:
         """Send canaries until cancelled, or until the engine turns out not to know them."""
         self._weights = await self._engine.weights()
         try:
-            cost_us, number = await self._begin(), 0
-            while True:
-                await self._until_due(self._schedule.pause_s(cost_us))
-                cost_us = await self._check(number % COUNT)
-                number += 1
+            await self._begin()
+            for number in count():
+                await self._until_due(self._schedule.pause_s())
+                await self._check(number % COUNT)
         except NoCanaries:
             self._logger.info("the engine knows no canaries", incarnation=self._incarnation)
 
-    async def _begin(self) -> int:
-        """All of them, alone and together; the time that one takes."""
+    async def _begin(self) -> None:
+        """All of them, alone and together."""
         answers = [await self._engine.canary(number) for number in range(COUNT)]
         together = await asyncio.gather(*map(self._engine.canary, range(COUNT)))
         pairs = list(zip(answers, together, strict=True))
-        self._exact = all(
-            isinstance(one, CanaryAnswered) and isinstance(other, CanaryAnswered)
-            and (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
+        same = [
+            (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
             for one, other in pairs
-        )  # fmt: skip
+            if isinstance(one, CanaryAnswered) and isinstance(other, CanaryAnswered)
+        ]  # one without an answer says nothing about bits
+        self._exact = bool(same) and all(same)
         for number, answer in enumerate(answers):
             self._report(number, answer)
-        costs = [answer.took_us for answer in answers if isinstance(answer, CanaryAnswered)]
-        return max(costs, default=0)
 
     async def _until_due(self, pause_s: float) -> None:
         now = asyncio.get_running_loop().time
@@ -108,10 +109,10 @@ class CanaryWatch:
                 return
             await asyncio.sleep(LOOK_S)
 
-    async def _check(self, number: int) -> int:
-        """One canary, and another one if it differs; the time that they took."""
+    async def _check(self, number: int) -> None:
+        """One canary, and another one if it differs."""
         answer = await self._engine.canary(number)
-        cost_us = self._report(number, answer)
+        self._report(number, answer)
         if isinstance(answer, CanaryAnswered) and self._differs(number, answer):
             self._logger.error(
                 "a canary's answer differs from this engine's first one",
@@ -120,23 +121,25 @@ class CanaryWatch:
                 remedy="another one follows; if it differs too, the worker is quarantined",
             )
             other = (number + 1) % COUNT
-            cost_us += self._report(other, await self._engine.canary(other), confirms=True)
-        return cost_us
+            self._report(other, await self._engine.canary(other), confirms=True)
+        elif isinstance(answer, CanaryAnswered) and answer.alone > self._first[number].alone:
+            self._first[number] = answer  # bits of a busy engine are no measure
 
     def _differs(self, number: int, answer: CanaryAnswered) -> bool:
         first = self._first.get(number)
         if first is None:
             return False
-        if self._exact:
+        if self._exact and answer.alone and first.alone:
             return (answer.tokens, answer.logprobs) != (first.tokens, first.logprobs)
         pairs = zip(answer.logprobs, first.logprobs, strict=False)
         near = all(abs(one - other) <= DIFFERS for one, other in pairs)
         return answer.tokens != first.tokens or not near
 
-    def _report(self, number: int, said: CanaryAnswered | str, confirms: bool = False) -> int:
-        """Write it into the log; the time that it took."""
+    def _report(self, number: int, said: CanaryAnswered | str, confirms: bool = False) -> None:
+        """Write it into the log, and note what it cost."""
         error = said if isinstance(said, str) else ""
         answer = CanaryAnswered() if isinstance(said, str) else said
+        self._schedule.note_cost(answer.took_us)
         if not error:
             self._first.setdefault(number, answer)
         self._journal.record(
@@ -155,4 +158,3 @@ class CanaryWatch:
                 error=error,
             )
         )
-        return answer.took_us

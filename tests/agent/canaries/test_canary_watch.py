@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from relume.engine_shim.agent.agent_config import AgentConfig
+from relume.engine_shim.agent.canaries import canary_watch
 from relume.engine_shim.agent.canaries.canary_schedule import CanarySchedule
 from relume.engine_shim.agent.canaries.canary_watch import CanaryWatch, NoCanaries
 from relume.engine_shim.agent.canaries.weights_digest import weights_digest
@@ -54,9 +56,17 @@ class Engine:
         self.answer = answer
         self.asked: list[int] = []
         self.busy = False
+        self.looks = 0
         self.looked = asyncio.Event()
 
+    async def until_looked(self, count: int) -> None:
+        """Somebody read its counters so often."""
+        while self.looks < count:
+            self.looked.clear()
+            await self.looked.wait()
+
     def read(self) -> dict[str, int]:
+        self.looks += 1
         self.looked.set()
         return {"running": int(self.busy), "waiting": 0}
 
@@ -74,9 +84,10 @@ def right(number: int, time: int) -> CanaryAnswered:
 
 @asynccontextmanager
 async def watched(
-    answer: Answer, interval_s: float = 0.001
+    answer: Answer, interval_s: float = 0.001, busy: bool = False
 ) -> AsyncIterator[tuple[Engine, Journal]]:
     engine, journal = Engine(answer), Journal()
+    engine.busy = busy
     config = AgentConfig(
         worker="w0", run_dir="/nowhere", model="/nowhere", canary_interval_s=interval_s,
         canary_budget_ppm=1_000_000,
@@ -112,17 +123,53 @@ async def test_an_engine_that_differs_in_a_batch_is_not_exact() -> None:
     assert not any(event.exact or event.confirms for event in told)
 
 
+async def test_a_canary_without_an_answer_does_not_make_an_engine_inexact() -> None:
+    async with watched(lambda n, time: "busy" if (n, time) == (1, 2) else right(n, time)) as (
+        _,
+        journal,
+    ):
+        told = await journal.until(COUNT)
+    assert all(event.exact for event in told)
+
+
 async def test_another_answer_than_the_first_is_confirmed_at_once_by_another_canary() -> None:
     """A bit of a log probability is enough."""
 
     def answer(number: int, time: int) -> CanaryAnswered:
         flipped = 1e-7 if time > 2 and number == 1 else 0.0
-        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + flipped,))
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + flipped,), alone=True)
 
     async with watched(answer) as (_, journal):
         told = (await journal.until(2 * COUNT + 1))[COUNT:]
     assert [(e.canary, e.confirms) for e in told[:4]] == [
         (0, False), (1, False), (2, True), (2, False),
+    ]  # fmt: skip
+
+
+async def test_bits_of_busy_answers_confirm_nothing() -> None:
+    """Neither those of a first answer nor those of a later one."""
+
+    def answer(number: int, time: int) -> CanaryAnswered:
+        busy = (number, time) in ((0, 1), (0, 2), (2, 4))
+        drift = 1e-6 if busy else 0.0
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + drift,), alone=not busy)
+
+    async with watched(answer) as (_, journal):
+        told = await journal.until(5 * COUNT)
+    assert all(event.exact for event in told)
+    assert not any(event.confirms for event in told[: 5 * COUNT])
+
+
+async def test_a_busy_first_answer_is_replaced_by_one_given_alone() -> None:
+    def answer(number: int, time: int) -> CanaryAnswered:
+        busy = time <= 2
+        drift = 1e-6 if busy or (number, time) == (1, 4) else 0.0
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5 + drift,), alone=not busy)
+
+    async with watched(answer) as (_, journal):
+        told = await journal.until(2 * COUNT + 3)
+    assert [(e.canary, e.confirms) for e in told[2 * COUNT : 2 * COUNT + 3]] == [
+        (0, False), (1, False), (2, True),
     ]  # fmt: skip
 
 
@@ -145,27 +192,68 @@ async def test_a_server_without_canaries_is_left_alone() -> None:
     assert journal.told == [] and engine.asked == [0]
 
 
-async def test_a_due_canary_waits_for_an_idle_engine() -> None:
+async def test_no_canary_is_due_before_the_interval_is_over() -> None:
     async with watched(right, interval_s=3600.0) as (engine, journal):
-        engine.busy = True
-        watch_looks = journal.until(COUNT)
-        assert len(await watch_looks) == COUNT
-        assert len(engine.asked) == 2 * COUNT and not engine.looked.is_set(), "none is due"
+        await journal.until(COUNT)
+        assert len(engine.asked) == 2 * COUNT and not engine.looked.is_set()
+
+
+async def test_a_due_canary_waits_for_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary_watch, "LOOK_S", 0.001)
+    monkeypatch.setattr(CanarySchedule, "pause_s", lambda self: 0.0)
+    async with watched(right, interval_s=3600.0, busy=True) as (engine, journal):
+        async with asyncio.timeout(10):
+            await engine.until_looked(5)
+        assert len(engine.asked) == 2 * COUNT, "it is due, and the engine is busy"
+        engine.busy = False
+        await journal.until(COUNT + 1)
+
+
+async def test_an_engine_that_is_never_idle_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary_watch, "LOOK_S", 0.001)
+    async with watched(right, interval_s=0.02, busy=True) as (engine, journal):
+        await journal.until(2 * COUNT)
+        assert engine.looked.is_set()
 
 
 def test_canaries_keep_to_their_budget_and_interval() -> None:
     schedule = CanarySchedule(30.0, 1000, "w0:1")
-    pauses = [schedule.pause_s(15_000) for _ in range(2000)]
+    schedule.note_cost(15_000)
+    pauses = [schedule.pause_s() for _ in range(2000)]
     assert 22.5 <= min(pauses) < 23 and 37 < max(pauses) <= 37.5
     assert 29.5 < sum(pauses) / len(pauses) < 30.5
-    assert schedule.pause_s(90_000) == 90.0, "a thousandth of the time, also for slow canaries"
     assert schedule.patience_s == 15.0
+    slow = CanarySchedule(30.0, 1000, "w0:1")
+    slow.note_cost(90_000)
+    assert slow.pause_s() == 90.0, "a thousandth of the time, also for slow canaries"
+
+
+def test_time_in_a_queue_is_no_cost_of_a_canary() -> None:
+    schedule = CanarySchedule(30.0, 1000, "w0:1")
+    for took_us in (3_000_000, 90_000, 0, 9_900_000):
+        schedule.note_cost(took_us)
+    assert schedule.pause_s() == 90.0, "the shortest of those that were answered"
+
+
+def test_an_engine_whose_canaries_always_queue_is_checked_too() -> None:
+    schedule = CanarySchedule(30.0, 1000, "w0:1")
+    schedule.note_cost(9_900_000)
+    assert schedule.pause_s() == 600.0
+
+
+async def test_a_slow_answer_does_not_delay_the_next_canary() -> None:
+    def answer(number: int, time: int) -> CanaryAnswered:
+        took_us = 10 if time == 1 else 10_000_000_000
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5,), took_us=took_us, alone=True)
+
+    async with watched(answer) as (_, journal):
+        await journal.until(3 * COUNT)
 
 
 def test_workers_that_started_together_do_not_stay_together() -> None:
-    first = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s(0) for n in range(8)]
+    first = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s() for n in range(8)]
     assert len(set(first)) == 8
-    again = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s(0) for n in range(8)]
+    again = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s() for n in range(8)]
     assert first == again
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from relume.engine_shim.canary_prompts import COUNT
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
+from relume.policies.canary import canary_settings
 from relume.policies.canary.answers import MOST_CLASSES
 from relume.policies.canary.canary_state import CanaryAnswer, CanaryValues
 from relume.policies.canary.comparison import difference
@@ -30,6 +32,7 @@ def reports(
     tokens: tuple[int, ...] = (),
     logprobs: tuple[float, ...] = (),
     exact: bool = True,
+    alone: bool = True,
     **more: Any,
 ) -> None:
     """The worker answers a canary, rightly unless the answer is given."""
@@ -41,7 +44,7 @@ def reports(
         tokens=tokens or RIGHT[canary][0],
         logprobs=logprobs or RIGHT[canary][1],
         took_us=20_000,
-        alone=True,
+        alone=alone,
         exact=exact,
         **more,
     )
@@ -81,11 +84,11 @@ def test_a_worker_that_differed_before_there_was_a_majority_is_found_then() -> N
 
 
 def test_logits_convict_where_tokens_are_equal() -> None:
-    """One wrong canary makes a suspect, a second one a quarantine, dated to the last right answer."""
+    """One wrong canary makes a suspect, a second one a quarantine, dated to the last right answers."""
     fleet = LedFleet(workers=3)
     all_report(fleet)
-    fleet.ticks(5)
     at = fleet.fleet.tick
+    fleet.ticks(5)
     reports(fleet, "w1", 0)
     fleet.ticks(5)
     reports(fleet, "w1", 0, logprobs=ALMOST)
@@ -99,6 +102,31 @@ def test_logits_convict_where_tokens_are_equal() -> None:
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
 
 
+def test_right_answers_to_another_canary_do_not_date_a_verdict() -> None:
+    """Corruption that only one prompt touches may be as old as its last right answer to that one."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    at = fleet.fleet.tick
+    fleet.ticks(5)
+    for _ in range(3):
+        reports(fleet, "w1", 1)
+        fleet.ticks(5)
+        reports(fleet, "w1", 0, logprobs=ALMOST)
+    (verdict,) = [e for e in fleet.decisions if e.state == HealthState.QUARANTINED]
+    assert verdict.good_tick == at
+    assert f"last right answers at tick {at}" in verdict.evidence
+
+
+def test_a_worker_that_was_never_right_is_in_doubt_from_its_beginning() -> None:
+    fleet = LedFleet(workers=3)
+    all_report(fleet, "w0", "w2")
+    reports(fleet, "w1", 0)
+    for _ in range(3):
+        reports(fleet, "w1", 1, tokens=(1, 2, 3))
+    (verdict,) = [e for e in fleet.decisions if e.state == HealthState.QUARANTINED]
+    assert verdict.good_tick == -1
+
+
 def test_a_mismatch_that_is_not_confirmed_is_forgiven_with_the_next_right_answer() -> None:
     fleet = LedFleet(workers=3)
     all_report(fleet)
@@ -107,6 +135,56 @@ def test_a_mismatch_that_is_not_confirmed_is_forgiven_with_the_next_right_answer
     assert fleet.state("w1") == HealthState.SUSPECT
     reports(fleet, "w1", 0)
     assert fleet.state("w1") == HealthState.HEALTHY
+
+
+def test_bits_of_a_busy_engine_are_not_compared() -> None:
+    """Its batch may use other kernels. What differs by more than the tolerance is wrong all the same."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    reports(fleet, "w1", 0, logprobs=ALMOST, alone=False)
+    reports(fleet, "w1", 1, logprobs=(-0.50001, *RIGHT[1][1][1:]), alone=False, confirms=True)
+    assert fleet.state("w1") == HealthState.HEALTHY
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3), alone=False)
+    assert fleet.state("w1") == HealthState.QUARANTINED
+
+
+def test_busy_answers_are_no_part_of_exact_values() -> None:
+    fleet = LedFleet(workers=4)
+    for worker in fleet.fleet.workers:
+        reports(fleet, worker, 1)
+    fleet.values.clear()
+    reports(fleet, "w0", logprobs=ALMOST, alone=False)
+    reports(fleet, "w1")
+    reports(fleet, "w2")
+    (values,) = fleet.values
+    assert not values.exact, "two exact ones are no majority of four"
+    reports(fleet, "w3")
+    (_, values) = fleet.values
+    assert values.exact and values.witnesses == ("w1", "w2", "w3")
+    assert values.low == values.high == RIGHT[0][1]
+
+
+def test_exact_answers_replace_values_that_are_not_exact() -> None:
+    """A witness without exact answers would hide small differences of its class for good."""
+    fleet = LedFleet(workers=3)
+    for worker in ("w0", "w1"):
+        all_report(fleet, worker, exact=worker != "w0")
+    all_report(fleet, "w2")
+    assert [e.exact for e in fleet.values] == [False, False, True, True]
+    for canary, logprobs in ((0, ALMOST), (1, (-0.5000001, *RIGHT[1][1][1:]))):
+        reports(fleet, "w1", canary, logprobs=logprobs)
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    assert len(fleet.values) == 4
+
+
+def test_a_class_of_one_gets_exact_values_with_its_first_exact_answer() -> None:
+    fleet = LedFleet(workers=1)
+    reports(fleet, "w0", alone=False)
+    reports(fleet, "w0", tokens=(1, 2, 3))
+    assert [e.exact for e in fleet.values] == [False], "nor does a wrong one replace them"
+    reports(fleet, "w0")
+    assert [e.exact for e in fleet.values] == [False, True]
 
 
 def test_one_canary_that_is_wrong_again_and_again_is_enough() -> None:
@@ -165,7 +243,10 @@ def test_the_engine_of_a_quarantined_worker_is_restarted_once(restart: int) -> N
     restarted(fleet, "w1", 2)
     for canary in RIGHT:
         reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert fleet.health("w1").quarantined == 2 and fleet.health("w1").condemned == 1
     assert step(fleet.fleet, verdict) == [], "of the engine before"
+    again = step(fleet.fleet, v.LeaderElected("r0", "b1"))
+    assert not [e for e in again if type(e) is v.EffectsDecided], "once, whoever leads"
 
 
 def test_the_next_engine_may_be_as_wrong() -> None:
@@ -201,20 +282,64 @@ def test_two_workers_that_differ_are_not_judged_by_each_other() -> None:
     for canary in RIGHT:
         reports(fleet, "w1", canary, tokens=(1, 2, 3))
     assert fleet.state("w1") == HealthState.SUSPECT and fleet.state("w0") == HealthState.HEALTHY
-    assert "the only other worker" in fleet.health("w1").evidence
+    assert "its class does not agree on canar" in fleet.health("w1").evidence
     fleet.worker("w2")
     all_report(fleet, "w2")
     assert fleet.state("w1") == HealthState.QUARANTINED
 
 
-def test_all_workers_with_other_weights_have_new_values_and_no_quarantine() -> None:
+@pytest.mark.parametrize("led", (True, False))
+def test_workers_that_start_together_and_differ_are_both_suspects(led: bool) -> None:
+    """There are no values then, so that nothing else would show it. A third one decides."""
+    fleet = LedFleet(workers=2)
+    if not led:
+        fleet.tell("fleet", v.LeaderResigned("r0", "asked"))
+    for canary in RIGHT:
+        reports(fleet, "w0", canary)
+    assert fleet.state("w0") == HealthState.HEALTHY, "the other one has not answered"
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    if not led:
+        fleet.leader("r0")
+    assert fleet.values == []
+    for worker in ("w0", "w1"):
+        assert fleet.state(worker) == HealthState.SUSPECT and fleet.excluded(worker) == ""
+        assert "its class does not agree on canar" in fleet.health(worker).evidence
+    fleet.worker("w2")
+    all_report(fleet, "w0", "w2")
+    assert fleet.state("w0") == fleet.state("w2") == HealthState.HEALTHY
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+def test_weights_that_change_in_place_quarantine_the_first_worker_until_most_have_changed() -> None:
+    """Its agent confirms at once. It is released without an operator, and no other one is quarantined."""
     fleet = LedFleet(workers=3)
+    fleet.tell("fleet", v.ConfigChanged("canary.restart", "0"))
     all_report(fleet)
-    for worker in ("w0", "w1", "w2"):
-        reports(fleet, worker, 0, tokens=(1, 2, 3))
-    assert fleet.values[-1].version > 1 and fleet.values[-1].tokens == (1, 2, 3)
-    fleet.ticks(1)
+    all_report(fleet, "w0", tokens=(1, 2, 3))
+    assert fleet.state("w0") == HealthState.QUARANTINED
+    all_report(fleet, "w1", tokens=(1, 2, 3))
+    assert [(e.version, e.tokens) for e in fleet.values[-2:]] == [(2, (1, 2, 3))] * 2
+    assert fleet.state("w0") == HealthState.QUARANTINED, "until it has answered rightly"
+    assert fleet.state("w2") == HealthState.SUSPECT, "its answers may be from before"
+    all_report(fleet, "w2", tokens=(1, 2, 3))
+    assert fleet.state("w2") == HealthState.HEALTHY
+    for _ in range(4):
+        all_report(fleet, tokens=(1, 2, 3))
     assert {fleet.state(w) for w in ("w0", "w1", "w2")} == {HealthState.HEALTHY}
+    quarantined = [e.worker for e in fleet.decisions if e.state == HealthState.QUARANTINED]
+    assert quarantined == ["w0"]
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+def test_a_worker_that_does_not_change_with_its_class_is_quarantined() -> None:
+    fleet = LedFleet(workers=5)
+    all_report(fleet)
+    all_report(fleet, "w0", "w1", "w2", "w3", tokens=(1, 2, 3))
+    assert fleet.state("w4") == HealthState.SUSPECT
+    all_report(fleet, "w4")
+    assert fleet.state("w4") == HealthState.QUARANTINED
 
 
 def test_answers_from_before_there_was_a_leader_are_judged_by_the_first_one() -> None:
@@ -258,6 +383,42 @@ def test_most_workers_are_never_quarantined() -> None:
     assert len(open_) >= 2, "one may have been quarantined before the others differed"
 
 
+def test_a_quarantine_stands_when_another_worker_dies() -> None:
+    """Also while its worker is probed: only its own right answers end it."""
+    fleet = LedFleet(workers=3)
+    fleet.tell("fleet", v.ConfigChanged("canary.restart", "0"))
+    all_report(fleet)
+    fleet.tell("w.w2", died("w2"))
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert fleet.state("w1") == HealthState.QUARANTINED, "one of two"
+    fleet.tell("w.w0", died("w0"))
+    assert fleet.state("w1") == HealthState.QUARANTINED and fleet.excluded("w1") == "quarantined"
+    fleet.tell("w.w0", started("w0", 2), ready("w0", 2))
+    restarted(fleet, "w1", 2)
+    for _ in range(2):
+        all_report(fleet, "w1")
+    assert fleet.state("w1") == HealthState.PROBING
+    fleet.tell("w.w0", died("w0", 2))
+    assert fleet.state("w1") == HealthState.PROBING
+    assert not any(type(e) is v.VerdictsWithheld for e in fleet.decisions), "nothing is withheld"
+
+
+def test_workers_in_quarantine_count_towards_the_share() -> None:
+    """Also while their engines are restarted: half of the workers at most are excluded."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    for canary in RIGHT:
+        reports(fleet, "w0", canary, tokens=(1, 2, 3))
+    fleet.tell("w.w0", died("w0"))
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(3, 2, 1))
+    assert fleet.state("w0") == HealthState.QUARANTINED
+    assert fleet.state("w1") == HealthState.SUSPECT
+    (withheld,) = [e for e in fleet.decisions if type(e) is v.VerdictsWithheld]
+    assert withheld.workers == ("w1",) and withheld.serving == 3
+
+
 def test_a_canary_without_an_answer_is_no_evidence_of_corruption() -> None:
     fleet = LedFleet(workers=3)
     all_report(fleet)
@@ -275,6 +436,12 @@ def test_older_versions_have_no_canaries(version: int) -> None:
     assert fleet.values == [] and fleet.fleet.canaries is UNSET
     assert before != state_hash(fleet.fleet)  # its order has the segments
     assert fleet.fleet.workers["w0"].canary is UNSET
+
+
+def test_no_setting_asks_for_more_wrong_canaries_than_there_are() -> None:
+    """It would switch the quarantine off without a word."""
+    _, most, _ = canary_settings.SETTINGS.limits["confirm"]
+    assert most == COUNT
 
 
 def values(exact: bool = False) -> CanaryValues:

@@ -12,8 +12,8 @@ from relume.events.vocabulary.enums import Exclusion, HealthState, TransportKind
 from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
 from relume.policies.leader.duties import step
 from relume.policies.routing.choose_worker import POLICIES, Choice, decide
+from relume.policies.routing.eligibility import is_failing
 from relume.policies.routing.route_query import RouteQuery
-from relume.policies.routing.worker_estimate import is_failing
 from relume.policies.state import dirty_set
 from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet

@@ -1,0 +1,85 @@
+"""How handlers of evidence have a worker judged, and leave what the leader owes because of it.
+
+What the leader has to write is left at the fleet, outside of its state, until `evidence.owed` takes
+it.
+"""
+
+from __future__ import annotations
+
+from msgspec import UnsetType
+
+from relume.policies.health.judgement import VERSION, Review
+from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+
+
+def decides(fleet: Fleet) -> bool:
+    """Whether every living replica decides health and follows it."""
+    alive = [replica for replica in fleet.replicas.values() if replica.alive]
+    leader = fleet.replicas.get(fleet.leader)
+    return (
+        leader is not None
+        and VERSION in leader.settings
+        and all(VERSION in replica.settings for replica in alive)
+    )
+
+
+def all_know(fleet: Fleet, version: int) -> bool:
+    """Whether every living replica decides health by this version, or a later one."""
+    alive = [replica for replica in fleet.replicas.values() if replica.alive]
+    return all(int(replica.settings.get(VERSION, "0")) >= version for replica in alive)
+
+
+def leave(fleet: Fleet, review: Review) -> None:
+    """Leave at the fleet what the leader has to write because of one event."""
+    if review.owed:
+        if fleet.__dict__.get("health_owed_at") != fleet.revision:
+            fleet.__dict__["health_owed_at"] = fleet.revision
+            fleet.__dict__["health_owed"] = []
+        fleet.__dict__.setdefault("health_owed", []).extend(review.owed)
+
+
+def review_worker(fleet: Fleet, worker: Worker) -> None:
+    """Judge one worker, and whether too many fail."""
+    if isinstance(worker.health, UnsetType) or not decides(fleet):
+        return
+    review = Review(fleet)
+    review.worker(worker)
+    if review.guard(worker.model):
+        for other in fleet.workers.values():
+            if other.model == worker.model:
+                review.worker(other)
+    leave(fleet, review)
+
+
+def review_all(fleet: Fleet, review: Review | None = None) -> None:
+    """Judge every worker about which something is known."""
+    if not decides(fleet):
+        return
+    known = [w for w in fleet.workers.values() if not isinstance(w.health, UnsetType)]
+    if not known:
+        return
+    review = review or Review(fleet)
+    for worker in known:
+        review.worker(worker)
+    for model in {worker.model: None for worker in known}:
+        review.guard(model)
+    leave(fleet, review)
+
+
+def health_of(fleet: Fleet, worker: Worker) -> WorkerHealth | None:
+    """The worker's, from now on; None where health is not decided."""
+    health = worker.health
+    if isinstance(health, UnsetType):
+        if not decides(fleet):
+            return None
+        health = worker.health = WorkerHealth(incarnation=worker.incarnation)
+    return health
+
+
+def find_about(fleet: Fleet, name: str, incarnation: int) -> tuple[Worker, WorkerHealth] | None:
+    """The worker whose present incarnation an event concerns."""
+    worker = fleet.workers.get(name)
+    if worker is None or worker.incarnation != incarnation:
+        return None
+    health = health_of(fleet, worker)
+    return (worker, health) if health is not None else None
