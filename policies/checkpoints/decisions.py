@@ -208,16 +208,24 @@ def displaced(view: View, request: str, primary: str) -> PlacementCause | None:
 
 
 def stored(fleet: Fleet, request: str) -> tuple[StoredBlocks, ...]:
-    """Which living holders have a part of the request, and how much. Blocks that a quarantined
-    worker computed are not used."""
-    placed, found = fleet.placed.get(request), list[StoredBlocks]()
-    if placed is not None and _is_quarantined(fleet, placed.primary):
+    """Which living holders have a part of the request, and how much."""
+    found = list[StoredBlocks]()
+    if _is_doubted(fleet, request):
         return ()
     for name, site in fleet.holders.items():
         covered = site.covered.get(request) if site.alive else None
         if covered is not None and (tokens := coverage.covered_tokens(fleet, name, request)):
             found.append(StoredBlocks(name, tokens, sum(covered.bytes.values())))
     return tuple(found)
+
+
+def _is_doubted(fleet: Fleet, request: str) -> bool:
+    """Whether blocks of the request may come from a quarantined worker, which are not used: an attempt
+    after the one there may have restored them and written them again."""
+    known, placed = fleet.requests.get(request), fleet.placed.get(request)
+    if known is not None and known.doubted is True:
+        return True
+    return placed is not None and _is_quarantined(fleet, placed.primary)
 
 
 def _is_quarantined(fleet: Fleet, name: str) -> bool:

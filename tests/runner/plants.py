@@ -255,7 +255,7 @@ def _corrupt_tokens_continued(patch: Set) -> None:
 
 def _corrupt_blocks_restored(patch: Set) -> None:
     """blocks that a quarantined worker wrote to holders are restored when its streams move"""
-    patch(decisions, "_is_quarantined", lambda fleet, name: False)
+    patch(decisions, "_is_doubted", lambda fleet, request: False)
 
 
 def _corrupt_streams_stay(patch: Set) -> None:
