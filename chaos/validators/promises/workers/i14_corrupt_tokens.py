@@ -1,6 +1,7 @@
 """I14, about corrupt workers: no token or block of one is used after the verdict on it.
 
-An attempt that was decided with the verdict known restores no blocks that the engine wrote. A
+An attempt that was decided with the verdict known restores no blocks that the engine wrote, nor those
+that another attempt restored before and wrote again. A
 replica that knows the verdict ends no request on that engine as completed, and continues none after
 the engine's tokens: it has them compared. An answer with wrong tokens may complete only where its
 replica did not know the verdict yet. Then the worker's incident lists the request.
@@ -133,10 +134,12 @@ def _wrong_answers(
 def _restored(
     groups: Sequence[RevisionGroup], engines: Mapping[Engine, int]
 ) -> Iterator[Violation]:
-    """Restores of blocks whose last writer was an attempt on a corrupt engine."""
+    """Restores of blocks that come from a corrupt engine: an attempt there was their last writer, or
+    their last writer is an attempt that had restored such blocks of its own request before."""
     names: dict[str, str] = {}  # holders by endpoint
     writers: dict[tuple[str, str], int] = {}  # by holder and request, the attempt
     routes: dict[tuple[str, int], v.RouteDecided] = {}
+    origins: dict[tuple[str, int], set[Engine]] = {}  # corrupt engines whose blocks it restored
     for at in events_of(groups) if engines else ():
         event, kind = at.event, type(at.event)
         if kind is v.StateDaemonStarted:
@@ -150,14 +153,18 @@ def _restored(
         elif kind is v.RestoreStarted:
             decided = routes.get((event.request, event.attempt))
             owner = event.lender or event.request
-            writer = writers.get((names.get(event.holder, event.holder), owner), 0)
-            wrote = routes.get((owner, writer))
+            last = owner, writers.get((names.get(event.holder, event.holder), owner), 0)
+            wrote = routes.get(last)
             if decided is None or wrote is None or not event.tokens:
                 continue
-            if decided.basis.revision >= engines.get((wrote.worker, wrote.incarnation), NEVER):
-                text = f"restored {event.tokens} tokens that {wrote.worker} wrote, which is corrupt"
-                about = f"{event.request}/{event.attempt}"
-                yield Violation(PROMISE, about, text, at.revision)
+            found = {(wrote.worker, wrote.incarnation)} & engines.keys() | origins.get(last, set())
+            if owner == event.request:
+                origins.setdefault((event.request, event.attempt), set()).update(found)
+            for name, number in sorted(found):
+                if decided.basis.revision >= engines[name, number]:
+                    text = f"restored {event.tokens} tokens that {name} wrote, which is corrupt"
+                    about = f"{event.request}/{event.attempt}"
+                    yield Violation(PROMISE, about, text, at.revision)
 
 
 def _listed(groups: Sequence[RevisionGroup]) -> dict[str, set[str]]:
