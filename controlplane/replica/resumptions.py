@@ -91,7 +91,7 @@ class StreamResumptions:
         """Claim another replica's stream through the log. `owned` tells where it runs: the other
         replica continues until our claim has its place in the log. Raises LogError."""
         self._ending.pop(arrival.request, None)
-        live = self._live[arrival.request] = LiveRequest(arrival)
+        live = self._live[arrival.request] = LiveRequest(arrival, is_adopted=True)
         self._look_up(live)
         self.came_back(arrival.request, tokens, events)
         log.info(
@@ -107,7 +107,6 @@ class StreamResumptions:
         if found is not None:
             live.attempt, live.worker = found.attempt, found.worker
             live.incarnation = found.incarnation
-            live.doubted = found.doubted is True
             placed = fleet.placed.get(name)
             live.envelopes = placed.holders if placed is not None else ()
 
@@ -118,7 +117,7 @@ class StreamResumptions:
             worker is None
             or worker.incarnation != live.incarnation
             or worker.engine != EnginePhase.READY
-            or live.doubted
+            or self._is_doubted(live)
         ):
             return None
         return Assignment(
@@ -131,6 +130,11 @@ class StreamResumptions:
             mode=AttemptMode.ATTACH,
             dispatch=b"",
         )
+
+    def _is_doubted(self, live: LiveRequest) -> bool:
+        """Whether an attempt of a former owner ran on a worker that computes wrong results."""
+        found = self._decisions.view.fleet.requests.get(live.arrival.request)
+        return found is not None and found.doubted is True
 
     def holders(self, request: str, worker: str = "") -> tuple[str, ...]:
         """State daemons that may have the envelope of an adopted request; with `worker`,
@@ -164,7 +168,7 @@ class StreamResumptions:
             if live.attempt:
                 gone = "its engine was gone when its client came back"
                 kind = TransportKind.ENGINE_DEAD
-                if live.doubted:
+                if self._is_doubted(live):
                     gone = "a worker that computes wrong results had it"
                     kind = TransportKind.CORRUPT
                 self._observed(request, live.attempt, kind, live.claimed, gone)
