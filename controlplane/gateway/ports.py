@@ -171,7 +171,8 @@ class GatewayPort(Protocol):
 
     def doubt_stream(self, worker: str, incarnation: int, request: str, detail: str = "") -> None:
         """Another worker had the request before and computes wrong results: move it away from this
-        one, which is not blamed, so that its tokens are compared."""
+        one, which is not blamed, so that its tokens are compared. If its client is absent, it
+        waits for the client."""
         ...
 
     def silent_on(

@@ -154,6 +154,7 @@ TABLE: dict[type[s.State], Row] = {
         **ABSENT,
         e.HandoverNoticed: resuming.on_handover_noticed,
         e.EngineGivenUp: resuming.on_unattended_given_up,
+        e.TokensDoubted: resuming.on_unattended_doubted,
     },
     s.Delivering: {**PRESENT, e.Delivered: resuming.on_delivered},
     # The first of these ends it; the others may come a moment later.

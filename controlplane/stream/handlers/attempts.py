@@ -227,6 +227,7 @@ def on_engine_given_up(stream: Stream, state: Attempt, event: EngineGivenUp, now
         stream.budget.found_hung(now - stream.sent_at)
     elif event.cause == TransportKind.CORRUPT:
         stream.budget.found_corrupt()
+        stream.found_corrupt()
     return lose(stream, state, event.cause, event.detail, now)
 
 
@@ -234,6 +235,7 @@ def on_tokens_doubted(stream: Stream, state: Attempt, event: TokensDoubted, now:
     """What its client has must be generated again and compared."""
     if stream.answer.is_complete or stream.relayed is not None:
         return state
+    stream.is_doubted = True
     release(stream, state.to)
     return hand_over(stream, state, state.to, now, RouteCause.CORRUPT, event.detail)
 
