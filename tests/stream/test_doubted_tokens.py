@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from relume.controlplane.gateway.config import GatewayConfig
@@ -176,3 +177,26 @@ def test_nor_one_that_was_absent_when_its_worker_was_found_corrupt(by: Any) -> N
     assert request.only(do.Release) and request.machine.state == s.Detached(None)
     request.feed(e.ClientReturned((3, 0)))
     assert request.only(do.Fail).message == NOT_COMPARED
+
+
+def backing_off(delivered: int = 2) -> OneRequest:
+    """Its worker failed, and no other one is left but that."""
+    request = OneRequest()
+    request.begin(delivered)
+    again = request.machine.attempt
+    assert again is not None
+    request.feed(e.ConnectionLost(TransportKind.RESET, "", False))
+    request.feed(e.Assigned(msgspec.structs.replace(again, attempt=2, mode="continue")))
+    assert request.only(do.SetTimer).planned.attempt == 2
+    return request
+
+
+@pytest.mark.parametrize("by", [e.EngineGivenUp(TransportKind.CORRUPT), e.TokensDoubted("w0:1")])
+def test_a_plan_of_before_the_verdict_is_not_carried_out(by: Any) -> None:
+    request = backing_off()
+    request.feed(by)
+    failure = request.only(do.RecordFailure)
+    assert (failure.kind, failure.attempt) == (TransportKind.DETACHED, 2)
+    assert request.only(do.StopWaiting) and request.only(do.Assign) == do.Assign("corrupt", 2)
+    request.send_to("replay", doubted=True)
+    assert b"x-relume-resume: replay 2\r\n" in request.only(do.Send).head

@@ -100,7 +100,7 @@ def _next_attempt(
 
 
 def _back_off(stream: Stream, state: BackingOff) -> State:
-    stream.effects.append(SetTimer(stream.budget.next_pause()))
+    stream.effects.append(SetTimer(stream.budget.next_pause(), state.planned))
     return state
 
 
