@@ -360,8 +360,7 @@ class RequestSession:
 
     async def _until_owned(self) -> None:
         """The request is ours once the log says so."""
-        ours, left = await self.ctx.scheduler.returns.owned(self.arrival.request, OWNED_S)
-        self.feed(e.Owned(ours, left))
+        self.feed(await self.ctx.scheduler.returns.owned(self.arrival.request, OWNED_S))
 
     def _timer_fired(self) -> None:
         self._timer = None

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from msgspec.structs import replace
 
 from relume.events.vocabulary import RecoveryChoice
-from relume.events.vocabulary.enums import Exclusion, HealthState, PlacementCause, Tier
+from relume.events.vocabulary.enums import Exclusion, PlacementCause, Tier
 from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, config_of
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
 from relume.policies.recovery import plan as recovery_plan
+from relume.policies.recovery.lineage import is_quarantined
 from relume.policies.recovery.recovery_options import (
     UNLIMITED,
     Estimates,
@@ -225,13 +226,7 @@ def _is_doubted(fleet: Fleet, request: str) -> bool:
     known, placed = fleet.requests.get(request), fleet.placed.get(request)
     if known is not None and known.doubted is True:
         return True
-    return placed is not None and _is_quarantined(fleet, placed.primary)
-
-
-def _is_quarantined(fleet: Fleet, name: str) -> bool:
-    worker = fleet.workers.get(name)
-    health = worker.health if worker is not None else UNSET
-    return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
+    return placed is not None and is_quarantined(fleet.workers.get(placed.primary))
 
 
 def plan(

@@ -204,6 +204,28 @@ def test_an_adopted_stream_is_compared_if_a_worker_of_before_is_found_corrupt_la
     assert isinstance(third, Assignment) and (third.mode, third.doubted) == ("replay", True)
 
 
+@pytest.mark.parametrize("is_corrupt", [False, True])
+async def test_an_adopted_stream_in_doubt_is_ended_where_it_runs(is_corrupt: bool) -> None:
+    """Its worker is blamed only if it is the corrupt one."""
+    fleet = Fleet()
+    first = fleet.arrive("q")
+    fleet.lost(first, 4, TransportKind.RESET)
+    second = fleet.assign("q", RouteCause.RESET, 4)
+    assert isinstance(second, Assignment)
+    fleet.quarantine(second if is_corrupt else first)
+    arrival = fleet.scheduler.live.pop("q").arrival
+    fleet.scheduler.returns.adopt(arrival, 4, 0)
+    owned = await fleet.scheduler.returns.owned("q", 1.0)
+    assert (owned.ours, owned.doubted) == (True, True)
+    assert owned.left is not None and owned.left.worker == second.worker
+    seen = [e for e in fleet.writer.written if type(e) is v.TransportObserved][-1]
+    assert (seen.kind, seen.worker) == ("corrupt" if is_corrupt else "moved", second.worker)
+    avoided = fleet.scheduler.live["q"].avoid
+    assert avoided == ((f"{second.worker}:1",) if is_corrupt else ())
+    third = fleet.assign("q", RouteCause.RETURNED, 4)
+    assert isinstance(third, Assignment) and (third.mode, third.doubted) == ("replay", True)
+
+
 def test_tokens_of_an_engine_that_an_operator_trusts_are_continued() -> None:
     fleet = Fleet()
     first = fleet.arrive("q", verdict="sampled")

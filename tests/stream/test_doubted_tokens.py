@@ -200,3 +200,12 @@ def test_a_plan_of_before_the_verdict_is_not_carried_out(by: Any) -> None:
     assert request.only(do.StopWaiting) and request.only(do.Assign) == do.Assign("corrupt", 2)
     request.send_to("replay", doubted=True)
     assert b"x-relume-resume: replay 2\r\n" in request.only(do.Send).head
+
+
+def test_an_adopted_stream_in_doubt_is_released_where_it_runs() -> None:
+    request = OneRequest(resumable=True, adopted=True)
+    left = request.assignment("new")
+    request.feed(e.Adopted((3, 0)), e.Owned(True, left, doubted=True))
+    assert request.only(do.Release).to == left
+    failed = request.only(do.Fail)
+    assert failed.message == NOT_COMPARED and ("x-should-retry", "false") in failed.headers
