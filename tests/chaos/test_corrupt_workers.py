@@ -6,7 +6,7 @@ from typing import Any
 
 from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.promises.workers import i14_no_bad_block
-from relume.chaos.validators.records import ClientRecord, Violation
+from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation
 from relume.events import vocabulary as v
 from tests.policies.story import Story, arrived, decided, ended
 
@@ -120,6 +120,18 @@ def test_a_wrong_answer_before_the_verdict_must_be_in_the_incident() -> None:
         ),
     )  # fmt: skip
     assert log.found(WRONG) == ["has wrong tokens of w0, and its incident does not list it"]
+
+
+def test_wrong_answers_without_a_verdict_make_the_run_inconclusive() -> None:
+    """I2 leaves them to I14, so one of the two must say it."""
+    log = WrongWorker()
+    log.tell("r.r0", ended("q"))
+    (found,) = log.violations(WRONG)
+    assert (
+        found.about == THE_RUN
+        and found.detail == "1 wrong answers have tokens of w0:1, which was not quarantined"
+    )
+    assert log.violations(RIGHT) == []
 
 
 def test_i2_leaves_answers_of_a_corrupt_worker_to_i14() -> None:

@@ -5,6 +5,8 @@ that another attempt restored before and wrote again. A
 replica that knows the verdict ends no request on that engine as completed, and continues none after
 the engine's tokens: it has them compared. An answer with wrong tokens may complete only where its
 replica did not know the verdict yet. Then the worker's incident lists the request.
+Wrong answers of an engine without a verdict prove nothing: it may have died before its canaries, or
+there were none. The run is inconclusive then.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from relume.chaos.validators.corrupt_engines import NEVER, Engine, verdicts
 from relume.chaos.validators.corrupt_engines import served as served_by
 from relume.chaos.validators.records import (
+    THE_RUN,
     ClientRecord,
     Course,
     Entry,
@@ -110,6 +113,7 @@ def _wrong_answers(
         if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.asked
     }
     listed: dict[str, set[str]] | None = None
+    missed: dict[Engine, int] = {}
     for client, course in of_clients(courses(groups), clients):
         if course is None or course.request not in served or client.undisturbed:
             continue
@@ -120,7 +124,8 @@ def _wrong_answers(
         listed = _listed(groups) if listed is None else listed
         for engine in served[course.request]:
             if engine not in known:
-                continue  # not found before the run ended, or not believed
+                missed[engine] = missed.get(engine, 0) + 1
+                continue
             for at in course.ends:
                 if at.revision > known[engine].get(at.stream, NEVER):
                     text = f"completed with wrong tokens of {engine[0]} after the verdict on it"
@@ -129,6 +134,11 @@ def _wrong_answers(
             if course.request not in names and "" not in names:
                 text = f"has wrong tokens of {engine[0]}, and its incident does not list it"
                 yield Violation(PROMISE, client.request, text)
+    for (name, incarnation), count in missed.items():
+        text = (
+            f"{count} wrong answers have tokens of {name}:{incarnation}, which was not quarantined"
+        )
+        yield Violation(PROMISE, THE_RUN, text)
 
 
 def _restored(
