@@ -78,7 +78,8 @@ def test_a_replay_that_differs_ends_with_an_error_that_says_why() -> None:
     assert request.only(do.RecordFailure).kind == TransportKind.CORRUPT
     assert request.only(do.Assign) == do.Assign(RouteCause.CORRUPT, 2)
     request.send_to("replay", doubted=True)
-    assert b"x-relume-resume: replay 2\r\n" in request.only(do.Send).head
+    head = request.only(do.Send).head
+    assert b"x-relume-resume: replay 2\r\n" in head and b"x-relume-uncached: 1\r\n" in head
     request.feed(HEAD, e.Data(encode_failure("mismatch", "token 1 is 9 in the replay")))
     failed = request.only(do.Fail)
     assert (failed.status, failed.message) == (502, CORRUPTED)
