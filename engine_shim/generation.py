@@ -64,7 +64,7 @@ class Generation:
     did or when the request itself was at fault. `stepwise`: a parser reads the output, so
     delivered tokens must pass it one by one, as they did the first time. `whole`: the answer
     is rendered in one piece. `moving`: it was handed over, and ends here. `keeps_blocks`: this
-    engine's checkpoints can be trusted.
+    engine's checkpoints can be trusted. `uncached`: no block of its prefix cache is read.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Generation:
         self.restore = restore
         self.priority = priority
         self.keeps_blocks = True
+        self.uncached = False
         self.stepwise = False
         self.whole = False
         self.moving = False

@@ -276,7 +276,10 @@ class Gateway:
         for attempt in list(self._attempts.get((worker, incarnation), ())):
             if attempt.arrival.request == request:
                 attempt.doubted(detail)
-        self._streams.leave(worker, incarnation, TransportKind.MOVED, detail, request)
+                return
+        session = self._streams.open.get(request)
+        if session is not None and session.stream.is_absent:
+            session.doubted(detail)
 
     def silent_on(
         self, worker: str, incarnation: int, before: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.controlplane.stream.stream_events import Owned
 from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind, TransportKind
 
 
@@ -34,7 +35,7 @@ class ResumptionsPort(Protocol):
     def came_back(self, request: str, tokens: int, events: int) -> None: ...
     def adopt(self, arrival: Arrival, tokens: int, events: int) -> None: ...
     def holders(self, request: str, worker: str = "") -> tuple[str, ...]: ...
-    async def owned(self, request: str, timeout_s: float) -> tuple[bool, Assignment | None]: ...
+    async def owned(self, request: str, timeout_s: float) -> Owned: ...
 
 
 class Caller(Protocol):
@@ -171,7 +172,8 @@ class GatewayPort(Protocol):
 
     def doubt_stream(self, worker: str, incarnation: int, request: str, detail: str = "") -> None:
         """Another worker had the request before and computes wrong results: move it away from this
-        one, which is not blamed, so that its tokens are compared."""
+        one, which is not blamed, so that its tokens are compared. If its client is absent, it
+        waits for the client."""
         ...
 
     def silent_on(

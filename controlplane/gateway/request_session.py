@@ -360,11 +360,11 @@ class RequestSession:
 
     async def _until_owned(self) -> None:
         """The request is ours once the log says so."""
-        ours, left = await self.ctx.scheduler.returns.owned(self.arrival.request, OWNED_S)
-        self.feed(e.Owned(ours, left))
+        self.feed(await self.ctx.scheduler.returns.owned(self.arrival.request, OWNED_S))
 
     def _timer_fired(self) -> None:
         self._timer = None
+        self._strike_out()
         self.feed_safely(e.TimerFired())
 
     # --- effects: the control plane
@@ -380,11 +380,14 @@ class RequestSession:
     def _set_timer(self, effect: do.SetTimer) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(effect.delay_s, self._timer_fired)
+        if effect.planned is not None:
+            self._enter(effect.planned)
 
     def _stop_waiting(self, effect: do.StopWaiting) -> None:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+            self._strike_out()
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -407,13 +410,28 @@ class RequestSession:
     # --- effects: the worker
 
     def _open(self, effect: do.Open) -> None:
-        to = self._open_to = effect.to
-        self.ctx.attempts.setdefault((to.worker, to.incarnation), {})[self] = None
+        to = effect.to
+        self._enter(to)
         upstream = None if effect.fresh else self.ctx.pool.take(to)
         if upstream is None:
             self._spawn(self._connect, to)
         else:
             self._connected(to, upstream)
+
+    def _enter(self, to: Assignment) -> None:
+        """Into the books of its engine."""
+        self._open_to = to
+        self.ctx.attempts.setdefault((to.worker, to.incarnation), {})[self] = None
+
+    def _strike_out(self) -> None:
+        to, self._open_to = self._open_to, None
+        if to is not None:
+            key = (to.worker, to.incarnation)
+            attempts = self.ctx.attempts.get(key)
+            if attempts is not None:
+                attempts.pop(self, None)
+                if not attempts:
+                    del self.ctx.attempts[key]
 
     def _connected(self, to: Assignment, upstream: Upstream) -> None:
         self.upstream = upstream
@@ -431,14 +449,7 @@ class RequestSession:
 
     def _close(self, effect: do.Close) -> None:
         """Take the attempt out of its engine's books and let its connection go."""
-        to, self._open_to = self._open_to, None
-        if to is not None:
-            key = (to.worker, to.incarnation)
-            attempts = self.ctx.attempts.get(key)
-            if attempts is not None:
-                attempts.pop(self, None)
-                if not attempts:
-                    del self.ctx.attempts[key]
+        self._strike_out()
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
             if effect.reuse:

@@ -120,13 +120,10 @@ class Streams:
         found = (s for s in self.open.values() if s.runs_unattended_on(worker, incarnation))
         return {s.arrival.request: s.delivered for s in found}
 
-    def leave(
-        self, worker: str, incarnation: int, cause: str, detail: str, request: str = ""
-    ) -> None:
-        """Give up what runs there for absent clients, or of that only `request`."""
+    def leave(self, worker: str, incarnation: int, cause: str, detail: str) -> None:
+        """Give up what runs there for absent clients."""
         for session in [s for s in self.open.values() if s.left_on(worker, incarnation)]:
-            if request in ("", session.arrival.request):
-                session.worker_lost(cause, detail)
+            session.worker_lost(cause, detail)
 
     def given_up(self, request: str, attempt: int) -> None:
         """See GatewayPort."""

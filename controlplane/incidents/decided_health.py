@@ -37,6 +37,8 @@ class DecidedHealth:
         worker, incarnation, state = event.worker, event.incarnation, event.state
         slow = state == HealthState.SUSPECT and event.failure == FailureClass.SLOW
         self._slowness(entry, event, slow)
+        if state != HealthState.QUARANTINED:
+            self._served.acquit(worker, incarnation)
         if slow:
             return
         case = self._book.of_engine(worker, incarnation)

@@ -45,7 +45,7 @@ class IncidentFold:
             v.RouteDecided: self._on_routed,
             v.TransportObserved: self._on_observed,
             v.EngineStep: self._on_step,
-            v.RestoreDone: self._streams.on_restored,
+            v.RestoreDone: self._on_restored,
             v.RestoreFailed: self._on_restore_failed,
             v.ClientReturned: self._on_returned,
             v.RequestEnded: self._on_ended,
@@ -92,6 +92,10 @@ class IncidentFold:
         if self._streams.waiting:
             for case in self._streams.on_step(entry, event):
                 _settled(case, entry)
+
+    def _on_restored(self, entry: Entry, event: v.RestoreDone) -> None:
+        self._served.on_restored(event)
+        self._streams.on_restored(entry, event)
 
     def _on_restore_failed(self, entry: Entry, event: v.RestoreFailed) -> None:
         self._streams.on_restored(entry, event)

@@ -1,6 +1,7 @@
 """Which requests got tokens from each engine, and until when: a verdict on what it computes dates back.
 
-An attempt that brought tokens served its request until it ended. When the leader quarantines a
+An attempt that brought tokens served its request until it ended, and so did one whose blocks a later
+attempt restored. When the leader quarantines a
 worker, each request that the engine served since the tick of its last right answers joins the
 incident. Attempts that still run join it when they end, if they brought tokens.
 """
@@ -22,10 +23,11 @@ Engine = tuple[str, int]
 
 
 class RunningAttempt(Struct, frozen=True):
-    """Where a request runs, and the tokens that its client had before."""
+    """Where a request runs, the attempt's number, and the tokens that its client had before."""
 
     worker: str
     incarnation: int
+    attempt: int
     delivered: int
 
 
@@ -48,6 +50,10 @@ class ServedRequests:
         self._dropped_at = -1
         """Tick of the newest service that was dropped."""
         self._corrupt: dict[Engine, Case] = {}
+        self._tokenless: dict[str, list[tuple[RunningAttempt, int]]] = {}
+        """By live request, attempts that ended without a token, and when."""
+        self._restored: dict[str, int] = {}
+        """By live request, the last attempt that restored blocks."""
 
     def on_tick(self, event: v.Tick) -> None:
         """Time passes."""
@@ -59,8 +65,18 @@ class ServedRequests:
         if event.worker:
             self._left(event.request, -1)
             self._running[event.request] = RunningAttempt(
-                event.worker, event.incarnation, event.delivered
+                event.worker, event.incarnation, event.attempt, event.delivered
             )
+
+    def on_restored(self, event: v.RestoreDone) -> None:
+        """An attempt has blocks that earlier ones wrote. Its worker may say so before the replica
+        says how these ended."""
+        is_live = event.request in self._running or event.request in self._tokenless
+        if not is_live or not event.tokens:
+            return
+        self._restored[event.request] = max(event.attempt, self._restored.get(event.request, 0))
+        for attempt, tick in self._tokenless.pop(event.request, ()):
+            self._note(event.request, attempt, tick)
 
     def on_observed(self, event: v.TransportObserved) -> None:
         """An attempt ended; its client has `delivered` tokens in all."""
@@ -71,6 +87,8 @@ class ServedRequests:
     def on_ended(self, event: v.RequestEnded) -> None:
         """The request is over."""
         self._left(event.request, event.tokens)
+        self._tokenless.pop(event.request, None)
+        self._restored.pop(event.request, None)
         for served in self._of_live.pop(event.request, ()):
             served.state = RequestState(event.outcome)
 
@@ -84,6 +102,10 @@ class ServedRequests:
             case.record.served_at_least = True
         self._corrupt[worker, incarnation] = case
 
+    def acquit(self, worker: str, incarnation: int) -> None:
+        """The verdict on the engine is taken back: what it serves from now on is right."""
+        self._corrupt.pop((worker, incarnation), None)
+
     def forget(self, case: Case) -> None:
         """`case` is no more."""
         for engine in [engine for engine, other in self._corrupt.items() if other is case]:
@@ -92,14 +114,22 @@ class ServedRequests:
     def _left(self, request: str, tokens: int) -> None:
         """Its attempt is over, after `tokens` (-1: unknown) in all."""
         running = self._running.pop(request, None)
-        if running is None or 0 <= tokens <= running.delivered:
+        if running is None:
             return
-        key = running.worker, running.incarnation, request
+        if 0 <= tokens <= running.delivered:
+            if self._restored.get(request, 0) <= running.attempt:
+                self._tokenless.setdefault(request, []).append((running, self._tick))
+                return
+        self._note(request, running, self._tick)
+
+    def _note(self, request: str, attempt: RunningAttempt, tick: int) -> None:
+        """The attempt served the request, until `tick`."""
+        key = attempt.worker, attempt.incarnation, request
         service = self._services.pop(key, None)
         if service is None:
-            service = Service(ServedRequest(request=request), self._tick)
+            service = Service(ServedRequest(request=request), tick)
             self._of_live.setdefault(request, []).append(service.request)
-        service.tick = self._tick
+        service.tick = max(tick, service.tick)
         self._services[key] = service
         if (case := self._corrupt.get(key[:2])) is not None:
             _list(case, service.request)

@@ -29,14 +29,19 @@ from msgspec.structs import replace
 
 from relume.controlplane.replay.answers import judged, routed, stream_judged
 from relume.controlplane.replay.divergence import Verdict
-from relume.controlplane.replay.verify_checkpoints import check_holders, check_migration, check_plan
+from relume.controlplane.replay.verify_checkpoints import (
+    Doubts,
+    check_holders,
+    check_migration,
+    check_plan,
+)
 from relume.controlplane.replay.verify_waiting import RoomReplay
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.errors import BrokenChain, LogError
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import Chain
-from relume.events.vocabulary.enums import ProbeResult
+from relume.events.vocabulary.enums import AttemptMode, ProbeResult
 from relume.policies.decision_versions import (
     kind_of,
     missing,
@@ -48,6 +53,7 @@ from relume.policies.health import evidence
 from relume.policies.leader import log_detail as shedding
 from relume.policies.leader.duties import step
 from relume.policies.liveness import overdue, stall
+from relume.policies.recovery.lineage import CorruptEngines
 from relume.policies.recovery.resume_mode import mode_of
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing.route_query import RouteQuery
@@ -135,16 +141,24 @@ class Replay:
         for stream, head in fleet.streams.items():
             self.chain.heads[stream] = (head.seq, head.hash, head.position + 1)
         names = {s.stream for g in groups for s in g.segments}
+        own = {n: list(_events(groups, n)) for n in sorted(names) if n.startswith("r.")}
+        claims = {
+            (name, event.request)
+            for name, events in own.items()
+            for _, event in events
+            if type(event) is v.ClientReturned
+        }
+        self.corrupt = CorruptEngines()
         self.replicas = {
             name: _ReplicaReplay(
                 view(name, fleet),
-                list(_events(groups, name)),
+                events,
                 self.verdict,
                 checks or CHECKS,
                 rooms,
+                Doubts(self.corrupt, {request for other, request in claims if other != name}),
             )
-            for name in sorted(names)
-            if name.startswith("r.")
+            for name, events in own.items()
         }
         self.leader = _LeaderReplay(fleet, self.verdict)
         self.hashes = deque(
@@ -187,7 +201,7 @@ class Replay:
             verdict.events += len(segment.records)
             verdict.unanchored += len(segment.records)
         try:
-            apply_group(self.fleet, group, None if only_workers else self.leader.seen)
+            apply_group(self.fleet, group, None if only_workers else self._seen)
             if only_workers:
                 self.leader.landed()
         except LogError as error:
@@ -197,6 +211,11 @@ class Replay:
             if segment.stream in self.replicas:
                 self.replicas[segment.stream].view.landed()
         return True
+
+    def _seen(self, stream: str, position: int, event: Any) -> None:
+        if type(event) is v.HealthDecided:
+            self.corrupt.on_decided(event)
+        self.leader.seen(stream, position, event)
 
     def _settle(self, before: int) -> None:
         """Check all that was decided on, or says something of, the present state: the one
@@ -231,6 +250,7 @@ class _ReplicaReplay:
         verdict: Verdict,
         checks: Mapping[type, Check],
         rooms: Callable[[View, Verdict], Room | None],
+        doubts: Doubts,
     ) -> None:
         self.stream = view.stream
         self.view = view
@@ -242,6 +262,7 @@ class _ReplicaReplay:
         self._events = deque(events)
         self._verdict = verdict
         self._checks = checks
+        self._doubts = doubts
         self._arrivals: dict[str, v.RequestArrived] = {}
         """Own requests whose arrival the fold may not have."""
 
@@ -269,6 +290,7 @@ class _ReplicaReplay:
                 self._room.seen(position, event, founded and not missing(self.view, "admission"))
             events.popleft()
             self.view.own(position, event)
+            self._doubts.own(self.view, event)
         self.due = NEVER
 
     def _arrived(self, position: int, event: v.RequestArrived) -> None:
@@ -308,9 +330,17 @@ class _ReplicaReplay:
         if lacking := missing(self.view, "mode"):
             self._verdict.cannot_take(lacking)
             return
-        mode = mode_of(request.verdict, request.stream, event.delivered, event.doubted)
+        place = event.basis.revision, self.stream, position
+        doubted = event.doubted
+        if version_of(self.view, "mode") > 1:
+            found = self._doubts.of(self.view, event)
+            doubted = doubted if found is None else found and event.mode != AttemptMode.NEW
+        if doubted != event.doubted:
+            told = f"doubted: {event.doubted}", f"doubted: {doubted}"
+            self._verdict.differ(*place, "decision", *told)
+            return
+        mode = mode_of(request.verdict, request.stream, event.delivered, doubted)
         if mode != event.mode:
-            place = event.basis.revision, self.stream, position
             self._verdict.differ(*place, "decision", f"mode {event.mode}", f"mode {mode}")
 
     _FOLLOW: ClassVar[dict[type, Callable[[_ReplicaReplay, int, Any], None]]] = {

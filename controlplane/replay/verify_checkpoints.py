@@ -1,17 +1,20 @@
-"""Decisions about checkpoints, repeated: holders, recovery plans and migrations."""
+"""Decisions about checkpoints, repeated: holders, recovery plans and migrations; and doubts, which
+follow from the blocks that attempts could restore."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from relume.controlplane.replay.answers import Answer, moved, placed, planned
 from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import AttemptMode
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import config_of
 from relume.policies.migration import moves as migration
+from relume.policies.recovery.lineage import CorruptEngines, Lineage, engine_of
 from relume.policies.state.overlay.view import View
 
 
@@ -109,3 +112,83 @@ def _differ(
     if others or not event.choices:
         place = event.basis.revision, stream, position
         verdict.differ(*place, "decision", f"{kind} of {len(event.choices)}", sorted(others))
+
+
+class Doubts:
+    """Which of one replica's requests have something of a corrupt engine, by its own events in their
+    order. Unknown are requests that it had before the log begins or that came back to it from another
+    replica (`foreign`: those that another one claimed), and those of which an event is missing."""
+
+    def __init__(self, corrupt: CorruptEngines, foreign: Container[str]) -> None:
+        self._corrupt = corrupt
+        self._foreign = foreign
+        self._known: dict[str, Lineage | None] = {}
+        self._open: dict[str, str] = {}
+        """By request, the engine of the attempt that has not ended."""
+        self._is_whole = False
+
+    def of(self, view: View, event: v.RouteDecided) -> bool | None:
+        """Whether the request is in doubt when `event` is decided; None: unknown."""
+        lineage = self._known.get(event.request)
+        if lineage is None:
+            return None
+        return lineage.is_doubted(self._corrupt, view.fleet.requests.get(event.request))
+
+    def own(self, view: View, event: Any) -> None:
+        """The replica wrote `event`, and the view has it."""
+        handler = self._HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, view, event)
+
+    def _on_started(self, view: View, event: v.ReplicaStarted) -> None:
+        self._known.clear()
+        self._open.clear()
+        self._is_whole = True
+
+    def _on_arrived(self, view: View, event: v.RequestArrived) -> None:
+        self._known[event.request] = Lineage() if self._is_whole else None
+
+    def _on_returned(self, view: View, event: v.ClientReturned) -> None:
+        if event.request not in self._known:
+            self._known[event.request] = Lineage(is_adopted=True) if self._is_whole else None
+        elif event.request in self._foreign:
+            self._known[event.request] = None
+
+    def _on_routed(self, view: View, event: v.RouteDecided) -> None:
+        lineage = self._known.get(event.request)
+        if lineage is None:
+            return
+        if event.request in self._open:  # the end of its last attempt could not be written
+            self._known[event.request] = None
+            return
+        if event.mode == AttemptMode.NEW:
+            lineage.start_over(bool(self.of(view, event)))
+        if event.worker:
+            engine = self._open[event.request] = engine_of(event.worker, event.incarnation)
+            lineage.begin(engine, event.delivered, _can_restore(view, event))
+
+    def _on_observed(self, view: View, event: v.TransportObserved) -> None:
+        self._open.pop(event.request, None)
+        if (lineage := self._known.get(event.request)) is not None:
+            lineage.end(engine_of(event.worker, event.incarnation), event.delivered)
+
+    def _on_ended(self, view: View, event: v.RequestEnded) -> None:
+        self._known.pop(event.request, None)
+        self._open.pop(event.request, None)
+
+    _HANDLERS: ClassVar[dict[type, Callable[[Doubts, View, Any], None]]] = {
+        v.ReplicaStarted: _on_started,
+        v.RequestArrived: _on_arrived,
+        v.ClientReturned: _on_returned,
+        v.RouteDecided: _on_routed,
+        v.TransportObserved: _on_observed,
+        v.RequestEnded: _on_ended,
+    }
+
+
+def _can_restore(view: View, event: v.RouteDecided) -> bool:
+    """Whether the attempt was sent with holders to restore from."""
+    lost = event.attempt - 1
+    if not lost or not checkpoints.takes_part(view, event.worker):
+        return False
+    return bool(checkpoints.sources(view, event.request, event.worker, lost))

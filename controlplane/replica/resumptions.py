@@ -16,9 +16,11 @@ import structlog
 from relume.controlplane.replica.decision_writer import DecisionWriter
 from relume.controlplane.replica.live_requests import LiveRequest, LiveRequests
 from relume.controlplane.stream.arrival import Arrival, Assignment
+from relume.controlplane.stream.stream_events import Owned
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import AttemptMode, EnginePhase, RequestOutcome, TransportKind
+from relume.policies.recovery.lineage import is_quarantined
 from relume.policies.state import coverage
 from relume.policies.state.lifecycles.stream_resumption import newest_attempt
 
@@ -91,7 +93,7 @@ class StreamResumptions:
         """Claim another replica's stream through the log. `owned` tells where it runs: the other
         replica continues until our claim has its place in the log. Raises LogError."""
         self._ending.pop(arrival.request, None)
-        live = self._live[arrival.request] = LiveRequest(arrival)
+        live = self._live[arrival.request] = LiveRequest(arrival, is_adopted=True)
         self._look_up(live)
         self.came_back(arrival.request, tokens, events)
         log.info(
@@ -107,18 +109,16 @@ class StreamResumptions:
         if found is not None:
             live.attempt, live.worker = found.attempt, found.worker
             live.incarnation = found.incarnation
-            live.doubted = found.doubted is True
             placed = fleet.placed.get(name)
             live.envelopes = placed.holders if placed is not None else ()
 
     def _where(self, live: LiveRequest) -> Assignment | None:
-        """The attempt, if its engine is there, and what its client has is not in doubt."""
+        """The attempt, if its engine is there."""
         worker = self._decisions.view.fleet.workers.get(live.worker)
         if (
             worker is None
             or worker.incarnation != live.incarnation
             or worker.engine != EnginePhase.READY
-            or live.doubted
         ):
             return None
         return Assignment(
@@ -132,6 +132,11 @@ class StreamResumptions:
             dispatch=b"",
         )
 
+    def _is_doubted(self, live: LiveRequest) -> bool:
+        """Whether an attempt of a former owner ran on a worker that computes wrong results."""
+        found = self._decisions.view.fleet.requests.get(live.arrival.request)
+        return found is not None and found.doubted is True
+
     def holders(self, request: str, worker: str = "") -> tuple[str, ...]:
         """State daemons that may have the envelope of an adopted request; with `worker`,
         where its engine reaches them."""
@@ -142,34 +147,38 @@ class StreamResumptions:
             return tuple(alive)
         return tuple(e for n in alive if (e := coverage.endpoint(fleet, n, worker)))
 
-    async def owned(self, request: str, timeout_s: float) -> tuple[bool, Assignment | None]:
-        """Wait until the log holds our return; whether it made the request ours, and then where
-        it runs."""
+    async def owned(self, request: str, timeout_s: float) -> Owned:
+        """Wait until the log holds our return."""
         try:
             async with asyncio.timeout(timeout_s):
                 while (live := self._live.get(request)) is not None:
                     if self._folded() >= live.claimed_at:
-                        return (True, self._taken(live)) if self._ours(request) else (False, None)
+                        return self._taken(live) if self._ours(request) else Owned(False)
                     await self._changed()
         except TimeoutError:
             pass
-        return False, None
+        return Owned(False)
 
-    def _taken(self, live: LiveRequest) -> Assignment | None:
+    def _taken(self, live: LiveRequest) -> Owned:
         self._look_up(live)
-        left = self._where(live)
+        left, is_doubted = self._where(live), self._is_doubted(live)
         fleet, request = self._decisions.view.fleet, live.arrival.request
         live.newest = newest_attempt(fleet, request, live.attempt)
-        if left is None:
+        if left is None or is_doubted:
             if live.attempt:
                 gone = "its engine was gone when its client came back"
                 kind = TransportKind.ENGINE_DEAD
-                if live.doubted:
+                if is_doubted:
                     gone = "a worker that computes wrong results had it"
-                    kind = TransportKind.CORRUPT
+                    kind = self._why_left(live)
                 self._observed(request, live.attempt, kind, live.claimed, gone)
             live.lose_attempt()
-        return left
+        return Owned(True, left, is_doubted)
+
+    def _why_left(self, live: LiveRequest) -> TransportKind:
+        """The worker where a doubted stream runs is to blame only if it is the corrupt one."""
+        is_corrupt = is_quarantined(self._decisions.view.fleet.workers.get(live.worker))
+        return TransportKind.CORRUPT if is_corrupt else TransportKind.MOVED
 
     def left_unserved(self, live: LiveRequest) -> None:
         """We let go of a request, perhaps before our event that its client returned has landed."""

@@ -28,7 +28,6 @@ from relume.events.vocabulary.enums import (
     AttemptMode,
     EnginePhase,
     Guarantee,
-    HealthState,
     RequestOutcome,
     RouteCause,
     TimerKind,
@@ -37,6 +36,7 @@ from relume.events.vocabulary.enums import (
 from relume.events.wire.headers import encode_dispatch
 from relume.policies.health.evidence import has_failures
 from relume.policies.recovery import resume_mode as recovery
+from relume.policies.recovery.lineage import CorruptEngines, engine_of
 from relume.policies.recovery.restart_times import RestartTimes
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import estimate_index
@@ -48,8 +48,6 @@ from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prompt_tokens import prompt_tokens
 
-MOST_CORRUPT = 1024
-"""Maximum number of quarantined engines that are remembered."""
 FINDABLE_S = 0.02
 """Maximum delay of the decision about a request whose client may resume at another replica: without
 a delay, each such request would cost one transaction."""
@@ -81,8 +79,7 @@ class Scheduler:
         self.returns = StreamResumptions(self.decisions, self.live, self.observed, self.changed)
         self.waiting = ReplicaAdmission(self.decisions, self.never_served)
         self.restarts = RestartTimes()
-        self._corrupt: dict[str, None] = {}
-        """Quarantined engines, as `worker:incarnation`."""
+        self._corrupt = CorruptEngines()
         self._microseconds = microseconds
         self._changed = asyncio.Event()
         self._models: dict[str, bool] = {}
@@ -102,16 +99,18 @@ class Scheduler:
     def seen(self, stream: str, position: int, event: Any) -> None:
         """The canonical fold took this event in."""
         self.restarts.seen(event, self._microseconds())
-        if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
-            self._corrupt[f"{event.worker}:{event.incarnation}"] = None
-            if len(self._corrupt) > MOST_CORRUPT:
-                del self._corrupt[next(iter(self._corrupt))]
+        if type(event) is v.HealthDecided:
+            self._corrupt.on_decided(event)
 
     def served_before(self, worker: str, incarnation: int) -> list[LiveRequest]:
-        """Requests that got tokens from that engine and run on another one now."""
-        engine = f"{worker}:{incarnation}"
-        found = (live for live in self.live.values() if live.running and engine in live.served)
-        return [live for live in found if live.engine != engine]
+        """Requests that have tokens or blocks of that engine and do not run on it now."""
+        engine, requests = engine_of(worker, incarnation), self.view.fleet.requests
+        return [
+            live
+            for name, live in self.live.items()
+            if not (live.running and live.engine == engine)
+            and live.lineage.has_part_of(worker, incarnation, requests.get(name))
+        ]
 
     def advanced(self, engines: bool = True) -> None:
         """The canonical fold advanced: settle the overlay, wake waiting requests. `engines`: one of
@@ -194,7 +193,8 @@ class Scheduler:
         if self.never_served(arrival.model):
             unknown = f"no model {arrival.model[:200]!r}; /v1/models lists what there is"
             return Rejected(404, unknown)
-        doubted = live.is_doubted(self._corrupt)
+        known = self.view.fleet.requests.get(request)
+        doubted = live.lineage.is_doubted(self._corrupt, known)
         mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered, doubted)
         if mode == AttemptMode.REPLAY and doubted and recovery.UNCOMPARED & set(arrival.needs):
             mode = AttemptMode.HOPELESS
@@ -205,8 +205,9 @@ class Scheduler:
                 502, f"the worker was lost and this request cannot continue: {arrival.reason}"
             )
         live.delivered = 0 if mode == AttemptMode.NEW else delivered
-        if mode == AttemptMode.NEW and not arrival.stream:
-            live.served, doubted = (), False  # its client has nothing yet
+        if mode == AttemptMode.NEW:
+            live.lineage.start_over(doubted)
+            doubted = False
         event = self._decided(live, cause, mode, doubted)
         self.decisions.emit(event)
         if event.worker:
@@ -270,6 +271,7 @@ class Scheduler:
         live.begin_attempt(event.attempt, event.worker, event.incarnation)
         worker = self.view.fleet.workers[event.worker]
         checkpoint, restore = self.checkpoints.of_dispatch(live, lost)
+        live.lineage.begin(live.engine, event.delivered, bool(restore))
         return Assignment(
             request=event.request,
             attempt=event.attempt,
@@ -322,7 +324,7 @@ class Scheduler:
         """See SchedulerPort.observed."""
         live = self.live[request]
         live.failure = kind
-        live.note_served(delivered)
+        live.lineage.end(live.engine, delivered)
         live.lose_attempt()
         failed = live.engine
         if kind != TransportKind.MOVED and failed not in live.avoid:

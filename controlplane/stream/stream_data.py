@@ -72,7 +72,9 @@ class Stream:
     brought. `created`: unix seconds that its events show. `cached`: cached tokens of its prompt as
     the first worker counted them. `absent_until`: when it ends unless the client returns; NEVER
     while a client is there. `known`: the longest run of token ids known of a resumable stream.
-    `again`: it is generated from the start, from the envelope that a state daemon has.
+    `again`: it is generated from the start, from the envelope that a state daemon has. `had`: tokens
+    delivered before the present attempt. `is_doubted`: some of what the client has comes from a
+    worker that computes wrong results, as far as it is known here; the scheduler knows better.
     """
 
     __slots__ = (
@@ -89,6 +91,8 @@ class Stream:
         "created",
         "effects",
         "failover",
+        "had",
+        "is_doubted",
         "known",
         "limits",
         "out",
@@ -129,7 +133,8 @@ class Stream:
         self.cached = b""
         self.accepted = False
         self.begun = False
-        self.again = False
+        self.again = self.is_doubted = False
+        self.had = 0
         self.absent_until = NEVER
         self.arrived_at = self.sent_at = now
         self.failover: Failover | None = None
@@ -179,6 +184,10 @@ class Stream:
             why = self.arrival.reason
             return f"the worker failed and this request cannot be continued ({why})"
         return ""
+
+    def found_corrupt(self) -> None:
+        """The engine of its attempt computes wrong results."""
+        self.is_doubted = self.is_doubted or self.delivered > self.had
 
     def reply_headers(self) -> Headers:
         """Headers that every answer to this request carries."""

@@ -59,9 +59,10 @@ class AwaitOwnership(Effect, frozen=True):
 
 
 class SetTimer(Effect, frozen=True):
-    """Pause."""
+    """Pause. `planned`: the attempt that follows: news of its engine must come here."""
 
     delay_s: float
+    planned: Assignment | None = None
 
 
 class StopWaiting(Effect, frozen=True):

@@ -82,10 +82,12 @@ class EnvelopeKnown(Event, frozen=True):
 
 class Owned(Event, frozen=True):
     """The log has decided on a stream of another replica: whether it is `ours`, and then where it
-    runs, if anywhere: the other replica may have moved it before."""
+    runs, if anywhere: the other replica may have moved it before. `doubted`: a worker that computes
+    wrong results had it, so that attempt is over."""
 
     ours: bool
     left: Assignment | None = None
+    doubted: bool = False
 
 
 class TimerFired(Event, frozen=True):

@@ -122,7 +122,12 @@ TABLE: dict[type[s.State], Row] = {
         e.CapacityKnown: placing.on_capacity,
         e.TimerFired: placing.on_wait_timer,
     },
-    s.BackingOff: {**EITHER, e.TimerFired: placing.on_retry_timer},
+    s.BackingOff: {
+        **EITHER,
+        e.TimerFired: placing.on_retry_timer,
+        e.EngineGivenUp: attempts.on_plan_given_up,
+        e.TokensDoubted: attempts.on_plan_doubted,
+    },
     s.Connecting: {
         **EITHER,
         e.Connected: attempts.on_connected,
@@ -154,6 +159,7 @@ TABLE: dict[type[s.State], Row] = {
         **ABSENT,
         e.HandoverNoticed: resuming.on_handover_noticed,
         e.EngineGivenUp: resuming.on_unattended_given_up,
+        e.TokensDoubted: resuming.on_unattended_doubted,
     },
     s.Delivering: {**PRESENT, e.Delivered: resuming.on_delivered},
     # The first of these ends it; the others may come a moment later.

@@ -20,6 +20,8 @@ def dispatch_request(stream: Stream, to: Assignment, envelope_at: tuple[str, ...
         extra = f"{h.RESUME}: {resume}\r\n"
         if stream.cached:
             extra += f"{h.CACHED}: {stream.cached.decode('latin-1')}\r\n"
+    if to.doubted:  # blocks in its cache may come from the corrupt worker
+        extra += f"{h.UNCACHED}: 1\r\n"
     extra += _checkpoint_headers(to) + _resumable_headers(stream, envelope_at)
     if stream.created:
         extra += f"{h.CREATED}: {stream.created.decode()}\r\n"

@@ -346,6 +346,7 @@ async def _open(
     )
     generation.stepwise = parsed
     generation.keeps_blocks = plugin.keeps_blocks()
+    generation.uncached = ours.get(h.UNCACHED) == "1"
     return generation, receive, headers
 
 

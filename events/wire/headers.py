@@ -35,6 +35,9 @@ CREATED = "x-relume-created"
 CACHED = "x-relume-cached"
 """Prompt tokens that the first worker found cached. The worker puts it into the head of its
 answer; the gateway repeats it with a resumption."""
+UNCACHED = "x-relume-uncached"
+"""`1`: the engine reads no block of its prefix cache for this attempt. Engines of earlier builds ignore
+it."""
 RESUME = "x-relume-resume"
 """What the client has of the answer (`relume.events.wire.resumption`)."""
 CHECKPOINT = "x-relume-checkpoint"

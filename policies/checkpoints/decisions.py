@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from msgspec.structs import replace
 
 from relume.events.vocabulary import RecoveryChoice
-from relume.events.vocabulary.enums import Exclusion, HealthState, PlacementCause, Tier
+from relume.events.vocabulary.enums import Exclusion, PlacementCause, Tier
 from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, config_of
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
 from relume.policies.recovery import plan as recovery_plan
+from relume.policies.recovery.lineage import is_quarantined
 from relume.policies.recovery.recovery_options import (
     UNLIMITED,
     Estimates,
@@ -208,10 +209,9 @@ def displaced(view: View, request: str, primary: str) -> PlacementCause | None:
 
 
 def stored(fleet: Fleet, request: str) -> tuple[StoredBlocks, ...]:
-    """Which living holders have a part of the request, and how much. Blocks that a quarantined
-    worker computed are not used."""
-    placed, found = fleet.placed.get(request), list[StoredBlocks]()
-    if placed is not None and _is_quarantined(fleet, placed.primary):
+    """Which living holders have a part of the request, and how much."""
+    found = list[StoredBlocks]()
+    if _is_doubted(fleet, request):
         return ()
     for name, site in fleet.holders.items():
         covered = site.covered.get(request) if site.alive else None
@@ -220,10 +220,13 @@ def stored(fleet: Fleet, request: str) -> tuple[StoredBlocks, ...]:
     return tuple(found)
 
 
-def _is_quarantined(fleet: Fleet, name: str) -> bool:
-    worker = fleet.workers.get(name)
-    health = worker.health if worker is not None else UNSET
-    return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
+def _is_doubted(fleet: Fleet, request: str) -> bool:
+    """Whether blocks of the request may come from a quarantined worker, which are not used: an attempt
+    after the one there may have restored them and written them again."""
+    known, placed = fleet.requests.get(request), fleet.placed.get(request)
+    if known is not None and known.doubted is True:
+        return True
+    return placed is not None and is_quarantined(fleet.workers.get(placed.primary))
 
 
 def plan(

@@ -129,15 +129,16 @@ def to_release(fleet: Fleet, tick: int, at_once: bool = False) -> tuple[str, ...
 
 
 def to_void(fleet: Fleet, worker: str) -> tuple[tuple[str, int], ...]:
-    """Live requests that were sent to `worker`, each with the last attempt there whose blocks are
-    still used."""
+    """Live requests with an attempt on `worker` whose blocks are still used, each with its last
+    attempt, wherever that is: one that restored blocks of `worker` has written them again as its
+    own, and a holder cannot tell these from others."""
     found = []
     for request in fleet.requests.values():
         numbers = [int(key.rpartition("/")[2]) for name, key in request.places if name == worker]
         if request.worker == worker:
             numbers.append(request.attempt)
         if numbers and max(numbers) > _void_attempt(request):
-            found.append((request.request, max(numbers)))
+            found.append((request.request, max(request.attempt, *numbers)))
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +178,45 @@ async def test_what_the_leader_voids_is_dropped(tmp_path: Path) -> None:
         dropped = await stage.nth(v.CheckpointDropped, 1)
         assert dropped.request == "a"
         assert await asyncio.to_thread(held, run / "state.sock") == {"b"}
+
+
+class OldDaemon:
+    """It does not know `Void`: a link to it."""
+
+    daemon_epoch = 1
+
+    def __init__(self, **figures: int) -> None:
+        self.figures = figures
+        self.asked: list[Any] = []
+
+    def ask(self, message: Any, wait_s: float) -> tuple[Any, memoryview]:
+        self.asked.append(message)
+        stats = SimpleNamespace(boot="b1", figures={"memory_budget": 1, **self.figures})
+        answers = {
+            m.StatsAsk: stats,
+            m.Changes: m.ChangesAnswer(seq=0, cursor=0, boot="b1", changes=()),
+        }
+        return answers.get(type(message)), memoryview(b"")
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+async def test_a_daemon_that_cannot_void_drops_instead(is_old: bool) -> None:
+    """It may be older than its agent. What it does not know closes the connection."""
+    anything: Any = SimpleNamespace(
+        worker="w0", backoff_s=(1.0,), stable_after_s=1.0, address="", local="", machine="",
+        record=lambda *events: None, on_epoch=lambda call: None, info=lambda *told, **more: None,
+        named=lambda boot: None,
+    )  # fmt: skip
+    keeper = agent_coverage.StateDaemonKeeper(anything, anything, anything, anything, anything)
+    daemon: Any = OldDaemon(**({} if is_old else {"voided": 0}))
+    await keeper._introduce(daemon, agent_coverage.CoverageReports("w0"), 1.0)
+    del daemon.asked[:]
+    keeper.void((("a", 1), ("b", 2), ("c", 1)))
+    await keeper._drop_voided(daemon)
+    await keeper._drop_voided(daemon)
+    void = m.Void(0, (("a", 1), ("b", 2), ("c", 1)))
+    drops = [m.Drop(0, ("a", "c"), 1), m.Drop(0, ("b",), 2)]
+    assert daemon.asked == (drops if is_old else [void])
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ from typing import Any
 
 from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.promises.workers import i14_no_bad_block
-from relume.chaos.validators.records import ClientRecord, Violation
+from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation
 from relume.events import vocabulary as v
 from tests.policies.story import Story, arrived, decided, ended
 
@@ -122,6 +122,18 @@ def test_a_wrong_answer_before_the_verdict_must_be_in_the_incident() -> None:
     assert log.found(WRONG) == ["has wrong tokens of w0, and its incident does not list it"]
 
 
+def test_wrong_answers_without_a_verdict_make_the_run_inconclusive() -> None:
+    """I2 leaves them to I14, so one of the two must say it."""
+    log = WrongWorker()
+    log.tell("r.r0", ended("q"))
+    (found,) = log.violations(WRONG)
+    assert (
+        found.about == THE_RUN
+        and found.detail == "1 wrong answers have tokens of w0:1, which was not quarantined"
+    )
+    assert log.violations(RIGHT) == []
+
+
 def test_i2_leaves_answers_of_a_corrupt_worker_to_i14() -> None:
     log = WrongWorker()
     log.tell("r.r0", ended("q"))
@@ -131,21 +143,54 @@ def test_i2_leaves_answers_of_a_corrupt_worker_to_i14() -> None:
     assert i2_identical_stream.check(log.groups, clients, [("w1", 1 << 60)]) != []
 
 
+class WithHolder(WrongWorker):
+    """The state daemon of w1 holds a block of q."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worker("w2")
+        daemon = v.StateDaemonStarted(
+            worker="w1", boot="b1", epoch=1, address="tcp://w1", budget_bytes=9999, family="f"
+        )
+        self.tell("w.w1", daemon)
+        self.written(1)
+
+    def written(self, attempt: int) -> None:
+        held = v.CheckpointAcknowledged(
+            holder="w1", boot="b1", request="q", child=0, attempt=attempt, blocks=1, tokens=16,
+            bytes=10,
+        )  # fmt: skip
+        self.tell("w.w1", held)
+
+    def restored(self, attempt: int, worker: str) -> None:
+        restore = v.RestoreStarted(
+            incarnation=1, request="q", child=0, attempt=attempt, holder="tcp://w1", tokens=16
+        )
+        self.tell(f"w.{worker}", restore)
+
+    def of_blocks(self) -> list[str]:
+        found = self.violations(RIGHT, "failed")
+        return [f"{one.about} {one.detail}" for one in found if "restored" in one.detail]
+
+
 def test_blocks_that_it_wrote_are_not_restored() -> None:
-    log = WrongWorker()
-    daemon = v.StateDaemonStarted(
-        worker="w1", boot="b1", epoch=1, address="tcp://w1", budget_bytes=9999, family="f"
-    )
-    held = v.CheckpointAcknowledged(
-        holder="w1", boot="b1", request="q", child=0, attempt=1, blocks=1, tokens=16, bytes=10
-    )
-    log.tell("w.w1", daemon, held)
+    log = WithHolder()
     verdict = log.quarantined()
     log.left()
     log.sent_on("replay", verdict)
-    restore = v.RestoreStarted(
-        incarnation=1, request="q", child=0, attempt=2, holder="tcp://w1", tokens=16
-    )
-    log.tell("w.w1", restore)
-    (text,) = [found for found in log.found(RIGHT, "failed") if "restored" in found]
-    assert text == "restored 16 tokens that w0 wrote, which is corrupt"
+    log.restored(2, "w1")
+    assert log.of_blocks() == ["q/2 restored 16 tokens that w0 wrote, which is corrupt"]
+
+
+def test_nor_those_that_another_attempt_restored_before_and_wrote_again() -> None:
+    log = WithHolder()
+    log.left(0)
+    log.sent_on("continue", 0, 0)
+    log.restored(2, "w1")
+    log.written(2)
+    verdict = log.quarantined()
+    route = decided("q", 3, "w2", basis=v.Basis(verdict, 0))
+    log.tell("r.r0", route)
+    assert log.of_blocks() == []
+    log.restored(3, "w2")
+    assert log.of_blocks() == ["q/3 restored 16 tokens that w0 wrote, which is corrupt"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from relume.controlplane.replica.scheduler import Scheduler
@@ -12,7 +13,11 @@ from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailureClass, HealthState, RouteCause, TransportKind
 from relume.policies.state.overlay.view import View
-from tests.policies.story import Story, replica_started
+from tests.policies.story import Story, ready, replica_started, started
+
+
+def in_domain(worker: str) -> v.WorkerRegistered:
+    return v.WorkerRegistered(worker=worker, domain=f"host-{worker}", agent_pid=7)
 
 
 class TalkingWriter:
@@ -39,11 +44,21 @@ class TalkingWriter:
 class Fleet:
     """Three workers, and the scheduler of one replica."""
 
-    def __init__(self) -> None:
+    def __init__(self, holders: bool = False) -> None:
+        """`holders`: their state daemons hold blocks."""
         self.story = Story()
         self.story.tell("r.r0", replica_started())
         for number in range(3):
-            self.story.worker(f"w{number}")
+            name = f"w{number}"
+            if not holders:
+                self.story.worker(name)
+            else:
+                with_blocks = msgspec.structs.replace(ready(name), family="f", block_bytes=1000)
+                daemon = v.StateDaemonStarted(
+                    worker=name, boot="b1", epoch=1, address=f"tcp://{name}:1",
+                    budget_bytes=1 << 20, family="f",
+                )  # fmt: skip
+                self.story.tell(f"w.{name}", in_domain(name), started(name), with_blocks, daemon)
         self.writer = TalkingWriter(self.story)
         view = View("r.r0", self.story.fleet)
         writer: Any = self.writer
@@ -66,9 +81,21 @@ class Fleet:
     ) -> Assignment | Rejected | None:
         return self.scheduler.assign(request, cause, delivered)
 
+    def written(self, to: Assignment) -> None:
+        """The first holder has 32 tokens of the attempt."""
+        (holder,) = self.story.fleet.placed[to.request].holders
+        held = v.CheckpointAcknowledged(
+            holder=holder, boot="b1", request=to.request, child=0, attempt=to.attempt, blocks=2,
+            tokens=32, bytes=320,
+        )  # fmt: skip
+        self.story.tell(f"w.{holder}", held)
+
     def quarantine(self, to: Assignment) -> None:
+        self.decide(to, HealthState.QUARANTINED)
+
+    def decide(self, to: Assignment, state: HealthState) -> None:
         decided = v.HealthDecided(
-            worker=to.worker, incarnation=to.incarnation, state=HealthState.QUARANTINED,
+            worker=to.worker, incarnation=to.incarnation, state=state,
             failure=FailureClass.CORRUPTION, evidence="wrong", since=1,
         )  # fmt: skip
         self.story.tell("fleet", decided)
@@ -141,6 +168,72 @@ def test_a_client_that_waits_for_the_whole_gets_a_new_answer() -> None:
     fleet.lost(found, 2, TransportKind.RESET)
     again = fleet.assign("q", RouteCause.RESET, 2)
     assert isinstance(again, Assignment) and (again.mode, again.doubted) == ("continue", False)
+
+
+def test_one_that_restored_blocks_of_the_worker_is_compared_though_it_got_no_token_there() -> None:
+    fleet = Fleet(holders=True)
+    first = fleet.arrive("q")
+    fleet.written(first)
+    fleet.lost(first, 0, TransportKind.RESET)
+    second = fleet.assign("q", RouteCause.RESET, 0)
+    assert isinstance(second, Assignment) and (second.mode, bool(second.restore)) == ("new", True)
+    fleet.quarantine(first)
+    assert fleet.scheduler.served_before(first.worker, 1) == [fleet.scheduler.live["q"]]
+    fleet.lost(second, 3, TransportKind.MOVED)
+    third = fleet.assign("q", RouteCause.CORRUPT, 3)
+    assert isinstance(third, Assignment) and (third.mode, third.restore) == ("replay", ())
+    fleet.lost(third, 3, TransportKind.RESET)
+    fourth = fleet.assign("q", RouteCause.RESET, 3)
+    assert isinstance(fourth, Assignment) and fourth.mode == "replay", "nothing was compared yet"
+
+
+def test_an_adopted_stream_is_compared_if_a_worker_of_before_is_found_corrupt_later() -> None:
+    """Its former owner knows which workers it had; here only the log says so."""
+    fleet = Fleet()
+    first = fleet.arrive("q")
+    fleet.lost(first, 4, TransportKind.RESET)
+    second = fleet.assign("q", RouteCause.RESET, 4)
+    assert isinstance(second, Assignment)
+    arrival = fleet.scheduler.live.pop("q").arrival
+    fleet.scheduler.returns.adopt(arrival, 4, 0)
+    assert fleet.scheduler.served_before(first.worker, 1) == [fleet.scheduler.live["q"]]
+    assert fleet.scheduler.served_before(second.worker, 1) == [], "it runs there"
+    fleet.quarantine(first)
+    fleet.lost(second, 6, TransportKind.MOVED)
+    third = fleet.assign("q", RouteCause.CORRUPT, 6)
+    assert isinstance(third, Assignment) and (third.mode, third.doubted) == ("replay", True)
+
+
+@pytest.mark.parametrize("is_corrupt", [False, True])
+async def test_an_adopted_stream_in_doubt_is_ended_where_it_runs(is_corrupt: bool) -> None:
+    """Its worker is blamed only if it is the corrupt one."""
+    fleet = Fleet()
+    first = fleet.arrive("q")
+    fleet.lost(first, 4, TransportKind.RESET)
+    second = fleet.assign("q", RouteCause.RESET, 4)
+    assert isinstance(second, Assignment)
+    fleet.quarantine(second if is_corrupt else first)
+    arrival = fleet.scheduler.live.pop("q").arrival
+    fleet.scheduler.returns.adopt(arrival, 4, 0)
+    owned = await fleet.scheduler.returns.owned("q", 1.0)
+    assert (owned.ours, owned.doubted) == (True, True)
+    assert owned.left is not None and owned.left.worker == second.worker
+    seen = [e for e in fleet.writer.written if type(e) is v.TransportObserved][-1]
+    assert (seen.kind, seen.worker) == ("corrupt" if is_corrupt else "moved", second.worker)
+    avoided = fleet.scheduler.live["q"].avoid
+    assert avoided == ((f"{second.worker}:1",) if is_corrupt else ())
+    third = fleet.assign("q", RouteCause.RETURNED, 4)
+    assert isinstance(third, Assignment) and (third.mode, third.doubted) == ("replay", True)
+
+
+def test_tokens_of_an_engine_that_an_operator_trusts_are_continued() -> None:
+    fleet = Fleet()
+    first = fleet.arrive("q", verdict="sampled")
+    fleet.quarantine(first)
+    fleet.decide(first, HealthState.PROBING)
+    fleet.lost(first, 4, TransportKind.RESET)
+    found = fleet.assign("q", RouteCause.RESET, 4)
+    assert isinstance(found, Assignment) and (found.mode, found.doubted) == ("continue", False)
 
 
 def test_the_fold_knows_which_live_requests_were_sent_to_a_corrupt_worker() -> None:

@@ -149,8 +149,9 @@ async def test_a_new_owner_uses_no_number_of_an_attempt_that_was_not_written(run
         max_tokens=9, verdict="exact",
     )  # fmt: skip
     returns.adopt(arrival, 5, 0)
-    ours, left = await returns.owned("q1", 1.0)
-    assert ours
+    owned = await returns.owned("q1", 1.0)
+    left = owned.left
+    assert owned.ours and not owned.doubted
     if runs:
         assert left is not None and (left.worker, left.attempt) == ("w0", 1)
         assert live["q1"].attempt == 1 and lost == []

@@ -26,6 +26,19 @@ def test_a_fleets_engine_takes_no_kv_blocks_named_by_a_client(monkeypatch, socke
     assert set(params.extra_args) == kept
 
 
+@pytest.mark.parametrize("uncached", [True, False])
+def test_a_replay_of_a_doubted_stream_reads_no_cached_block(uncached) -> None:
+    from vllm.sampling_params import SamplingParams
+
+    from relume.engine_shim.engine.vllm_private import api_server as vllm_private
+    from relume.engine_shim.generation import Generation
+
+    params, generation = SamplingParams(), Generation("q1", 1)
+    generation.uncached = uncached
+    vllm_private._stamp(params, generation)
+    assert bool(params.skip_reading_prefix_cache) is uncached
+
+
 @pytest.mark.parametrize(("given", "kept"), [(None, None), (4, 4), (500, 16)])
 def test_tokens_of_a_dispatched_request_are_not_gathered_for_long(given, kept) -> None:
     """Else a stream of a slow engine would look stuck."""

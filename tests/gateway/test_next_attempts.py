@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 
 import openai
 import pytest
@@ -244,6 +245,31 @@ async def test_engines_found_hung_one_after_another_use_up_no_attempts(rig):
         answer = await task
         assert answer.body == expected_stream(body, "chatcmpl-q", "1700000000", 12, True)
         assert r.scheduler.endings()[0][0] == "completed"
+
+
+async def test_a_planned_attempt_is_given_up_with_its_engine(rig):
+    """It pauses before it goes to the only worker left, which failed it before."""
+    body = chat_body()
+    async with rig(engines=2) as r:
+        failed, other = r.engines
+        failed.default = Behaviour(hang_at=900)
+        r.scheduler.engines = [failed]
+        task = asyncio.create_task(r.ask(CHAT, body, headers="x-request-id: q\r\n"))
+        await until(lambda: r.gateway.activity.get(("w0", 3), _none).open_streams)
+        await until(lambda: failed.seen)
+        r.scheduler.avoid = defaultdict(Forgetful)
+        assert r.gateway.break_streams("w0", 3, "stall") == 1
+        r.scheduler.engines = [other]
+        assert r.gateway.break_streams("w0", 3, "corrupt") == 1
+        assert (await task).body == expected_stream(body, "chatcmpl-q", "1700000000", 12, True)
+        assert [e[1] for e in r.scheduler.log if e[0] == "observed"] == ["stall", "detached"]
+
+
+class Forgetful(set):
+    """A scheduler that sends a request to the same worker again."""
+
+    def add(self, _name):
+        pass
 
 
 async def test_a_rejection_reaches_the_client_with_its_status(rig):

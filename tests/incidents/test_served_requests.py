@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from relume.controlplane.incidents import served_requests
 from relume.controlplane.incidents.case import Case
 from relume.controlplane.incidents.incident import Incident
@@ -69,6 +71,50 @@ def test_a_request_that_left_the_worker_before_the_verdict_is_listed() -> None:
     log.ticks(2)
     quarantined(log, good_tick=-1)
     assert served(log.one()) == {"moved": "completed"}
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_one_whose_blocks_a_later_attempt_restored_is_listed(at_once: bool) -> None:
+    """It got no token of the worker. `at_once`: the log has the restore before the failure."""
+    log = FailureLog()
+    log.request("w0", "r0", "q")
+    log.request("w0", "r0", "other")
+    lost = [
+        v.TransportObserved(
+            request=name, attempt=1, worker="w0", incarnation=1, kind="moved", delivered=0
+        )
+        for name in ("q", "other")
+    ]
+    restored = v.RestoreDone(
+        incarnation=1, request="q", child=0, attempt=2, holder="w2", tokens=64, bytes=9,
+        duration_us=9,
+    )  # fmt: skip
+    if at_once:
+        log.tell("w.w1", restored)
+    log.tell("r.r0", *lost, decided("q", 2, "w1"), decided("other", 2, "w1"))
+    if not at_once:
+        log.tell("w.w1", restored)
+    log.ended("q")
+    log.ended("other")
+    quarantined(log, good_tick=-1)
+    assert served(log.one()) == {"q": "completed"}
+
+
+def test_nothing_is_added_once_an_operator_trusts_the_worker() -> None:
+    log = FailureLog()
+    log.stream("before")
+    log.ended("before")
+    quarantined(log, good_tick=-1)
+    log.tell(
+        "fleet",
+        v.HealthDecided(
+            worker="w0", incarnation=1, state="probing", failure="corruption",
+            evidence="ops ended its quarantine", since=log.fleet.tick,
+        ),
+    )  # fmt: skip
+    log.stream("after")
+    log.ended("after")
+    assert served(log.one()) == {"before": "completed"}
 
 
 def test_another_incarnation_is_not_in_doubt() -> None:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from relume.chaos.runner import fuzz
 from relume.controlplane.incidents.served_requests import ServedRequests
-from relume.controlplane.replica.live_requests import LiveRequest
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.replica.stall_watch import StallWatch
 from relume.controlplane.stream.answer import Answer
@@ -33,6 +32,7 @@ from relume.policies.canary import answers
 from relume.policies.checkpoints import decisions, placement
 from relume.policies.leader import duties
 from relume.policies.liveness import overdue, stall
+from relume.policies.recovery.lineage import Lineage
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import eligibility
 from relume.policies.state import coverage
@@ -250,12 +250,12 @@ def _canaries_ignored(patch: Set) -> None:
 
 def _corrupt_tokens_continued(patch: Set) -> None:
     """streams with tokens of a quarantined worker continue after them"""
-    patch(LiveRequest, "is_doubted", lambda self, corrupt: False)
+    patch(Lineage, "is_doubted", lambda self, corrupt, request: False)
 
 
 def _corrupt_blocks_restored(patch: Set) -> None:
     """blocks that a quarantined worker wrote to holders are restored when its streams move"""
-    patch(decisions, "_is_quarantined", lambda fleet, name: False)
+    patch(decisions, "_is_doubted", lambda fleet, request: False)
 
 
 def _corrupt_streams_stay(patch: Set) -> None:

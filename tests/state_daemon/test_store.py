@@ -167,7 +167,7 @@ def test_what_an_older_attempt_computed_behind_a_changed_block_is_void(store: Bl
 def test_what_a_corrupt_worker_wrote_goes_and_may_not_come_again(store: BlockStore) -> None:
     for index in range(3):
         put(store, "a", index, attempt=2)
-    assert store.void("a", 2) == (3, 3 * IMAGE)
+    assert store.void("a", 2) == (3, 3 * IMAGE) and store.stats()["voided"] == 3
     assert held(store, "a") == 0 and store.stats()["memory_used"] == 0
     assert code_of(store, "a", 3, attempt=2) == "fenced", "it was on its way"
     assert put(store, "a", 0, attempt=3).blocks == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from relume.controlplane.gateway.config import GatewayConfig
@@ -25,10 +26,12 @@ CLAIM = "t" * 43
 class OneRequest:
     """A request that is fed; `effects` of the last event."""
 
-    def __init__(self, resumable: bool = False, adopted: bool = False) -> None:
+    def __init__(
+        self, resumable: bool = False, adopted: bool = False, verdict: str = "exact"
+    ) -> None:
         arrival = Arrival(
             request="r", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
-            max_tokens=9, verdict="exact", resumable=event_ids.digest(CLAIM) if resumable else "",
+            max_tokens=9, verdict=verdict, resumable=event_ids.digest(CLAIM) if resumable else "",
         )  # fmt: skip
         self.machine = StreamMachine(
             Stream(
@@ -45,12 +48,15 @@ class OneRequest:
             self.effects = self.machine.handle(event, 0.0)
 
     def send_to(self, mode: str, doubted: bool = False, again: bool = False) -> None:
+        to = self.assignment(mode, doubted)
+        self.feed(e.Assigned(to), e.Connected(("h:1",) if again else ()))
+
+    def assignment(self, mode: str, doubted: bool = False) -> Assignment:
         self.attempt += 1
-        to = Assignment(
+        return Assignment(
             request="r", attempt=self.attempt, worker=f"w{self.attempt}", incarnation=1, host="h",
             port=1, mode=mode, dispatch=b"d", doubted=doubted,
         )  # fmt: skip
-        self.feed(e.Assigned(to), e.Connected(("h:1",) if again else ()))
 
     def begin(self, tokens: int = 2) -> None:
         """Its first attempt brought some tokens."""
@@ -72,7 +78,8 @@ def test_a_replay_that_differs_ends_with_an_error_that_says_why() -> None:
     assert request.only(do.RecordFailure).kind == TransportKind.CORRUPT
     assert request.only(do.Assign) == do.Assign(RouteCause.CORRUPT, 2)
     request.send_to("replay", doubted=True)
-    assert b"x-relume-resume: replay 2\r\n" in request.only(do.Send).head
+    head = request.only(do.Send).head
+    assert b"x-relume-resume: replay 2\r\n" in head and b"x-relume-uncached: 1\r\n" in head
     request.feed(HEAD, e.Data(encode_failure("mismatch", "token 1 is 9 in the replay")))
     failed = request.only(do.Fail)
     assert (failed.status, failed.message) == (502, CORRUPTED)
@@ -128,3 +135,78 @@ def test_tokens_that_nobody_knows_any_more_cannot_be_compared(have: tuple[int, i
         assert request.only(do.Send), "its client has nothing"
     else:
         assert request.only(do.Fail).message == NOT_COMPARED
+
+
+@pytest.mark.parametrize("verdict", ["restart", "exact"])
+def test_an_answer_that_cannot_be_continued_is_not_called_valid(verdict: str) -> None:
+    """The machine ends it before the scheduler is asked."""
+    request = OneRequest(verdict=verdict)
+    request.begin()
+    if verdict == "exact":
+        request.machine.stream.answer.unresumable = "several choices cannot be continued"
+    request.feed(e.EngineGivenUp(TransportKind.CORRUPT, "wrong answer"))
+    failed = request.only(do.Fail)
+    assert (failed.status, failed.message) == (502, NOT_COMPARED)
+    assert "the worker failed" in request.only(do.RecordEnd).detail
+
+
+def test_without_a_token_of_the_worker_it_ends_as_after_any_failure() -> None:
+    request = OneRequest()
+    request.begin()
+    request.feed(e.ConnectionLost(TransportKind.RESET, "", False))
+    request.send_to("continue")
+    request.machine.stream.answer.unresumable = "several choices cannot be continued"
+    request.feed(HEAD, e.EngineGivenUp(TransportKind.CORRUPT, "wrong answer"))
+    assert request.only(do.Fail).message.startswith("the worker failed")
+
+
+@pytest.mark.parametrize("verdict", ["sampled", "exact"])
+def test_a_resumed_client_is_not_told_that_wrong_tokens_are_valid(verdict: str) -> None:
+    """Another gateway had the stream; the worker it runs on is quarantined."""
+    request = OneRequest(resumable=True, adopted=True, verdict=verdict)
+    left = request.assignment("new")
+    request.feed(e.Adopted((3, 0)), e.Owned(True, left), e.Connected(()))
+    request.feed(e.EngineGivenUp(TransportKind.CORRUPT, "wrong answer"))
+    assert request.only(do.Fail).message == NOT_COMPARED
+
+
+@pytest.mark.parametrize("by", [e.EngineGivenUp(TransportKind.CORRUPT), e.TokensDoubted("w0:1")])
+def test_nor_one_that_was_absent_when_its_worker_was_found_corrupt(by: Any) -> None:
+    request = OneRequest(resumable=True, adopted=True, verdict="sampled")
+    request.feed(e.Adopted((3, 0)), e.Owned(True, request.assignment("new")), e.ClientGone())
+    request.feed(by)
+    assert request.only(do.Release) and request.machine.state == s.Detached(None)
+    request.feed(e.ClientReturned((3, 0)))
+    assert request.only(do.Fail).message == NOT_COMPARED
+
+
+def backing_off(delivered: int = 2) -> OneRequest:
+    """Its worker failed, and no other one is left but that."""
+    request = OneRequest()
+    request.begin(delivered)
+    again = request.machine.attempt
+    assert again is not None
+    request.feed(e.ConnectionLost(TransportKind.RESET, "", False))
+    request.feed(e.Assigned(msgspec.structs.replace(again, attempt=2, mode="continue")))
+    assert request.only(do.SetTimer).planned.attempt == 2
+    return request
+
+
+@pytest.mark.parametrize("by", [e.EngineGivenUp(TransportKind.CORRUPT), e.TokensDoubted("w0:1")])
+def test_a_plan_of_before_the_verdict_is_not_carried_out(by: Any) -> None:
+    request = backing_off()
+    request.feed(by)
+    failure = request.only(do.RecordFailure)
+    assert (failure.kind, failure.attempt) == (TransportKind.DETACHED, 2)
+    assert request.only(do.StopWaiting) and request.only(do.Assign) == do.Assign("corrupt", 2)
+    request.send_to("replay", doubted=True)
+    assert b"x-relume-resume: replay 2\r\n" in request.only(do.Send).head
+
+
+def test_an_adopted_stream_in_doubt_is_released_where_it_runs() -> None:
+    request = OneRequest(resumable=True, adopted=True)
+    left = request.assignment("new")
+    request.feed(e.Adopted((3, 0)), e.Owned(True, left, doubted=True))
+    assert request.only(do.Release).to == left
+    failed = request.only(do.Fail)
+    assert failed.message == NOT_COMPARED and ("x-should-retry", "false") in failed.headers

@@ -6,7 +6,14 @@ from array import array
 
 from relume.controlplane.stream.arrival import Assignment
 from relume.controlplane.stream.error_codes import NOT_COMPARED
-from relume.controlplane.stream.handlers.endings import NO_ENVELOPE, end, fail, refuse, release
+from relume.controlplane.stream.handlers.endings import (
+    NO_ENVELOPE,
+    drop_plan,
+    end,
+    fail,
+    refuse,
+    release,
+)
 from relume.controlplane.stream.handlers.placing import proceed
 from relume.controlplane.stream.handlers.to_client import finish, flush, greet
 from relume.controlplane.stream.reception import Reception
@@ -35,6 +42,7 @@ from relume.controlplane.stream.stream_states import (
     Attempt,
     AwaitingFirst,
     AwaitingRelayed,
+    BackingOff,
     Connecting,
     Declining,
     Delivering,
@@ -227,6 +235,7 @@ def on_engine_given_up(stream: Stream, state: Attempt, event: EngineGivenUp, now
         stream.budget.found_hung(now - stream.sent_at)
     elif event.cause == TransportKind.CORRUPT:
         stream.budget.found_corrupt()
+        stream.found_corrupt()
     return lose(stream, state, event.cause, event.detail, now)
 
 
@@ -234,8 +243,28 @@ def on_tokens_doubted(stream: Stream, state: Attempt, event: TokensDoubted, now:
     """What its client has must be generated again and compared."""
     if stream.answer.is_complete or stream.relayed is not None:
         return state
+    stream.is_doubted = True
     release(stream, state.to)
     return hand_over(stream, state, state.to, now, RouteCause.CORRUPT, event.detail)
+
+
+def on_plan_given_up(stream: Stream, state: BackingOff, event: EngineGivenUp, now: float) -> State:
+    """The engine that was to get the next attempt: another one is wanted."""
+    return _plan_anew(stream, state, CAUSES.get(event.cause) or RouteCause(event.cause))
+
+
+def on_plan_doubted(stream: Stream, state: BackingOff, event: TokensDoubted, now: float) -> State:
+    """The planned attempt would continue what must be compared."""
+    stream.is_doubted = True
+    return _plan_anew(stream, state, RouteCause.CORRUPT)
+
+
+def _plan_anew(stream: Stream, state: BackingOff, cause: RouteCause) -> State:
+    if state.planned is None:
+        return state  # the scheduler is asked after the pause
+    stream.effects.append(StopWaiting())
+    drop_plan(stream, state)
+    return proceed(stream, state, cause)
 
 
 def _lacks_ids(stream: Stream) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relume.controlplane.stream.arrival import Assignment, Rejected
-from relume.controlplane.stream.error_codes import STOPPING
+from relume.controlplane.stream.error_codes import CORRUPTED, NOT_COMPARED, STOPPING
 from relume.controlplane.stream.stream_data import NEVER, Stream
 from relume.controlplane.stream.stream_effects import (
     Close,
@@ -36,6 +36,7 @@ UNREPEATABLE = (
     "what you received remains valid; send the request again for another answer"
 )
 NOT_SENT = "assigned, and not sent: its client left or returned, or no other worker takes it"
+NO_RETRY = ("x-should-retry", "false")
 NO_CLIENT = "client closed the connection"
 
 
@@ -131,7 +132,9 @@ def fail(
         code = code or "model_not_found"
     if stream.stamp is not None and message.startswith(LOST):
         # OpenAI's clients would retry it, and must not.
-        code, headers = "stream_lost", (*headers, ("x-should-retry", "false"))
+        code, headers = "stream_lost", (*headers, NO_RETRY)
+    elif stream.stamp is not None and message in (NOT_COMPARED, CORRUPTED):
+        headers = (*headers, NO_RETRY)
     stream.effects.append(
         Fail(
             status=status,

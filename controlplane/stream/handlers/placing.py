@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from relume.controlplane.stream.arrival import Assignment
-from relume.controlplane.stream.error_codes import NO_LOG, NO_WORKER
+from relume.controlplane.stream.error_codes import NO_LOG, NO_WORKER, NOT_COMPARED
 from relume.controlplane.stream.handlers.endings import (
     NO_ENVELOPE,
     NOT_SENT,
@@ -79,8 +79,12 @@ def proceed(
         stream.body and (is_exact or len(stream.answer.ids) >= stream.have[0])
     ):
         if obstacle := stream.obstacle():
+            if stream.is_doubted:
+                return fail(stream, state, 502, NOT_COMPARED, obstacle)
             return fail(stream, state, 502, obstacle)
         return _next_attempt(stream, state, cause, must_pause, refusal)
+    if stream.is_doubted and stream.have > (0, 0):
+        return fail(stream, state, 502, NOT_COMPARED)
     if not is_exact:
         return fail(stream, state, 502, UNREPEATABLE)
     stream.effects.append(LocateEnvelope())
@@ -96,7 +100,7 @@ def _next_attempt(
 
 
 def _back_off(stream: Stream, state: BackingOff) -> State:
-    stream.effects.append(SetTimer(stream.budget.next_pause()))
+    stream.effects.append(SetTimer(stream.budget.next_pause(), state.planned))
     return state
 
 
@@ -104,6 +108,7 @@ def dispatch(stream: Stream, to: Assignment, now: float, attach: bool = False) -
     """Connect to the worker that gets the request."""
     stream.budget.tries += 1
     stream.sent_at = now
+    stream.had = 0 if attach else stream.delivered
     if stream.failover is not None:
         stream.failover.decided = now
     stream.effects.append(Open(to))
@@ -165,6 +170,7 @@ def on_called(stream: Stream, state: Queued, event: Called, now: float) -> State
 
 def on_assigned(stream: Stream, state: Routing, event: Assigned, now: float) -> State:
     to = event.to
+    stream.is_doubted = to.doubted
     if state.back is None and (to.worker, to.incarnation) in stream.budget.failed_on:
         if state.cause == RouteCause.DECLINED:
             if stream.is_absent:  # the stream waits: this attempt is over

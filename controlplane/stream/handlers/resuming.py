@@ -42,6 +42,7 @@ from relume.controlplane.stream.stream_events import (
     HandoverNoticed,
     Owned,
     Position,
+    TokensDoubted,
 )
 from relume.controlplane.stream.stream_states import (
     Adopting,
@@ -50,7 +51,7 @@ from relume.controlplane.stream.stream_states import (
     Detached,
     State,
 )
-from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind
+from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind, TransportKind
 
 NOT_OURS = "the stream is over, or the log does not answer"
 
@@ -139,9 +140,15 @@ def on_owned(stream: Stream, state: Adopting, event: Owned, now: float) -> State
         if is_there:
             stream.effects.append(_gone())
         return ended
+    left = event.left
+    if event.doubted:
+        stream.is_doubted = True
+        if left is not None:
+            release(stream, left)  # its failure is recorded
+            left = None
     if stream.is_absent:
-        return Detached(event.left)
-    return _go_on(stream, Detached(None), event.left, now)
+        return Detached(left)
+    return _go_on(stream, Detached(None), left, now)
 
 
 def on_handover_noticed(
@@ -160,11 +167,26 @@ def on_unattended_given_up(
 ) -> State:
     """The engine on which it runs for its absent client is not to be used: the next attempt waits
     for the client."""
-    to = state.left
-    if to is None:
-        return state
-    release(stream, to)
-    stream.effects.append(RecordFailure(to.attempt, event.cause, stream.delivered, event.detail))
+    if event.cause == TransportKind.CORRUPT:
+        stream.found_corrupt()
+    return _leave_unattended(stream, state, event.cause, event.detail)
+
+
+def on_unattended_doubted(
+    stream: Stream, state: Detached, event: TokensDoubted, now: float
+) -> State:
+    """What its absent client has must be generated again and compared: the next attempt waits for
+    the client."""
+    stream.is_doubted = True
+    return _leave_unattended(stream, state, TransportKind.MOVED, event.detail)
+
+
+def _leave_unattended(
+    stream: Stream, state: Detached, kind: TransportKind, detail: str
+) -> Detached:
+    if (to := state.left) is not None:
+        release(stream, to)
+        stream.effects.append(RecordFailure(to.attempt, kind, stream.delivered, detail))
     return Detached(None)
 
 

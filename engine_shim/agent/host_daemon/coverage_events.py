@@ -66,7 +66,7 @@ class StateDaemonKeeper:
         self._backoff = Backoff((0.1, *config.backoff_s[1:]), config.stable_after_s)
         self._released: dict[str, None] = {}
         self._voided: dict[str, int] = {}
-        self._anew = False
+        self._anew = self._can_void = False
         self._id: ProcessId | None = None
         self._boot = ""
         self._figures: dict[str, int] = {}
@@ -208,6 +208,7 @@ class StateDaemonKeeper:
             file_bytes=stats.figures.get("file_budget", 0),
         )
         self._anew = False
+        self._can_void = "voided" in stats.figures
         self._journal.record(started, *held)
         self._logger.info("state daemon serves", boot=stats.boot, adopted=len(held))
         self._boot = stats.boot
@@ -228,9 +229,16 @@ class StateDaemonKeeper:
                 self._released.pop(name, None)
 
     async def _drop_voided(self, peer: Peer) -> None:
+        """A daemon older than `Void`, which does not count what it voids, would close the
+        connection. It drops them instead, and keeps what later attempts wrote meanwhile."""
         while self._voided:
             attempts = tuple(self._voided.items())[: m.MAX_REQUESTS]
-            await self._ask(peer, m.Void(0, attempts))
+            if self._can_void:
+                await self._ask(peer, m.Void(0, attempts))
+            else:
+                for last in sorted({number for _, number in attempts}):
+                    names = tuple(name for name, number in attempts if number == last)
+                    await self._ask(peer, m.Drop(0, names, last))
             for request, attempt in attempts:
                 if self._voided.get(request) == attempt:
                     del self._voided[request]

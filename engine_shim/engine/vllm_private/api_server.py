@@ -319,6 +319,8 @@ def _stamp(params: SamplingParams, generation: Generation | None) -> None:
             reason = inexact(params, resume.mode, generation.multiple)
         if reason:
             raise VLLMUnprocessableEntityError(f"cannot resume: {reason}")
+        if generation.uncached:
+            params.skip_reading_prefix_cache = True
         extra[IDENTITY_KEY] = generation.identity()
     params.extra_args = extra or None
 

@@ -10,6 +10,7 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+from relume.controlplane.stream.stream_events import Owned
 from tests.gateway.client_requests import CHAT, chat_body
 from tests.gateway.peers import Behaviour, expected_stream, frames
 from tests.gateway.streams.test_away import until
@@ -109,8 +110,8 @@ async def test_a_client_returns_to_a_stream_that_another_replica_took(rig):
         arrival = session.arrival
         r.gateway.let_go(arrival.request)
 
-        async def owned(request: str, timeout_s: float) -> tuple[bool, None]:
-            return False, None
+        async def owned(request: str, timeout_s: float) -> Owned:
+            return Owned(False)
 
         r.scheduler.returns = SimpleNamespace(
             known=lambda request: (arrival, arrival.resumable),

@@ -14,6 +14,7 @@ import pytest
 from relume.controlplane.client import astream
 from relume.controlplane.stream import event_ids
 from relume.controlplane.stream.arrival import Arrival, Assignment
+from relume.controlplane.stream.stream_events import Owned
 from tests.gateway.client_requests import TEXT
 from tests.gateway.peers import Behaviour
 
@@ -28,6 +29,7 @@ class Returns:
     scheduler: Any
     verdict: str
     runs: Assignment | None = None
+    doubted: bool = False
 
     def known(self, request: str) -> tuple[Arrival, str] | None:
         digest = event_ids.digest(CLAIM)
@@ -54,8 +56,8 @@ class Returns:
     def holders(self, request: str, worker: str = "") -> tuple[str, ...]:
         return ()
 
-    async def owned(self, request: str, timeout_s: float) -> tuple[bool, Assignment | None]:
-        return True, self.runs
+    async def owned(self, request: str, timeout_s: float) -> Owned:
+        return Owned(True, self.runs, self.doubted)
 
 
 def client_of(port: int) -> openai.AsyncOpenAI:
@@ -84,6 +86,16 @@ async def test_openai_client_raises_it_once_and_knows_what_to_do(rig, verdict, s
         assert "again" in error.message
         told = [e[:2] for e in r.scheduler.endings()]
         assert told == [("failed", 502)], "it was asked again"
+
+
+async def test_a_client_hears_once_that_its_tokens_are_in_doubt(rig):
+    """A retry would only hear that the stream is gone."""
+    async with rig() as r:
+        r.scheduler.returns = Returns(r.scheduler, "sampled", doubted=True)
+        with pytest.raises(openai.InternalServerError) as raised:
+            await client_of(r.gateway.port).completions.create(**asking(), stream=True)
+        assert raised.value.code == "corrupt_answer"
+        assert "do not use" in raised.value.message
 
 
 async def test_our_client_helper_raises_it_too(rig):

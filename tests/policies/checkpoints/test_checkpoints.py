@@ -280,6 +280,21 @@ def test_blocks_that_a_quarantined_worker_computed_are_not_restored() -> None:
     assert checkpoints.sources(view, "q1", "w1", 1) == ()
 
 
+def test_nor_those_that_a_later_attempt_has_written_again() -> None:
+    """The leader voids them after the verdict, and the replay may begin before."""
+    story = fleet_of()
+    lost_two(story)
+    view = View("r.r0", story.fleet)
+    story.tell("r.r0", decided("q1", 2, "w2"), chosen("q1", ("w1",), "w2", 2))
+    assert checkpoints.sources(view, "q1", "w3", 2) == ("tcp://w1:1",)
+    wrong = v.HealthDecided(
+        worker="w0", incarnation=1, state="quarantined", failure="corruption", evidence="", since=1
+    )
+    story.tell("fleet", wrong)
+    assert checkpoints.sources(view, "q1", "w3", 2) == ()
+    assert checkpoints.plan(view, "w2", 1, [Lost("q1", 2, 2100, ("w0:1", "w2:1"))]) == ()
+
+
 def test_recompute_restores_nothing() -> None:
     story = fleet_of(config=CheckpointConfig(recovery="recompute"))
     lost = lost_two(story)

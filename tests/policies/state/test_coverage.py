@@ -382,6 +382,20 @@ def test_blocks_of_a_quarantined_worker_cover_nothing_and_never_again() -> None:
     assert state_hash(fleet) == state_hash(story.fleet)
 
 
+def test_blocks_that_a_later_attempt_restored_and_wrote_again_are_void_too() -> None:
+    """The holder has them as that attempt's: their bytes are the same."""
+    story = scene()
+    story.leader()
+    story.tell("r.r0", decided("q"), chosen("w1"))
+    story.tell("w.w1", acknowledged("w1", 64))
+    story.tell("r.r0", decided("q", 2, "w2"), chosen("w1", attempt=2, primary="w2"))
+    story.tell("w.w1", msgspec.structs.replace(acknowledged("w1", 64), attempt=2))
+    assert decide(story, quarantined()) == [v.CheckpointsVoided("w0", 1, (("q", 2),))]
+    assert covered_tokens(story.fleet, "w1", "q") == 0
+    story.tell("r.r0", decided("q", 3, "w1"))
+    assert decide(story, quarantined()) == [], "the third restored none of them"
+
+
 def test_a_request_that_comes_to_a_quarantined_worker_late_leaves_no_blocks() -> None:
     """Its replica did not know of the decision yet."""
     story = scene()

@@ -21,6 +21,7 @@ from relume.events.vocabulary.enums import (
     RouteCause,
 )
 from relume.policies.canary import answers, golden_values
+from relume.policies.recovery.lineage import Lineage
 
 CANARY_S, LATE_S = 2.0, 1.5
 """Time between canaries; and that which the jitter, the log and the leader may add."""
@@ -103,6 +104,10 @@ def test_replay_takes_golden_values_and_quarantines_again(monkeypatch: pytest.Mo
         patch.setattr(golden_values, "_bounds", lambda found, choose: ())
         other = verify(groups).divergences
     assert any("CanaryValuesDecided" in str(found.actual) for found in other), other
+    with monkeypatch.context() as patch:
+        patch.setattr(Lineage, "is_doubted", lambda self, corrupt, request: False)
+        forgotten = verify(groups).divergences
+    assert any(found.expected == "doubted: True" for found in forgotten), forgotten
 
 
 def test_right_workers_are_never_quarantined() -> None:

@@ -1,9 +1,12 @@
 """I14, about corrupt workers: no token or block of one is used after the verdict on it.
 
-An attempt that was decided with the verdict known restores no blocks that the engine wrote. A
+An attempt that was decided with the verdict known restores no blocks that the engine wrote, nor those
+that another attempt restored before and wrote again. A
 replica that knows the verdict ends no request on that engine as completed, and continues none after
 the engine's tokens: it has them compared. An answer with wrong tokens may complete only where its
 replica did not know the verdict yet. Then the worker's incident lists the request.
+Wrong answers of an engine without a verdict prove nothing: it may have died before its canaries, or
+there were none. The run is inconclusive then.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from relume.chaos.validators.corrupt_engines import NEVER, Engine, verdicts
 from relume.chaos.validators.corrupt_engines import served as served_by
 from relume.chaos.validators.records import (
+    THE_RUN,
     ClientRecord,
     Course,
     Entry,
@@ -109,6 +113,7 @@ def _wrong_answers(
         if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.asked
     }
     listed: dict[str, set[str]] | None = None
+    missed: dict[Engine, int] = {}
     for client, course in of_clients(courses(groups), clients):
         if course is None or course.request not in served or client.undisturbed:
             continue
@@ -119,7 +124,8 @@ def _wrong_answers(
         listed = _listed(groups) if listed is None else listed
         for engine in served[course.request]:
             if engine not in known:
-                continue  # not found before the run ended, or not believed
+                missed[engine] = missed.get(engine, 0) + 1
+                continue
             for at in course.ends:
                 if at.revision > known[engine].get(at.stream, NEVER):
                     text = f"completed with wrong tokens of {engine[0]} after the verdict on it"
@@ -128,15 +134,22 @@ def _wrong_answers(
             if course.request not in names and "" not in names:
                 text = f"has wrong tokens of {engine[0]}, and its incident does not list it"
                 yield Violation(PROMISE, client.request, text)
+    for (name, incarnation), count in missed.items():
+        text = (
+            f"{count} wrong answers have tokens of {name}:{incarnation}, which was not quarantined"
+        )
+        yield Violation(PROMISE, THE_RUN, text)
 
 
 def _restored(
     groups: Sequence[RevisionGroup], engines: Mapping[Engine, int]
 ) -> Iterator[Violation]:
-    """Restores of blocks whose last writer was an attempt on a corrupt engine."""
+    """Restores of blocks that come from a corrupt engine: an attempt there was their last writer, or
+    their last writer is an attempt that had restored such blocks of its own request before."""
     names: dict[str, str] = {}  # holders by endpoint
     writers: dict[tuple[str, str], int] = {}  # by holder and request, the attempt
     routes: dict[tuple[str, int], v.RouteDecided] = {}
+    origins: dict[tuple[str, int], set[Engine]] = {}  # corrupt engines whose blocks it restored
     for at in events_of(groups) if engines else ():
         event, kind = at.event, type(at.event)
         if kind is v.StateDaemonStarted:
@@ -150,14 +163,18 @@ def _restored(
         elif kind is v.RestoreStarted:
             decided = routes.get((event.request, event.attempt))
             owner = event.lender or event.request
-            writer = writers.get((names.get(event.holder, event.holder), owner), 0)
-            wrote = routes.get((owner, writer))
+            last = owner, writers.get((names.get(event.holder, event.holder), owner), 0)
+            wrote = routes.get(last)
             if decided is None or wrote is None or not event.tokens:
                 continue
-            if decided.basis.revision >= engines.get((wrote.worker, wrote.incarnation), NEVER):
-                text = f"restored {event.tokens} tokens that {wrote.worker} wrote, which is corrupt"
-                about = f"{event.request}/{event.attempt}"
-                yield Violation(PROMISE, about, text, at.revision)
+            found = {(wrote.worker, wrote.incarnation)} & engines.keys() | origins.get(last, set())
+            if owner == event.request:
+                origins.setdefault((event.request, event.attempt), set()).update(found)
+            for name, number in sorted(found):
+                if decided.basis.revision >= engines[name, number]:
+                    text = f"restored {event.tokens} tokens that {name} wrote, which is corrupt"
+                    about = f"{event.request}/{event.attempt}"
+                    yield Violation(PROMISE, about, text, at.revision)
 
 
 def _listed(groups: Sequence[RevisionGroup]) -> dict[str, set[str]]:

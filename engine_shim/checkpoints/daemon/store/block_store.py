@@ -29,7 +29,7 @@ from relume.events.wire.kv.kv_messages import Change, Piece, Position
 ENDED_KEPT = 16_384
 COUNTS = (
     "blocks", "assemblies", "taken", "refused", "evicted", "demoted", "expired", "dropped",
-    "corrupt", "served", "lent", "bytes_in", "bytes_out",
+    "voided", "corrupt", "served", "lent", "bytes_in", "bytes_out",
 )  # fmt: skip
 
 
@@ -366,9 +366,13 @@ class BlockStore:
         """What attempts up to this one wrote is wrong: it goes, and they may write no more;
         (blocks, bytes) that were held of it. What a later attempt wrote, or confirmed, is left."""
         holding = self._holdings.get(request)
-        gone = self.drop(request, attempt)
-        if holding is None or holding.attempt <= attempt:
-            return gone
+        blocks, size = self.drop(request, attempt)
+        if holding is not None and holding.attempt > attempt:
+            blocks, size = self._void(holding, attempt)
+        self._counts["voided"] += blocks
+        return blocks, size
+
+    def _void(self, holding: Holding, attempt: int) -> tuple[int, int]:
         blocks, before = 0, holding.bytes
         for (child, rank), sequence in holding.sequences.items():
             for index in [i for i, a in sequence.open.items() if a.attempt <= attempt]:
@@ -378,7 +382,7 @@ class BlockStore:
                     self._remove(sequence, index)
                     blocks += 1
             self._note(holding, child, rank, "" if sequence.prefix else "evicted")
-        self._forget_if_empty(request)
+        self._forget_if_empty(holding.request)
         return blocks, before - holding.bytes
 
     def expire(self, now_s: float) -> list[str]:
