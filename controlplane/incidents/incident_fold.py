@@ -49,6 +49,7 @@ class IncidentFold:
             v.RestoreFailed: self._on_restore_failed,
             v.ClientReturned: self._on_returned,
             v.RequestEnded: self._on_ended,
+            v.WorkerForgotten: self._on_forgotten,
             v.ReplicaStarted: self._on_replica,
             v.ReplicaStopped: self._on_replica,
             v.ReplicaLost: self._on_replica,
@@ -125,6 +126,11 @@ class IncidentFold:
             self._gateways.on_stream_resumed(entry)
         elif entry.stream.startswith("w."):
             self._workers.handlers[v.StreamResumed](entry, event)
+
+    def _on_forgotten(self, entry: Entry, event: v.WorkerForgotten) -> None:
+        self._workers.handlers[v.WorkerForgotten](entry, event)
+        if not self._workers.knows(event.worker):
+            self._served.forget_worker(event.worker)
 
     def _on_deregistered(self, entry: Entry, event: v.WorkerDeregistered) -> None:
         self._workers.handlers[v.WorkerDeregistered](entry, event)

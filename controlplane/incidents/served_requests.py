@@ -1,9 +1,9 @@
 """Which requests got tokens from each engine, and until when: a verdict on what it computes dates back.
 
 An attempt that brought tokens served its request until it ended, and so did one whose blocks a later
-attempt restored. When the leader quarantines a
-worker, each request that the engine served since the tick of its last right answers joins the
-incident. Attempts that still run join it when they end, if they brought tokens.
+attempt restored. When the leader quarantines a worker, each request that the engine served since the
+tick of its last right answers joins the incident. Attempts that still run join it when they end, if
+they brought tokens.
 """
 
 from __future__ import annotations
@@ -110,6 +110,11 @@ class ServedRequests:
         """`case` is no more."""
         for engine in [engine for engine, other in self._corrupt.items() if other is case]:
             del self._corrupt[engine]
+
+    def forget_worker(self, worker: str) -> None:
+        """It left long ago: no verdict on it will come."""
+        for key in [key for key in self._services if key[0] == worker]:
+            del self._services[key]
 
     def _left(self, request: str, tokens: int) -> None:
         """Its attempt is over, after `tokens` (-1: unknown) in all."""

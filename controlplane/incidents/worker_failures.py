@@ -322,6 +322,10 @@ class WorkerFailures:
             case.decided(entry.at_ms)
             case.link(entry)
 
+    def knows(self, worker: str) -> bool:
+        """Whether it has not been removed."""
+        return worker in self._lives
+
     def _on_forgotten(self, entry: Entry, event: v.WorkerForgotten) -> None:
         life = self._lives.get(event.worker)
         if life is not None and life.epoch > event.epoch:
