@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from relume.chaos.validators.records import Course, Entry, courses, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.events.vocabulary.enums import FailureClass, HealthState, RequestOutcome
 
 Engine = tuple[str, int]
 """Worker and incarnation."""
@@ -62,7 +62,8 @@ def _served(course: Course, engines: Mapping[Engine, int]) -> dict[Engine, Entry
         if kind is v.TransportObserved and (event.worker, event.incarnation) == place:
             tokens = event.delivered
         elif kind is v.RequestEnded:
-            tokens = event.tokens
+            is_complete = event.outcome == RequestOutcome.COMPLETED
+            tokens = -1 if is_complete else event.tokens  # not all are counted
         else:
             continue
         if place in engines and (tokens > had or tokens < 0):

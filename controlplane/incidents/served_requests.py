@@ -13,7 +13,7 @@ from msgspec import Struct
 from relume.controlplane.incidents.case import Case
 from relume.controlplane.incidents.incident import MOST_SERVED, ServedRequest
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import RequestState
+from relume.events.vocabulary.enums import RequestOutcome, RequestState
 
 MOST_REMEMBERED = 65_536
 """Maximum number of ended attempts that are remembered, over all workers; the oldest go first."""
@@ -85,8 +85,10 @@ class ServedRequests:
             self._left(event.request, event.delivered)
 
     def on_ended(self, event: v.RequestEnded) -> None:
-        """The request is over."""
-        self._left(event.request, event.tokens)
+        """The request is over. Of some complete answers no token was counted, such as those of several
+        choices."""
+        is_complete = event.outcome == RequestOutcome.COMPLETED
+        self._left(event.request, -1 if is_complete else event.tokens)
         self._tokenless.pop(event.request, None)
         self._restored.pop(event.request, None)
         for served in self._of_live.pop(event.request, ()):
