@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from relume.controlplane.incidents.case import Case
 from relume.controlplane.incidents.incident import MOST_SERVED, ServedRequest
+from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import RequestOutcome, RequestState
 
@@ -89,7 +90,9 @@ class ServedRequests:
         choices."""
         is_complete = event.outcome == RequestOutcome.COMPLETED
         self._left(event.request, -1 if is_complete else event.tokens)
-        self._tokenless.pop(event.request, None)
+        for attempt, tick in self._tokenless.pop(event.request, ()):
+            if event.detail.startswith(NOT_COMPARED):  # its client has tokens without ids
+                self._note(event.request, attempt, tick)
         self._restored.pop(event.request, None)
         for served in self._of_live.pop(event.request, ()):
             served.state = RequestState(event.outcome)
