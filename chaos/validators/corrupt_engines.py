@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from relume.chaos.validators.records import Course, Entry, courses, events_of
+from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.events.vocabulary.enums import FailureClass, HealthState, RequestOutcome
 
 Engine = tuple[str, int]
 """Worker and incarnation."""
@@ -54,15 +55,20 @@ def served(
 def _served(course: Course, engines: Mapping[Engine, int]) -> dict[Engine, Entry]:
     found: dict[Engine, Entry] = {}
     place, had = ("", 0), 0
+    last = place
     for at in course.events:
         event, kind = at.event, type(at.event)
         if kind is v.RouteDecided and event.worker:
             place, had = (event.worker, event.incarnation), event.delivered
+            last = place
             continue
         if kind is v.TransportObserved and (event.worker, event.incarnation) == place:
             tokens = event.delivered
         elif kind is v.RequestEnded:
-            tokens = event.tokens
+            is_complete = event.outcome == RequestOutcome.COMPLETED
+            tokens = -1 if is_complete else event.tokens  # not all are counted
+            if event.detail.startswith(NOT_COMPARED):
+                place, tokens = last, -1
         else:
             continue
         if place in engines and (tokens > had or tokens < 0):

@@ -15,6 +15,7 @@ from relume.controlplane.incidents.served_requests import ServedRequests
 from relume.events import vocabulary as v
 from relume.events.log.entries import Entry
 from relume.events.vocabulary.enums import EffectKind, FailedPart, FailureClass, HealthState
+from relume.policies.recovery.lineage import TRUSTED
 
 Evidence = Callable[[Entry, str, int, FailureClass, str], Case | None]
 """`WorkerFailures.evidence`: the case that evidence belongs to, opened if need be."""
@@ -37,7 +38,7 @@ class DecidedHealth:
         worker, incarnation, state = event.worker, event.incarnation, event.state
         slow = state == HealthState.SUSPECT and event.failure == FailureClass.SLOW
         self._slowness(entry, event, slow)
-        if state != HealthState.QUARANTINED:
+        if state in TRUSTED:
             self._served.acquit(worker, incarnation)
         if slow:
             return

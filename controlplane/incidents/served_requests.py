@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from relume.controlplane.incidents.case import Case
 from relume.controlplane.incidents.incident import MOST_SERVED, ServedRequest
+from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import RequestState
+from relume.events.vocabulary.enums import RequestOutcome, RequestState
 
 MOST_REMEMBERED = 65_536
 """Maximum number of ended attempts that are remembered, over all workers; the oldest go first."""
@@ -85,9 +86,13 @@ class ServedRequests:
             self._left(event.request, event.delivered)
 
     def on_ended(self, event: v.RequestEnded) -> None:
-        """The request is over."""
-        self._left(event.request, event.tokens)
-        self._tokenless.pop(event.request, None)
+        """The request is over. Of some complete answers no token was counted, such as those of several
+        choices."""
+        is_complete = event.outcome == RequestOutcome.COMPLETED
+        self._left(event.request, -1 if is_complete else event.tokens)
+        for attempt, tick in self._tokenless.pop(event.request, ()):
+            if event.detail.startswith(NOT_COMPARED):  # its client has tokens without ids
+                self._note(event.request, attempt, tick)
         self._restored.pop(event.request, None)
         for served in self._of_live.pop(event.request, ()):
             served.state = RequestState(event.outcome)

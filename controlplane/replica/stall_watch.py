@@ -127,8 +127,9 @@ class StallWatch:
 
     def _leave_corrupt(self, name: str, incarnation: int, evidence: str) -> None:
         """Streams leave a quarantined engine. Those that left it before have tokens of it too."""
+        elsewhere = self._scheduler.served_before(name, incarnation)
         self._gateway.break_streams(name, incarnation, TransportKind.CORRUPT, evidence)
-        for live in self._scheduler.served_before(name, incarnation):
+        for live in elsewhere:
             detail = f"{name}:{incarnation} served it before: {evidence}"[:200]
             request = live.arrival.request
             self._gateway.doubt_stream(live.worker, live.incarnation, request, detail)

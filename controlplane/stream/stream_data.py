@@ -186,8 +186,10 @@ class Stream:
         return ""
 
     def found_corrupt(self) -> None:
-        """The engine of its attempt computes wrong results."""
-        self.is_doubted = self.is_doubted or self.delivered > self.had
+        """The engine of its attempt computes wrong results. Tokens without ids are not counted: what
+        the client has then came in this attempt."""
+        is_uncounted = bool(self.begun or self.out) and not self.delivered
+        self.is_doubted = self.is_doubted or is_uncounted or self.delivered > self.had
 
     def reply_headers(self) -> Headers:
         """Headers that every answer to this request carries."""

@@ -18,6 +18,8 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import HealthState
 from relume.policies.state.fleet import Request, Worker
 
+TRUSTED = (HealthState.PROBING, HealthState.HEALTHY)
+"""States that take back the verdict on an engine."""
 MOST_CORRUPT = 1024
 """Maximum number of quarantined engines that are remembered."""
 
@@ -34,8 +36,9 @@ def is_quarantined(worker: Worker | None) -> bool:
 
 
 class CorruptEngines:
-    """Engines that the leader quarantined, from its decisions in their order. Another decision about
-    the same engine takes that back: an operator trusts it."""
+    """Engines that the leader quarantined, from its decisions in their order. If it decides that the
+    same engine may serve again, that takes the verdict back: an operator trusts it. Its death does
+    not."""
 
     def __init__(self) -> None:
         self._engines: dict[str, None] = {}
@@ -43,8 +46,9 @@ class CorruptEngines:
     def on_decided(self, event: v.HealthDecided) -> None:
         """The decision was folded."""
         engine = engine_of(event.worker, event.incarnation)
-        if event.state != HealthState.QUARANTINED:
+        if event.state in TRUSTED:
             self._engines.pop(engine, None)
+        if event.state != HealthState.QUARANTINED:
             return
         self._engines[engine] = None
         if len(self._engines) > MOST_CORRUPT:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from relume.controlplane.replica.scheduler import Scheduler
+from relume.controlplane.replica.stall_watch import StallWatch
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
@@ -234,6 +236,39 @@ def test_tokens_of_an_engine_that_an_operator_trusts_are_continued() -> None:
     fleet.lost(first, 4, TransportKind.RESET)
     found = fleet.assign("q", RouteCause.RESET, 4)
     assert isinstance(found, Assignment) and (found.mode, found.doubted) == ("continue", False)
+
+
+async def test_a_stream_that_leaves_the_corrupt_engine_moves_once() -> None:
+    """Composed seed 4: where it went it was taken for one that had left before."""
+    fleet = Fleet()
+    first = fleet.arrive("q")
+    doubted: list[str] = []
+
+    def break_streams(*given: Any) -> int:
+        fleet.lost(first, 4)
+        assert fleet.assign("q", RouteCause.CORRUPT, 4)
+        return 1
+
+    gateway: Any = SimpleNamespace(
+        activity={}, break_streams=break_streams, doubt_stream=lambda *given: doubted.append(given)
+    )
+    watch = StallWatch(fleet.scheduler, gateway, lambda: 0.0)
+    fleet.quarantine(first)
+    watch.seen("fleet", 1, fleet.story.seen[-1])
+    watch.folded(fleet.story.groups[-1])
+    assert fleet.scheduler.live["q"].attempt == 2 and doubted == []
+
+
+@pytest.mark.parametrize("state", [HealthState.DEAD, HealthState.SUSPECT])
+def test_the_death_of_an_engine_does_not_make_its_tokens_right(state: HealthState) -> None:
+    """Composed seed 609: the leader had both to write."""
+    fleet = Fleet()
+    first = fleet.arrive("q")
+    fleet.quarantine(first)
+    fleet.decide(first, state)
+    fleet.lost(first, 4, TransportKind.RESET)
+    found = fleet.assign("q", RouteCause.RESET, 4)
+    assert isinstance(found, Assignment) and (found.mode, found.doubted) == ("replay", True)
 
 
 def test_the_fold_knows_which_live_requests_were_sent_to_a_corrupt_worker() -> None:

@@ -117,6 +117,20 @@ def test_nothing_is_added_once_an_operator_trusts_the_worker() -> None:
     assert served(log.one()) == {"before": "completed"}
 
 
+def test_an_answer_of_which_no_token_was_counted_is_listed_if_it_is_complete() -> None:
+    """Composed seed 258."""
+    log = FailureLog()
+    for name, outcome in (("whole", "completed"), ("failed", "failed")):
+        log.request("w0", "r0", name)
+        end = v.RequestEnded(
+            request=name, outcome=RequestOutcome(outcome), status=200, tokens=0, finish="stop",
+            attempts=1, verdict=Guarantee.EXACT,
+        )  # fmt: skip
+        log.tell("r.r0", end)
+    quarantined(log, good_tick=-1)
+    assert served(log.one()) == {"whole": "completed"}
+
+
 def test_another_incarnation_is_not_in_doubt() -> None:
     log = FailureLog()
     log.stream("before")

@@ -150,6 +150,16 @@ def test_an_answer_that_cannot_be_continued_is_not_called_valid(verdict: str) ->
     assert "the worker failed" in request.only(do.RecordEnd).detail
 
 
+def test_nor_one_whose_tokens_came_without_ids() -> None:
+    """Composed seed 823: no token of it is counted."""
+    request = OneRequest()
+    request.begin(0)
+    request.feed(e.Data(encode_tokens(-1, [], b"data: a\n\n")))
+    assert request.machine.stream.begun and not request.machine.stream.delivered
+    request.feed(e.EngineGivenUp(TransportKind.CORRUPT, "wrong answer"))
+    assert request.only(do.Fail).message == NOT_COMPARED
+
+
 def test_without_a_token_of_the_worker_it_ends_as_after_any_failure() -> None:
     request = OneRequest()
     request.begin()
