@@ -463,7 +463,8 @@ def _check_stream(
     seen = overdue.Silence(silent_us=event.silent_us, from_step=event.from_step, probe=event.probe)
     of = event.request, event.attempt
     place, config = (event.worker, event.incarnation), overdue.config_of(view)
-    found = overdue.judge(view.fleet, place, of, seen, config)
+    finished = overdue.FINISHED[version_of(view, "overdue")]
+    found = overdue.judge(view.fleet, place, of, seen, config, finished)
     recorded = overdue.Judgement(
         steps=event.steps,
         decodes=event.decodes,

@@ -120,5 +120,6 @@ def doubt_requests(fleet: Fleet, event: v.HealthDecided) -> None:
     """What a corrupt worker gave to live requests is in doubt."""
     if event.state == HealthState.QUARANTINED and event.failure == FailureClass.CORRUPTION:
         for request in fleet.requests.values():
-            if any(name == event.worker for name, _ in request.places):
+            names = {request.worker, *(name for name, _ in request.places)}
+            if event.worker in names:  # a place is missing where the end came before the dispatch
                 request.doubted = True

@@ -19,6 +19,7 @@ Replicas judge only while every living replica knows the decision: an older one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Struct
@@ -97,24 +98,52 @@ def decodes(worker: Worker, request: str, attempt: int) -> bool:
 
 def is_finished(fleet: Fleet, worker: Worker, request: str, attempt: int) -> bool:
     """Whether the engine took the attempt and is done with it, by its own reports: it has none of
-    the request's choices any more."""
+    the request's choices any more. The report may have come before the dispatch."""
+    found = fleet.requests.get(request)
+    sent_there = found is not None and (found.worker, found.incarnation, found.attempt) == (
+        worker.name,
+        worker.incarnation,
+        attempt,
+    )
+    if sent_there and key_of(request, attempt) not in worker.attempts:
+        return not _has_choices(worker, request)
+    return is_finished_v1(fleet, worker, request, attempt)
+
+
+def is_finished_v1(fleet: Fleet, worker: Worker, request: str, attempt: int) -> bool:
+    """The same as version 1 of the decision has it: not of an attempt that was finished before its
+    dispatch was folded."""
     found, key = fleet.requests.get(request), key_of(request, attempt)
     if found is None or key in worker.attempts or (worker.name, key) not in found.places:
         return False
-    return not any(held.request.startswith(f"{request}#") for held in worker.attempts.values())
+    return not _has_choices(worker, request)
+
+
+def _has_choices(worker: Worker, request: str) -> bool:
+    return any(held.request.startswith(f"{request}#") for held in worker.attempts.values())
+
+
+FINISHED: dict[int, Callable[[Fleet, Worker, str, int], bool]] = {1: is_finished_v1, 2: is_finished}
+"""By version of the decision."""
 
 
 def judge(
-    fleet: Fleet, at: tuple[str, int], of: tuple[str, int], seen: Silence, config: OverdueConfig
+    fleet: Fleet,
+    at: tuple[str, int],
+    of: tuple[str, int],
+    seen: Silence,
+    config: OverdueConfig,
+    finished: Callable[[Fleet, Worker, str, int], bool] = is_finished,
 ) -> Judgement:
-    """Whether the stream `of` (request, attempt) `at` (worker, incarnation) is stuck."""
+    """Whether the stream `of` (request, attempt) `at` (worker, incarnation) is stuck. `finished`: one
+    of `FINISHED`."""
     worker = fleet.workers.get(at[0])
     if worker is None or worker.incarnation != at[1] or worker.engine != EnginePhase.READY:
         return Judgement(
             steps=0, decodes=False, finished=False, bound_us=config.floor_us, stuck=False
         )
     steps, bound = worker.step - seen.from_step, bound_us(worker, config)
-    is_decoding, is_over = decodes(worker, *of), is_finished(fleet, worker, *of)
+    is_decoding, is_over = decodes(worker, *of), finished(fleet, worker, *of)
     stuck = (
         seen.probe == ProbeResult.ANSWERED
         and seen.silent_us >= bound

@@ -89,12 +89,15 @@ def test_a_stream_that_its_engine_finished_and_whose_end_does_not_come_is_stuck(
     assert not judged(story).stuck, "what it held is gone with it"
 
 
-def test_a_dispatch_that_the_fold_does_not_have_is_not_finished() -> None:
+def test_an_attempt_whose_end_is_folded_before_its_dispatch_is_finished() -> None:
     story = Story()
     story.worker()
     story.tell("w.w0", engine_step(queued(), FIRST, finished()))
+    assert not judged(story).finished, "nothing is known of its dispatch"
     story.tell("r.r0", replica_started(), arrived(), decided())
-    assert not judged(story).finished, "its end came first: nothing is known of the order"
+    assert judged(story).finished and judged(story).stuck
+    by_v1 = overdue.judge(story.fleet, ENGINE, STREAM, SEEN, CONFIG, overdue.FINISHED[1])
+    assert not by_v1.finished, "version 1 of the decision goes by the places of the request"
 
 
 def test_a_preempted_stream_is_owed_tokens_once_it_decodes_again() -> None:

@@ -18,7 +18,16 @@ from relume.policies.canary.comparison import difference
 from relume.policies.leader.duties import step
 from relume.policies.state.fleet import state_hash
 from tests.policies.health.led_fleet import LedFleet, folded_again
-from tests.policies.story import died, ready, started
+from tests.policies.story import (
+    arrived,
+    decided,
+    died,
+    engine_step,
+    finished,
+    queued,
+    ready,
+    started,
+)
 
 RIGHT = {0: ((5, 6, 7), (-0.1, -3.0, -0.2, -2.5, -0.3, -2.0)),
          1: ((8, 9, 8), (-0.5, -1.0, -0.6, -1.1, -0.7, -1.2))}  # fmt: skip
@@ -125,6 +134,21 @@ def test_a_worker_that_was_never_right_is_in_doubt_from_its_beginning() -> None:
         reports(fleet, "w1", 1, tokens=(1, 2, 3))
     (verdict,) = [e for e in fleet.decisions if e.state == HealthState.QUARANTINED]
     assert verdict.good_tick == -1
+
+
+def test_requests_of_a_quarantined_worker_are_in_doubt() -> None:
+    """Also one of which its engine's end was folded before its dispatch."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet)
+    fleet.tell("r.r0", arrived("there"), decided("there", worker="w1"), arrived("elsewhere"))
+    fleet.tell("r.r0", decided("elsewhere", worker="w0"))
+    fleet.tell("w.w1", engine_step(queued("early"), v.FirstToken("early", 1), finished("early")))
+    fleet.tell("r.r0", arrived("early"), decided("early", worker="w1"))
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    doubted = {name for name, one in fleet.fleet.requests.items() if one.doubted is True}
+    assert doubted == {"there", "early"}
 
 
 def test_a_mismatch_that_is_not_confirmed_is_forgiven_with_the_next_right_answer() -> None:
