@@ -119,6 +119,7 @@ class _Reports:
         self._waits_since_ns = 0
         """End of the last step, if requests have waited for the next one since; else 0."""
         self._uncomputed = self._decoding = self._context = self._arrived = 0
+        self._kv_told = 0
         self._prefixes: vllm_private_prefixes.PrefixReport | None = None
         self.changes: list[AnyChange] = []
         self.steps = 0
@@ -271,6 +272,8 @@ class _Reports:
                     wait_us=waited_us,
                 )
             )
+        elif not running and not waiting and kv_used != self._kv_told:
+            self._tell(waiting, kv_used)  # unreported requests had blocks when it was told last
         self.show(running, waiting, kv_used)
 
     def pass_prefills(self, requests: Iterable[Request]) -> None:
@@ -291,8 +294,10 @@ class _Reports:
 
     def flush(self, waiting: int, kv_used: int) -> None:
         """Changes so far go out at once, between steps."""
-        if not self.changes:
-            return
+        if self.changes:
+            self._tell(waiting, kv_used)
+
+    def _tell(self, waiting: int, kv_used: int) -> None:
         changes, self.changes = tuple(self.changes), []
         self._send(
             EngineStep(
@@ -328,6 +333,7 @@ class _Reports:
         return bool(self._in_flight)
 
     def _send(self, step: EngineStep) -> None:
+        self._kv_told = step.kv_used
         if self._reporter is None:
             return
         lost = self._reporter.take_lost()

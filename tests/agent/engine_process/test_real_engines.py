@@ -149,7 +149,7 @@ async def test_a_real_engine_that_hangs_idle_or_inside_a_step_is_found_and_resta
     starved by the interpreter's lock, as a thread in an endless loop does."""
     async with (
         FailpointServer(tmp_path / "failpoints.sock") as failpoints,
-        hosted(tmp_path, etcd, model, "zygote", hang_restart_s="1") as host,
+        hosted(tmp_path, etcd, model, "zygote", hang_restart_s="1", canary_interval_s="0") as host,
     ):
         monkeypatch.setenv("RELUME_FAILPOINTS", str(failpoints.path))
         socket = str(tmp_path / "z.sock")

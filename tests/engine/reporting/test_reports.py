@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from relume.engine_shim.canary_prompts import COUNT, PROMPTS
 from relume.events.vocabulary import (
     EngineFinished,
     EngineStep,
@@ -22,6 +23,7 @@ from relume.events.vocabulary import (
     RequestQueued,
 )
 from relume.events.wire.reports import Hello
+from relume.events.wire.worker_calls import CANARY_PATH
 from relume.policies.state.fleet import Worker
 from tests.engine import client
 from tests.engine.fleet import Engine, Zygote, engine_of, wait_until
@@ -99,6 +101,23 @@ def test_steps_of_a_request_sum_up(primary: Engine) -> None:
     assert real[0].gap_us == 0, "the engine was idle"
     assert all(0 < s.gap_us < 1_000_000 for s in real[1:]), "steps do not overlap on CPUs"
     assert all(s.incarnation == 1 and s.lost == 0 for s in steps)
+
+
+def test_blocks_of_a_canary_are_told_to_be_free_again(primary: Engine) -> None:
+    """A canary that outlives the last request was in the record that told of its end."""
+    body = {"model": "tiny", "prompt": "Short", "max_tokens": 2, "temperature": 0}
+    canary = {"canary": COUNT - 1, "prompts": PROMPTS, "incarnation": 1}
+    beside = 0
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(10):
+            answer = pool.submit(client.post, primary.port, CANARY_PATH, canary)
+            client.ask(primary.port, COMPLETIONS, body, request=f"beside-{number}")
+            assert answer.result().status == 200
+            steps = steps_of(primary)
+            ends = [s for s in steps if any(type(c) is EngineFinished for c in s.changes)]
+            beside += ends[-1].kv_used > 0
+            assert steps[-1].kv_used == 0
+    assert beside, "no request ended while a canary had blocks"
 
 
 def test_arrival_is_reported_while_a_step_runs(primary: Engine) -> None:
