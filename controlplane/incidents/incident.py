@@ -12,7 +12,7 @@ MOST_EVENTS = 250
 """Events of its causal chain that a record lists; it counts those that it leaves out."""
 MOST_OF_STREAMS = 200
 """Of these, at most so many are about single streams, so that the worker's own find room."""
-MOST_SERVED = 200
+MOST_SERVED = 5_000
 """Requests served by a corrupt worker that a record lists; it counts all of them."""
 
 
