@@ -20,6 +20,7 @@ from relume.events.settings.declared import Setting, limits, option, settings_of
 from relume.policies.admission import admission_settings
 from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints import checkpoint_settings
+from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.leader.duties import HEALTHY_TICKS
 from relume.policies.liveness.overdue import OverdueConfig
@@ -141,6 +142,12 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
             secret=True,
         ),
     ] = ()
+    unkept_tenants: Annotated[
+        tuple[str, ...],
+        option(
+            "Tenants, as /admin/v1/requests names them, whose prompts are not kept for cross-checks"
+        ),
+    ] = ()
     admin_tokens: Annotated[
         dict[str, str],
         option(
@@ -239,6 +246,13 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
     canary_limits: Annotated[
         dict[str, int],
         limits("When answers to canaries quarantine a worker or release it", CanaryConfig),
+    ] = {}
+    crosscheck_limits: Annotated[
+        dict[str, int],
+        limits(
+            "Which finished requests another engine answers again, for comparison",
+            CrossCheckConfig,
+        ),
     ] = {}
     gateway_limits: Annotated[dict[str, float], limits("Limits of the gateway", GatewayConfig)] = {}
     etcd_limits: Annotated[

@@ -31,26 +31,27 @@ DECISION_VERSIONS: dict[str, int] = {
     "overdue": 2,
     "leader": 1,
     "detail": 1,
-    "health": 4,
+    "health": 5,
+    "cross_check": 1,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
 `mode`: how the attempt continues what the client has.
 `admission`: which requests wait, which is next, which are refused. `leader`: the leader's
-duties."""
+duties. `cross_check`: which finished requests another engine answers again, and which engine."""
 
 RETAKEN: dict[str, tuple[int, ...]] = {
     "first_token": (1,),
     "mode": (1,),
     "stall": (1, 2),
     "overdue": (1,),
-    "health": (1, 2, 3),
+    "health": (1, 2, 3, 4),
 }
 """Older versions of which this build still has the rule: 1 of `first_token` is another estimate
 than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows
 no streams with tokens of a corrupt worker; `stall` has its own in
 `relume.policies.liveness.stall.HUNG`, `overdue` in `relume.policies.liveness.overdue.FINISHED`; 1 and
 2 of `health` differ in how slow workers are found (a worker that is probed keeps its overhead, and a
-probe that ended early stays open), and 1 to 3 have no canaries."""
+probe that ended early stays open), 1 to 3 have no canaries, and 4 has no cross-checks."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""
@@ -66,6 +67,7 @@ _KINDS: dict[type, str] = {
     v.MigrationPlanned: "migration",
     v.StallJudged: "stall",
     v.StreamJudged: "overdue",
+    v.CrossCheckDecided: "cross_check",
 }
 _OLD_SHAPES = {"": 1, "35fc4648": 1}
 """How shapes were named before they had numbers."""

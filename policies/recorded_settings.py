@@ -6,6 +6,7 @@ from relume.events.settings.declared import Setting
 from relume.policies.admission import admission_settings
 from relume.policies.canary import canary_settings
 from relume.policies.checkpoints import checkpoint_settings
+from relume.policies.crosscheck import check_settings
 from relume.policies.health import health_settings
 from relume.policies.liveness import overdue, stall
 from relume.policies.migration import migration_settings
@@ -20,6 +21,7 @@ SETTINGS: dict[str, Setting] = {
     **health_settings.SETTINGS.settings,
     **overdue.SETTINGS.settings,
     **canary_settings.SETTINGS.settings,
+    **check_settings.SETTINGS.settings,
 }
 CHOICES = {key: setting.choices for key, setting in SETTINGS.items() if setting.choices}
 INTEGERS = frozenset(key for key, setting in SETTINGS.items() if setting.kind is int)

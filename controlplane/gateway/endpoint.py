@@ -424,6 +424,7 @@ class Gateway:
             countable=parsed.countable,
             share=share,
             ttft_ms=ttft_ms,
+            may_keep=parsed.may_keep and not {tenant, share} & self.config.unkept_tenants,
         )
         context = self._context
         if parsed.stream and wants_resumable(request) and "choices" not in parsed.needs:

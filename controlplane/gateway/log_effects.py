@@ -13,7 +13,7 @@ from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream.arrival import Arrival
 from relume.controlplane.stream.stream_data import Stream
 from relume.events.log.errors import LogError
-from relume.events.vocabulary.enums import TransportKind
+from relume.events.vocabulary.enums import RequestOutcome, TransportKind
 
 log = structlog.get_logger("relume.gateway")
 failover_log = structlog.get_logger("relume.failover")
@@ -34,6 +34,9 @@ def record_end(ctx: Context, stream: Stream, effect: do.RecordEnd) -> None:
         if effect.unaccepted is not None:
             scheduler.arrived(effect.unaccepted)
         counters.tokens += effect.tokens
+        if outcome == RequestOutcome.COMPLETED and effect.tokens == len(stream.answer.ids):
+            request = stream.arrival.request
+            scheduler.completed(request, stream.path, stream.body, stream.answer.ids)
         scheduler.ended(
             request=stream.arrival.request,
             outcome=outcome,

@@ -6,6 +6,7 @@ Both live in one process and one event loop; every call here is synchronous and 
 
 from __future__ import annotations
 
+from array import array
 from typing import Protocol
 
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
@@ -141,6 +142,11 @@ class SchedulerPort(Protocol):
         """One attempt's connection failed, or the worker answered with an error `status`.
         The worker is avoided for this request's later attempts. Or it was moved: handed over on
         request, which is no failure."""
+        ...
+
+    def completed(self, request: str, path: str, body: bytes, tokens: array[int]) -> None:
+        """The client has the whole answer to `body`, sent to `path`: these token ids. Its `ended`
+        follows."""
         ...
 
     def ended(

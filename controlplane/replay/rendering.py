@@ -9,7 +9,13 @@ from typing import Any
 from relume.controlplane.replay.why import Step, Why
 from relume.events import vocabulary as v
 from relume.events.log import codec
-from relume.events.vocabulary.enums import MigrationCause, RecoveryKind, RouteCause, TransportKind
+from relume.events.vocabulary.enums import (
+    CheckCause,
+    MigrationCause,
+    RecoveryKind,
+    RouteCause,
+    TransportKind,
+)
 from relume.events.wire.prefix import HASH_BYTES
 
 
@@ -411,6 +417,29 @@ def _canary_values(event: v.CanaryValuesDecided) -> list[str]:
     ]
 
 
+def _cross_check(event: v.CrossCheckDecided) -> list[str]:
+    engine = f"{event.by}:{event.by_incarnation}"
+    if event.by == event.worker:
+        return [
+            f"its engine {engine} answers it once more, because another one answers differently"
+        ]
+    why = {
+        CheckCause.SHARE: "as one of the share that is compared",
+        CheckCause.DOUBT: f"because answers of {event.worker} differed before",
+        CheckCause.DISPUTE: "to settle which answer is right",
+    }.get(event.cause, event.cause)
+    return [f"the idle engine {engine} answers it again, {why}"]
+
+
+def _cross_checked(event: v.CrossChecked) -> list[str]:
+    engine, took = f"{event.by}:{event.by_incarnation}", f"{event.took_us / 1000:.1f} ms"
+    if event.error:
+        return [f"no answer of {engine} to compare: {event.error}"]
+    if event.differs < 0:
+        return [f"{engine} gave the same tokens, in {took}"]
+    return [f"{engine} gave another token {event.differs + 1} than the client has, in {took}"]
+
+
 def _hung(event: v.EngineHung) -> list[str]:
     engine = f"{event.worker}:{event.incarnation}"
     step = "in no step"
@@ -449,6 +478,8 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.EngineReady: _ready,
     v.EngineDied: lambda e: [f"the engine {e.worker}:{e.incarnation} died ({e.reason})"],
     v.EngineHung: _hung,
+    v.CrossCheckDecided: _cross_check,
+    v.CrossChecked: _cross_checked,
     v.CanaryReported: _canary,
     v.CanaryValuesDecided: _canary_values,
     v.EngineRecovered: lambda e: [

@@ -42,6 +42,7 @@ from relume.events.log.errors import BrokenChain, LogError
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import Chain
 from relume.events.vocabulary.enums import AttemptMode, ProbeResult
+from relume.policies.crosscheck.choice import CheckChoice, FinishedRequest, choose
 from relume.policies.decision_versions import (
     kind_of,
     missing,
@@ -477,6 +478,23 @@ def _check_stream(
         verdict.changed("overdue", event.request, event, stream, position, *answers)
 
 
+def _check_cross_check(
+    view: View, stream: str, position: int, event: v.CrossCheckDecided, verdict: Verdict
+) -> None:
+    verdict.decisions += 1
+    finished = FinishedRequest(
+        request=event.request,
+        worker=event.worker,
+        incarnation=event.incarnation,
+        tokens=event.tokens,
+        answer=event.answer,
+    )
+    recorded = CheckChoice(event.by, event.by_incarnation, event.cause)
+    if (found := choose(view, finished)) != recorded:
+        place = event.basis.revision, stream, position
+        verdict.differ(*place, "decision", recorded, found)
+
+
 def _counted(view: View, stream: str, position: int, event: Any, verdict: Verdict) -> None:
     """What `RoomReplay` looks at."""
     verdict.decisions += 1
@@ -486,6 +504,7 @@ CHECKS: dict[type, Check] = {
     v.RouteDecided: check_route,
     v.StallJudged: _check_stall,
     v.StreamJudged: _check_stream,
+    v.CrossCheckDecided: _check_cross_check,
     v.HolderChosen: check_holders,
     v.RecoveryPlanned: check_plan,
     v.MigrationPlanned: check_migration,

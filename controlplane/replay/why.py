@@ -143,7 +143,7 @@ class _Collector:
         elif kind in OF_REQUEST:
             if event.request == self._why.request:
                 self._of_request(entry, event)
-        elif kind in _OF_CHECKPOINT:
+        elif kind in _BESIDE:
             if event.request == self._why.request:
                 self._add(entry, event)
         elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
@@ -243,13 +243,15 @@ OF_REQUEST = (
     v.StreamJudged,
 )
 """Events that make up the history of one request."""
-_OF_CHECKPOINT = (
+_BESIDE = (
     v.HolderChosen,
     v.CheckpointEvicted,
     v.RestoreStarted,
     v.RestoreDone,
     v.RestoreFailed,
     v.MigrationAbandoned,
+    v.CrossCheckDecided,
+    v.CrossChecked,
 )
 _OF_ENGINE = (
     v.EngineDied,

@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 
 from relume.controlplane.gateway.ports import GatewayPort
 from relume.controlplane.incidents.incident_fold import IncidentObserver
+from relume.controlplane.replica.crosscheck.check_watch import CrossCheckWatch
 from relume.controlplane.replica.death_notices import NoticeWatch
 from relume.controlplane.replica.holder_watch import HolderWatch
 from relume.controlplane.replica.leader import Leadership
@@ -38,6 +39,8 @@ from relume.policies.canary import canary_settings
 from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
+from relume.policies.crosscheck import check_settings
+from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from relume.policies.health import evidence as health
 from relume.policies.health import health_settings
 from relume.policies.health.health_settings import HealthConfig
@@ -76,6 +79,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     waiting: WaitingConfig = WaitingConfig()
     health: HealthConfig = HealthConfig()
     canary: CanaryConfig = CanaryConfig()
+    cross_checks: CrossCheckConfig = CrossCheckConfig()
     overdue: OverdueConfig = OverdueConfig()
 
 
@@ -119,6 +123,7 @@ def watches_of(scheduler: Scheduler, gateway: GatewayPort) -> dict[str, Watch]:
         "notices": NoticeWatch(scheduler, gateway),
         "holder-watch": HolderWatch(scheduler),
         "migration-watch": MigrationWatch(scheduler, gateway),
+        "cross-checks": CrossCheckWatch(scheduler),
     }
 
 
@@ -209,6 +214,7 @@ class Replica:
                 + health_settings.settings_of(self.config.health)
                 + overdue.settings_of(self.config.overdue)
                 + canary_settings.settings_of(self.config.canary)
+                + check_settings.settings_of(self.config.cross_checks)
                 + decision_versions.settings(),
             )
         )

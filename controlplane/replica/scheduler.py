@@ -8,6 +8,7 @@ its successor.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 from relume.controlplane.gateway.ports import GatewayPort
 from relume.controlplane.replica.admission import ReplicaAdmission
 from relume.controlplane.replica.checkpoint_scheduling import Checkpoints
+from relume.controlplane.replica.crosscheck.check_queue import CrossCheckQueue
 from relume.controlplane.replica.decision_writer import DecisionWriter
 from relume.controlplane.replica.live_requests import LiveRequest, LiveRequests
 from relume.controlplane.replica.resumptions import StreamResumptions
@@ -77,6 +79,7 @@ class Scheduler:
         self.decisions = DecisionWriter(view, writer, boot, microseconds)
         self.checkpoints = Checkpoints(self.decisions, self.live, microseconds)
         self.returns = StreamResumptions(self.decisions, self.live, self.observed, self.changed)
+        self.cross_checks = CrossCheckQueue(view)
         self.waiting = ReplicaAdmission(self.decisions, self.never_served)
         self.restarts = RestartTimes()
         self._corrupt = CorruptEngines()
@@ -341,6 +344,11 @@ class Scheduler:
                 status=status,
             )
         )
+
+    def completed(self, request: str, path: str, body: bytes, tokens: array[int]) -> None:
+        """See SchedulerPort.completed."""
+        if (live := self.live.get(request)) is not None:
+            self.cross_checks.offer(live, path, body, tokens)
 
     def ended(
         self,

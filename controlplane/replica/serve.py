@@ -25,6 +25,7 @@ from relume.events.log.errors import Fenced, LogError, LogUnavailable, StreamOwn
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
+from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.liveness.stall import StallConfig
@@ -152,6 +153,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         health=HealthConfig(**config.health_limits),
         overdue=OverdueConfig(**config.overdue_limits),
         canary=CanaryConfig(**config.canary_limits),
+        cross_checks=CrossCheckConfig(**config.crosscheck_limits),
     )
 
 
@@ -174,6 +176,7 @@ def _gateway_base(config: ServeConfig) -> GatewayConfig:
         host=config.host,
         port=config.port,
         api_keys=frozenset(config.api_keys),
+        unkept_tenants=frozenset(config.unkept_tenants),
         max_body_bytes=config.max_body_bytes,
         wait_timeout_s=config.wait_for_worker_s,
         tokenizer=config.tokenizer,

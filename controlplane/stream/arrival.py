@@ -21,7 +21,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     (`relume.events.wire.prefix`), empty if it was not tokenised. `session`: digest of its client's
     session id. `tier`: how soon it wants its first token. `countable`: its prompt is text or token
     ids. `share`: the tenant in whose share it waits. `ttft_ms`: deadline of its first token; 0:
-    none.
+    none. `may_keep`: its prompt may be kept after its end, until another engine has answered it too.
     """
 
     request: str
@@ -48,6 +48,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     countable: bool = False
     share: str = ""
     ttft_ms: int = 0
+    may_keep: bool = False
 
 
 class Assignment(Struct, frozen=True, kw_only=True):

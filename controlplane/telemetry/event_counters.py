@@ -30,6 +30,16 @@ RECOVERIES = tuple(
 """Causes of a dispatch that follows a failed attempt."""
 MIGRATION_OUTCOMES = ("moved", "abandoned", "failed")
 
+_DECISIONS: dict[type, str] = {
+    v.RouteDecided: "route",
+    v.HolderChosen: "holder",
+    v.RecoveryPlanned: "plan",
+    v.MigrationPlanned: "migration",
+    v.StallJudged: "stall",
+    v.StreamJudged: "overdue",
+    v.CrossCheckDecided: "cross_check",
+}
+
 
 class RequestCounters:
     """Requests, attempts, decisions, recoveries and what clients saw."""
@@ -42,6 +52,7 @@ class RequestCounters:
         self._recoveries = counter(registry, "recoveries")
         self._observed = counter(registry, "transport_failures")
         self._stalls = counter(registry, "stall_judgements")
+        self._cross_checks = counter(registry, "cross_checks")
         self._tokens = counter(registry, "output_tokens")
         self._ttft = histogram(registry, "time_to_first_token_seconds")
         self._gap = histogram(registry, "longest_gap_seconds")
@@ -49,33 +60,30 @@ class RequestCounters:
             self._requests.labels(outcome)
         for hung in ("true", "false"):
             self._stalls.labels(hung)
+        for result in ("equal", "different", "none"):
+            self._cross_checks.labels(result)
         for mode in (AttemptMode.CONTINUE, AttemptMode.REPLAY, AttemptMode.NEW):
             self._recoveries.labels(mode)
 
     def note(self, event: Any) -> None:
         """Take one of this replica's own events."""
         kind = type(event)
+        if (decision := _DECISIONS.get(kind)) is not None:
+            self._decisions.labels(decision).inc()
         if kind is v.RequestArrived:
             self._arrived.inc()
         elif kind is v.RouteDecided:
-            self._decisions.labels("route").inc()
             if event.worker:
                 self._attempts.labels(event.cause).inc()
                 if event.cause in RECOVERIES:
                     self._recoveries.labels(event.mode).inc()
         elif kind is v.TransportObserved and event.kind != TransportKind.MOVED:
             self._observed.labels(event.kind).inc()
-        elif kind is v.HolderChosen:
-            self._decisions.labels("holder").inc()
-        elif kind is v.RecoveryPlanned:
-            self._decisions.labels("plan").inc()
-        elif kind is v.MigrationPlanned:
-            self._decisions.labels("migration").inc()
         elif kind is v.StallJudged:
-            self._decisions.labels("stall").inc()
             self._stalls.labels("true" if event.hung else "false").inc()
-        elif kind is v.StreamJudged:
-            self._decisions.labels("overdue").inc()
+        elif kind is v.CrossChecked:
+            result = "equal" if event.differs < 0 else "different"
+            self._cross_checks.labels("none" if event.error else result).inc()
         elif kind is v.RequestEnded:
             self._ended(event)
 

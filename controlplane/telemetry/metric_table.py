@@ -75,6 +75,9 @@ _ROWS = (
     _m("recoveries", COUNTER, "Dispatches after a failed attempt by how the request continues", "mode"),
     _m("transport_failures", COUNTER, "Observed failures of attempts by kind", "kind"),
     _m("stall_judgements", COUNTER, "Judgements of silent engines; hung is true or false", "hung"),
+    _m("cross_checks", COUNTER,
+       "Finished requests that another engine answered again: equal, different, or none (no answer)",
+       "result"),
     _m("migrations", COUNTER,
        "Planned migrations of running requests: moved, abandoned (the request stayed), or failed "
        "(its engine died first)", "outcome", "cause"),

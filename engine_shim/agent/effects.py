@@ -13,6 +13,7 @@ a state and needs no answer.
 
 - hold: an engine that ends is not restarted; a running one is left alone. release undoes it.
 - restart: the engine is killed and restarted, without a backoff.
+- canary: the engine gets all canaries at once.
 - drain, undrain: noted and shown; routing around the worker is the control plane's part.
 
 An effect that the state file has no room for is neither carried out nor answered; the
@@ -76,6 +77,7 @@ _TARGETS: dict[str, tuple[bool | None, bool | None]] = {
     "drain": (None, True),
     "undrain": (None, False),
     "restart": (None, None),
+    "canary": (None, None),
 }
 
 
@@ -232,6 +234,8 @@ class EffectRunner:
             self._supervisor.replace(f"restart requested by {key[0]}")
         elif effect.kind == EffectKind.RELEASE:
             self._supervisor.poke()
+        elif effect.kind == EffectKind.CANARY:
+            self._supervisor.hurry_canaries()
 
     def _remember(self, key: Key, effect: Effect) -> bool:
         """Whether the state file has it."""

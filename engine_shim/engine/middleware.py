@@ -15,9 +15,11 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import msgspec
+
 from relume.engine_shim import identity
 from relume.engine_shim.checkpoints.envelope_links import EnvelopeLinks
-from relume.engine_shim.engine import plugin
+from relume.engine_shim.engine import cross_check, plugin
 from relume.engine_shim.engine.streams import handover
 from relume.engine_shim.engine.streams.buffer_report import BufferReport
 from relume.engine_shim.engine.streams.buffered_streams import RELEASED, StreamBuffers, StreamGone
@@ -79,6 +81,8 @@ class RelumeMiddleware:
             await self._hand_over(receive, send)
         elif scope["path"] == calls.CANARY_PATH and scope["method"] == "POST":
             await self._canary(scope["app"].state.engine_client, receive, send)
+        elif scope["path"] == calls.CROSS_CHECK_PATH and scope["method"] == "POST":
+            await self._cross_check(scope, receive, send)
         else:
             await self._serve(scope, receive, send)
 
@@ -246,6 +250,21 @@ class RelumeMiddleware:
             return  # there is no client to answer
         incarnation = self._identity.incarnation
         await _send_json(send, *await plugin.answer_canary(engine, body, incarnation))
+
+    async def _cross_check(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A finished request, which a replica has answered again."""
+        try:
+            body = await _read(receive)
+        except HeaderError:
+            return  # there is no client to answer
+        asked = cross_check.parse(body, self._identity.incarnation, FRAMED)
+        if isinstance(asked, str):
+            is_stale = asked == cross_check.STALE
+            await _send_error(send, 409 if is_stale else 400, asked, self._identity.incarnation)
+            return
+        receive = _replayed(asked.body.encode(), receive)
+        answer = await cross_check.answer(self._app, scope, receive, asked)
+        await _send_json(send, 200, msgspec.structs.asdict(answer))
 
     async def _turned(self) -> None:
         """Wait for a turn of the engine's loop. Probes share one: those to an engine that hangs

@@ -61,6 +61,8 @@ from relume.events.vocabulary.replica_events import (
     AdminCommanded,
     Candidate,
     ClientReturned,
+    CrossCheckDecided,
+    CrossChecked,
     GroupsReceived,
     ReplicaStarted,
     ReplicaStopped,
@@ -150,6 +152,8 @@ REPLICA_EVENTS = (
     | MigrationAbandoned
     | RequestHeld
     | RequestShed
+    | CrossCheckDecided
+    | CrossChecked
 )
 LEADER_EVENTS = (
     LeaderElected

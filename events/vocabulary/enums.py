@@ -66,7 +66,7 @@ class RouteCause(Word):
     DETACHED = "detached"
     """The worker's stream buffer holds too little of the stream."""
     CORRUPT = "corrupt"
-    """The worker was quarantined, because its answers to canaries are wrong."""
+    """The worker was quarantined, because it computes wrong results."""
 
 
 class AttemptMode(Word):
@@ -166,6 +166,19 @@ class EffectKind(Word):
     """Do not restart the engine."""
     RELEASE = "release"
     """Restart the engine again."""
+    CANARY = "canary"
+    """Send all canaries to the engine now."""
+
+
+class CheckCause(Word):
+    """Why a finished request is answered again by another engine (`CrossCheckDecided.cause`)."""
+
+    SHARE = "share"
+    """It is one of the share that is."""
+    DOUBT = "doubt"
+    """An answer of its worker differed from that of another one before."""
+    DISPUTE = "dispute"
+    """Its own answer did: this is a further opinion."""
 
 
 class StepDetail(Word):

@@ -8,6 +8,7 @@ from relume.events.vocabulary.base import Basis, Event
 from relume.events.vocabulary.enums import (
     AdminCommand,
     AttemptMode,
+    CheckCause,
     Exclusion,
     Guarantee,
     ProbeResult,
@@ -257,6 +258,43 @@ class RequestEnded(Event, frozen=True, tag="request_ended/1", kw_only=True):
     ttft_us: int = -1
     longest_gap_us: int = -1
     detail: str = ""
+
+
+class CrossCheckDecided(Event, frozen=True, tag="cross_check_decided/1", kw_only=True):
+    """Decision: an idle engine answers a finished request again, and the token ids are compared.
+
+    `worker` and `incarnation` answered the client, with `tokens` tokens of digest `answer`
+    (`relume.events.wire.token_digest`). `by` and `by_incarnation` answer now: another engine of the
+    class, or in a dispute the same one.
+    """
+
+    decision: str
+    basis: Basis
+    request: str
+    worker: str
+    incarnation: int
+    by: str
+    by_incarnation: int
+    cause: CheckCause
+    tokens: int
+    answer: bytes
+
+
+class CrossChecked(Event, frozen=True, tag="cross_checked/1", kw_only=True):
+    """What came of a `CrossCheckDecided`: the digest `answer` of the token ids that `by` gave, of
+    which token `differs` is the first that the client did not get (-1: all are equal). `error`: why
+    there is no answer."""
+
+    decision: str
+    request: str
+    worker: str
+    incarnation: int
+    by: str
+    by_incarnation: int
+    took_us: int
+    answer: bytes = b""
+    differs: int = -1
+    error: str = ""
 
 
 class GroupsReceived(Event, frozen=True, tag="groups_received/1"):

@@ -25,6 +25,9 @@ HANDOVER_PATH = "/relume/handover"
 CANARY_PATH = "/relume/canary"
 """POST, by the worker's agent: a `CanaryAsked`, answered with a `CanaryAnswered`."""
 
+CROSS_CHECK_PATH = "/relume/cross-check"
+"""POST, by a replica: a `CrossCheckAsked`, answered with a `CrossCheckAnswered`."""
+
 
 class Retarget(msgspec.Struct, frozen=True):
     """Body of `CHECKPOINT_PATH`: from now on these endpoints hold the attempt's KV blocks."""
@@ -74,7 +77,25 @@ class CanaryAnswered(msgspec.Struct, frozen=True, kw_only=True):
     alone: bool = False
 
 
-Call = TypeVar("Call", Retarget, Attach, Handover)
+class CrossCheckAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `CROSS_CHECK_PATH`: a finished request, as its client sent it to `path`. The worker
+    answers it again, without its prefix cache and without a word in the log."""
+
+    request: str
+    incarnation: int
+    path: str
+    body: str
+
+
+class CrossCheckAnswered(msgspec.Struct, frozen=True, kw_only=True):
+    """The token ids, or why there are none."""
+
+    tokens: tuple[int, ...] = ()
+    took_us: int = 0
+    error: str = ""
+
+
+Call = TypeVar("Call", Retarget, Attach, Handover, CrossCheckAsked)
 
 encode = msgspec.json.encode
 

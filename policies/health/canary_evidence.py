@@ -15,6 +15,7 @@ from relume.events.vocabulary.enums import (
     HealthState,
 )
 from relume.policies.canary import answers
+from relume.policies.crosscheck import disputes
 from relume.policies.health.judgement import Review
 from relume.policies.health.worker_reviews import decides, health_of, leave, review_worker
 from relume.policies.state.fleet import Fleet, Worker
@@ -65,8 +66,11 @@ def _take_canary(fleet: Fleet, worker: Worker, event: v.CanaryReported, review: 
         known = health_of(fleet, worker)
         if record.wrong and known is not None and known.state == HealthState.QUARANTINED:
             known.quarantined = worker.incarnation  # this engine is no better
-    elif probing is not None and record.good and probing.failure == FailureClass.CORRUPTION:
-        probing.passes += 1
+    elif record.good:
+        if review.by_checks:
+            disputes.answered_canary(worker)
+        if probing is not None and probing.failure == FailureClass.CORRUPTION:
+            probing.passes += 1
     review_worker(fleet, worker)
 
 
@@ -106,6 +110,9 @@ def trust_worker(fleet: Fleet, name: str, principal: str) -> None:
     if (record := answers.record_of(worker)) is not None:
         record.wrong.clear()
         record.doubtful.clear()
+    if (checks := disputes.record_of(worker)) is not None:
+        checks.disputed.clear()
+        checks.outvoted.clear()
 
 
 def on_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCommanded) -> None:

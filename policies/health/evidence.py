@@ -2,15 +2,15 @@
 
 Theory of operation. Each handler runs after the fold took the event otherwise. It notes what the
 event says about a worker and has it judged (`worker_reviews`, `judgement`). Handlers of canaries are
-in `canary_evidence`. What the leader has to write is left at the fleet, outside of its state, until
-`owed` takes it. The fold remembers the last verdict that was owed, so each is owed once; a new leader
-owes again what its predecessor did not write.
+in `canary_evidence`, those of cross-checks in `cross_check_evidence`. What the leader has to write is
+left at the fleet, outside of its state, until `owed` takes it. The fold remembers the last verdict
+that was owed, so each is owed once; a new leader owes again what its predecessor did not write.
 
 Evidence against a worker is a wrong answer of its engine, a stream that got stuck there, a
 connection that failed as those to dead engines do, a judged hang, a death, a lapsed lease, slow
-steps, and a wrong answer to a canary. No evidence is: a 4xx, a client that left, an announced
-overload (429, 503), our own error, and a request that ended as its client's fault, with all that it
-did to workers before.
+steps, a wrong answer to a canary, and an answer that other engines contradict. No evidence is: a 4xx,
+a client that left, an announced overload (429, 503), our own error, and a request that ended as its
+client's fault, with all that it did to workers before.
 
 A log of replicas that do not decide health has none: then nothing is collected.
 """
@@ -32,7 +32,8 @@ from relume.events.vocabulary.enums import (
     RequestOutcome,
 )
 from relume.policies.canary import answers
-from relume.policies.health import canary_evidence, pace
+from relume.policies.crosscheck import disputes
+from relume.policies.health import canary_evidence, cross_check_evidence, pace
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
 from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow
@@ -266,6 +267,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         if health.trips and health.state == HealthState.HEALTHY:
             if event.number - health.since > FADE_WINDOWS * config.window_ticks:
                 health.trips = 0
+    disputes.expire(fleet)
     review_all(fleet, review)
 
 
@@ -324,6 +326,8 @@ HANDLERS: dict[type, Handler] = {
     v.EngineDied: _on_engine,
     v.EngineHung: _on_hung,
     v.EngineRecovered: _on_recovered,
+    v.CrossCheckDecided: cross_check_evidence.on_begun,
+    v.CrossChecked: cross_check_evidence.on_checked,
     v.CanaryReported: canary_evidence.on_canary,
     v.CanaryValuesDecided: canary_evidence.on_canary_values,
     v.WorkerRegistered: _on_engine,

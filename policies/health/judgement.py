@@ -15,6 +15,7 @@ decided last. Time is ticks.
   by the factor that predictions learn (`Worker.slowness`), which takes minutes to learn.
 - *Wrong answers* to canaries quarantine the worker, since version 4 (`relume.policies.canary`). The
   quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it.
+- *Contradicted answers* to clients' requests do the same, since version 5 (`relume.policies.crosscheck`).
 
 The guard. If more than a share of the workers of a model fail at once, the cause is likelier to be
 common to them, and excluding them would leave no worker for its requests. Then no breaker opens,
@@ -32,6 +33,7 @@ from msgspec import UnsetType
 from relume.events.vocabulary import CanaryValuesDecided, HealthDecided, VerdictsWithheld
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
 from relume.policies.canary import answers, canary_settings
+from relume.policies.crosscheck import check_settings, disputes
 from relume.policies.health import pace
 from relume.policies.health.health_life import EXCLUDED, LIFE, Finding
 from relume.policies.health.health_settings import HealthConfig, config_of
@@ -80,7 +82,10 @@ class Review:
         """Whether slowness is decided as since version 2."""
         self.by_canary = version not in ("1", "2", "3")
         """Whether canaries are evidence, as since version 4."""
+        self.by_checks = self.by_canary and version != "4"
+        """Whether cross-checks are evidence, as since version 5."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
+        self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
         self._failing: dict[str, tuple[str, ...]] = {}
 
@@ -162,6 +167,8 @@ class Review:
         """Since when the results of a corrupt worker are in doubt."""
         if state != HealthState.QUARANTINED or failure != FailureClass.CORRUPTION:
             return -1
+        if self.by_checks and disputes.is_outvoted(disputes.record_of(worker), self.checks):
+            return -1  # nothing says when it began
         record = answers.record_of(worker)
         return answers.good_tick_of(record) if record is not None else -1
 
@@ -269,6 +276,9 @@ def _of_doubts(
     record = answers.record_of(worker) if review.by_canary else None
     if record is not None and (record.wrong or record.doubtful):
         return Finding.DOUBTFUL, FailureClass.CORRUPTION, answers.in_words(record)
+    checks = disputes.record_of(worker) if review.by_checks else None
+    if checks is not None and disputes.is_doubted(worker, tick):
+        return Finding.DOUBTFUL, FailureClass.CORRUPTION, disputes.in_words(checks)
     if suspecting:
         doubt = health.doubt or FailureClass.UNREACHABLE
         return Finding.DOUBTFUL, doubt, f"suspected by {_names(suspecting)}"
@@ -291,6 +301,9 @@ def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found 
         return None
     if not isinstance(by := health.released_by, UnsetType):
         return Finding.RELEASED, FailureClass.CORRUPTION, f"{by} ended its quarantine"
+    checks = disputes.record_of(worker) if review.by_checks else None
+    if checks is not None and disputes.is_outvoted(checks, review.checks):
+        return Finding.UNTRUSTED, FailureClass.CORRUPTION, disputes.in_words(checks)
     if record is None:
         return None
     corrupt = health.failure == FailureClass.CORRUPTION

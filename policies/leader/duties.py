@@ -22,7 +22,8 @@ from relume.events.vocabulary.enums import (
     RequestOutcome,
 )
 from relume.policies.canary import canary_settings
-from relume.policies.health import canary_evidence, evidence
+from relume.policies.crosscheck import disputes
+from relume.policies.health import canary_evidence, cross_check_evidence, evidence
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.state import coverage
@@ -236,6 +237,26 @@ def on_route_decided(fleet: Fleet, event: v.RouteDecided) -> list[Any]:
     return [v.CheckpointsVoided(worker.name, worker.incarnation, attempts)]
 
 
+def on_cross_checked(fleet: Fleet, event: v.CrossChecked) -> list[Any]:
+    """Two engines answer one request differently: each has its canaries sent at once."""
+    names = cross_check_evidence.canaries_due(fleet, event)
+    effects = tuple(
+        v.Effect(EffectKind.CANARY, name, fleet.workers[name].incarnation, "disputed")
+        for name in names
+        if name in fleet.workers
+    )
+    if not effects:
+        return []
+    return [
+        v.EffectsDecided(
+            decision=f"dispute.{event.decision}",
+            basis=v.Basis(fleet.revision, 0),
+            cause=f"{event.worker} and {event.by} answer {event.request} differently",
+            effects=effects,
+        )
+    ]
+
+
 def _is_quarantined(worker: Worker) -> bool:
     health = worker.health
     return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
@@ -258,10 +279,17 @@ def _restarted(fleet: Fleet, worker: Worker) -> list[Any]:
         v.EffectsDecided(
             decision=f"quarantine.{worker.name}.{worker.incarnation}",
             basis=v.Basis(fleet.revision, 0),
-            cause="its answers to canaries are wrong",
+            cause=_why_wrong(worker),
             effects=(effect,),
         )
     ]
+
+
+def _why_wrong(worker: Worker) -> str:
+    checks = disputes.record_of(worker)
+    if checks is not None and checks.outvoted:
+        return "most engines contradict its answers"
+    return "its answers to canaries are wrong"
 
 
 _HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
@@ -273,4 +301,5 @@ _HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
     v.AdminCommanded: on_admin_commanded,
     v.HealthDecided: on_health_decided,
     v.RouteDecided: on_route_decided,
+    v.CrossChecked: on_cross_checked,
 }

@@ -20,6 +20,7 @@ from relume.events.vocabulary.enums import (
     StepDetail,
 )
 from relume.policies.canary.canary_state import CanaryRecord, ClassValues
+from relume.policies.crosscheck.check_state import CheckRecord, Dispute
 
 
 class Attempt(Struct, kw_only=True):
@@ -233,6 +234,7 @@ class Worker(Struct, kw_only=True):
     health: WorkerHealth | UnsetType = UNSET
     pace: StepPace | UnsetType = UNSET
     canary: CanaryRecord | UnsetType = UNSET
+    checks: CheckRecord | UnsetType = UNSET
 
 
 class Request(Struct, kw_only=True):
@@ -433,7 +435,8 @@ class Fleet(Struct, dict=True, kw_only=True):
     be held. `planned`: decided moves of requests by the request. `restores`: how restores
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     `steptimes`: by class of worker. `withheld`: by model, workers against which verdicts are withheld
-    (unset before the first); `canaries`: by class, the golden values.
+    (unset before the first); `canaries`: by class, the golden values; `disputes`: by request, those
+    about answers.
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -469,6 +472,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     unacknowledged: dict[str, Unheard] = field(default_factory=dict, name="unheard")
     withheld: dict[str, tuple[str, ...]] | UnsetType = UNSET
     canaries: dict[str, ClassValues] | UnsetType = UNSET
+    disputes: dict[str, Dispute] | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

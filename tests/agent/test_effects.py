@@ -21,6 +21,8 @@ from tests.agent.stage import staged
         (v.Effect("restart", "w0", 2), 3, False, "refused: stale incarnation 2, now 3"),
         (v.Effect("restart", "w0", 4), 3, False, "refused: unknown incarnation 4, now 3"),
         (v.Effect("restart", "w0"), 3, True, "refused: the worker is held"),
+        (v.Effect("canary", "w0", 3), 3, True, "applied"),
+        (v.Effect("canary", "w0", 2), 3, False, "refused: stale incarnation 2, now 3"),
         (v.Effect("explode", "w0"), 3, False, "refused: unknown kind explode"),
     ],
 )

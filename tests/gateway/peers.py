@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import httptools
 
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
-from relume.events.wire.worker_calls import STATE_PATH
+from relume.events.wire.worker_calls import CROSS_CHECK_PATH, STATE_PATH
 
 
 @dataclass(kw_only=True)
@@ -60,6 +60,15 @@ class Seen:
     resume: str = ""
     ids: tuple[int, ...] = ()
     notes: bytes = b""
+    gone: bool = False
+    finished: bool = False
+
+
+@dataclass(kw_only=True)
+class Check:
+    """A cross-check as the engine got it. `gone`: its connection closed before the end."""
+
+    asked: dict[str, object]
     gone: bool = False
     finished: bool = False
 
@@ -160,6 +169,9 @@ class Engine:
         self.script: deque[Behaviour] = deque()
         self.default = Behaviour()
         self.seen: list[Seen] = []
+        self.checks: list[Check] = []
+        self.check_s = 0.0
+        self.check_reply: tuple[int, object] | None = None  # in place of the right answer
         self.methods: list[str] = []
         self.connections: set[_EngineConnection] = set()
         self.accepted = 0
@@ -196,6 +208,7 @@ class _EngineConnection(asyncio.Protocol):
         self.engine = engine
         self.tasks: set[asyncio.Task[None]] = set()
         self.seen: Seen | None = None
+        self.check: Check | None = None
         self.can_write = asyncio.Event()
         self.can_write.set()
 
@@ -209,6 +222,8 @@ class _EngineConnection(asyncio.Protocol):
         self.engine.connections.discard(self)
         if self.seen is not None and not self.seen.finished:
             self.seen.gone = True
+        if self.check is not None and not self.check.finished:
+            self.check.gone = True
         for task in self.tasks:
             task.cancel()
 
@@ -239,6 +254,13 @@ class _EngineConnection(asyncio.Protocol):
             if engine.answers_probes:
                 self.transport.write(engine.state())
             return
+        if self.url.decode() == CROSS_CHECK_PATH:
+            self.check = Check(asked=json.loads(self.body))
+            engine.checks.append(self.check)
+            task = asyncio.get_running_loop().create_task(self.answer_again(self.check))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            return
         behaviour = engine.script.popleft() if engine.script else engine.default
         resume = self.headers.get("x-relume-resume", "")
         body, ids, notes = self.body, (), b""
@@ -261,6 +283,16 @@ class _EngineConnection(asyncio.Protocol):
         task = asyncio.get_running_loop().create_task(self.answer(behaviour, self.seen))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    async def answer_again(self, check: Check) -> None:
+        """The tokens of the request once more."""
+        await asyncio.sleep(self.engine.check_s)
+        right = {"tokens": token_ids(str(check.asked["body"]).encode(), 12), "took_us": 1000}
+        status, content = self.engine.check_reply or (200, right)
+        body = json.dumps(content).encode()
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n"
+        check.finished = True
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     async def answer(self, how: Behaviour, seen: Seen) -> None:
         raw = how.raw if how.raw is not None else self.render(how, seen)
@@ -475,6 +507,8 @@ class FakeScheduler:
     def let_go(self, request: str) -> None:
         self.arrivals.pop(request, None)
         self.log.append(("let_go", request))
+
+    def completed(self, request: str, path: str, body: bytes, tokens: object) -> None: ...
 
     def ended(
         self, request, outcome, status, tokens, finish, ttft_us=-1, longest_gap_us=-1, detail=""

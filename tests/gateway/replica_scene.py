@@ -16,6 +16,7 @@ from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.memory import MemoryLog, MemoryWriter
+from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from relume.policies.liveness import stall
 from relume.policies.liveness.overdue import OverdueConfig
 from tests.gateway.peers import Behaviour, Engine, expected_stream
@@ -26,6 +27,8 @@ BODY = json.dumps({"model": "m", "prompt": "hi", "temperature": 0, "stream": Tru
 WANT = expected_stream(BODY, "cmpl-q", "1700000000", 12, False)
 NEVER = stall.StallConfig(floor_us=600_000_000, cap_us=600_000_000, factor=8)
 NEVER_OVERDUE = OverdueConfig(floor_us=600_000_000)
+NO_CHECKS = CrossCheckConfig(share_ppm=0)
+GATEWAY = GatewayConfig(port=0, sweep_interval_s=0.05)
 INCARNATION = 3
 
 
@@ -38,7 +41,10 @@ async def until(found: Callable[[], object], timeout_s: float = 20.0) -> None:
 class Worker:
     """A worker of the scene: its stream, its agent's board, its engine."""
 
-    def __init__(self, writer: MemoryWriter, board: NoticeBoard, engine: Engine) -> None:
+    def __init__(
+        self, writer: MemoryWriter, board: NoticeBoard, engine: Engine, exact: tuple[str, ...]
+    ) -> None:
+        self.exact = exact
         self.writer = writer
         self.board = board
         self.engine = engine
@@ -65,6 +71,7 @@ class Worker:
                 max_model_len=4096,
                 block_size=16,
                 kv_blocks=512,
+                exact=self.exact,
             ),
         )
 
@@ -79,18 +86,24 @@ class Scene:
         self.gateways: list[Gateway] = []
         self.replicas: list[Replica] = []
 
-    async def replica(self, name: str = "r0", overdue: OverdueConfig = NEVER_OVERDUE) -> None:
+    async def replica(
+        self,
+        name: str = "r0",
+        overdue: OverdueConfig = NEVER_OVERDUE,
+        cross_checks: CrossCheckConfig = NO_CHECKS,
+        gateway: GatewayConfig = GATEWAY,
+    ) -> None:
         """Start a control plane replica; its stall watch never judges, nor does its stream watch
-        by default."""
+        by default, and it has no request answered again."""
         log, stack = self.log, self.stack
         writer = await stack.enter_async_context(log.writer(f"r.{name}"))
-        config = ReplicaConfig(name=name, tick_s=0.05, stall=NEVER, overdue=overdue)
+        config = ReplicaConfig(
+            name=name, tick_s=0.05, stall=NEVER, overdue=overdue, cross_checks=cross_checks
+        )
         replica = Replica(config, log, writer, log.writer)
         await replica.catch_up()
-        gateway = await stack.enter_async_context(
-            Gateway(replica.scheduler, GatewayConfig(port=0, sweep_interval_s=0.05))
-        )
-        running = asyncio.create_task(replica.run(gateway))
+        serving = await stack.enter_async_context(Gateway(replica.scheduler, gateway))
+        running = asyncio.create_task(replica.run(serving))
 
         async def stop() -> None:
             assert not running.done(), running
@@ -98,7 +111,7 @@ class Scene:
             await asyncio.gather(running, return_exceptions=True)
 
         stack.push_async_callback(stop)
-        self.gateways.append(gateway)
+        self.gateways.append(serving)
         self.replicas.append(replica)
 
     def script(self, how: Behaviour) -> None:
@@ -152,7 +165,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(w0_registers: bool = True, workers: int = 2) -> AsyncIterator[Scene]:
+async def scene(
+    w0_registers: bool = True, workers: int = 2, exact: tuple[str, ...] = ()
+) -> AsyncIterator[Scene]:
     log = MemoryLog()
     async with AsyncExitStack() as stack:
         found = []
@@ -163,7 +178,7 @@ async def scene(w0_registers: bool = True, workers: int = 2) -> AsyncIterator[Sc
                 name, "127.0.0.1", 0, "", lambda writer=writer: writer.epoch, make_logger()
             )
             await stack.enter_async_context(board)
-            found.append(Worker(writer, board, engine))
+            found.append(Worker(writer, board, engine, exact))
             if w0_registers or name != "w0":
                 found[-1].register(board.address)
         yield Scene(log, stack, found)

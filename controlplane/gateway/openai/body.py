@@ -47,7 +47,8 @@ class ParsedBody(Struct, frozen=True, kw_only=True):
     """What the gateway read. `body` is the client's bytes unless something was stripped.
     `prompt_tokens` is an estimate where `estimated`; `max_tokens` 0: not given. `verdict`
     and what follows it: see `classify.Classification`. `priority` as vLLM has it: lower is more
-    urgent. `countable`: its prompt is text or token ids."""
+    urgent. `countable`: its prompt is text or token ids. `may_keep`: it does not say `"store": false`,
+    and has no salt that sets it apart from other requests."""
 
     model: str
     stream: bool
@@ -61,6 +62,7 @@ class ParsedBody(Struct, frozen=True, kw_only=True):
     body: bytes
     priority: int = 0
     countable: bool = False
+    may_keep: bool = False
 
 
 def _number(low: float, high: float, low_open: bool = False) -> Callable[[str, Any], None]:
@@ -155,6 +157,7 @@ def parse(body: bytes, *, chat: bool) -> ParsedBody:
         body=body,
         priority=fields.get("priority") or 0,
         countable=not fields.get("multimodal") and "prompt_embeds" not in fields,
+        may_keep=fields.get("store") is not False and not fields.get("cache_salt"),
     )
 
 

@@ -5,7 +5,8 @@ the same, it is exact: the answers that it gives while it computes nothing else 
 bit later. So an engine whose weights were
 loaded wrongly differs from its class in all canaries at once. From then on one canary follows another
 in turn (`canary_schedule`). An answer that differs from this engine's own first one is confirmed at
-once by another canary. The leader judges (`relume.policies.canary`).
+once by another canary. The leader judges (`relume.policies.canary`). When it says so (`hurry`), all
+canaries follow at once: another engine answered a client's request differently.
 
 A server without canaries is left alone.
 """
@@ -13,6 +14,7 @@ A server without canaries is left alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from itertools import count
 from typing import Protocol
 
@@ -73,6 +75,11 @@ class CanaryWatch:
         self._first: dict[int, CanaryAnswered] = {}
         self._exact = False
         self._weights = ""
+        self._hurried = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Send all canaries now, or when those under way are answered."""
+        self._hurried.set()
 
     async def run(self) -> None:
         """Send canaries until cancelled, or until the engine turns out not to know them."""
@@ -81,7 +88,12 @@ class CanaryWatch:
             await self._begin()
             for number in count():
                 await self._until_due(self._schedule.pause_s())
-                await self._check(number % COUNT)
+                if self._hurried.is_set():
+                    self._hurried.clear()
+                    for each in range(COUNT):
+                        await self._check(each)
+                else:
+                    await self._check(number % COUNT)
         except NoCanaries:
             self._logger.info("the engine knows no canaries", incarnation=self._incarnation)
 
@@ -100,14 +112,20 @@ class CanaryWatch:
             self._report(number, answer)
 
     async def _until_due(self, pause_s: float) -> None:
+        """Until the pause is over and the engine is idle, within the patience; or until hurried."""
         now = asyncio.get_running_loop().time
-        await asyncio.sleep(pause_s)
+        await self._pause(pause_s)
         latest = now() + self._schedule.patience_s
-        while now() < latest:
+        while now() < latest and not self._hurried.is_set():
             state = self._engine.read()
             if not state["running"] and not state["waiting"]:
                 return
-            await asyncio.sleep(LOOK_S)
+            await self._pause(LOOK_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._hurried.wait()
 
     async def _check(self, number: int) -> None:
         """One canary, and another one if it differs."""

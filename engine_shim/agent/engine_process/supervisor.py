@@ -87,6 +87,7 @@ class Supervisor:
         self._engine: EngineProcesses | None = None
         self._starting: asyncio.Task[EngineProcesses] | None = None
         self._order: EngineOrder | None = None
+        self._canaries: CanaryWatch | None = None
         self._told_dead = True
         self._watched = True
         self._ready_at = 0.0
@@ -114,6 +115,11 @@ class Supervisor:
         if self._engine is not None:
             self._engine.condemn(DeathReason.REPLACED, detail)
         self.poke()
+
+    def hurry_canaries(self) -> None:
+        """Send all canaries to the engine now, if there are any."""
+        if self._canaries is not None:
+            self._canaries.hurry()
 
     # --- lives -----------------------------------------------------------------------
 
@@ -196,9 +202,10 @@ class Supervisor:
         await engine.serving.wait()
         if self._watched and self._config.canary_interval_s > 0:
             watched = self._watched_engine(engine, order)
-            await CanaryWatch(
+            self._canaries = CanaryWatch(
                 watched, order.incarnation, self._config, self._journal, self._logger
-            ).run()
+            )
+            await self._canaries.run()
 
     def _watched_engine(self, engine: EngineProcesses, order: EngineOrder) -> WatchedServer:
         host, model = self._config.engine_host, self._config.model

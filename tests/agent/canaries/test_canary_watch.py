@@ -27,6 +27,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.told: list[CanaryReported] = []
+        self.watch: Any = None
         self.news = asyncio.Event()
 
     def record(self, event: CanaryReported) -> None:
@@ -93,7 +94,7 @@ async def watched(
         canary_budget_ppm=1_000_000,
     )  # fmt: skip
     watch: Any = CanaryWatch(engine, 3, config, journal, Quiet())  # type: ignore[arg-type]
-    task = asyncio.create_task(watch.run())
+    task, journal.watch = asyncio.create_task(watch.run()), watch
     try:
         yield engine, journal
     finally:
@@ -158,6 +159,19 @@ async def test_bits_of_busy_answers_confirm_nothing() -> None:
         told = await journal.until(5 * COUNT)
     assert all(event.exact for event in told)
     assert not any(event.confirms for event in told[: 5 * COUNT])
+
+
+async def test_hurried_canaries_are_sent_at_once_also_to_a_busy_engine() -> None:
+    """Each of them once; then they follow one another as before."""
+    async with watched(right, interval_s=3600, busy=True) as (engine, journal):
+        await journal.until(COUNT)
+        journal.watch.hurry()
+        told = await journal.until(2 * COUNT)
+        assert [event.canary for event in told[COUNT:]] == [*range(COUNT)]
+        assert engine.asked.count(0) == 3
+        journal.watch.hurry()
+        await journal.until(3 * COUNT)
+    assert len(journal.told) == 3 * COUNT
 
 
 async def test_a_busy_first_answer_is_replaced_by_one_given_alone() -> None:

@@ -1,6 +1,7 @@
 """I16: every admin change is in the log with its principal; resent, it changes nothing more.
 
-The restart of an engine that the leader quarantined is its own decision, not an operator's change.
+The restart of an engine that the leader quarantined is its own decision, not an operator's change, and
+so are the canaries of engines that answer a request differently.
 
 `sent` is the operator's own record: (command id, principal) of every acknowledged change.
 """
@@ -27,16 +28,18 @@ def check(
     out: list[Violation] = []
     commands: dict[str, v.AdminCommanded] = {}
     answers: dict[str, int] = {}
-    quarantined: set[str] = set()
+    own: set[str] = set()
     for at in events_of(groups):
         event = at.event
         if type(event) is v.AdminCommanded:
             first = commands.setdefault(event.command_id, event)
             out += _asked(at.revision, event, first)
         elif type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
-            quarantined.add(f"quarantine.{event.worker}.{event.incarnation}")
+            own.add(f"quarantine.{event.worker}.{event.incarnation}")
+        elif type(event) is v.CrossChecked and event.differs >= 0:
+            own.add(f"dispute.{event.decision}")
         elif type(event) in (v.EffectsDecided, v.ConfigChanged):
-            if getattr(event, "again", -1) >= 0 or event.decision in quarantined:
+            if getattr(event, "again", -1) >= 0 or event.decision in own:
                 continue
             name = event.decision
             if name not in commands:

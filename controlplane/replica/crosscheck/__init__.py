@@ -1,0 +1,1 @@
+"""Cross-checks of one replica: which requests wait for one, and the checks themselves."""

@@ -1,0 +1,1 @@
+"""Cross-checks: an idle engine answers a finished request again, and the answers are compared."""

@@ -1,0 +1,39 @@
+"""What the fold knows of cross-checks. Data only; part of the fleet's state."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+
+class CheckRecord(Struct, kw_only=True):
+    """Of one incarnation of a worker. `busy_until`: tick up to which its engine may answer a check;
+    `rests_until_ms`: time of the leader's clock before which it gets no further one.
+    `disputed`: by request, tick at which an answer of it was found to differ from another engine's;
+    `owed`: right answers to canaries that end the doubt about these. `outvoted`: by request, tick at
+    which a majority contradicted it."""
+
+    incarnation: int
+    busy_until: int = -1
+    rests_until_ms: int = 0
+    disputed: dict[str, int] = field(default_factory=dict)
+    owed: int = 0
+    outvoted: dict[str, int] = field(default_factory=dict)
+
+
+class Opinion(Struct, frozen=True):
+    """What the engine of an incarnation answers, as a digest."""
+
+    incarnation: int
+    answer: bytes
+
+
+class Dispute(Struct, kw_only=True):
+    """Two engines answered one request differently, first at `tick`. `worker` and `incarnation` gave
+    the client's answer; `again`: what they gave when they answered once more; `others`: what other
+    workers gave."""
+
+    worker: str
+    incarnation: int
+    tick: int
+    again: Opinion | None = None
+    others: dict[str, Opinion] = field(default_factory=dict)
