@@ -25,6 +25,7 @@ BENCHES = {
     "detection": "failover.detection",
     "false-verdicts": "failover.false_verdicts",
     "canaries": "failover.canaries",
+    "cross-checks": "failover.cross_checks",
     "relay": "gateway.relay_cost",
     "log": "eventlog.log_appends",
     "log-scale": "eventlog.log_scale",

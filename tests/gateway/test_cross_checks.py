@@ -145,6 +145,7 @@ async def test_an_engine_that_gets_a_request_is_left_alone() -> None:
     [
         ((404, {}), "status 404"),
         ((200, {"tokens": "none"}), "Expected `array`"),
+        ((200, {"tokens": [-1]}), "a token id is out of range"),
         ((200, {"error": "internal: it broke"}), "internal: it broke"),
     ],
 )

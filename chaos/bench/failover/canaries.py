@@ -94,11 +94,15 @@ class LightLoad:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
 
+    def prompt(self, number: int, draw: random.Random) -> str:
+        """Of the next request of a client."""
+        return f"Story {number} of the harbor and the winter"
+
     async def _ask(self, number: int) -> None:
         draw = random.Random(f"light load {number}")
         while True:
             name = f"c{number}-{time.monotonic_ns()}"
-            stream = Stream(request=name, prompt=f"Story {number} of the harbor and the winter")
+            stream = Stream(request=name, prompt=self.prompt(number, draw))
             await complete(self._session, self._url, stream, 48, ignore_eos=True)
             self.served += stream.whole
             corrupt = "corrupt_answer" in stream.error
@@ -147,7 +151,7 @@ class Flips:
         """Seconds until the worker was quarantined; -1: not within a round."""
         try:
             async with asyncio.timeout(ROUND_S):
-                at = await self._log.first(began, partial(_quarantined, name, incarnation))
+                at = await self._log.first(began, partial(is_quarantined, name, incarnation))
         except TimeoutError:
             return -1.0
         return at - began
@@ -181,7 +185,8 @@ class Flips:
         return found
 
 
-def _quarantined(worker: str, incarnation: int, event: Any) -> bool:
+def is_quarantined(worker: str, incarnation: int, event: Any) -> bool:
+    """Whether `event` is that verdict."""
     return (
         type(event) is v.HealthDecided
         and (event.worker, event.incarnation) == (worker, incarnation)
@@ -196,7 +201,7 @@ async def flips(count: int, seed: int, model: str) -> dict[str, Any]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         options = FleetOptions(state_dir=folder, port=0, admin_port=0, model=model)
         fleet = await stack.enter_async_context(Fleet(options, [flags] * options.workers))
-        log = await _followed(stack, fleet)
+        log = await followed(stack, fleet)
         found = Flips(fleet, log, seed)
         load = await stack.enter_async_context(LightLoad(fleet.gateways[0]))
         for number in range(count):
@@ -228,7 +233,7 @@ async def cost(seconds: float, model: str) -> dict[str, Any]:
             replica_args=("--policy", "round_robin"),
         )  # fmt: skip
         fleet = await stack.enter_async_context(Fleet(options, [[], ["--canary-interval-s", "0"]]))
-        log = await _followed(stack, fleet)
+        log = await followed(stack, fleet)
         await stack.enter_async_context(Load(fleet.gateways[0]))
         await asyncio.sleep(5.0)
         names = sorted(log.fleet.workers)
@@ -254,7 +259,7 @@ async def cost(seconds: float, model: str) -> dict[str, Any]:
     }
 
 
-async def _followed(stack: AsyncExitStack, fleet: LocalFleet) -> StepLog:
+async def followed(stack: AsyncExitStack, fleet: LocalFleet) -> StepLog:
     """Its log, followed until `stack` ends."""
     config = EtcdConfig(endpoints=(fleet.etcd_endpoint,))
     etcd = await stack.enter_async_context(EtcdLog(config))

@@ -175,9 +175,13 @@ class CrossCheckWatch:
             async with session.post(url, json=msgspec.to_builtins(asked)) as answer:
                 if answer.status != 200:
                     return CrossCheckAnswered(error=f"status {answer.status}")
-                return msgspec.json.decode(await answer.read(), type=CrossCheckAnswered)
+                found = msgspec.json.decode(await answer.read(), type=CrossCheckAnswered)
+                digest_of(found.tokens)
+                return found
         except TimeoutError:
             return CrossCheckAnswered(error=f"no answer within {CHECK_S:g} s")
+        except OverflowError:
+            return CrossCheckAnswered(error="a token id is out of range")
         except (aiohttp.ClientError, msgspec.MsgspecError, OSError) as error:
             return CrossCheckAnswered(error=(str(error) or type(error).__name__)[:200])
 
