@@ -3,7 +3,8 @@
 Continuing a request elsewhere recomputes its tokens in one prefill, in another batch. The
 result is the same only where neither changes the largest logit: always so in float32 on
 one kind of machine, not in general. So the engine decodes some prompts alone, then all
-together, then continues each from the middle without its prefix cache, and compares.
+together, then continues each from the middle without its prefix cache, and compares. A few tokens
+seldom show a difference that ends one of many answers, so their log probabilities count too.
 
 Features with state along the output (a generator, penalties, a grammar) also depend on private
 parts of vLLM, so each is decoded, cut and continued in the same way. Nothing of this is reported to
@@ -32,6 +33,10 @@ TOKENS = 16
 CUTS = (1, 9)
 TIMEOUT_S = 60.0
 LOGPROB_TOLERANCE = 1e-2
+GREEDY_TOLERANCE = 1e-5
+"""Of a log probability, where greedy output is exact. It moves by 0 on the CPU builds tried. On an
+H100 in float32, without vLLM's batch invariance, other requests in the batch moved it by up to
+1.2e-3, and 3 of 24 answers of 192 tokens differed after they were continued in the middle."""
 
 BATCH_MATTERS = "what else is in the batch changes greedy output here"
 RECOMPUTE_DIFFERS = "recomputed tokens change greedy output here"
@@ -80,10 +85,10 @@ class SampledTokens(NamedTuple):
     ids: list[list[int]]
     logprobs: list[list[float]]
 
-    def same(self, other: SampledTokens) -> bool:
-        """Equal, up to the last bits of log probabilities."""
+    def same(self, other: SampledTokens, tolerance: float = LOGPROB_TOLERANCE) -> bool:
+        """Equal, log probabilities within `tolerance`."""
         pairs = zip(chain(*self.logprobs), chain(*other.logprobs), strict=False)
-        close = all(abs(a - b) < LOGPROB_TOLERANCE for a, b in pairs)
+        close = all(abs(a - b) < tolerance for a, b in pairs)
         lengths = [list(map(len, decoded.logprobs)) for decoded in (self, other)]
         return self.ids == other.ids and lengths[0] == lengths[1] and close
 
@@ -93,12 +98,13 @@ async def greedy_verdict(engine: Any) -> bool | str:
     config = engine.model_config
     if config.max_model_len < PROMPT_LENGTHS[-1] + TOKENS or config.runner_type != "generate":
         return UNTESTED
-    prompts = _prompts(engine)
-    alone = [await decode(engine, prompt) for prompt in prompts]
-    together = await asyncio.gather(*(decode(engine, prompt) for prompt in prompts))
-    if together != alone:
+    prompts, options = _prompts(engine), {"logprobs": 0}  # those of the sampled tokens
+    alone = [await decode(engine, prompt, None, options) for prompt in prompts]
+    together = await asyncio.gather(*(decode(engine, p, None, options) for p in prompts))
+    if not all(a.same(b, GREEDY_TOLERANCE) for a, b in zip(alone, together, strict=True)):
         return BATCH_MATTERS
-    return await _continues(engine, prompts, alone, {}) or RECOMPUTE_DIFFERS
+    same = await _continues(engine, prompts, alone, options, GREEDY_TOLERANCE)
+    return same or RECOMPUTE_DIFFERS
 
 
 async def feature_verdict(engine: Any, name: str) -> bool | str:
@@ -115,7 +121,11 @@ async def feature_verdict(engine: Any, name: str) -> bool | str:
 
 
 async def _continues(
-    engine: Any, prompts: list[list[int]], whole: list[SampledTokens], options: Mapping[str, Any]
+    engine: Any,
+    prompts: list[list[int]],
+    whole: list[SampledTokens],
+    options: Mapping[str, Any],
+    tolerance: float = LOGPROB_TOLERANCE,
 ) -> bool:
     """Whether each output is the same if it is continued at each of CUTS."""
     for cut in CUTS:
@@ -125,7 +135,7 @@ async def _continues(
         ]
         parts = zip(prompts, tails, strict=True)
         rests = await asyncio.gather(*(decode(engine, p, t, options) for p, t in parts))
-        if not all(map(SampledTokens.same, rests, whole)):
+        if not all(a.same(b, tolerance) for a, b in zip(rests, whole, strict=True)):
             return False
     return True
 
