@@ -20,7 +20,7 @@ from relume.controlplane.stream.stream_events import Owned
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import AttemptMode, EnginePhase, RequestOutcome, TransportKind
-from relume.policies.recovery.lineage import is_quarantined
+from relume.policies.health.health_life import is_quarantined
 from relume.policies.state import coverage
 from relume.policies.state.lifecycles.stream_resumption import newest_attempt
 

@@ -17,8 +17,8 @@ from relume.events.vocabulary.enums import Exclusion, PlacementCause, Tier
 from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig, config_of
 from relume.policies.checkpoints.placement import Demand, Index, Placement, Site, Weights
+from relume.policies.health.health_life import is_quarantined
 from relume.policies.recovery import plan as recovery_plan
-from relume.policies.recovery.lineage import is_quarantined
 from relume.policies.recovery.recovery_options import (
     UNLIMITED,
     Estimates,

@@ -36,7 +36,7 @@ from relume.policies.crosscheck import disputes
 from relume.policies.health import canary_evidence, cross_check_evidence, pace
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
-from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow
+from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow_v1
 from relume.policies.health.worker_reviews import (
     all_know,
     decides,
@@ -256,7 +256,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     for worker in fleet.workers.values():
         health = worker.health
         if isinstance(health, UnsetType):
-            if not review.by_pace and is_slow(worker, config):
+            if not review.by_pace and is_slow_v1(worker, config):
                 health_of(fleet, worker)
             continue
         if health.failures and min(health.failures.values()) <= begin:

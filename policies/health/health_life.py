@@ -18,7 +18,10 @@ from __future__ import annotations
 
 from enum import Enum
 
+from msgspec import UNSET
+
 from relume.events.vocabulary.enums import BreakerState, HealthState
+from relume.policies.state.fleet import Worker
 
 
 class Finding(Enum):
@@ -83,3 +86,9 @@ EXCLUDED = frozenset(BREAKER)
 def breaker_of(state: HealthState) -> BreakerState:
     """The state of the breaker of a worker in `state`."""
     return BREAKER.get(state, BreakerState.CLOSED)
+
+
+def is_quarantined(worker: Worker | None) -> bool:
+    """Whether the leader quarantined the worker, and its quarantine is not over."""
+    health = worker.health if worker is not None else UNSET
+    return health is not UNSET and health.state == HealthState.QUARANTINED

@@ -35,7 +35,7 @@ from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClas
 from relume.policies.canary import answers, canary_settings
 from relume.policies.crosscheck import check_settings, disputes
 from relume.policies.health import pace
-from relume.policies.health.health_life import EXCLUDED, LIFE, Finding
+from relume.policies.health.health_life import EXCLUDED, LIFE, Finding, is_quarantined
 from relume.policies.health.health_settings import HealthConfig, config_of
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
@@ -201,7 +201,7 @@ class Review:
         may just be restarted."""
         for worker in self.fleet.workers.values():
             if worker.present and worker.model == model:
-                if worker.engine == EnginePhase.READY or _is_quarantined(worker.health):
+                if worker.engine == EnginePhase.READY or is_quarantined(worker):
                     yield worker
 
     def _too_many(self, model: str) -> tuple[str, ...]:
@@ -234,10 +234,6 @@ class Review:
             self.fleet.tick - health.opened > self.config.window_ticks
         )
         return not old and worker.name in self._too_many(worker.model)
-
-
-def _is_quarantined(health: WorkerHealth | UnsetType) -> bool:
-    return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
 
 
 def _is_distrusted(health: WorkerHealth) -> bool:
@@ -287,7 +283,7 @@ def _of_doubts(
     if review.by_pace:
         if pace.is_slow(health, tick, config):
             return Finding.DOUBTFUL, FailureClass.SLOW, pace.in_words(health)
-    elif is_slow(worker, config):
+    elif is_slow_v1(worker, config):
         times = int(worker.slowness * 10 + 0.5)
         evidence = f"its steps take {times // 10}.{times % 10} times those of its class"
         return Finding.DOUBTFUL, FailureClass.SLOW, evidence
@@ -336,7 +332,7 @@ def _of_breaker(health: WorkerHealth, config: HealthConfig, tick: int) -> Found 
     return None
 
 
-def is_slow(worker: Worker, config: HealthConfig) -> bool:
+def is_slow_v1(worker: Worker, config: HealthConfig) -> bool:
     """Whether the worker's steps take too long, beside those of its class, by version 1."""
     limit = config.slow_percent / 100
     health = worker.health

@@ -24,6 +24,7 @@ from relume.events.vocabulary.enums import (
 from relume.policies.canary import canary_settings
 from relume.policies.crosscheck import disputes
 from relume.policies.health import canary_evidence, cross_check_evidence, evidence
+from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.state import coverage
@@ -135,7 +136,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
             and worker.engine == EnginePhase.READY
         ):
             out += _restarted(fleet, worker)  # its agent knows what it applied before
-        if _is_quarantined(worker):
+        if is_quarantined(worker):
             out += _voided(fleet, worker)
     return out
 
@@ -231,7 +232,7 @@ def on_health_decided(fleet: Fleet, event: v.HealthDecided) -> list[Any]:
 def on_route_decided(fleet: Fleet, event: v.RouteDecided) -> list[Any]:
     """A replica that did not know of a quarantine yet sent a request there."""
     worker = fleet.workers.get(event.worker)
-    if worker is None or not _is_quarantined(worker) or not fleet.holders:
+    if worker is None or not is_quarantined(worker) or not fleet.holders:
         return []
     attempts = ((event.request, event.attempt),)
     return [v.CheckpointsVoided(worker.name, worker.incarnation, attempts)]
@@ -255,11 +256,6 @@ def on_cross_checked(fleet: Fleet, event: v.CrossChecked) -> list[Any]:
             effects=effects,
         )
     ]
-
-
-def _is_quarantined(worker: Worker) -> bool:
-    health = worker.health
-    return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
 
 
 def _voided(fleet: Fleet, worker: Worker) -> list[Any]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import HealthState
-from relume.policies.state.fleet import Request, Worker
+from relume.policies.state.fleet import Request
 
 TRUSTED = (HealthState.PROBING, HealthState.HEALTHY)
 """States that take back the verdict on an engine."""
@@ -27,12 +27,6 @@ MOST_CORRUPT = 1024
 def engine_of(worker: str, incarnation: int) -> str:
     """An engine's name."""
     return f"{worker}:{incarnation}"
-
-
-def is_quarantined(worker: Worker | None) -> bool:
-    """Whether the leader quarantined the worker, and its quarantine is not over."""
-    health = worker.health if worker is not None else UNSET
-    return not isinstance(health, UnsetType) and health.state == HealthState.QUARANTINED
 
 
 class CorruptEngines:

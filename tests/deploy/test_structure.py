@@ -75,6 +75,15 @@ def varying(source: str) -> list[int]:
     return lines
 
 
+def questions(source: str) -> list[str]:
+    """Names of the module's functions that answer a question: `is_...`, private or not."""
+    return [
+        node.name.removeprefix("_")
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name.removeprefix("_").startswith("is_")
+    ]
+
+
 def test_no_modules_import_one_another() -> None:
     assert circle(imports(CHECKOUT)) == []
 
@@ -95,6 +104,16 @@ def test_what_replay_repeats_does_not_vary_between_processes() -> None:
     ]
 
 
+def test_each_question_of_policies_has_one_definition() -> None:
+    """One that changes in one place only would answer differently in another."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((CHECKOUT / "policies").rglob("*.py")):
+        for name in questions(path.read_text()):
+            places.setdefault(name, []).append(str(path.relative_to(CHECKOUT)))
+    assert places["is_quarantined"] == ["policies/health/health_life.py"]
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
 def test_planted_faults_are_found(tmp_path: Path) -> None:
     for name, source in {
         "events/a.py": "def late():\n    from relume.policies.b import B",
@@ -107,6 +126,7 @@ def test_planted_faults_are_found(tmp_path: Path) -> None:
     assert set(circle(imports(tmp_path))) == {"events.a", "policies.b", "chaos.c"}
     assert varying("import random\nfrom random import choice\nRandom()\nopen(p)") == [1, 2, 3, 4]
     assert not varying("from random import Random\nRandom(f'{seed}')")
+    assert questions("def is_a(): ...\ndef _is_b(): ...\ndef b(): ...") == ["is_a", "is_b"]
     assert varying(
         "for x in {1, 2}: hash(x)\ny = [x for x in set(z)]\nfor x in sorted(z): pass"
     ) == [1, 1, 2]
