@@ -21,6 +21,7 @@ from relume.policies.state.overlay.view import View
 
 DECISION_VERSIONS: dict[str, int] = {
     **{f"route.{policy}": 1 for policy in (*POLICIES, "planned")},
+    "route.least_load": 2,
     "first_token": 2,
     "mode": 2,
     "admission": 1,
@@ -40,18 +41,20 @@ DECISION_VERSIONS: dict[str, int] = {
 duties. `cross_check`: which finished requests another engine answers again, and which engine."""
 
 RETAKEN: dict[str, tuple[int, ...]] = {
+    "route.least_load": (1,),
     "first_token": (1,),
     "mode": (1,),
     "stall": (1, 2),
     "overdue": (1,),
     "health": (1, 2, 3, 4),
 }
-"""Older versions of which this build still has the rule: 1 of `first_token` is another estimate
-than the one the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows
-no streams with tokens of a corrupt worker; `stall` has its own in
-`relume.policies.liveness.stall.HUNG`, `overdue` in `relume.policies.liveness.overdue.FINISHED`; 1 and
-2 of `health` differ in how slow workers are found (a worker that is probed keeps its overhead, and a
-probe that ended early stays open), 1 to 3 have no canaries, and 4 has no cross-checks."""
+"""Older versions of which this build still has the rule: 1 of `route.least_load` forgets failures that
+the fold has, in fleets of more than 16 workers; 1 of `first_token` is another estimate than the one
+the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows no streams
+with tokens of a corrupt worker; `stall` has its own in `relume.policies.liveness.stall.HUNG`,
+`overdue` in `relume.policies.liveness.overdue.FINISHED`; 1 and 2 of `health` differ in how slow
+workers are found (a worker that is probed keeps its overhead, and a probe that ended early stays
+open), 1 to 3 have no canaries, and 4 has no cross-checks."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

@@ -383,7 +383,11 @@ def check_route(
         return
     query = query_of(event)
     view.now_us = event.at_us
-    choice = routing.decide(view, query, policy) if event.others else whole(view, query)
+    if event.others:
+        version = version_of(view, kind_of(event)) if policy == event.policy else 0
+        choice = routing.decide(view, query, policy, version)
+    else:
+        choice = whole(view, query)
     if len([c for c in choice.candidates if not c.excluded]) > 1:
         verdict.contested += 1
     expected = event.worker, event.incarnation, event.candidates, event.others

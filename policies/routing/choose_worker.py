@@ -24,10 +24,11 @@ from relume.events.vocabulary.enums import Exclusion
 from relume.policies.routing import estimate_index, first_token_v1
 from relume.policies.routing import prefix_hits as hits
 from relume.policies.routing import selection as selectors
-from relume.policies.routing.cost_index import cost_of
+from relume.policies.routing.cost_index import CostIndex, cost_of
 from relume.policies.routing.cost_index import of as ranked
 from relume.policies.routing.eligibility import (
     FAILED_BEFORE,
+    FAILING,
     NONE,
     excluded,
     excluded_for,
@@ -40,7 +41,7 @@ from relume.policies.state import prefix_index as prefixes
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 
-LAST = frozenset((FAILED_BEFORE, Exclusion.FAILING))
+LAST = frozenset((FAILED_BEFORE, FAILING))
 """Such workers come after all others."""
 REQUEST_TOKENS = 32
 """Tokens of prefill that one held request weighs as much as."""
@@ -81,7 +82,7 @@ def least_load(view: View, query: RouteQuery) -> Choice:
         reason = excluded(view, worker, query.model, suspected.get(name, 0) == incarnation)
         reason = reason or excluded_for(worker, query)
         if reason is NONE and is_failing(view, worker):
-            reason = Exclusion.FAILING
+            reason = FAILING
         if reason is NONE:
             best.append((cost, (index - turn) % count, index))
         elif reason in LAST:
@@ -246,21 +247,38 @@ def _cached_tokens(
     return max(min(held, query.tokens - 1), 0)
 
 
-def decide(view: View, query: RouteQuery, policy: str) -> Choice:
-    """What `policy` chooses, with what the record of the decision is to hold of it."""
+def decide(view: View, query: RouteQuery, policy: str, version: int = 0) -> Choice:
+    """What `policy` chooses, with what the record of the decision is to hold of it. `version` of the
+    decision; 0: this build's."""
     count = len(view.fleet.workers)
     if count <= WHOLE or policy in selectors.POLICIES:
         return RECORDED[policy](view, query)
-    if policy == "least_load" and not query.avoid and not view.saw_failures:
-        return _ranked(view, query, count)
+    if policy == "least_load":
+        return _least_load_v1(view, query) if version == 1 else _least_load(view, query)
     return _shortened(view, query, policy, RECORDED[policy](view, query))
 
 
-def _ranked(view: View, query: RouteQuery, count: int) -> Choice:
+def _least_load(view: View, query: RouteQuery) -> Choice:
+    """Of a large fleet. Only what follows from this one request, and a fleet in which all workers
+    that are left fail requests, takes a look at all of them."""
+    if not query.avoid and not query.delivered:
+        ranking = ranked(view, query.model, REQUEST_TOKENS)
+        if ranking.open or FAILING not in ranking.reasons:
+            return _ranked(view, ranking)
+    return _shortened(view, query, "least_load", RECORDED["least_load"](view, query))
+
+
+def _least_load_v1(view: View, query: RouteQuery) -> Choice:
+    """The same as version 1 of the decision has it: failures count while the fold lacks one of this
+    replica's, and not after that; a server without the plugin may get what a client has a part of."""
+    if not query.avoid and not view.saw_failures:
+        return _ranked(view, ranked(view, query.model, REQUEST_TOKENS, failing=False))
+    return _shortened(view, query, "least_load", RECORDED["least_load"](view, query))
+
+
+def _ranked(view: View, ranking: CostIndex) -> Choice:
     """As `least_load`, without a look at all of them."""
-    model = query.model
-    ranking = ranked(view, model, REQUEST_TOKENS)
-    named = tuple(islice(ranking.best(view.turn % count), NAMED))
+    named = tuple(islice(ranking.best(view.turn % max(len(ranking.workers), 1)), NAMED))
     best = named[0] if named else None
     worker, incarnation = (best.worker, best.incarnation) if best is not None else ("", 0)
     return Choice(

@@ -1,5 +1,8 @@
 """The open workers of a fleet by cost, for `routing.least_load`, whose costs follow from the
 account alone. A cost of time changes by itself, so policies that weigh time use `estimate_index`.
+
+A worker that fails requests is not open here (`eligibility.is_failing`): it gets a request only if no
+other is left, and then all workers are looked at.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from relume.events.vocabulary import Candidate
-from relume.policies.routing.eligibility import Check, check_of
+from relume.policies.routing.eligibility import Check, check_of, check_with_failing
 from relume.policies.routing.worker_estimate import price_percent
 from relume.policies.routing.worker_index import WorkerIndex
 from relume.policies.state.fleet import Worker
@@ -81,12 +84,15 @@ class CostIndex(WorkerIndex):
                 insort(self._at[cost], at)
 
 
-def of(view: View, model: str, weight: int) -> CostIndex:
-    """The view's ranking of workers for `model`, as it is now."""
-    found: CostIndex | None = view.indexes.get(model)
+def of(view: View, model: str, weight: int, failing: bool = True) -> CostIndex:
+    """The view's ranking of workers for `model`, as it is now. `failing`: those that fail requests are
+    left out."""
+    name = model if failing else f"{model}\n"
+    found: CostIndex | None = view.indexes.get(name)
     if found is None or found.weight != weight:
         if len(view.indexes) >= MODELS:
             view.indexes.clear()
-        found = view.indexes[model] = CostIndex(check_of(model), weight)
+        check = check_with_failing(model) if failing else check_of(model)
+        found = view.indexes[name] = CostIndex(check, weight)
     found.update(view)
     return found

@@ -35,6 +35,7 @@ _ENGINE = {
 # members of an enum are slow to look up, and these are on the path of each decision
 NONE, WITHOUT_PLUGIN = Exclusion.NONE, Exclusion.WITHOUT_PLUGIN
 FAILED_BEFORE, SUSPECTED = Exclusion.FAILED_BEFORE, Exclusion.SUSPECTED
+FAILING = Exclusion.FAILING
 READY = EnginePhase.READY
 UNJUDGED = "health.unjudged"
 """Setting: failed requests on a worker after which others are preferred."""
@@ -123,6 +124,19 @@ def is_failing(view: View, worker: Worker) -> bool:
     )
 
 
+def check_with_failing(model: str) -> Check:
+    """As `check_of`, and a worker that fails requests is excluded too: an index in which there is
+    another worker needs no more."""
+
+    def check(view: View, worker: Worker, suspected: bool) -> Exclusion:
+        reason = excluded(view, worker, model, suspected)
+        if reason or (worker.health is UNSET and not view.saw_failures):  # as almost always
+            return reason
+        return FAILING if is_failing(view, worker) else NONE
+
+    return check
+
+
 class QueueLimit(Struct, frozen=True, gc=False):
     """When a worker is saturated: `queued` requests that do not decode yet (0: no number), or
     prompts that take it beyond `ahead_us` from now (0: however many). `others`: replicas that may
@@ -179,7 +193,7 @@ def limited(
     """The first limit that the worker would not meet with this request, of which it would compute
     `tokens`, with a first token after `ttft_us`; empty: it meets all."""
     if estimate.failing:
-        return Exclusion.FAILING
+        return FAILING
     if tokens // estimate.block_tokens >= estimate.room_blocks:
         return Exclusion.NO_KV_ROOM
     if query.at_us > estimate.silent_at_us:

@@ -155,6 +155,8 @@ def test_what_if_leaves_out_what_it_cannot_ask_again(monkeypatch: pytest.MonkeyP
 
 # --- who wrote what ----------------------------------------------------------------------
 
+NOW = DECISION_VERSIONS["route.least_load"]
+
 
 def routed(groups: list[RevisionGroup], stream: str) -> int:
     events = [
@@ -185,32 +187,28 @@ async def upgraded(raise_version: Callable[[], None]) -> tuple[list[RevisionGrou
 
 def test_versions_hold_for_their_writer_and_from_its_start_on() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        groups, before = asyncio.run(
-            upgraded(lambda: patch.setitem(DECISION_VERSIONS, "route.least_load", 2))
-        )
+        groups, before = asyncio.run(upgraded(lambda: raised(patch, "route.least_load")))
         late = routed(groups, "r.r1") - before
         early = before + routed(groups, "r.r0")
         assert before > 5 and late > 5
         of_new = verify(groups)
         assert of_new.divergences == []
-        assert of_new.untaken == {"route.least_load version 1": early}
+        assert of_new.untaken == {f"route.least_load version {NOW}": early}
     of_old = verify(groups)
     assert of_old.divergences == [] and of_old.ok
-    assert of_old.untaken == {"route.least_load version 2": late}
+    assert of_old.untaken == {f"route.least_load version {NOW + 1}": late}
 
 
 def test_versions_are_in_a_snapshot() -> None:
     """Replay that goes on from the middle knows what was written before."""
     with pytest.MonkeyPatch.context() as patch:
-        groups, before = asyncio.run(
-            upgraded(lambda: patch.setitem(DECISION_VERSIONS, "route.least_load", 2))
-        )
+        groups, before = asyncio.run(upgraded(lambda: raised(patch, "route.least_load")))
     base, rest = Fleet(), list(groups)
     while "r1" not in base.replicas or base.replicas["r1"].decisions < before + 3:
         apply_group(base, rest.pop(0))
     verdict = verify(rest, load(dump(base)))
     assert verdict.divergences == []
-    assert 0 < verdict.untaken["route.least_load version 2"] <= routed(rest, "r.r1")
+    assert 0 < verdict.untaken[f"route.least_load version {NOW + 1}"] <= routed(rest, "r.r1")
     assert len(verdict.untaken) == 1
 
 

@@ -11,7 +11,14 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Exclusion, HealthState, TransportKind
 from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
 from relume.policies.leader.duties import step
-from relume.policies.routing.choose_worker import POLICIES, Choice, decide
+from relume.policies.routing.choose_worker import (
+    POLICIES,
+    RECORDED,
+    WHOLE,
+    Choice,
+    _shortened,
+    decide,
+)
 from relume.policies.routing.eligibility import is_failing
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state import dirty_set
@@ -75,10 +82,12 @@ class Replica:
 
     def chooses(self, policy: str = "predicted_ttft", *avoid: str) -> Choice:
         self.view.now_us = 1_000
-        query = RouteQuery(
+        return decide(self.view, self.asked(*avoid), policy)
+
+    def asked(self, *avoid: str) -> RouteQuery:
+        return RouteQuery(
             request="q", model=MODEL, prompt_tokens=50, delivered=0, avoid=avoid, at_us=1_000
         )
-        return decide(self.view, query, policy)
 
     def reasons(self, policy: str = "predicted_ttft") -> dict[str, str]:
         return {c.worker: str(c.excluded) for c in self.chooses(policy).candidates}
@@ -100,6 +109,35 @@ def test_after_three_different_requests_others_are_preferred(policy: str) -> Non
         replica.own(decided(f"n{turn}", worker="elsewhere"))
     if policy != "power_of_two":
         assert replica.reasons(policy) == {"w0": Exclusion.FAILING, "w1": "", "w2": ""}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("landed", [False, True])
+def test_large_fleets_prefer_others_too(policy: str, landed: bool) -> None:
+    """Also when the log has the failures, and the leader has decided nothing yet."""
+    replica = few(HealthConfig(unjudged=2), workers=WHOLE + 4)
+    replica.own(failed("a"), failed("b"))
+    if landed:
+        replica.land()
+        assert replica.fleet.state() == HealthState.SUSPECT
+        assert not replica.view.saw_failures
+    for turn in range(2 * WHOLE):
+        choice = replica.chooses(policy)
+        assert choice.worker not in ("", "w0")
+        named = {c.worker: c.excluded for c in choice.candidates}
+        assert named.get("w0", Exclusion.FAILING) == Exclusion.FAILING
+        replica.own(decided(f"n{turn}", worker="elsewhere"))
+
+
+def test_a_large_fleet_that_fails_everywhere_still_serves() -> None:
+    workers = WHOLE + 4
+    replica = few(HealthConfig(unjudged=2, share_percent=100), workers=workers)
+    for number in range(workers):
+        name = f"w{number}"
+        replica.own(failed(f"{name}a", name), failed(f"{name}b", name))
+    replica.land()
+    assert dict(replica.chooses("least_load").others) == {Exclusion.FAILING: workers - 1}
+    assert replica.chooses("least_load").worker != ""
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -216,5 +254,9 @@ def test_a_view_that_was_kept_says_what_a_new_one_says(policy: str, seed: int) -
         for event in replica.pending:
             fresh.view.own(fresh.view.position + 1, event)
         assert fresh.chooses(policy) == choice, f"seed {seed}, {number}"
+        if policy == "least_load" and len(fleet.fleet.workers) > WHOLE:
+            query = replica.asked()
+            whole = _shortened(replica.view, query, policy, RECORDED[policy](replica.view, query))
+            assert choice == whole, f"seed {seed}, {number}: by a look at all workers"
         seen += any(is_failing(replica.view, w) for w in fleet.fleet.workers.values())
     assert seen > 10

@@ -195,6 +195,17 @@ def test_what_is_kept_gives_what_a_pass_over_all_gives(seed: int) -> None:
             assert decide(fresh, query, "least_load") == whole(life.view, query)
 
 
+def test_a_stream_with_tokens_leaves_out_servers_without_the_plugin() -> None:
+    """Large fleets too, and whether the request failed somewhere or not."""
+    story = fleet_of(20)
+    for worker in list(story.fleet.workers.values())[:19]:
+        worker.plain = True
+    query = RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=3)
+    choice = decide(view_of(story), query, "least_load")
+    assert choice.worker == "w19"
+    assert choice.others == (("tells no token ids", 19),)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_chooses_as_it_does_with_all_named(policy: str) -> None:
     life = Life(7)

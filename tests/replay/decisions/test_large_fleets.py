@@ -13,7 +13,13 @@ from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode, encode
 from relume.events.log.interface import RevisionGroup
+from relume.policies.decision_versions import DECISION_VERSIONS
+from relume.policies.health.health_settings import HealthConfig
 from relume.policies.routing import choose_worker as routing
+from relume.policies.routing.route_query import RouteQuery
+from relume.policies.state.overlay.view import View
+from tests.policies.health.led_fleet import LedFleet
+from tests.policies.story import MODEL, arrived, decided
 from tests.replay.decisions.test_scheduler_replay import assert_same, eventful_log
 from tests.replay.tamper import Place, places, replaced
 
@@ -72,3 +78,29 @@ def test_logs_that_name_everybody_verify_as_before(
     monkeypatch.undo()
     assert not any(event.others for _, event in routes(whole))
     assert_same(verify(whole), 2)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_both_versions_of_least_load_are_taken_again(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures that the fold has count since version 2."""
+    monkeypatch.setitem(DECISION_VERSIONS, "route.least_load", version)
+    fleet = LedFleet(routing.WHOLE + 4, config=HealthConfig(unjudged=2))
+    monkeypatch.undo()
+    fleet.fails()
+    fleet.fails()
+    fleet.tell("r.r0", arrived("q", prompt=50))
+    view = View("r.r0", fleet.fleet)
+    view.landed()
+    query = RouteQuery(request="q", model=MODEL, prompt_tokens=50, delivered=0)
+    choice = routing.decide(view, query, "least_load", version)
+    assert (("failing", 1) in choice.others) == (version == 2)
+    event = decided("q", worker=choice.worker, prompt=50, basis=view.basis)
+    others = {"candidates": choice.candidates, "others": choice.others}
+    fleet.tell("r.r0", msgspec.structs.replace(event, **others))
+    verdict = verify(fleet.groups)
+    assert verdict.decisions == 3 and not verdict.untaken
+    differing = [d.position for d in verdict.divergences]
+    assert len(differing) == 2, "the decisions of `LedFleet.fails` name no candidates"
+    assert fleet.fleet.streams["r.r0"].position not in differing
