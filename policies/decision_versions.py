@@ -54,7 +54,7 @@ the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode`
 with tokens of a corrupt worker; `stall` has its own in `relume.policies.liveness.stall.HUNG`,
 `overdue` in `relume.policies.liveness.overdue.FINISHED`; 1 and 2 of `health` differ in how slow
 workers are found (a worker that is probed keeps its overhead, and a probe that ended early stays
-open), 1 to 3 have no canaries, and 4 has no cross-checks."""
+open), 1 to 3 have no canaries, and 1 to 4 no cross-checks and no fading of an idle worker's overhead."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

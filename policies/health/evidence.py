@@ -50,6 +50,7 @@ from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS, WRONG
 from relume.policies.state import dirty_set
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+from relume.policies.state.step_times import fade_overheads
 
 AGENT = "its agent"
 """The judge of a hang beside replicas, whose names have no space."""
@@ -241,12 +242,13 @@ def _on_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -
 
 
 def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
-    """Evidence fades, breakers rest, and slow workers are found."""
+    """Evidence and overheads fade, breakers rest, and slow workers are found."""
     if not decides(fleet):
         return
     review = Review(fleet)
     config = review.config
-    begin = event.number - config.window_ticks
+    if all_know(fleet, 5):
+        fade_overheads(fleet, event.number)
     by_records = all_know(fleet, 3)
     for name, percent in pace.measured(fleet, by_records).items() if review.by_pace else ():
         worker = fleet.workers[name]
@@ -258,17 +260,22 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         if isinstance(health, UnsetType):
             if not review.by_pace and is_slow_v1(worker, config):
                 health_of(fleet, worker)
-            continue
-        if health.failures and min(health.failures.values()) <= begin:
-            health.failures = {r: at for r, at in health.failures.items() if at > begin}
-            dirty_set.changed(fleet, worker.name)
-        if health.forgiven and min(health.forgiven.values()) <= begin:
-            health.forgiven = {r: at for r, at in health.forgiven.items() if at > begin}
-        if health.trips and health.state == HealthState.HEALTHY:
-            if event.number - health.since > FADE_WINDOWS * config.window_ticks:
-                health.trips = 0
+        else:
+            _fade_evidence(fleet, worker, health, config.window_ticks)
     disputes.expire(fleet)
     review_all(fleet, review)
+
+
+def _fade_evidence(fleet: Fleet, worker: Worker, health: WorkerHealth, window_ticks: int) -> None:
+    begin = fleet.tick - window_ticks
+    if health.failures and min(health.failures.values()) <= begin:
+        health.failures = {r: at for r, at in health.failures.items() if at > begin}
+        dirty_set.changed(fleet, worker.name)
+    if health.forgiven and min(health.forgiven.values()) <= begin:
+        health.forgiven = {r: at for r, at in health.forgiven.items() if at > begin}
+    if health.trips and health.state == HealthState.HEALTHY:
+        if fleet.tick - health.since > FADE_WINDOWS * window_ticks:
+            health.trips = 0
 
 
 def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -> None:

@@ -27,6 +27,8 @@ from functools import cache
 from operator import itemgetter
 
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import EnginePhase
+from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Request, StepTime, Worker
 
 SCALES = (1.0, 1 / 256, 1 / (1 << 20), 1 / 16, 1 / 4096, 1.0)
@@ -68,6 +70,10 @@ so that slowness is known after two to three seconds, however few steps they hav
 OVERHEAD_US = 2000
 """What a time to first token takes beyond its steps counts as so much off at most, and an eighth
 of what is known: requests that met a step of other length than usual are not to teach it."""
+QUIET_TICKS = 5
+"""A worker from which nothing came for longer has no requests: its overhead fades."""
+FADES = 8
+"""Part of it, above the usual one, that fades per tick: half of it in five ticks."""
 _DIAGONAL = (0, 2, 5, 9, 14, 20)
 
 
@@ -351,6 +357,26 @@ def first_token(fleet: Fleet, request: Request, took_us: int) -> None:
     most = OVERHEAD_US + worker.overhead_us // 8
     error = min(max(took_us - request.predicted_us - worker.overhead_us, -most), most)
     worker.overhead_us = max(worker.overhead_us + error // 4, 0)
+
+
+def fade_overheads(fleet: Fleet, tick: int) -> None:
+    """Only requests correct what a worker takes beyond its steps, and a high one keeps them away. So
+    on a worker without requests it falls towards the lower median of the workers of its model."""
+    usual: dict[str, int] = {}
+    for worker in fleet.workers.values():
+        if not worker.overhead_us or worker.attempts or tick - worker.heard_tick <= QUIET_TICKS:
+            continue
+        if (model := worker.model) not in usual:
+            usual[model] = _usual_overhead(fleet, model)
+        if (surplus := worker.overhead_us - usual[model]) > 0:
+            worker.overhead_us -= -(-surplus // FADES)
+            dirty_set.changed(fleet, worker.name)
+
+
+def _usual_overhead(fleet: Fleet, model: str) -> int:
+    serving = (w for w in fleet.workers.values() if w.present and w.engine == EnginePhase.READY)
+    found = sorted(worker.overhead_us for worker in serving if worker.model == model)
+    return found[(len(found) - 1) // 2] if found else 0
 
 
 class Costs:

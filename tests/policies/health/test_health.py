@@ -144,6 +144,45 @@ def test_a_worker_that_is_probed_begins_without_its_overhead(version: int, left_
     assert fleet.fleet.workers["w0"].overhead_us == left_us
 
 
+@pytest.mark.parametrize(("version", "asked"), [(4, False), (5, True)])
+def test_a_high_overhead_fades_on_a_worker_without_requests(version: int, asked: bool) -> None:
+    """No request went there any more, and only requests corrected it."""
+    fleet = LedFleet(config=CONFIG, version=version)
+    workers = fleet.fleet.workers
+    for name, overhead_us in (("w0", 240_000), ("w1", 3_000), ("w2", 4_000)):
+        workers[name].overhead_us = overhead_us
+    view = View("r.r0", fleet.fleet)
+    query = RouteQuery(request="q", model=MODEL, prompt_tokens=50, delivered=0)
+
+    def is_chosen() -> bool:
+        view.landed()
+        view.now_us = 1_000
+        named = routing.decide(view, query, "predicted_ttft").candidates
+        (cost,) = (c.cost for c in named if c.worker == "w0")
+        return cost - min(c.cost for c in named) < 10_000
+
+    assert not is_chosen()
+    fleet.ticks(40)
+    assert is_chosen() == asked
+    fleet.ticks(100)
+    usual = [4_000, 3_000, 4_000]
+    overheads = [worker.overhead_us for worker in workers.values()]
+    assert overheads == (usual if asked else [240_000, *usual[1:]])
+
+
+def test_an_overhead_stays_while_the_worker_has_requests() -> None:
+    fleet = LedFleet(workers=5, config=CONFIG)
+    workers = fleet.fleet.workers
+    workers["w0"].overhead_us = workers["w1"].overhead_us = 240_000
+    fleet.request("w0")
+    for _ in range(10):
+        fleet.tell("w.w1", engine_step(queued("other"), finished("other")))
+        fleet.ticks(4)
+    assert workers["w0"].overhead_us == workers["w1"].overhead_us == 240_000
+    fleet.ticks(6)
+    assert workers["w0"].overhead_us == 240_000 > workers["w1"].overhead_us
+
+
 def test_each_further_opening_holds_longer_and_a_long_health_forgets() -> None:
     fleet = LedFleet(config=CONFIG)
     holds = []
