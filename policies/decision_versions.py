@@ -29,7 +29,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "recovery": 1,
     "migration": 1,
     "stall": 3,
-    "overdue": 2,
+    "overdue": 3,
     "leader": 1,
     "detail": 1,
     "health": 5,
@@ -45,14 +45,14 @@ RETAKEN: dict[str, tuple[int, ...]] = {
     "first_token": (1,),
     "mode": (1,),
     "stall": (1, 2),
-    "overdue": (1,),
+    "overdue": (1, 2),
     "health": (1, 2, 3, 4),
 }
 """Older versions of which this build still has the rule: 1 of `route.least_load` forgets failures that
 the fold has, in fleets of more than 16 workers; 1 of `first_token` is another estimate than the one
 the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows no streams
 with tokens of a corrupt worker; `stall` has its own in `relume.policies.liveness.stall.HUNG`,
-`overdue` in `relume.policies.liveness.overdue.FINISHED`; 1 and 2 of `health` differ in how slow
+`overdue` in `relume.policies.liveness.overdue.RULES`; 1 and 2 of `health` differ in how slow
 workers are found (a worker that is probed keeps its overhead, and a probe that ended early stays
 open), 1 to 3 have no canaries, and 1 to 4 no cross-checks and no fading of an idle worker's overhead."""
 

@@ -468,8 +468,8 @@ def _check_stream(
     seen = overdue.Silence(silent_us=event.silent_us, from_step=event.from_step, probe=event.probe)
     of = event.request, event.attempt
     place, config = (event.worker, event.incarnation), overdue.config_of(view)
-    finished = overdue.FINISHED[version_of(view, "overdue")]
-    found = overdue.judge(view.fleet, place, of, seen, config, finished)
+    rule = overdue.RULES[version_of(view, "overdue")]
+    found = overdue.judge(view.fleet, place, of, seen, config, rule)
     recorded = overdue.Judgement(
         steps=event.steps,
         decodes=event.decodes,

@@ -6,7 +6,8 @@ its connection is. Silence alone is no evidence. A healthy stream is silent whil
 it is preempted, while its prompt is computed, and while its client does not read. So a stream is
 stuck only if all of these hold:
 
-- The fold's account of the worker says that the engine decodes the attempt, or is done with it.
+- The fold's account of the worker says that the engine decodes the attempt, or is done with it. For
+  a request that the leader ended, because it took the gateway for lost, the replica remembers that.
 - While it decodes, the log shows `steps` engine steps since the replica found the stream silent.
   Each step gives each request that decodes a token. A replica that is cut from the log sees none,
   and judges nothing.
@@ -93,12 +94,31 @@ def decodes(worker: Worker, request: str, attempt: int) -> bool:
     """Whether the engine decodes the attempt, by its own reports: its prompt is computed, and it
     neither waits nor is preempted."""
     found = worker.attempts.get(key_of(request, attempt))
-    return found is not None and found.queued and found.decoding and not found.ended
+    return found is not None and found.queued and found.decoding
+
+
+def decodes_v1(worker: Worker, request: str, attempt: int) -> bool:
+    """The same as versions 1 and 2 of the decision have it: not of a request that the leader ended."""
+    found = worker.attempts.get(key_of(request, attempt))
+    return decodes(worker, request, attempt) and found is not None and not found.ended
 
 
 def is_finished(fleet: Fleet, worker: Worker, request: str, attempt: int) -> bool:
     """Whether the engine took the attempt and is done with it, by its own reports: it has none of
-    the request's choices any more. The report may have come before the dispatch."""
+    the request's choices any more. The report may have come before the dispatch. Of a request that
+    the leader ended while its gateway stood still, the fold knows only that the engine does not
+    have it. Only the replica that has its stream knows that the engine finished it, so no other
+    one may ask."""
+    if request in fleet.requests:
+        return is_finished_v2(fleet, worker, request, attempt)
+    key = key_of(request, attempt)
+    if not worker.step or key in worker.attempts or key in worker.finished_early:
+        return False
+    return not _has_choices(worker, request)
+
+
+def is_finished_v2(fleet: Fleet, worker: Worker, request: str, attempt: int) -> bool:
+    """The same as version 2 of the decision has it: only of a request that the fold has."""
     found = fleet.requests.get(request)
     sent_there = found is not None and (found.worker, found.incarnation, found.attempt) == (
         worker.name,
@@ -123,7 +143,18 @@ def _has_choices(worker: Worker, request: str) -> bool:
     return any(held.request.startswith(f"{request}#") for held in worker.attempts.values())
 
 
-FINISHED: dict[int, Callable[[Fleet, Worker, str, int], bool]] = {1: is_finished_v1, 2: is_finished}
+class Rule(Struct, frozen=True, kw_only=True):
+    """What the account of a worker says of an attempt there."""
+
+    decodes: Callable[[Worker, str, int], bool]
+    is_finished: Callable[[Fleet, Worker, str, int], bool]
+
+
+RULES: dict[int, Rule] = {
+    1: Rule(decodes=decodes_v1, is_finished=is_finished_v1),
+    2: Rule(decodes=decodes_v1, is_finished=is_finished_v2),
+    3: Rule(decodes=decodes, is_finished=is_finished),
+}
 """By version of the decision."""
 
 
@@ -133,17 +164,16 @@ def judge(
     of: tuple[str, int],
     seen: Silence,
     config: OverdueConfig,
-    finished: Callable[[Fleet, Worker, str, int], bool] = is_finished,
+    rule: Rule = RULES[3],
 ) -> Judgement:
-    """Whether the stream `of` (request, attempt) `at` (worker, incarnation) is stuck. `finished`: one
-    of `FINISHED`."""
+    """Whether the stream `of` (request, attempt) `at` (worker, incarnation) is stuck."""
     worker = fleet.workers.get(at[0])
     if worker is None or worker.incarnation != at[1] or worker.engine != EnginePhase.READY:
         return Judgement(
             steps=0, decodes=False, finished=False, bound_us=config.floor_us, stuck=False
         )
     steps, bound = worker.step - seen.from_step, bound_us(worker, config)
-    is_decoding, is_over = decodes(worker, *of), finished(fleet, worker, *of)
+    is_decoding, is_over = rule.decodes(worker, *of), rule.is_finished(fleet, worker, *of)
     stuck = (
         seen.probe == ProbeResult.ANSWERED
         and seen.silent_us >= bound

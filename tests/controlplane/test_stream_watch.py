@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from relume.controlplane.gateway.ports import Activity
+from relume.controlplane.replica.live_requests import LiveRequest
 from relume.controlplane.replica.liveness import stream_watch
 from relume.controlplane.replica.liveness.stream_watch import StreamWatch
 from relume.controlplane.replica.scheduler import Scheduler
@@ -19,7 +20,15 @@ from relume.policies import decision_versions
 from relume.policies.liveness import overdue
 from relume.policies.state.overlay.view import View
 from tests.controlplane.test_stall_watch import FullWriter, engine
-from tests.policies.story import Story, arrived, decided, engine_step, queued, replica_started
+from tests.policies.story import (
+    Story,
+    arrived,
+    decided,
+    ended,
+    engine_step,
+    queued,
+    replica_started,
+)
 
 CONFIG = overdue.OverdueConfig(steps=8)
 LOOK_S = 0.25
@@ -244,3 +253,78 @@ async def test_engines_that_left_are_forgotten() -> None:
 
     watch = (await run(case)).watch
     assert not watch._due and not watch._marks and not watch._answered
+
+
+# --- the leader took the replica for lost, and it returned
+
+
+def disown(fleet: Fleet) -> None:
+    """The log says that r0 was lost, and that its two requests ended."""
+    nothing: Any = None
+    for request in ("q1", "q2"):
+        live = fleet.scheduler.live[request] = LiveRequest(nothing)
+        live.begin_attempt(1, "w0", 1)
+    log_of(fleet, "fleet", v.ReplicaLost("r0", 1))
+    for request in ("q1", "q2"):
+        log_of(fleet, "fleet", ended(request, outcome="failed"))
+    assert not fleet.fleet.requests
+
+
+def log_of(fleet: Fleet, stream: str, event: Any) -> None:
+    """The replica follows the log."""
+    fleet.tell(stream, event)
+    fleet.watch.seen(stream, 0, event)
+
+
+FINISHED = engine_step(v.EngineFinished("q1", 1, "stop", 3))
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_an_end_that_does_not_come_is_overdue_though_the_leader_ended_the_request(
+    before: bool,
+) -> None:
+    async def case(fleet: Fleet) -> None:
+        if before:
+            log_of(fleet, "w.w0", FINISHED)
+        disown(fleet)
+        if not before:
+            log_of(fleet, "w.w0", FINISHED)
+        await fleet.until(4.0, 0, Q2)
+
+    fleet = await run(case)
+    (judged,) = fleet.told
+    assert judged.finished and judged.stuck and judged.silent_us < 2_000_000
+    assert fleet.gateway.broken == [("w0", 1, "q1", 1, "stuck", "its next token is overdue")]
+
+
+async def test_a_stream_that_decodes_moves_though_the_leader_ended_the_request() -> None:
+    async def case(fleet: Fleet) -> None:
+        disown(fleet)
+        await fleet.until(2.5, 10, Q2)
+
+    (judged,) = (await run(case)).told
+    assert (judged.request, judged.decodes, judged.stuck) == ("q1", True, True)
+
+
+async def test_a_request_that_only_left_the_account_is_no_finished_one() -> None:
+    """The agent lost records. The engine may still have the request, and let it wait."""
+
+    async def case(fleet: Fleet) -> None:
+        disown(fleet)
+        log_of(fleet, "w.w0", engine_step(lost=3))
+        assert not fleet.fleet.workers["w0"].attempts
+        await fleet.until(10.0, 10)
+
+    fleet = await run(case)
+    assert fleet.told == [] and fleet.gateway.broken == []
+
+
+async def test_what_was_remembered_of_them_goes_with_the_stream() -> None:
+    async def case(fleet: Fleet) -> None:
+        disown(fleet)
+        log_of(fleet, "w.w0", FINISHED)
+        assert fleet.watch._disowned.is_finished("q1", 1)
+        for request in ("q1", "q2"):
+            log_of(fleet, "r.r0", ended(request))
+
+    assert not (await run(case)).watch._disowned._finished

@@ -96,7 +96,7 @@ def test_an_attempt_whose_end_is_folded_before_its_dispatch_is_finished() -> Non
     assert not judged(story).finished, "nothing is known of its dispatch"
     story.tell("r.r0", replica_started(), arrived(), decided())
     assert judged(story).finished and judged(story).stuck
-    by_v1 = overdue.judge(story.fleet, ENGINE, STREAM, SEEN, CONFIG, overdue.FINISHED[1])
+    by_v1 = overdue.judge(story.fleet, ENGINE, STREAM, SEEN, CONFIG, overdue.RULES[1])
     assert not by_v1.finished, "version 1 of the decision goes by the places of the request"
 
 
@@ -142,11 +142,25 @@ def test_another_incarnation_and_a_worker_without_reports_are_not_judged() -> No
     assert not judged(plain, replace(SEEN, from_step=0, silent_us=1 << 40)).stuck
 
 
-def test_a_request_that_ended_is_not_judged() -> None:
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_stream_whose_request_the_leader_ended_is_judged_by_its_engine(is_over: bool) -> None:
+    """Its gateway stood still and returned, and so did its client. Only a replica that has the stream
+    asks."""
     story = engine(QUEUED, FIRST)
-    story.tell("r.r0", ended())
-    story.tell("w.w0", engine_step(finished()))
-    assert not judged(story).stuck
+    story.tell("fleet", v.ReplicaLost("r0", 1), ended(outcome="failed"))
+    if is_over:
+        story.tell("w.w0", engine_step(finished()))
+    found = judged(story)
+    assert (found.decodes, found.finished, found.stuck) == (not is_over, is_over, True)
+    by_v2 = overdue.judge(story.fleet, ENGINE, STREAM, SEEN, CONFIG, overdue.RULES[2])
+    assert not by_v2.decodes and not by_v2.finished and not by_v2.stuck
+
+
+@pytest.mark.parametrize("changes", [(QUEUED,), (QUEUED, ADMITTED, CHUNK, FIRST, PREEMPTED)])
+def test_one_that_waits_is_not_stuck_though_the_leader_ended_it(changes: tuple[Any, ...]) -> None:
+    story = engine(*changes)
+    story.tell("fleet", v.ReplicaLost("r0", 1), ended(outcome="failed"))
+    assert not judged(story, replace(SEEN, silent_us=100 * OVER_US)).stuck
 
 
 def test_replicas_judge_only_while_all_living_ones_can_read_it() -> None:

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.replica.liveness.disowned_streams import DisownedStreams
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
@@ -95,10 +96,12 @@ class StreamWatch:
         self._answered: dict[Engine, Answered] = {}
         self._probing: dict[Engine, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._disowned = DisownedStreams(scheduler)
         self._judged = 0
 
     def seen(self, stream: str, position: int, event: Any) -> None:
-        """Called with each event folded: nothing to do."""
+        """Called with each event folded: this replica may have been declared lost."""
+        self._disowned.seen(stream, position, event)
 
     def folded(self, group: RevisionGroup) -> None:
         """Called when a whole group was folded: nothing to do."""
@@ -176,6 +179,8 @@ class StreamWatch:
         fleet, old, found = self._scheduler.view.fleet, self._marks.get(key, {}), {}
         for of, since in silent.items():
             is_over = overdue.is_finished(fleet, worker, *of)
+            if is_over and of[0] not in fleet.requests:
+                is_over = self._disowned.is_finished(*of)
             if is_over or overdue.decodes(worker, *of):
                 mark = old.get(of)
                 if mark is None or (mark.since, mark.is_over) != (since, is_over):

@@ -56,6 +56,18 @@ def test_a_stream_that_its_engine_finished_moves_too() -> None:
     assert judged.finished and judged.silent_us < 2_500_000
 
 
+def test_streams_of_a_gateway_that_was_taken_for_lost_move_after_its_return() -> None:
+    """Composed 843: the leader ended their requests in the log, so the fold knew nothing of them."""
+    stands_still = Fault(what="leader-stop", when=When(at_s=1.6), for_s=12.0)
+    fell_silent = [stuck(1.5, name) for name in ("w0", "w1", "w2") for _ in range(3)]
+    outcome = run(scenario((48, 64), *fell_silent, stands_still), 4)
+    assert judge(outcome).why == ()
+    (lost,) = told(outcome, v.ReplicaLost)
+    ended = {e.request for e in told(outcome, v.RequestEnded) if e.finish == "error"}
+    late = [e for e in told(outcome, v.StreamJudged) if e.request in ended]
+    assert late and all(e.decision.startswith(lost.replica) and e.finished for e in late)
+
+
 def test_preempted_streams_of_a_full_engine_are_not_stuck() -> None:
     """Each is silent for seconds while its engine makes steps."""
     small = structs.replace(hosts.spec("tiny", "cpu"), kv_blocks=300)
