@@ -28,7 +28,7 @@ from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import AttemptMode, EffectKind, MigrationCause
 from relume.events.wire.worker_calls import HANDOVER_PATH, Handover
-from relume.policies.admission.admission_queue import rank_of
+from relume.policies.admission.admission_queue import by_tier
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import config_of
 from relume.policies.migration import moves as migration
@@ -135,7 +135,7 @@ class MigrationWatch:
                 choices=choices,
             )
         )
-        for choice in sorted(choices, key=lambda c: rank_of(c.tier)):
+        for choice in by_tier(choices, lambda choice: choice.tier):
             if choice.chosen >= 0:
                 target = choice.options[choice.chosen].worker
                 self._begin(

@@ -24,7 +24,9 @@ same events, has the same room (`relume.controlplane.replay.verify_waiting`).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -32,6 +34,8 @@ from relume.events.vocabulary.enums import ShedReason, Tier
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.admission.fair_queue import MOST_COST, Entry, FairQueue
 from relume.policies.routing.routing_settings import TIERS, USUAL_TIER
+
+T = TypeVar("T")
 
 AGED_PART = 8
 """Logs depend on it."""
@@ -354,6 +358,11 @@ def cost(prompt_tokens: int, max_tokens: int) -> int:
 def rank_of(tier: str) -> int:
     """Place of a tier, 0 first; an unknown tier has the place of the standard one."""
     return TIERS.index(tier if tier in TIERS else USUAL_TIER)
+
+
+def by_tier(items: Iterable[T], tier_of: Callable[[T], str]) -> list[T]:
+    """The items of higher tiers first, those of one tier in the given order."""
+    return sorted(items, key=lambda item: rank_of(tier_of(item)))
 
 
 def _newest(entries: object) -> Entry:

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from relume.events.vocabulary import MigrationChoice, RecoveryOption
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, MigrationCause, Tier
-from relume.policies.admission.admission_queue import rank_of
+from relume.policies.admission.admission_queue import by_tier
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration.migration_settings import MigrationConfig, config_of
@@ -202,7 +202,8 @@ class _Drain(_MigrationPlanner):
         self, asked: list[tuple[Running, InterruptedRequest]]
     ) -> Iterable[tuple[Running, InterruptedRequest]]:
         """Higher tiers first, and of these those with most to lose, as after a failure."""
-        return sorted(asked, key=lambda p: (rank_of(p[0].tier), -p[0].tokens, p[0].request))
+        most_to_lose = sorted(asked, key=lambda pair: (-pair[0].tokens, pair[0].request))
+        return by_tier(most_to_lose, lambda pair: pair[0].tier)
 
     def waits(self, request: Running) -> str:
         if (lag := self._lag(request)) < 0:

@@ -19,6 +19,7 @@ from relume.policies.admission.admission_queue import (
     SHARE,
     QueueDecision,
     Room,
+    by_tier,
     cost,
     rank_of,
 )
@@ -199,6 +200,12 @@ def test_costs_and_tiers() -> None:
     assert cost(100, 1 << 20) == 1124
     assert cost(1 << 30, 1) == MOST_COST
     assert rank_of("interactive") < rank_of("nobody knows") == rank_of("standard")
+
+
+def test_higher_tiers_come_first_and_those_of_one_tier_stay_in_order() -> None:
+    given = [("a", "batch"), ("b", "standard"), ("c", "nobody knows"), ("d", "interactive")]
+    ordered = by_tier(given, lambda item: item[1])
+    assert [name for name, _ in ordered] == ["d", "b", "c", "a"]
 
 
 class Steps:
