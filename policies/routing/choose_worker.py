@@ -271,7 +271,7 @@ def _least_load(view: View, query: RouteQuery) -> Choice:
 def _least_load_v1(view: View, query: RouteQuery) -> Choice:
     """The same as version 1 of the decision has it: failures count while the fold lacks one of this
     replica's, and not after that; a server without the plugin may get what a client has a part of."""
-    if not query.avoid and not view.saw_failures:
+    if not query.avoid and not view.failed:
         return _ranked(view, ranked(view, query.model, REQUEST_TOKENS, failing=False))
     return _shortened(view, query, "least_load", RECORDED["least_load"](view, query))
 

@@ -129,10 +129,10 @@ def check_with_failing(model: str) -> Check:
     another worker needs no more."""
 
     def check(view: View, worker: Worker, suspected: bool) -> Exclusion:
+        if worker.health is UNSET and not view.failed:  # as almost always
+            return excluded(view, worker, model, suspected)
         reason = excluded(view, worker, model, suspected)
-        if reason or (worker.health is UNSET and not view.saw_failures):  # as almost always
-            return reason
-        return FAILING if is_failing(view, worker) else NONE
+        return FAILING if reason is NONE and is_failing(view, worker) else reason
 
     return check
 

@@ -163,12 +163,6 @@ def kv_free(worker: Worker, prefill_tokens: int) -> int:
     return worker.kv_blocks - worker.kv_used - -(-prefill_tokens // (worker.block_size or 1))
 
 
-def price_percent(worker: Worker) -> int:
-    """The price of the worker in a choice: above 100 for a suspect."""
-    health = worker.health
-    return 100 if health is UNSET else health.price_percent
-
-
 def _prices(fleet: Fleet, worker: Worker) -> tuple[float, float, float, float, float, float]:
     """Microseconds of a step of nothing, of a prompt token, of that times context, of a decoding
     request, of a token of context, and of any prompt."""

@@ -67,8 +67,9 @@ class View:
         self._own: dict[str, dict[str, _Own]] = {}
         self._places: dict[str, list[tuple[str, str]]] = {}
         self._suspicion: dict[str, list[tuple[int, bool, int]]] = {}
-        self._failed: dict[str, dict[str, tuple[int, int]]] = {}
-        """By worker: requests that failed on it, with position and incarnation."""
+        self.failed: dict[str, dict[str, tuple[int, int]]] = {}
+        """By worker: requests that failed on it, by own events that the fold does not hold, with
+        position and incarnation."""
         self._started: tuple[int, dict[str, str]] | None = None
         self._decided = 0
         self._salt = sum(self.replica.encode())
@@ -152,10 +153,10 @@ class View:
 
     def _forgive(self, request: str) -> None:
         """Its client was at fault, no worker."""
-        for worker in [name for name, here in self._failed.items() if request in here]:
-            del self._failed[worker][request]
-            if not self._failed[worker]:
-                del self._failed[worker]
+        for worker in [name for name, here in self.failed.items() if request in here]:
+            del self.failed[worker][request]
+            if not self.failed[worker]:
+                del self.failed[worker]
             self.moved.note(worker)
 
     def _forget_told(self, event: Any, position: int) -> None:
@@ -165,11 +166,11 @@ class View:
             del told[0]
             if not told:
                 del self._suspicion[event.worker]
-        here = self._failed.get(event.worker)
+        here = self.failed.get(event.worker)
         if here and here.get(getattr(event, "request", ""), (0, 0))[0] == position:
             del here[event.request]
             if not here:
-                del self._failed[event.worker]
+                del self.failed[event.worker]
             self.moved.note(event.worker)
 
     def _tidy(self, worker: str, key: str, own: _Own) -> None:
@@ -183,7 +184,7 @@ class View:
         self._started = (position, dict(event.settings))
         self.receipts = Receipts()
         self._suspicion.clear()
-        self._failed.clear()
+        self.failed.clear()
         self.moved.everything()
         return []
 
@@ -206,7 +207,7 @@ class View:
         if event.kind in SUSPICIOUS:
             self._on_suspected(position, event)
         elif event.kind in WRONG and event.status not in OVERLOADED:
-            here = self._failed.setdefault(event.worker, {})
+            here = self.failed.setdefault(event.worker, {})
             here.pop(event.request, None)
             here[event.request] = position, event.incarnation
             if len(here) > MOST_ERRORS:
@@ -225,7 +226,7 @@ class View:
 
     def _on_ended(self, position: int, event: v.RequestEnded) -> list[tuple[str, str]]:
         self.checkpoints.ended(position, event.request)
-        if self._failed and event.outcome == RequestOutcome.REJECTED:
+        if self.failed and event.outcome == RequestOutcome.REJECTED:
             self._forgive(event.request)
         places = self._places.pop(event.request, [])
         # A view that began with a snapshot has not seen earlier dispatches; more places
@@ -310,15 +311,10 @@ class View:
             return {}
         return {name: seen for name in (*told, *self._suspicion) if (seen := self.suspect(name))}
 
-    @property
-    def saw_failures(self) -> bool:
-        """Whether requests failed on engines, by own events that the fold does not hold."""
-        return bool(self._failed)
-
     def failed_on(self, worker: Worker) -> Collection[str]:
         """Requests that failed on the worker's engine, by own events that the fold does not
         hold."""
-        here = self._failed.get(worker.name) if self._failed else None
+        here = self.failed.get(worker.name) if self.failed else None
         if not here:
             return ()
         return [name for name, (_, seen) in here.items() if seen == worker.incarnation]

@@ -120,7 +120,7 @@ def test_large_fleets_prefer_others_too(policy: str, landed: bool) -> None:
     if landed:
         replica.land()
         assert replica.fleet.state() == HealthState.SUSPECT
-        assert not replica.view.saw_failures
+        assert not replica.view.failed
     for turn in range(2 * WHOLE):
         choice = replica.chooses(policy)
         assert choice.worker not in ("", "w0")
