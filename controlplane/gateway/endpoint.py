@@ -51,7 +51,7 @@ from relume.controlplane.stream.stream_data import RelayedRequest, Stream
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import Guarantee, TransportKind
 from relume.events.wire.headers import PRIORITY_BYTES
-from relume.policies.admission.admission_queue import rank_of
+from relume.policies.admission.admission_queue import by_tier
 
 log = structlog.get_logger("relume.gateway")
 
@@ -260,8 +260,8 @@ class Gateway:
     ) -> int:
         """Fail over every attempt on that incarnation now, those of higher tiers first; returns how
         many there were."""
-        attempts = list(self._attempts.get((worker, incarnation), ()))
-        attempts.sort(key=lambda attempt: rank_of(attempt.arrival.tier))
+        found = self._attempts.get((worker, incarnation), ())
+        attempts = by_tier(found, lambda attempt: attempt.arrival.tier)
         activity = self.activity.get((worker, incarnation))
         if activity is not None:
             self._pool.drop(activity)
