@@ -127,6 +127,13 @@ class Endpoint(Protocol):
         JSON of the answer."""
         ...
 
+    def cross_check(
+        self, body: dict[str, Any], reply: Callable[[int, dict[str, Any]], None]
+    ) -> Callable[[], None]:
+        """`POST /relume/cross-check`: `reply` gets status and JSON of the answer, later. Returns how
+        to stop it, for when the caller is gone."""
+        ...
+
 
 class Ask(Struct, frozen=True, kw_only=True):
     """A request as its client sends it to a gateway. `client_id` is its x-request-id; the other

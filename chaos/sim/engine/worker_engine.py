@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from msgspec import convert, structs
 
+from relume.chaos.sim import second_answers
 from relume.chaos.sim.canary_answers import first_wrong
 from relume.chaos.sim.engine import prefix_model as prefixes
 from relume.chaos.sim.engine.engine_model import Job, SimEngine, Step, Told
@@ -359,6 +360,19 @@ class EngineProcess:
             self.checkpoints.retarget(track, tuple(body.get("holders", ())))
             return 200, {"holders": body.get("holders", ())}
         return 404, {"error": "no such path"}
+
+    def cross_check(self, body: dict[str, Any], reply: second_answers.Reply) -> Callable[[], None]:
+        """See ports.Endpoint."""
+        asked, request = second_answers.request_of(body)
+        if asked.incarnation != self.incarnation:
+            reply(409, {"error": "stale incarnation", "incarnation": self.incarnation})
+            return lambda: None
+        ns = second_answers.took_ns(self.machine.steps, request)
+
+        def done() -> None:
+            reply(200, second_answers.answer(request, self.wrong, self.flipped, ns))
+
+        return self.process.call_at((self._loop.now_ns + ns) / NS, done).cancel
 
     def state(self) -> dict[str, Any]:
         """The answer to `GET /relume/state`."""

@@ -16,8 +16,9 @@ from typing import Any
 from relume.chaos.sim.engine.prefix_model import of_prompt
 from relume.chaos.sim.gateway.answer_bytes import RELAYED, WHOLE, style_of
 from relume.chaos.sim.gateway.client_connection import SimClientConnection
+from relume.chaos.sim.gateway.request_body import decode, may_keep
 from relume.chaos.sim.gateway.sim_connections import SimPool, SimUpstream
-from relume.chaos.sim.gateway.sim_session import BODY, PATH, SimSession
+from relume.chaos.sim.gateway.sim_session import PATH, SimSession, body_of
 from relume.chaos.sim.message_ports import Ask, Caller
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import Process
@@ -48,7 +49,7 @@ def _relayed(what: Ask) -> RelayedRequest:
 
 
 class PromptCounts:
-    """The tokenising process: it returns the body's number, late, or does not answer."""
+    """The tokenising process: it returns the number in the body, late, or does not answer."""
 
     wait_s = 0.25
 
@@ -63,7 +64,8 @@ class PromptCounts:
         usable = self._random.random() < 0.8
         if after_s:
             await asyncio.sleep(after_s)
-        return CountReply(1, int(body)) if usable and after_s < self.wait_s else None
+        tokens = decode(body).prompt_tokens
+        return CountReply(1, tokens) if usable and after_s < self.wait_s else None
 
 
 class SimGateway(Gateway):
@@ -130,18 +132,18 @@ class SimGateway(Gateway):
             client_id=what.client_id, priority=what.priority,
             needs=("choices",) if what.kind == "choices" else (), fallback=Guarantee.BEST_EFFORT,
             prefix=marks, tier=Tier(what.tier), share=what.tenant,
-            countable=what.kind == "counted",
+            countable=what.kind == "counted", may_keep=may_keep(what.asked),
         )  # fmt: skip
         if what.kind == "resumable":
             session: RequestSession = self._streams.new(
-                self._context, client, arrival, PATH, what.client_id, BODY
+                self._context, client, arrival, PATH, what.client_id, body_of(what)
             )
         else:
             stream = Stream(
                 arrival=arrival,
                 path=arrival.route,
                 response_id=what.client_id,
-                body=b"%d" % what.prompt_tokens if arrival.countable else BODY,
+                body=body_of(what),
                 limits=self.config,
                 now=self.clock(),
                 relayed=_relayed(what) if is_relayed else None,

@@ -27,8 +27,9 @@ from relume.chaos.sim.gateway.answer_bytes import (
     tokens_of,
 )
 from relume.chaos.sim.gateway.client_connection import SimClientConnection
+from relume.chaos.sim.gateway.request_body import RequestBody, encode
 from relume.chaos.sim.gateway.sim_connections import SimUpstream
-from relume.chaos.sim.message_ports import Dispatch, Stretch
+from relume.chaos.sim.message_ports import Ask, Dispatch, Stretch
 from relume.chaos.sim.world.virtual_loop import NS
 from relume.controlplane.gateway.context import Context
 from relume.controlplane.gateway.request_session import RequestSession, ResumableStreams
@@ -54,7 +55,6 @@ from relume.events.wire.resumption import DeliveredChoice, parse_resume
 from relume.events.wire.worker_calls import ATTACH_PATH, Attach, decode
 
 PATH = "/v1/completions"
-BODY = b"{}"
 
 
 class SimSession(RequestSession):
@@ -178,7 +178,7 @@ class SimSession(RequestSession):
     def _envelope(self) -> bytes:
         stream = self.stream
         created = stream.created.decode()
-        envelope = Envelope(PATH, self.what.client_id, created, BODY)
+        envelope = Envelope(PATH, self.what.client_id, created, body_of(self.what))
         return encode_envelope(envelope.pack())
 
     def _with_times(self, effect: do.RecordEnd) -> do.RecordEnd:
@@ -437,6 +437,15 @@ class SimSession(RequestSession):
         self.look()
         if self.machine.attempt is to:
             super().worker_lost(cause, detail)
+
+
+def body_of(what: Ask) -> bytes:
+    """The body of the client's request."""
+    return encode(
+        RequestBody(
+            asked=what.asked, prompt_tokens=what.prompt_tokens, output_tokens=what.output_tokens
+        )
+    )
 
 
 def _parsed(head: bytes) -> tuple[str, dict[str, str]]:

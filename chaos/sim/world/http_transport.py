@@ -21,6 +21,7 @@ import structlog
 from relume.chaos.sim.world.network import End, Refused, Wires
 from relume.chaos.sim.world.virtual_loop import Process, current
 from relume.events.wire.notices import DeathNotice, hello_line
+from relume.events.wire.worker_calls import CROSS_CHECK_PATH
 
 Body = dict[str, Any]
 
@@ -109,10 +110,17 @@ class _Call:
         self._end: End | None = None
 
     async def __aenter__(self) -> _Answer:
-        async with asyncio.timeout(self._total_s):
-            return await self._answered()
+        try:
+            async with asyncio.timeout(self._total_s):
+                return await self._answered()
+        except BaseException:
+            self._close()  # as aiohttp does: nobody leaves what was not entered
+            raise
 
     async def __aexit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._end is not None:
             self._end.close()
 
@@ -132,8 +140,15 @@ class _Call:
             if not answer.done():
                 answer.set_exception(aiohttp.ServerDisconnectedError(detail))
 
+        def reply(status: int, body: Body) -> None:
+            end.peer.send(tell, status, body)
+
         def call() -> None:
-            end.peer.send(tell, *served.call(self._path, self._body))
+            if self._path == CROSS_CHECK_PATH:
+                stop = served.cross_check(self._body, reply)
+                end.peer.lost = lambda kind, detail: stop()
+            else:
+                reply(*served.call(self._path, self._body))
 
         end.lost = lost
         end.send(call)
