@@ -21,6 +21,10 @@ def _engine() -> str:
     return "needs an engine that does so: a real one has no such switch"
 
 
+def _prompts() -> str:
+    return "needs a weight that requests use and no canary does: a bit of a real one changes both"
+
+
 def _failpoint() -> str:
     return "needs a failpoint that holds one stream: a test of the core does so (engine.frame)"
 
@@ -32,6 +36,7 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "dispatch-refused": _engine,
     "answer-broken": _engine,
     "stream-stuck": _failpoint,
+    "weights-flipped-unseen": _prompts,
 }
 """Further needs of a fault on real processes."""
 

@@ -52,7 +52,10 @@ _STUCK = "stream-stuck"
 _FLIPPED = "weights-flipped"
 """Drawn separately too, with canaries, which find it."""
 
-_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED)
+_UNSEEN = "weights-flipped-unseen"
+"""Drawn separately too, with cross-checks of all requests, which find it."""
+
+_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN)
 
 _IN_RECOVERY = (
     ("engine-kill", "restore", "subject"), ("engine-kill", "restore", "subject"),
@@ -94,6 +97,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     traffic = _clients(seed, traffic)
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     fleet, flipped = _flipped(seed, fleet, without)
+    fleet, unseen = _checked(seed, fleet, without)
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",
@@ -112,6 +116,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
             *_nobody_left(seed, without),
             *_stuck(seed, fleet, without),
             *flipped,
+            *unseen,
         ),
         expect=(Bound("requests", least=traffic.requests),),
     )
@@ -292,6 +297,22 @@ def _flipped(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fleet, 
         return fleet, ()
     fault = Fault(what=_FLIPPED, when=When(at_s=at_s), target="any")
     return replace(fleet, canary_s=canary_s), (fault,)
+
+
+def _checked(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fleet, tuple[Fault, ...]]:
+    """In one of six seeds, idle engines answer each finished request again. In half of these a worker's
+    weights are damaged where no canary touches them. Drawn separately, as above."""
+    rng = Random(f"compose-checked:{seed}")
+    at_s, canary_s = round(rng.uniform(0.5, 4), 3), round(rng.uniform(1, 3), 2)
+    is_damaged, budget_ppm = rng.random() < 0.5, rng.choice((2_000, 1_000_000))
+    if rng.random() >= 1 / 6:
+        return fleet, ()
+    checks = {"share_ppm": 1_000_000, "budget_ppm": budget_ppm}
+    fleet = replace(fleet, cross_checks=checks)
+    if not is_damaged or _UNSEEN in without:
+        return fleet, ()
+    fault = Fault(what=_UNSEEN, when=When(at_s=at_s), target="any")
+    return replace(fleet, canary_s=fleet.canary_s or canary_s), (fault,)
 
 
 def _nobody_left(seed: int, without: Collection[str]) -> tuple[Fault, ...]:

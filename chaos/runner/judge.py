@@ -164,7 +164,7 @@ def _corrupt(run: Outcome) -> list[tuple[str, int]]:
     return [
         (name, run.began_ms + fired.at_ns // 1_000_000)
         for fired in run.fired
-        if fired.what == "weights-flipped"
+        if fired.what in ("weights-flipped", "weights-flipped-unseen")
         for name in fired.target.split(",")
     ]
 

@@ -60,6 +60,10 @@ FAULTS: Mapping[str, FaultKind] = {
         about="a bit of a weight flips in memory: logits change, and tokens of some requests",
         target="worker",
     ),
+    "weights-flipped-unseen": FaultKind(
+        about="a bit of a weight flips that no canary touches: tokens of some requests change",
+        target="worker",
+    ),
     "rank-kill": FaultKind(
         about="one rank of a tensor-parallel engine dies",
         target="worker",

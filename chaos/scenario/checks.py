@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from relume.chaos.scenario.language import (
     When,
 )  # fmt: skip
 from relume.chaos.scenario.problems import Path_
-from relume.policies.admission.admission_settings import LIMITS
+from relume.policies.admission import admission_settings
+from relume.policies.crosscheck import check_settings
 
 Found = tuple[Path_, str, str]
 """A place, its error, the remedy."""
@@ -83,13 +84,21 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
         yield from _known(
             fleet.hardware, classes, (*at, "hardware"), f"hardware class of {fleet.model}"
         )
-    for name, value in fleet.waiting.items():
-        yield from _known(name, LIMITS, (*at, "waiting"), "limit of the admission queue")
-        least, most, _ = LIMITS.get(name, (value, value, ""))
-        if not least <= value <= most:
-            yield (*at, "waiting"), f"{name}={value} is out of bounds", f"give {least} to {most}"
+    waiting, checks = admission_settings.LIMITS, check_settings.SETTINGS.limits
+    yield from _limits(fleet.waiting, waiting, (*at, "waiting"), "limit of the admission queue")
+    yield from _limits(fleet.cross_checks, checks, (*at, "cross_checks"), "limit of cross-checks")
     if fleet.etcd % 2 == 0:
         yield (*at, "etcd"), "has an even number of members", f"give {fleet.etcd - 1}"
+
+
+def _limits(
+    given: Mapping[str, int], known: Mapping[str, tuple[int, int, str]], path: Path_, what: str
+) -> Iterator[Found]:
+    for name, value in given.items():
+        yield from _known(name, known, path, what)
+        least, most, _ = known.get(name, (value, value, ""))
+        if not least <= value <= most:
+            yield path, f"{name}={value} is out of bounds", f"give {least} to {most}"
 
 
 def _traffic(traffic: Traffic, folder: Path) -> Iterator[Found]:

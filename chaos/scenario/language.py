@@ -30,7 +30,8 @@ class Fleet(_Part, frozen=True, kw_only=True):
     `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
     `checkpoint_file_mb` of files take blocks beyond that budget, regardless of their age.
     `waiting`: limits of the control planes' admission queues that differ from the defaults.
-    `canary_s`: time between two canaries to a worker; 0: none."""
+    `canary_s`: time between two canaries to a worker; 0: none. `cross_checks`: limits of cross-checks
+    that differ from the defaults."""
 
     workers: Count
     model: str = "tiny"
@@ -42,6 +43,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
     checkpoint_file_mb: Annotated[int, Meta(ge=0)] = 0
     waiting: dict[str, int] = {}
     canary_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    cross_checks: dict[str, int] = {}
 
 
 class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):

@@ -128,7 +128,7 @@ class EngineHandle:
             return f"no answer within {CANARY_S:g} s"
         await asyncio.sleep(TOOK_US / 1e6)
         alone = not self.engine.engine.running and not self.engine.engine.waiting
-        return answer(number, self.engine.flipped, alone)
+        return answer(number, self.engine.flipped and not self.engine.unseen, alone)
 
     def process_state(self) -> str:
         """See WatchedEngine."""

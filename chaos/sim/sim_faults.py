@@ -360,6 +360,12 @@ class Faults:
         engine.process.context.run(engine.flush_all)  # what it has made is right
         engine.flipped = True
 
+    def _weights_flipped_unseen(self, planned: PlannedFault, target: str) -> None:
+        self._weights_flipped(planned, target)
+        engine = self._engine(target).engine
+        assert engine is not None
+        engine.unseen = True
+
     def _answer_broken(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         host.breaking = planned.amount or 0.0

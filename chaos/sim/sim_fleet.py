@@ -40,6 +40,7 @@ from relume.chaos.validators.promises.workers.i12_drained import left_over
 from relume.controlplane.replica.loop import ReplicaConfig
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from relume.policies.state.fleet import Fleet
 
 UP_S = 600.0
@@ -91,6 +92,9 @@ class SimFleet:
         if fleet.waiting:
             room = msgspec.structs.replace(WaitingConfig(), **fleet.waiting)
             replica = msgspec.structs.replace(replica or ReplicaConfig(), waiting=room)
+        if fleet.cross_checks:
+            checks = msgspec.structs.replace(CrossCheckConfig(), **fleet.cross_checks)
+            replica = msgspec.structs.replace(replica or ReplicaConfig(), cross_checks=checks)
         self.planes = {
             name: Plane(
                 loop, wires, self.etcd, name, replica,

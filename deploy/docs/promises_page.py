@@ -70,7 +70,7 @@ PROMISES = {
     ),
     "I9": Promise(
         "Nothing is sent to an open breaker, and at most k requests to a half-open one.",
-        ("wrong-answers", "engine-stopped", "wrong-weights"),
+        ("wrong-answers", "engine-stopped", "wrong-weights", "wrong-weights-unseen"),
     ),
     "I10": Promise(
         "Recovery ends within its bound.",
@@ -100,6 +100,7 @@ PROMISES = {
             "engine-killed-in-restore",
             "primary-and-holder-killed",
             "wrong-weights",
+            "wrong-weights-unseen",
         ),
     ),
     "I15": Promise(

@@ -201,6 +201,8 @@ def options_of(
     endpoints = ",".join(etcd.endpoints)
     waiting = [f"{name}={value}" for name, value in fleet.waiting.items()]
     waiting = ["--waiting-limits", ",".join(waiting)] if waiting else []
+    checks = [f"{name}={value}" for name, value in fleet.cross_checks.items()]
+    checks = ["--crosscheck-limits", ",".join(checks)] if checks else []
     return FleetOptions(
         workers=len(schedule.workers),
         replicas=len(schedule.control_planes),
@@ -214,7 +216,7 @@ def options_of(
         ready_timeout_s=120.0,
         checkpoint_mb=fleet.checkpoint_mb,
         checkpoint_file_mb=fleet.checkpoint_file_mb,
-        replica_args=("--prefix", prefix, *NEVER, *waiting),
+        replica_args=("--prefix", prefix, *NEVER, *waiting, *checks),
     )
 
 

@@ -520,8 +520,9 @@ class EngineProcess:
 
     wrong = False
     """Its weights are damaged: it gives other tokens."""
-    flipped = False
-    """A bit of its weights is: log probabilities differ, and tokens of some requests."""
+    flipped = unseen = False
+    """A bit of its weights is: tokens of some requests differ, and log probabilities, of canaries too
+    unless `unseen`."""
 
     def _is_wrong(self, what: Dispatch, tokens: int) -> bool:
         """Whether damaged weights made one of the first `tokens` wrong. Resumable streams stay right:
