@@ -19,6 +19,7 @@ from relume.chaos.outcome import FiredFault, Kind, Outcome
 from relume.chaos.runner.run_statistics import figures_of, real
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.schedule import PlannedFault
+from relume.chaos.sim.gateway.request_body import may_keep
 from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
 from relume.chaos.validators.records import THE_RUN, Log, Violation
 
@@ -146,6 +147,7 @@ def _known(run: Outcome) -> RecordedFacts:
         landed=run.landed,
         commands=run.commands,
         corrupt=_corrupt(run),
+        unkept=_unkept(run),
     )
 
 
@@ -187,6 +189,13 @@ def _shared(run: Outcome) -> dict[str, int]:
         for history in run.histories
         if history.request in planned
     }
+
+
+def _unkept(run: Outcome) -> set[str]:
+    """Client requests whose prompts may not be kept. Live clients let all be."""
+    if run.kind != "sim":
+        return set()
+    return {h.record.request for h in run.histories if not may_keep(h.request)}
 
 
 RELOAD_NS = 5_000_000_000

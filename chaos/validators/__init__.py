@@ -7,7 +7,7 @@ run (`RecordedFacts`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
@@ -75,7 +75,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     time without a reachable worker; `shared`: number of tokens that a client's prompt shares with
     others from its start; `landed`: appends acknowledged to writers as durable; `commands`: (id,
     principal) of acknowledged admin changes; `corrupt`: workers whose engines began to compute wrong
-    results, and the time (ms)."""
+    results, and the time (ms); `unkept`: requests, by their client's id, whose prompts may not be
+    kept."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -85,6 +86,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     landed: Sequence[LandedSegment] = ()
     commands: Sequence[tuple[str, str]] = ()
     corrupt: Sequence[tuple[str, int]] = ()
+    unkept: Collection[str] = ()
 
 
 def violations(
@@ -95,6 +97,7 @@ def violations(
         **CHECKS,
         "I2": partial(i2_identical_stream.check, corrupt=known.corrupt),
         "I8": partial(i8_budget.check, given=known.given_bytes),
+        "I9": partial(i9_breakers.check, unkept=known.unkept),
         "I10": partial(
             i10_recovery_bound.check,
             stopped=known.stopped,

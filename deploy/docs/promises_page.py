@@ -69,7 +69,8 @@ PROMISES = {
         ("budget-shrinks", "domain-lost", "holder-killed"),
     ),
     "I9": Promise(
-        "Nothing is sent to an open breaker, and at most k requests to a half-open one.",
+        "Nothing is sent to an open breaker, at most k requests to a half-open one, "
+        "and cross-checks only to idle engines that count.",
         ("wrong-answers", "engine-stopped", "wrong-weights", "wrong-weights-unseen"),
     ),
     "I10": Promise(

@@ -4,13 +4,16 @@ A dispatch is judged on what its basis knows: the latest decision about the work
 that revision, if it is about the same incarnation. A half-open breaker is for one replica, which has
 at most as many requests there as the decision says; a request is there until its end, or the
 failure of its connection, is in the log.
+
+Cross-checks are checked in `i9_cross_checks`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from relume.chaos.validators.promises.workers import i9_cross_checks
 from relume.chaos.validators.records import ClientRecord, Violation, events_of, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -20,10 +23,13 @@ PROMISE = "I9"
 _OPEN = (HealthState.UNHEALTHY, HealthState.QUARANTINED)
 
 
-def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
-    """Dispatches that an open breaker, or a half-open one, does not allow."""
-    watch = _Breakers()
-    for at in events_of(log_of(groups)):
+def check(
+    groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], unkept: Collection[str] = ()
+) -> list[Violation]:
+    """Dispatches that an open breaker, or a half-open one, does not allow, and cross-checks that may
+    not be. `unkept`: requests, by their client's id, whose prompts may not be kept."""
+    watch, log = _Breakers(), log_of(groups)
+    for at in events_of(log):
         kind = type(at.event)
         if kind is v.HealthDecided:
             watch.decided(at.revision, at.event)
@@ -34,7 +40,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
         elif kind is v.RequestEnded:
             for attempt in range(1, at.event.attempts + 1):
                 watch.left(at.event.request, attempt)
-    return watch.found
+    return [*watch.found, *i9_cross_checks.check(log, unkept)]
 
 
 class _Breakers:
