@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from relume.chaos.runner import fuzz
 from relume.controlplane.incidents.served_requests import ServedRequests
+from relume.controlplane.replica.crosscheck.check_queue import CrossCheckQueue
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.replica.stall_watch import StallWatch
 from relume.controlplane.stream.answer import Answer
@@ -30,6 +31,7 @@ from relume.events.etcd.writer import appends
 from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.canary import answers
 from relume.policies.checkpoints import decisions, placement
+from relume.policies.crosscheck import choice, disputes
 from relume.policies.leader import duties
 from relume.policies.liveness import overdue, stall
 from relume.policies.recovery.lineage import Lineage
@@ -269,6 +271,58 @@ def _verdict_from_now_on(patch: Set) -> None:
     patch(ServedRequests, "blame", lambda self, case, worker, incarnation, good_tick: None)
 
 
+def _busy_engines_checked(patch: Set) -> None:
+    """engines with requests answer finished ones again"""
+    patch(choice, "_is_idle", lambda view, worker: True)
+
+
+def _two_engines_decide(patch: Set) -> None:
+    """of two engines that answer differently the one that served the client is outvoted"""
+
+    def outvoted(fleet: Any, known: Any, request: str, dispute: Any) -> list[Any]:
+        worker = fleet.workers[dispute.worker]
+        worker.checks.disputed.pop(request, None)
+        worker.checks.outvoted[request] = fleet.tick
+        del known[request]
+        return [worker]
+
+    patch(disputes, "_decide", outvoted)
+
+
+def _second_answer_ignored(patch: Set) -> None:
+    """what the engine that served the client answers once more counts for nothing"""
+    take = disputes.take
+
+    def without(fleet: Any, event: Any, config: Any) -> list[Any]:
+        if event.by == event.worker:
+            event = replace(event, error="ignored")
+        return take(fleet, event, config)
+
+    patch(disputes, "take", without)
+
+
+def _contradicted_once(patch: Set) -> None:
+    """one majority quarantines a worker"""
+    patch(disputes, "is_outvoted", lambda record, config: bool(record and record.outvoted))
+
+
+def _share_by_chance(patch: Set) -> None:
+    """which requests are answered again does not depend on their names"""
+    turns = iter(range(1 << 30))
+    patch(choice, "is_drawn", lambda request, share_ppm: bool(share_ppm and next(turns) % 16))
+
+
+def _unkept_prompts(patch: Set) -> None:
+    """prompts whose clients do not let them be kept are kept"""
+    offer = CrossCheckQueue.offer
+
+    def kept(self: CrossCheckQueue, live: Any, *given: Any) -> None:
+        live.arrival = replace(live.arrival, may_keep=True)
+        offer(self, live, *given)
+
+    patch(CrossCheckQueue, "offer", kept)
+
+
 PLANTS = {
     put.__name__.strip("_"): Plant(promises, seed, put)
     for promises, seed, put in (
@@ -276,7 +330,7 @@ PLANTS = {
         ("I1 I2", 0, _resumed_too_early),
         ("I1 I2", 0, _half_counted_frame),
         ("I1 I2", 28, _frames_out_of_order),
-        ("I1 I2", 72, _tail_repeated),
+        ("I1 I2", 11, _tail_repeated),
         ("I1 I2", 7, _event_twice),
         ("I1 I2", 7, _wrong_resume_position),
         ("I1", 7, _left_is_complete),
@@ -290,13 +344,19 @@ PLANTS = {
         ("I9", 28, _probes_uncounted),
         ("I7", 1, _by_chance),
         ("I12", 2, _never_released),
-        ("I10", 216, _never_hung),
+        ("I10", 106, _never_hung),
         ("I1 I10", 53, _never_stuck),
-        ("bound:workers_quarantined", 54, _canaries_ignored),
-        ("I14", 54, _corrupt_tokens_continued),
-        ("I14", 54, _corrupt_blocks_restored),
-        ("I14", 54, _corrupt_streams_stay),
-        ("I14", 54, _verdict_from_now_on),
+        ("bound:workers_quarantined", 56, _canaries_ignored),
+        ("I14", 56, _corrupt_tokens_continued),
+        ("I14", 56, _corrupt_blocks_restored),
+        ("I14", 56, _corrupt_streams_stay),
+        ("I14", 56, _verdict_from_now_on),
+        ("I9", 54, _busy_engines_checked),
+        ("I9", 54, _two_engines_decide),
+        ("bound:workers_quarantined", 54, _second_answer_ignored),
+        ("I9", 54, _contradicted_once),
+        ("I7", 54, _share_by_chance),
+        ("I9", 54, _unkept_prompts),
     )
 }
 
