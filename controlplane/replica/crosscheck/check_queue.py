@@ -45,6 +45,13 @@ class CrossCheckQueue:
     def __init__(self, view: View) -> None:
         self._view = view
         self.offers: deque[Offer] = deque()
+        self._filled = asyncio.Event()
+
+    async def until_filled(self) -> None:
+        """Wait until there is a request."""
+        while not self.offers:
+            self._filled.clear()
+            await self._filled.wait()
 
     def offer(self, live: LiveRequest, path: str, body: bytes, tokens: array[int]) -> None:
         """The client of `live` has the whole answer, which consists of `tokens`."""
@@ -67,3 +74,4 @@ class CrossCheckQueue:
         self.offers.append(
             Offer(finished=finished, path=path, body=body, tokens=tokens[:], until=until)
         )
+        self._filled.set()

@@ -66,6 +66,7 @@ class CrossCheckWatch:
         timeout = aiohttp.ClientTimeout(total=CHECK_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
+                await self._queue.until_filled()
                 await asyncio.sleep(LOOK_S)
                 try:
                     if (due := self._next()) is not None:
