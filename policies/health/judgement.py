@@ -46,6 +46,8 @@ VERSION = "version.health"
 Found = tuple[Finding, FailureClass, str]
 """A finding, its class, and the evidence in words."""
 
+ENDED_BY_OPERATOR = " ended its quarantine"
+"""What follows the operator's name in the evidence."""
 ROTATE_TICKS = 2
 """A prober without requests for so long hands over to a replica that has some."""
 SLOW_AGAIN = 0.8
@@ -296,7 +298,7 @@ def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found 
     if worker.engine != EnginePhase.READY or not worker.present:
         return None
     if not isinstance(by := health.released_by, UnsetType):
-        return Finding.RELEASED, FailureClass.CORRUPTION, f"{by} ended its quarantine"
+        return Finding.RELEASED, FailureClass.CORRUPTION, f"{by}{ENDED_BY_OPERATOR}"
     checks = disputes.record_of(worker) if review.by_checks else None
     if checks is not None and disputes.is_outvoted(checks, review.checks):
         return Finding.UNTRUSTED, FailureClass.CORRUPTION, disputes.in_words(checks)

@@ -48,6 +48,9 @@ RESTATE_TICKS = 60
 AGENT_COMMANDS = ("drain", "undrain", "hold", "release", "restart")
 """Commands that become effects for the worker's agent."""
 
+QUARANTINE, DISPUTE = "quarantine.", "dispute."
+"""How the names of decisions begin that no operator's command asked for."""
+
 RESIGN = "resign"
 """Command on the leader itself: it writes `LeaderResigned` and lets another replica lead."""
 
@@ -250,7 +253,7 @@ def on_cross_checked(fleet: Fleet, event: v.CrossChecked) -> list[Any]:
         return []
     return [
         v.EffectsDecided(
-            decision=f"dispute.{event.decision}",
+            decision=f"{DISPUTE}{event.decision}",
             basis=v.Basis(fleet.revision, 0),
             cause=f"{event.worker} and {event.by} answer {event.request} differently",
             effects=effects,
@@ -273,7 +276,7 @@ def _restarted(fleet: Fleet, worker: Worker) -> list[Any]:
     effect = v.Effect(EffectKind.RESTART, worker.name, worker.incarnation, "quarantined")
     return [
         v.EffectsDecided(
-            decision=f"quarantine.{worker.name}.{worker.incarnation}",
+            decision=f"{QUARANTINE}{worker.name}.{worker.incarnation}",
             basis=v.Basis(fleet.revision, 0),
             cause=_why_wrong(worker),
             effects=(effect,),

@@ -25,6 +25,7 @@ from tests.replay.decisions.test_scheduler_replay import eventful_log
 
 LOGS = sorted((Path(__file__).parents[1] / "replay" / "logs").glob("*.rlog"))
 KILLED = {
+    "cross-checks": ["w1:1", "w2:1"],
     "churn": ["p09:1"], "engine-killed": ["w0:1"], "leader": ["w1:1", "r0"],
     "one-estimate": ["w1:1"], "outage": ["w0:1"], "plain": ["w0:1"], "pressure": ["w0:1"],
     "recoveries": ["w0:1", "w1:1", "w2:1", "w3:1"],

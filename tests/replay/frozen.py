@@ -50,6 +50,17 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "b33ab8f25aac88954073d2c9b184360e0d0ef5dc75906e2d476b949a569de33e",
         (v.WorkerRegistered, v.WorkerDeregistered, v.WorkerLost),
     ),
+    "cross-checks": (
+        "42294f9ed7087e59b0cd53b786596b37d7106babc14185f29e477ed2eefebad1",
+        (
+            v.CrossCheckDecided,
+            v.CrossChecked,
+            v.CanaryReported,
+            v.CanaryValuesDecided,
+            v.HealthDecided,
+            v.EffectsDecided,
+        ),
+    ),
     "detached-moves": (
         "e4e0e417a6849edadbe63b32c02b20d3ceb70116aff63dfa629b5586c4fbfcee",
         (v.MigrationPlanned, v.MigrationAbandoned, v.ClientReturned, v.RestoreDone),

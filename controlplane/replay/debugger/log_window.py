@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UnsetType
 
 from relume.controlplane.replay.debugger.folded_log import Timeline
 from relume.controlplane.replay.recorded_log import History
@@ -27,6 +28,8 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import GENESIS, Segment, pack, unpack
 from relume.events.wire import prefix
 from relume.policies.decision_versions import shape_name
+from relume.policies.health.judgement import ENDED_BY_OPERATOR
+from relume.policies.leader.duties import DISPUTE, QUARANTINE
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
 from relume.policies.state.fold import apply_group
 
@@ -157,6 +160,8 @@ class _Pseudonyms:
         if kind in (v.EffectsDecided, v.ConfigChanged, v.EffectApplied):
             changed = replace(event, decision=self._decision(event.decision))
             return replace(changed, cause=self._cause(event.cause)) if _caused(event) else changed
+        if kind is v.HealthDecided:
+            return replace(event, evidence=self._evidence(event.evidence))
         if kind is v.LeaderResigned:
             asked, _, who = event.reason.partition("asked by ")
             return event if asked else replace(event, reason=self._asked(who, event.reason))
@@ -177,6 +182,10 @@ class _Pseudonyms:
             request.tenant = self.of("tenant", request.tenant)
             request.resumable = self.of("resumable", request.resumable)
         for worker in fleet.workers.values():
+            if not isinstance(health := worker.health, UnsetType):
+                health.evidence = self._evidence(health.evidence)
+                if not isinstance(health.released_by, UnsetType):
+                    health.released_by = self.of("principal", health.released_by)
             cached = worker.cached
             cached.marks = dict.fromkeys(map(self._mark, cached.marks))
             cached.expected = {key: self._prefix(p) for key, p in cached.expected.items()}
@@ -208,8 +217,14 @@ class _Pseudonyms:
         return self._marks.setdefault(one, len(self._marks) + 1)
 
     def _decision(self, decision: str) -> str:
-        """What answers a command bears its id."""
-        return self.of("command", decision)
+        """What answers a command bears its id; what the leader decides by itself has a name of its
+        own."""
+        is_own = decision.startswith((QUARANTINE, DISPUTE))
+        return decision if is_own else self.of("command", decision)
+
+    def _evidence(self, evidence: str) -> str:
+        principal, ended, rest = evidence.partition(ENDED_BY_OPERATOR)
+        return f"{self.of('principal', principal)}{ended}" if ended and not rest else evidence
 
     def _cause(self, cause: str) -> str:
         principal, found, what = cause.partition(": ")

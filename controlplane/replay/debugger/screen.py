@@ -283,7 +283,12 @@ def _exported(console: Console, told: Data) -> None:
              f"{told['file']}")
     )  # fmt: skip
     if told["divergences"]:
-        console.print(Text("it does not verify: neither does the log", style="bold red"))
+        console.print(
+            Text(
+                "it does not verify; does the log? `relume replay --verify` says so",
+                style="bold red",
+            )
+        )
     elif not told["verified"]:
         console.print(
             Text("no decision between several workers in it: as a test it proves nothing; "
