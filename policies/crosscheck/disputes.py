@@ -25,6 +25,9 @@ MOST_REQUESTS = 16
 CHECK_TICKS = 60
 """Maximum time of one check; a replica that is gone does not end it."""
 LONGEST_REST_MS = 600_000
+HURRY_TICKS = 30
+"""Canaries of one worker are sent at once so often at most: damage that they do not see brings one
+dispute after another."""
 DOUBT_TICKS = 120
 """Time for which a worker is in doubt after one of its answers differed, if nothing ends it."""
 
@@ -125,7 +128,7 @@ def just_opened(fleet: Fleet, event: CrossChecked) -> tuple[str, ...]:
     dispute = fleet.disputes.get(event.request)
     if dispute is None or dispute.again is not None or list(dispute.others) != [event.by]:
         return ()
-    return dispute.worker, event.by
+    return dispute.hurried
 
 
 def _open(fleet: Fleet, event: CrossChecked) -> list[Worker]:
@@ -145,7 +148,18 @@ def _open(fleet: Fleet, event: CrossChecked) -> list[Worker]:
         del fleet.disputes[next(iter(fleet.disputes))]
     _doubt(fleet, event.request, event.worker, event.incarnation)
     _doubt(fleet, event.request, event.by, event.by_incarnation)
-    return [worker for n in (event.worker, event.by) if (worker := fleet.workers.get(n))]
+    both = [worker for n in (event.worker, event.by) if (worker := fleet.workers.get(n))]
+    fleet.disputes[event.request].hurried = tuple(w.name for w in both if _hurry(fleet, w))
+    return both
+
+
+def _hurry(fleet: Fleet, worker: Worker) -> bool:
+    """Whether its canaries are due now, because of a dispute."""
+    record = record_of(worker)
+    if record is None or (record.hurried >= 0 and fleet.tick - record.hurried < HURRY_TICKS):
+        return False
+    record.hurried = fleet.tick
+    return True
 
 
 def _doubt(fleet: Fleet, request: str, name: str, incarnation: int) -> None:

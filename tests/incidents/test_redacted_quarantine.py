@@ -22,7 +22,9 @@ def quarantined_and_trusted() -> CheckedFleet:
         fleet.tell("fleet", *(e for e in step(fleet.fleet, event) if type(e) is v.EffectsDecided))
     (verdict,) = [e for e in fleet.decisions if e.state == HealthState.QUARANTINED]
     fleet.tell("fleet", *(e for e in step(fleet.fleet, verdict) if type(e) is v.EffectsDecided))
-    trust = v.AdminCommanded(command_id="zoe@ops:1", principal="zoe@ops", command="trust", target="w1")
+    trust = v.AdminCommanded(
+        command_id="zoe@ops:1", principal="zoe@ops", command="trust", target="w1"
+    )
     fleet.tell("r.r0", trust)
     return fleet
 

@@ -51,7 +51,7 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         (v.WorkerRegistered, v.WorkerDeregistered, v.WorkerLost),
     ),
     "cross-checks": (
-        "42294f9ed7087e59b0cd53b786596b37d7106babc14185f29e477ed2eefebad1",
+        "08fc7868d70bb67c39a0d20ec0295d4b2fe6f9ea5a8f96fca4d2baaf332f8896",
         (
             v.CrossCheckDecided,
             v.CrossChecked,

@@ -37,6 +37,7 @@ class Offer(Struct, kw_only=True):
     body: bytes
     tokens: array[int]
     until: float
+    tries: int = 0
 
 
 class CrossCheckQueue:

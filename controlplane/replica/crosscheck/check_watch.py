@@ -37,6 +37,9 @@ DISPUTE_S = 90.0
 """Maximum time that a request stays in memory while its answer is in dispute."""
 CHECK_S = 30.0
 """Maximum time of one check."""
+TRIES = 3
+"""A check that is given up is made again, so often in all."""
+GIVEN_UP = "given up: the engine got a request"
 LOOK_S = 0.25
 WATCH_S = 0.05
 """Pause between two looks at whether the engine that answers got a request."""
@@ -144,9 +147,12 @@ class CrossCheckWatch:
                 remedy="their canaries follow; `relume why` and `relume workers` show what is decided",
             )
         await self._until_folded(position)
+        offer.tries += 1
         if choice.dispute_of(self._scheduler.view, decided.request) is not None:
             offer.until = max(offer.until, began + DISPUTE_S)
             self._queue.offers.appendleft(offer)
+        elif answer.error == GIVEN_UP and offer.tries < TRIES:
+            self._queue.offers.append(offer)
 
     async def _answer(
         self, session: aiohttp.ClientSession, offer: Offer, decided: v.CrossCheckDecided, by: Worker
@@ -157,7 +163,7 @@ class CrossCheckWatch:
             while not asking.done():
                 await asyncio.wait((asking,), timeout=WATCH_S)
                 if not asking.done() and self._scheduler.view.load(by)[1]:
-                    return CrossCheckAnswered(error="given up: the engine got a request")
+                    return CrossCheckAnswered(error=GIVEN_UP)
             return asking.result()
         finally:
             asking.cancel()

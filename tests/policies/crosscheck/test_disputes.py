@@ -58,6 +58,22 @@ def test_their_canaries_are_due_at_once() -> None:
     assert step(fleet.fleet, again) == [], "once per dispute"
 
 
+def test_canaries_are_not_hurried_by_every_dispute() -> None:
+    """Those of a worker without doubt are, by the first one."""
+    fleet = CheckedFleet()
+
+    def hurried(request: str, by: str) -> list[str]:
+        owed = step(fleet.fleet, fleet.checks(fleet.finished("w0", request), by, WRONG))
+        return [x.worker for e in owed if type(e) is v.EffectsDecided for x in e.effects]
+
+    assert hurried("a", "w1") == ["w0", "w1"]
+    fleet.ticks(disputes.HURRY_TICKS - 1)
+    assert hurried("b", "w1") == []
+    assert hurried("c", "w2") == ["w2"]
+    fleet.ticks(1)
+    assert hurried("d", "w1") == ["w0", "w1"]
+
+
 def test_a_worker_that_agrees_when_it_answers_again_is_in_no_doubt() -> None:
     """A full batch can change an answer, where kernels depend on it."""
     fleet = CheckedFleet()
