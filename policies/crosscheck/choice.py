@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 from relume.events.vocabulary.enums import CheckCause, EnginePhase, HealthState
 from relume.policies.crosscheck.check_settings import WHOLE_PPM, config_of
 from relume.policies.crosscheck.check_state import Dispute
-from relume.policies.crosscheck.disputes import is_doubted, record_of
+from relume.policies.crosscheck.disputes import has_differed, record_of
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
@@ -61,7 +61,7 @@ def cause_of(view: View, finished: FinishedRequest) -> CheckCause | None:
     if served is None or served.incarnation != finished.incarnation:
         return None  # that engine is gone, and so is what was wrong with it
     if fleet.disputes is not UNSET and any(
-        is_doubted(worker, fleet.tick) and _is_alike(worker, served)
+        has_differed(worker, fleet.tick) and _is_alike(worker, served)
         for worker in fleet.workers.values()
     ):
         return CheckCause.DOUBT
@@ -92,7 +92,7 @@ def choose(view: View, finished: FinishedRequest) -> CheckChoice | None:
     ]
     fitting = _fitting(view, finished, served, idle, cause)
     found = min(
-        fitting, key=lambda w: (is_doubted(w, fleet.tick), _rest_ms(w), w.name), default=None
+        fitting, key=lambda w: (has_differed(w, fleet.tick), _rest_ms(w), w.name), default=None
     )
     return CheckChoice(found.name, found.incarnation, cause) if found is not None else None
 
@@ -106,9 +106,9 @@ def _fitting(
     if cause == CheckCause.DISPUTE:
         return trusted
     if cause == CheckCause.DOUBT:
-        if is_doubted(served, tick):
+        if has_differed(served, tick):
             return trusted
-        if doubted := [worker for worker in idle if is_doubted(worker, tick)]:
+        if doubted := [worker for worker in idle if has_differed(worker, tick)]:
             return doubted
         if not is_drawn(finished.request, config_of(view).share_ppm):
             return []

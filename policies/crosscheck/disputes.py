@@ -81,11 +81,11 @@ def expire(fleet: Fleet) -> None:
     for worker in fleet.workers.values():
         if (record := record_of(worker)) is not None and record.disputed:
             record.disputed = {r: at for r, at in record.disputed.items() if at >= begin}
-    if not fleet.disputes and not any(is_doubted(w, fleet.tick) for w in fleet.workers.values()):
+    if not fleet.disputes and not any(has_differed(w, fleet.tick) for w in fleet.workers.values()):
         fleet.disputes = UNSET
 
 
-def is_doubted(worker: Worker, tick: int) -> bool:
+def has_differed(worker: Worker, tick: int) -> bool:
     """Whether an answer of it differed lately, and nothing has ended the doubt."""
     record = record_of(worker)
     if record is None:

@@ -275,7 +275,7 @@ def _of_doubts(
     if record is not None and (record.wrong or record.doubtful):
         return Finding.DOUBTFUL, FailureClass.CORRUPTION, answers.in_words(record)
     checks = disputes.record_of(worker) if review.by_checks else None
-    if checks is not None and disputes.is_doubted(worker, tick):
+    if checks is not None and disputes.has_differed(worker, tick):
         return Finding.DOUBTFUL, FailureClass.CORRUPTION, disputes.in_words(checks)
     if suspecting:
         doubt = health.doubt or FailureClass.UNREACHABLE
