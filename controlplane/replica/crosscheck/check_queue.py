@@ -1,7 +1,7 @@
 """Finished requests of one replica that are to be answered again, for comparison.
 
 The gateway offers each request whose client has the whole answer. A prompt is in memory until its
-check (`check_watch`), and for `PATIENCE_S` at most.
+check (`check_watch`), or until `PATIENCE_S` are over: that is looked at between two checks.
 """
 
 from __future__ import annotations
