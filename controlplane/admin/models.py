@@ -21,7 +21,8 @@ from relume.events.vocabulary.enums import (
     WorkerState,
 )
 from relume.policies.health.health_life import breaker_of
-from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+from relume.policies.health.health_state import WorkerHealth
+from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.view import View
 
 

@@ -29,8 +29,9 @@ from relume.events.vocabulary.enums import (
     HealthState,
 )
 from relume.policies.health.health_life import breaker_of
+from relume.policies.health.health_state import WorkerHealth
 from relume.policies.state import coverage
-from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.view import View
 
 _DAEMON_REPORTS = {

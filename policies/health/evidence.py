@@ -12,6 +12,9 @@ steps, a wrong answer to a canary, and an answer that other engines contradict. 
 a client that left, an announced overload (429, 503), our own error, and a request that ended as its
 client's fault, with all that it did to workers before.
 
+A failed request counts for a window. Routing prefers other workers meanwhile, so in light load the
+next one may fail after it. So it counts on, for the breaker alone, until a request succeeds there.
+
 A log of replicas that do not decide health has none: then nothing is collected.
 """
 
@@ -36,6 +39,7 @@ from relume.policies.crosscheck import disputes
 from relume.policies.health import canary_evidence, cross_check_evidence, pace
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
+from relume.policies.health.health_state import WorkerHealth
 from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow_v1
 from relume.policies.health.worker_reviews import (
     all_know,
@@ -49,7 +53,7 @@ from relume.policies.health.worker_reviews import (
 from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS, WRONG
 from relume.policies.state import dirty_set
 from relume.policies.state.account import key_of
-from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+from relume.policies.state.fleet import Fleet, Request, Worker
 from relume.policies.state.step_times import fade_overheads
 
 AGENT = "its agent"
@@ -102,6 +106,18 @@ def ended(fleet: Fleet, event: v.RequestEnded, places: list[tuple[str, str]]) ->
         else:
             continue
         review_worker(fleet, worker)
+
+
+def succeeded(fleet: Fleet, request: Request) -> None:
+    """The request ended well where it was dispatched last: what failed there before counts no longer
+    than the window."""
+    worker = fleet.workers.get(request.worker)
+    if worker is None or isinstance(health := worker.health, UnsetType):
+        return
+    if worker.incarnation != request.incarnation:
+        return
+    if (health.failures or health.earlier is not UNSET) and all_know(fleet, 6):
+        health.earlier, health.succeeded = UNSET, fleet.tick
 
 
 # --- what replicas saw ---------------------------------------------------------------
@@ -172,7 +188,7 @@ def _begin(worker: Worker) -> None:
     health.incarnation = worker.incarnation
     health.failures, health.hung_for, health.probes = {}, {}, {}
     health.forgiven = {}
-    health.slow = UNSET
+    health.slow = health.earlier = health.succeeded = UNSET
     health.doubt, health.until = FailureClass.NONE, -1
     health.failed, health.passes = False, 0
 
@@ -269,13 +285,28 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
 def _fade_evidence(fleet: Fleet, worker: Worker, health: WorkerHealth, window_ticks: int) -> None:
     begin = fleet.tick - window_ticks
     if health.failures and min(health.failures.values()) <= begin:
+        if all_know(fleet, 6):
+            _keep_earlier(health, begin)
         health.failures = {r: at for r, at in health.failures.items() if at > begin}
         dirty_set.changed(fleet, worker.name)
+    if not isinstance(earlier := health.earlier, UnsetType):
+        oldest = fleet.tick - FADE_WINDOWS * window_ticks
+        health.earlier = {r: at for r, at in earlier.items() if at > oldest} or UNSET
     if health.forgiven and min(health.forgiven.values()) <= begin:
         health.forgiven = {r: at for r, at in health.forgiven.items() if at > begin}
     if health.trips and health.state == HealthState.HEALTHY:
         if fleet.tick - health.since > FADE_WINDOWS * window_ticks:
             health.trips = 0
+
+
+def _keep_earlier(health: WorkerHealth, begin: int) -> None:
+    """Failures that leave the window count on, if no request succeeded since."""
+    earlier = {} if isinstance(health.earlier, UnsetType) else dict(health.earlier)
+    succeeded = -1 if isinstance(health.succeeded, UnsetType) else health.succeeded
+    earlier.update((r, at) for r, at in health.failures.items() if succeeded < at <= begin)
+    while len(earlier) > MOST_ERRORS:
+        del earlier[next(iter(earlier))]
+    health.earlier = earlier or UNSET
 
 
 def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -> None:
@@ -293,7 +324,7 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
     if state != health.state or state == HealthState.UNHEALTHY:
         health.probes, health.passes, health.failed = {}, 0, False
         if health.state == HealthState.PROBING:
-            health.failures = {}
+            health.failures, health.earlier = {}, UNSET
     if state in EXCLUDED and health.state not in EXCLUDED:
         health.opened = event.since
     health.state, health.failure, health.evidence = state, event.failure, event.evidence

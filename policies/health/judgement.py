@@ -6,7 +6,8 @@ decided last. Time is ticks.
 
 - *Errors* count by request: `errors` different requests that failed within the window open the
   breaker. It holds for a time that doubles with each opening in a row, with a jitter drawn from the
-  leader's recorded seed. Then one replica probes it.
+  leader's recorded seed. Then one replica probes it. Since version 6 failures before the window count
+  too, up to ten windows, while no request has succeeded there since.
 - *A hang* is a replica's judgement (`StallJudged`), for which the engine made no step in the log
   either: it holds for all replicas, until that replica finds the engine at work or idle.
 - *Lost connections* count by replica: one replica that cannot reach a worker may itself be cut off.
@@ -37,8 +38,9 @@ from relume.policies.crosscheck import check_settings, disputes
 from relume.policies.health import pace
 from relume.policies.health.health_life import EXCLUDED, LIFE, Finding, is_quarantined
 from relume.policies.health.health_settings import HealthConfig, config_of
+from relume.policies.health.health_state import WorkerHealth
 from relume.policies.state import dirty_set
-from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+from relume.policies.state.fleet import Fleet, Worker
 
 VERSION = "version.health"
 """The setting by which replicas record that they decide health, how, and follow it."""
@@ -86,6 +88,8 @@ class Review:
         """Whether canaries are evidence, as since version 4."""
         self.by_checks = self.by_canary and version != "4"
         """Whether cross-checks are evidence, as since version 5."""
+        self.by_earlier = self.by_checks and version != "5"
+        """Whether failures before the window count, as since version 6."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
@@ -246,7 +250,6 @@ def _is_distrusted(health: WorkerHealth) -> bool:
 
 def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
     """What the evidence about the worker amounts to now."""
-    config, tick = review.config, review.fleet.tick
     if review.by_canary and (found := _of_canaries(review, worker, health)):
         return found
     if worker.engine != EnginePhase.READY or not worker.present:
@@ -259,7 +262,7 @@ def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
     if len(suspecting) > 1 and 2 * len(suspecting) > review.alive:
         by = f"suspected by {len(suspecting)} of {review.alive} replicas"
         return Finding.FAILING, health.doubt or FailureClass.UNREACHABLE, by
-    if found := _of_breaker(health, config, tick):
+    if found := _of_breaker(review, health):
         return found
     if found := _of_doubts(review, worker, health, suspecting):
         return found
@@ -316,8 +319,9 @@ def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found 
     return None
 
 
-def _of_breaker(health: WorkerHealth, config: HealthConfig, tick: int) -> Found | None:
+def _of_breaker(review: Review, health: WorkerHealth) -> Found | None:
     """What wrong answers, an open breaker and probes amount to."""
+    config, tick = review.config, review.fleet.tick
     if health.state == HealthState.PROBING:
         if health.failed:
             return Finding.FAILING, FailureClass.ERRORS, "a probe failed"
@@ -329,8 +333,11 @@ def _of_breaker(health: WorkerHealth, config: HealthConfig, tick: int) -> Found 
     if health.until >= 0:
         finding = Finding.HELD if tick < health.until else Finding.RESTED
         return finding, FailureClass.ERRORS, health.evidence
-    if len(health.failures) >= config.errors:
-        return Finding.FAILING, FailureClass.ERRORS, _failed(health.failures)
+    failures = health.failures
+    if review.by_earlier and failures and not isinstance(health.earlier, UnsetType):
+        failures = {**health.earlier, **failures}
+    if len(failures) >= config.errors:
+        return Finding.FAILING, FailureClass.ERRORS, _failed(failures)
     return None
 
 

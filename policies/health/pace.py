@@ -15,7 +15,8 @@ from msgspec import UnsetType
 
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.health.health_settings import HealthConfig
-from relume.policies.state.fleet import Fleet, StepPace, Worker, WorkerHealth
+from relume.policies.health.health_state import StepPace, WorkerHealth
+from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.step_times import ENOUGH, SCALES
 
 SLOW_TICKS = 3

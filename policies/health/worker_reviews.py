@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from msgspec import UnsetType
 
+from relume.policies.health.health_state import WorkerHealth
 from relume.policies.health.judgement import VERSION, Review
-from relume.policies.state.fleet import Fleet, Worker, WorkerHealth
+from relume.policies.state.fleet import Fleet, Worker
 
 
 def decides(fleet: Fleet) -> bool:

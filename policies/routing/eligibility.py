@@ -22,9 +22,10 @@ from msgspec import UNSET, Struct
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.health.health_life import EXCLUDED
+from relume.policies.health.health_state import WorkerHealth
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import LATE, WorkerEstimate
-from relume.policies.state.fleet import Worker, WorkerHealth
+from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 
 _ENGINE = {

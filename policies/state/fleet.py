@@ -14,13 +14,12 @@ from relume.events.vocabulary import Effect
 from relume.events.vocabulary.enums import (
     AdminCommand,
     EnginePhase,
-    FailureClass,
     Guarantee,
-    HealthState,
     StepDetail,
 )
 from relume.policies.canary.canary_state import CanaryRecord, ClassValues
 from relume.policies.crosscheck.check_state import CheckRecord, Dispute
+from relume.policies.health.health_state import StepPace, WorkerHealth
 
 
 class Attempt(Struct, kw_only=True):
@@ -72,70 +71,6 @@ class Cached(Struct):
     block_tokens: int = 0
     marks: dict[int, None] = field(default_factory=dict)
     expected: dict[str, bytes] = field(default_factory=dict)
-
-
-class WorkerHealth(Struct, kw_only=True):
-    """The health of a worker (`relume.policies.health`): what the leader decided, and the evidence.
-
-    `state` to `price_percent` are those of the last `HealthDecided`, folded after the tick of
-    `since_unix_ms`; since tick `opened` it gets no or few requests. `owed`: (state, failure,
-    prober) of the last decision that the leader was found to owe. Evidence, of `incarnation`:
-    `failures` are the ticks at which requests failed there, `forgiven` those of requests that were
-    themselves at fault; `hung_for`: replicas that judged it hung, and when; `doubt`: why replicas
-    suspect it. `trips` counts how often its breaker opened in a row. Of a breaker that is half
-    open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
-    its turn began. `slow`: see `relume.policies.health.pace`. Of a quarantine: `condemned` is the
-    incarnation that it was decided about, `quarantined` the last one that is wrong by the values in force,
-    `released_by` the operator who ended it.
-    """
-
-    state: HealthState = HealthState.HEALTHY
-    failure: FailureClass = FailureClass.NONE
-    evidence: str = ""
-    since: int = 0
-    since_unix_ms: int = 0
-    opened: int = -1
-    until: int = -1
-    prober: str = ""
-    most_probes: int = 0
-    price_percent: int = 100
-    owed: tuple[HealthState, FailureClass, str] = (HealthState.HEALTHY, FailureClass.NONE, "")
-    incarnation: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    forgiven: dict[str, int] = field(default_factory=dict)
-    hung_for: dict[str, int] = field(default_factory=dict)
-    doubt: FailureClass = FailureClass.NONE
-    trips: int = 0
-    probes: dict[str, int] = field(default_factory=dict)
-    passes: int = 0
-    failed: bool = False
-    decided_by: dict[str, int] = field(default_factory=dict)
-    slow: tuple[int, int, int] | UnsetType = UNSET  # not in older states
-    condemned: int | UnsetType = UNSET
-    quarantined: int | UnsetType = UNSET
-    released_by: str | UnsetType = UNSET
-
-
-class StepPace(Struct, kw_only=True):
-    """Decode steps of a worker since it was measured last (`relume.policies.health.pace`): how
-    many, their time with the gaps before them, the sums of their batches and contexts. They are
-    counted by reports, without those that computed prompts: the present one began after `step`, when
-    the worker had computed `prompts`, and its first step took `first_us`. Time for which the engine
-    waited for a CPU is left out; the present report has `wait_us` of it. Where steps are not reported
-    one by one, their records count: the present report has so many `records` (-1: steps count, as in
-    version 2 of `health`). `share`: the time of a step when it was measured, in thousandths of what
-    its class takes; 0: it was not."""
-
-    step: int
-    prompts: int
-    first_us: int = 0
-    wait_us: int = 0
-    records: int = -1
-    steps: int = 0
-    us: int = 0
-    requests: int = 0
-    context: int = 0
-    share: int = 0
 
 
 class Worker(Struct, kw_only=True):

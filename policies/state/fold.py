@@ -14,6 +14,7 @@ from msgspec import UnsetType
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.health import evidence
 from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.state import account, coverage, dirty_set
@@ -255,6 +256,8 @@ def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnd
     if request is not None:
         fleet.ended += 1
         steptime.first_token(fleet, request, event.ttft_us)
+        if event.outcome == RequestOutcome.COMPLETED:
+            evidence.succeeded(fleet, request)
     unheard.ended(fleet, event.request)
     coverage.forget(fleet, event.request)
     evidence.ended(fleet, event, _with_last(fleet, request, event, places))

@@ -175,6 +175,38 @@ async def test_few_requests_wait_and_not_for_long(monkeypatch: pytest.MonkeyPatc
         assert not decided(s)
 
 
+async def test_no_prompt_stays_in_memory_while_the_log_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log goes away while an engine answers; neither that request stays nor one behind it."""
+    monkeypatch.setattr(check_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(check_watch, "DISPUTE_S", 0.5)
+    monkeypatch.setattr(check_queue, "PATIENCE_S", 0.5)
+    stored: list[check_queue.Offer] = []
+    limit = check_queue.CrossCheckQueue.limit
+
+    def noted(self: check_queue.CrossCheckQueue, offer: check_queue.Offer, seconds: float) -> None:
+        stored.append(offer)
+        limit(self, offer, seconds)
+
+    monkeypatch.setattr(check_queue.CrossCheckQueue, "limit", noted)
+    async with scene(exact=EXACT) as s:
+        await s.replica(cross_checks=ALL)
+        for engine in engines(s).values():
+            engine.check_s = 0.2
+        await s.ask()
+        await until(lambda: any(engine.checks for engine in engines(s).values()))
+        await s.ask()
+        offers = s.replicas[0].scheduler.cross_checks.offers
+        s.log.pause()
+        assert offers and all(offer.body for offer in stored)
+        await until(lambda: not offers and not any(offer.body for offer in stored))
+        assert not results(s)
+        s.log.resume()
+        await until(lambda: results(s))
+        assert results(s)[0].differs == -1 and len({id(offer) for offer in stored}) == 2
+
+
 def test_the_first_difference() -> None:
     tokens = check_queue.array("I", [1, 2, 3])
     assert first_difference(tokens, (1, 2, 3)) == -1

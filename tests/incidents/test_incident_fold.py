@@ -33,7 +33,7 @@ KILLED = {
     "restores": ["w0:1", "daemon:w1", "w0:2", "w2:1"],
     "resumable": ["r0"], "settings": ["w0:1"], "stall-spared": ["w0:1"],
     "stall": ["w0:1", "w1:1", "w0:1"],
-    "breaker": ["w1:1", "w2:1"],
+    "breaker": ["w1:1", "w2:1"], "rare-failures": ["w1:1"],
     "hangs": ["w1:1", "w2:1", "w0:1", "w1:1"],
 }  # fmt: skip
 """What failed in each stored log; in the others nothing did."""

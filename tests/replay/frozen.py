@@ -108,6 +108,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "74795b4a3fbc7c3d50fa54696214780f18e1077c827f855d2cfd35645480ec5d",
         (v.SnapshotTaken, v.DetailDecided, v.RestoreDone),
     ),
+    "rare-failures": (
+        "ff073e9856313abf6086f48ea4b72a5e4d6a71b61b574ef6f75ab04e43b7d38e",
+        (v.HealthDecided, v.TransportObserved),
+    ),
     "recoveries": (
         "47c9b73af0294efcb3a8a737d194ff1e43c9e06930064ac48a7550b781708e95",
         (v.RecoveryPlanned, v.RestoreDone, v.ConfigChanged),

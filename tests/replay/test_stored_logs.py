@@ -168,6 +168,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "stall judgement": (stall, "_hung", strict, "stall-spared"),
     "what a step may take": (stall, "STRETCH", 10_000, "hangs"),
     "slow workers": ("health.pace", "SLOW_TICKS", 2, "breaker"),
+    "failures before the window": ("health.evidence", "FADE_WINDOWS", 1, "rare-failures"),
     "what agents are told": ("leader.duties", "AGENT_COMMANDS", ("drain", "undrain"), "leader"),
     "what the fold learns": ("state.step_times", "OVERHEAD_US", 2500, "stall"),
 }

@@ -1,7 +1,8 @@
 """Finished requests of one replica that are to be answered again, for comparison.
 
-The gateway offers each request whose client has the whole answer. A prompt is in memory until its
-check (`check_watch`), or until `PATIENCE_S` are over: that is looked at between two checks.
+The gateway offers each request whose client has the whole answer. Its prompt is in memory until its
+check (`check_watch`) is over, and for `PATIENCE_S` at most before that: then it is dropped, also
+while etcd is away.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ MOST_BYTES = 256 << 10
 PATIENCE_S = 20.0
 
 
-class Offer(Struct, kw_only=True):
-    """A finished request, as its client sent it to `path`, and the tokens that it got."""
+class Offer(Struct, kw_only=True, eq=False):
+    """A finished request, as its client sent it to `path`, and the tokens that it got. Both are empty
+    when its time is over."""
 
     finished: FinishedRequest
     path: str
     body: bytes
     tokens: array[int]
-    until: float
     tries: int = 0
+    timer: asyncio.TimerHandle | None = None
 
 
 class CrossCheckQueue:
@@ -71,8 +73,18 @@ class CrossCheckQueue:
         if choice.cause_of(self._view, finished) is None or not all_know(self._view.fleet, VERSION):
             return
         finished = msgspec.structs.replace(finished, answer=digest_of(tokens))
-        until = asyncio.get_running_loop().time() + PATIENCE_S
-        self.offers.append(
-            Offer(finished=finished, path=path, body=body, tokens=tokens[:], until=until)
-        )
+        offer = Offer(finished=finished, path=path, body=body, tokens=tokens[:])
+        self.limit(offer, PATIENCE_S)
+        self.offers.append(offer)
         self._filled.set()
+
+    def limit(self, offer: Offer, seconds: float) -> None:
+        """The offer is forgotten after so many seconds from now, wherever it is."""
+        if offer.timer is not None:
+            offer.timer.cancel()
+        offer.timer = asyncio.get_running_loop().call_later(seconds, self._forget, offer)
+
+    def _forget(self, offer: Offer) -> None:
+        offer.body, offer.tokens = b"", offer.tokens[:0]
+        if offer in self.offers:
+            self.offers.remove(offer)

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from relume.controlplane.replica.crosscheck.check_queue import Offer
+from relume.controlplane.replica.crosscheck.check_queue import PATIENCE_S, Offer
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
@@ -34,7 +34,8 @@ from relume.policies.crosscheck.choice import CheckChoice
 from relume.policies.state.fleet import Worker
 
 DISPUTE_S = 90.0
-"""Maximum time that a request stays in memory while its answer is in dispute."""
+"""Maximum time that a request stays in memory from the beginning of a check on, also while its answer is
+in dispute."""
 CHECK_S = 30.0
 """Maximum time of one check."""
 TRIES = 3
@@ -80,13 +81,11 @@ class CrossCheckWatch:
     def _next(self) -> tuple[Offer, v.CrossCheckDecided, Worker] | None:
         """The next check, whose decision is written. Raises LogError."""
         scheduler, offers = self._scheduler, self._queue.offers
-        now, view = asyncio.get_running_loop().time(), scheduler.view
-        if not offers or not scheduler.decisions.healthy:
-            if offers and offers[0].until < now:
-                offers.popleft()
+        view = scheduler.view
+        if not scheduler.decisions.healthy:
             return None
         for offer in list(offers):
-            if offer.until < now or choice.cause_of(view, offer.finished) is None:
+            if choice.cause_of(view, offer.finished) is None:
                 offers.remove(offer)
             elif choice.choose(view, offer.finished) is not None:
                 basis = scheduler.decisions.basis()
@@ -117,6 +116,7 @@ class CrossCheckWatch:
         self, session: aiohttp.ClientSession, offer: Offer, decided: v.CrossCheckDecided, by: Worker
     ) -> None:
         """Have it answered, and write what came of it. Raises LogError."""
+        self._queue.limit(offer, DISPUTE_S)
         now = asyncio.get_running_loop().time
         began = now()
         answer = await self._answer(session, offer, decided, by)
@@ -148,11 +148,15 @@ class CrossCheckWatch:
             )
         await self._until_folded(position)
         offer.tries += 1
+        if not offer.body:
+            return  # the log took too long
         if choice.dispute_of(self._scheduler.view, decided.request) is not None:
-            offer.until = max(offer.until, began + DISPUTE_S)
             self._queue.offers.appendleft(offer)
         elif answer.error == GIVEN_UP and offer.tries < TRIES:
+            self._queue.limit(offer, PATIENCE_S)
             self._queue.offers.append(offer)
+        else:
+            self._queue.limit(offer, 0)
 
     async def _answer(
         self, session: aiohttp.ClientSession, offer: Offer, decided: v.CrossCheckDecided, by: Worker

@@ -9,9 +9,10 @@ from relume.events.vocabulary.enums import HealthState, TransportKind
 from relume.policies import decision_versions
 from relume.policies.health import health_settings
 from relume.policies.health.health_settings import HealthConfig
+from relume.policies.health.health_state import WorkerHealth
 from relume.policies.leader.duties import step
 from relume.policies.routing.eligibility import excluded_at
-from relume.policies.state.fleet import Fleet, WorkerHealth
+from relume.policies.state.fleet import Fleet
 from relume.policies.state.overlay.view import View
 from tests.policies.story import Story, arrived, decided, replica_started
 

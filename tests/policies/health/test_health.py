@@ -17,10 +17,11 @@ from relume.events.vocabulary.enums import (
 from relume.policies.health.evidence import has_failures
 from relume.policies.health.health_life import LIFE, STATES, Finding, breaker_of
 from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
+from relume.policies.health.health_state import StepPace
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing.choose_worker import Choice
 from relume.policies.routing.route_query import RouteQuery
-from relume.policies.state.fleet import StepPace, StepTime, state_hash
+from relume.policies.state.fleet import StepTime, state_hash
 from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet, folded_again
 from tests.policies.story import (
@@ -220,6 +221,7 @@ def test_the_same_request_counts_once_and_counts_fade() -> None:
     fleet.fails()
     fleet.ticks(20)
     assert fleet.state() == HealthState.HEALTHY, "faded"
+    fleet.ends(fleet.request())
     fleet.fails()
     fleet.fails()
     assert fleet.state() == HealthState.SUSPECT

@@ -241,6 +241,8 @@ def test_a_view_that_was_kept_says_what_a_new_one_says(policy: str, seed: int) -
             replica.own(failed(name, worker))
             if draw.random() < 0.2:
                 replica.own(ended(name, outcome="rejected"))
+        else:
+            replica.own(ended(name))
         if draw.random() < 0.15:
             replica.land()
         if draw.random() < 0.15:

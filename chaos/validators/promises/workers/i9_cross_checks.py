@@ -130,7 +130,8 @@ class _Checks:
             self._sent.pop((at.stream, event.request), None)
         elif kind is v.RequestEnded:
             self._sent.pop((at.stream, event.request), None)
-            self._ended.setdefault(event.request, event)
+            if at.stream != "fleet" or event.request not in self._ended:
+                self._ended[event.request] = event  # what its client saw, if its replica says it
         elif kind is v.CrossCheckDecided:
             self._decided(at)
         elif kind is v.CrossChecked:
