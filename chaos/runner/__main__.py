@@ -68,6 +68,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       help="run only these (default: the library, and composed)")  # fmt: skip
     fuzz.add_argument("--jobs", type=count, default=os.cpu_count() or 1, help="processes")
     fuzz.add_argument("--for", dest="for_s", type=duration, metavar="TIME", help="maximum duration")
+    fuzz.add_argument("--stop", action="store_true", help="stop at the first failed run")
+    fuzz.add_argument("--guards", action="store_true",
+                      help="count the runs that reach each guard of the product "
+                      "(chaos/runner/guards.toml); status 1 if none reaches one")  # fmt: skip
     fuzz.add_argument("--limit", type=duration, default=60.0, metavar="TIME",
                       help="maximum real time per run (default 60s)")  # fmt: skip
     fuzz.add_argument("--out", type=Path, default=Path(".relume/chaos"), metavar="DIR",

@@ -19,6 +19,7 @@ from relume.chaos.scenario.language import (
     Bound,
     Burst,
     Closed,
+    Disorder,
     Fault,
     Fixed,
     Fleet,
@@ -98,6 +99,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     fleet, flipped = _flipped(seed, fleet, without)
     fleet, unseen = _checked(seed, fleet, without)
+    fleet = _in_disorder(seed, fleet, is_stuck=bool(_stuck(seed, fleet, without)))
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",
@@ -325,6 +327,23 @@ def _nobody_left(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
     return (
         Fault(what="reload-fails", when=When(at_s=at_s), target="all", amount=float(starts)),
         Fault(what="engine-kill", when=When(at_s=at_s), target="all"),
+    )
+
+
+def _in_disorder(seed: int, fleet: Fleet, is_stuck: bool) -> Fleet:
+    """In one of four seeds, reports of engines are late or dropped, and notices of deaths come twice.
+    Drawn separately, as above. Whether an engine has finished a stream that got stuck is known by its
+    reports alone: then they come."""
+    rng = Random(f"compose-disorder:{seed}")
+    delay_ms, kept = rng.choice((0, 20, 200, 1500, 3000)), rng.choice((0, 0, 2, 16))
+    repeated = rng.random() < 0.5
+    if rng.random() >= 0.25:
+        return fleet
+    if is_stuck:
+        delay_ms, kept = min(delay_ms, 200), 0
+    return replace(
+        fleet,
+        disorder=Disorder(report_delay_ms=delay_ms, kept_reports=kept, notices_repeated=repeated),
     )
 
 

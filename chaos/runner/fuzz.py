@@ -19,6 +19,7 @@ from relume.chaos.runner import pool, world
 from relume.chaos.runner.artifacts import keep
 from relume.chaos.runner.cases import case_of
 from relume.chaos.runner.compose import COMPOSED
+from relume.chaos.runner.guards import take_reached
 from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.catalogue import applicable
 from relume.chaos.scenario.problems import ScenarioError
@@ -26,6 +27,7 @@ from relume.chaos.scenario.request_traces import TraceError
 
 INTERRUPTED = "interrupted"
 TIME_OVER = "time is over"
+FIRST_FAILURE = "stopped at the first failure"
 """Requested ends of `fuzz`."""
 
 
@@ -53,6 +55,8 @@ class Ran(Struct, frozen=True, kw_only=True):
     events: int = 0
     virtual_s: float = 0.0
     kept: bool = False
+    guards: tuple[str, ...] = ()
+    """Those it reached, if they are counted (`relume.chaos.runner.guards`)."""
 
 
 class Tally(Struct, kw_only=True):
@@ -115,6 +119,7 @@ def asked(
 
 def one(given: PlannedRun) -> Ran:
     """Run and judge one case."""
+    take_reached()
     try:
         case = case_of(given.given, given.seed)
     except (ScenarioError, TraceError) as error:
@@ -136,6 +141,7 @@ def one(given: PlannedRun) -> Ran:
         events=events,
         virtual_s=virtual_s,
         kept=kept,
+        guards=take_reached(),
     )
 
 
@@ -144,10 +150,11 @@ def fuzz(
     jobs: int,
     for_s: float | None,
     seen: Callable[[PlannedRun, Ran, dict[str, Tally]], Any],
+    until_failure: bool = False,
 ) -> tuple[dict[str, Tally], str]:
-    """Make `runs` until they, or `for_s` seconds, are over, or until Ctrl-C or SIGTERM. It calls
-    `seen` with each, and works in the main thread only. Returns the tallies by scenario, and why
-    it ended early (empty: it did not).
+    """Make `runs` until they, or `for_s` seconds, are over, until Ctrl-C or SIGTERM, or, with
+    `until_failure`, until one fails. It calls `seen` with each, and works in the main thread only.
+    Returns the tallies by scenario, and why it ended early (empty: it did not).
     """
     tallies: dict[str, Tally] = {}
     until = None if for_s is None else time.monotonic() + for_s
@@ -172,6 +179,9 @@ def fuzz(
                 raise KeyboardInterrupt  # the run swallowed the interrupt: its result does not count
             tallies.setdefault(given.given, Tally()).add(given.seed, ran)
             seen(given, ran, tallies)
+            if until_failure and ran.result == "failed":
+                early = FIRST_FAILURE
+                break
     except KeyboardInterrupt:
         early = INTERRUPTED
     except pool.Crashed as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from relume.chaos.runner.fuzz import (
     fuzz,
     usable,
 )
+from relume.chaos.runner.guards import count_guards, guards
 
 _EVERY_S = 0.5
 _EVERY_S_IN_A_FILE = 15.0
@@ -36,12 +38,15 @@ class Progress:
         self._began = self._shown = time.monotonic()
         self._watched = sys.stderr.isatty()
         self.done = self.failed = self.inconclusive = 0
+        self.guards: Counter[str] = Counter()
+        """Number of runs that reached each."""
 
     def seen(self, given: PlannedRun, ran: Ran, _tallies: dict[str, Tally]) -> None:
         """A run has ended."""
         self.done += 1
         self.failed += ran.result == "failed"
         self.inconclusive += ran.result == "inconclusive"
+        self.guards.update(ran.guards)
         now = time.monotonic()
         if ran.result == "failed":
             self.clear()
@@ -73,20 +78,46 @@ def fuzz_command(given: argparse.Namespace) -> int:
     if not names:
         print(f"not yet applicable: {', '.join(waiting)}")
         return 2
+    if given.guards:
+        count_guards()
     progress = Progress(given.seeds)
     began = time.monotonic()
     runs = asked(names, given.first, given.seeds, given.limit, given.out)
-    tallies, early = fuzz(runs, given.jobs, given.for_s, progress.seen)
+    tallies, early = fuzz(runs, given.jobs, given.for_s, progress.seen, given.stop)
     progress.clear()
     took_s = time.monotonic() - began
+    missed: list[str] = []
+    if given.guards:
+        missed = [g.name for g in guards() if not progress.guards[g.name] and not g.unreached]
     if given.json:
-        print(msgspec.json.encode(summary(tallies, waiting, early, took_s)).decode())
+        told = summary(tallies, waiting, early, took_s)
+        if given.guards:
+            told["guards"] = {guard.name: progress.guards[guard.name] for guard in guards()}
+        print(msgspec.json.encode(told).decode())
     else:
+        if given.guards:
+            print("\n".join(guard_lines(progress.guards)))
         print("\n".join(summary_lines(tallies, waiting, early, took_s, given.out)))
-    if any(tally.failed for tally in tallies.values()):
+    if missed:
+        print(f"no run reached: {', '.join(missed)}", file=sys.stderr)
+    if missed or any(tally.failed for tally in tallies.values()):
         return 1
     asked_for = early in ("", INTERRUPTED, TIME_OVER)
     return 0 if asked_for and any(tally.passed for tally in tallies.values()) else 2
+
+
+def guard_lines(reached: Counter[str]) -> Iterator[str]:
+    """How many runs reached each guard."""
+    rows = [["runs", "guard", ""]]
+    for guard in guards():
+        about = (
+            f"{guard.what} (no run reaches it: {guard.unreached})"
+            if guard.unreached
+            else guard.what
+        )
+        rows.append([str(reached[guard.name]), guard.name, about])
+    yield from columns(rows, right=range(1))
+    yield ""
 
 
 def summary(

@@ -25,13 +25,24 @@ class _Part(Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
+class Disorder(_Part, frozen=True, kw_only=True):
+    """What comes late, twice or not at all between an engine and the log; simulated only. Reports of
+    engines reach their agents `report_delay_ms` late, also after the engine's death. Of more than
+    `kept_reports` that wait at once the others are dropped (0: the usual limit). With
+    `notices_repeated` each notice of a death comes twice, and so does the one before it."""
+
+    report_delay_ms: Annotated[int, Meta(ge=0, le=5000)] = 0
+    kept_reports: Annotated[int, Meta(ge=0, le=4096)] = 0
+    notices_repeated: bool = False
+
+
 class Fleet(_Part, frozen=True, kw_only=True):
     """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
     `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
     `checkpoint_file_mb` of files take blocks beyond that budget, regardless of their age.
     `waiting`: limits of the control planes' admission queues that differ from the defaults.
     `canary_s`: time between two canaries to a worker; 0: none. `cross_checks`: limits of cross-checks
-    that differ from the defaults."""
+    that differ from the defaults. `disorder`: see there."""
 
     workers: Count
     model: str = "tiny"
@@ -44,6 +55,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
     waiting: dict[str, int] = {}
     canary_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     cross_checks: dict[str, int] = {}
+    disorder: Disorder = Disorder()
 
 
 class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Protocol, cast
 
+from relume.chaos.scenario.language import Disorder
 from relume.chaos.sim.canary_answers import TOOK_US, answer
 from relume.chaos.sim.daemon_keeper import SimKeeper
 from relume.chaos.sim.engine.worker_engine import EngineProcess
@@ -161,9 +162,11 @@ class EngineHandle:
 class Reports:
     """The report socket: reports of one engine incarnation to its agent."""
 
-    def __init__(self, process: Process, journal: Journal) -> None:
+    def __init__(self, process: Process, journal: Journal, disorder: Disorder) -> None:
         self._process = process
         self._journal = journal
+        self._delay_s = disorder.report_delay_ms / 1e3
+        self._kept = disorder.kept_reports or KEPT_REPORTS
         self._waiting: deque[bytes] = deque()
         self._coming = 0
         self._retry: asyncio.TimerHandle | None = None
@@ -173,17 +176,21 @@ class Reports:
 
     def send(self, record: bytes) -> bool:
         """A report from the engine; False: it was dropped."""
-        if self._coming + len(self._waiting) >= KEPT_REPORTS:
+        if self._coming + len(self._waiting) >= self._kept:
             return False
         self._coming += 1
-        self._process.call_soon(self._take, record)
+        if self._delay_s:
+            at = asyncio.get_running_loop().time() + self._delay_s
+            self._process.call_at(at, self._take, record)
+        else:
+            self._process.call_soon(self._take, record)
         return True
 
     def begin(self, incarnation: int) -> None:
         """An engine lives."""
 
     def end(self) -> None:
-        """The engine is dead: all its reports are here."""
+        """The engine is dead: all its reports are here, but for those that are delayed."""
         self._again()
         self._waiting.clear()
 
@@ -221,8 +228,9 @@ class _Starts:
 class SimBoard(Board):
     """The notice board of an agent."""
 
-    def __init__(self, address: str, loop: VirtualLoop, journal: Journal) -> None:
+    def __init__(self, address: str, loop: VirtualLoop, journal: Journal, repeats: bool) -> None:
         self.address = address
+        self._repeats = repeats
         self.told_at = 0.0
         self._loop = loop
         self._journal = journal
@@ -244,9 +252,13 @@ class SimBoard(Board):
         if self._died is not None and incarnation <= self._died.incarnation:
             return
         self.told_at = self._loop.time()
-        self._died = DeathNotice(self._journal.epoch, incarnation)
+        before, self._died = self._died, DeathNotice(self._journal.epoch, incarnation)
         for hear in self._hear:
             hear(self._died)
+            if self._repeats:
+                hear(self._died)
+                if before is not None:
+                    hear(before)
 
 
 class SimSupervisor(Supervisor):
@@ -321,6 +333,7 @@ class AgentHost(Protocol):
     etcd: SimEtcd
     config: AgentConfig
     directory: HostDirectory
+    settings: WorkerSettings
     feed: Feed
     engine: EngineProcess | None
 
@@ -358,10 +371,12 @@ class SimAgent(Agent):
             if writer is None:
                 return
             journal = self._journal = Journal(writer, QUIET)
-            board = SimBoard(f"{self.host.name}:7000", self.host.loop, journal)
+            disorder = self.host.settings.disorder
+            address = f"{self.host.name}:7000"
+            board = SimBoard(address, self.host.loop, journal, disorder.notices_repeated)
             self.host.net.serve(board.address, self.process, board)
             self._register(journal, "", board.address, died)
-            reports = self.reports = Reports(self.process, journal)
+            reports = self.reports = Reports(self.process, journal, disorder)
             await self._supervise(journal, reports, board)
 
     async def _bury_orphan(self) -> EngineDied | None:

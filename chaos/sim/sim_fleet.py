@@ -84,6 +84,7 @@ class SimFleet:
         fleet, workers = scenario.fleet, settings.workers
         if fleet.canary_s:
             workers = msgspec.structs.replace(workers, canary_interval_s=fleet.canary_s)
+        workers = msgspec.structs.replace(workers, disorder=fleet.disorder)
         self.loop = loop
         self.schedule = schedule
         self.wires = wires

@@ -54,6 +54,11 @@ class Reporter:
         self._socket.setblocking(False)
         self._connected.set()
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether frames were dropped since the last `take_lost`."""
+        return self._lost > 0
+
     def take_lost(self) -> int:
         """Frames dropped since the last call; the caller reports the number."""
         with self._lock:

@@ -297,6 +297,11 @@ class _Reports:
         if self.changes:
             self._tell(waiting, kv_used)
 
+    def tell_loss(self, waiting: int, kv_used: int) -> None:
+        """The engine is idle: if records were dropped, no step will say so."""
+        if self._reporter is not None and self._reporter.has_lost:
+            self._tell(waiting, kv_used)
+
     def _tell(self, waiting: int, kv_used: int) -> None:
         changes, self.changes = tuple(self.changes), []
         self._send(
@@ -376,6 +381,7 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
                     reports.computed(step, self.requests[req_id], tokens, self.block_size)
             else:
                 reports.no_step()
+                reports.tell_loss(*self._pressure())
             self._show()
             return output
 

@@ -330,7 +330,7 @@ PLANTS = {
         ("I1 I2", 0, _resumed_too_early),
         ("I1 I2", 0, _half_counted_frame),
         ("I1 I2", 28, _frames_out_of_order),
-        ("I1 I2", 11, _tail_repeated),
+        ("I1 I2", 100, _tail_repeated),
         ("I1 I2", 7, _event_twice),
         ("I1 I2", 7, _wrong_resume_position),
         ("I1", 7, _left_is_complete),

@@ -141,6 +141,16 @@ def test_fuzz_ends_when_its_time_is_over(played: None) -> None:
     assert early == "time is over" and 0 < tallies["calm"].runs < 10_000
 
 
+def test_fuzz_stops_at_the_first_failure(
+    played: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    scenarios = "calm,engine-killed-in-decode"
+    argv = ["fuzz", "--stop", "--scenarios", scenarios, "--jobs", "1", "--out", str(tmp_path)]
+    assert command.main(argv) == 1
+    out = capsys.readouterr().out
+    assert "2 runs in" in out and "1 failed" in out and fuzz.FIRST_FAILURE in out
+
+
 def test_a_failure_of_the_simulator_is_a_failure_of_its_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -42,6 +42,9 @@ SAMPLE_NS = 5 * NS
 PULSE_NS = NS
 """Maximum interval between reports of an engine with work. A real one reports each step."""
 
+PROBED_S = 1.0
+"""Time after which an idle engine is probed by its agent, and tells what was lost."""
+
 EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "choices")
 
 
@@ -657,10 +660,33 @@ class EngineProcess:
             event = structs.replace(event, lost=self._lost)
             if self._report(encode(event)):
                 self._lost = 0
-            else:
-                self._lost += 1
-        elif not self._report(encode(event)):
-            self._lost += 1
+                return
+        elif self._report(encode(event)):
+            return
+        if not self._lost:
+            self.process.call_at(self._loop.now_ns / NS + PROBED_S, self._tell_loss)
+        self._lost += 1
+
+    def _tell_loss(self) -> None:
+        """The agent probes the engine: if it is idle, no step will say that records were dropped."""
+        if not self._lost:
+            return
+        if not self.engine.running:
+            waiting, used = len(self.engine.waiting), self.engine.kv_used
+            self.tell(
+                v.EngineStep(
+                    incarnation=self.incarnation,
+                    step=self._told_steps,
+                    duration_us=0,
+                    batch=0,
+                    sum_context=0,
+                    prefill_tokens=0,
+                    waiting=waiting,
+                    kv_used=used,
+                )
+            )
+        if self._lost:
+            self.process.call_at(self._loop.now_ns / NS + PROBED_S, self._tell_loss)
 
 
 _TOLD: dict[str, Callable[[EngineProcess, Track, Told], None]] = {

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from relume.chaos.scenario.language import Disorder
 from relume.chaos.sim.engine.host_types import HostSpec
 from relume.chaos.sim.engine.speed import (
     AssistedStepCost,
@@ -35,7 +36,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     the engine, else in the link, ahead of restores. A busy receiver delays no other traffic. An
     engine restores one request after the other, like the real loading thread, over connections
     that share the link fairly. `measured_links`: engines measure the bandwidth to their holders.
-    `canary_interval_s`: between canaries (0: none)."""
+    `canary_interval_s`: between canaries (0: none). `disorder`: of what agents hear and say."""
 
     lease_ttl_s: int = 8
     prefix_cache: bool = True
@@ -44,6 +45,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     exact_links: bool = False
     measured_links: bool = False
     canary_interval_s: float = 0.0
+    disorder: Disorder = Disorder()
 
 
 class HostDirectory(RunDirectory):

@@ -24,14 +24,18 @@ class ScriptedScheduler:
         self.ms = 0
         self.waited_ms = 0
         self.records: list[EngineStep] = []
-        reporter = SimpleNamespace(take_lost=lambda: 0, send=self._send)
+        self.reporter = SimpleNamespace(take_lost=self._take_lost, send=self._send, has_lost=False)
         progress = SimpleNamespace(write=lambda **_: None)
         clock = SimpleNamespace(monotonic_ns=self.now_ns)
-        patch.setattr(plugin, "reporter", lambda: reporter)
+        patch.setattr(plugin, "reporter", lambda: self.reporter)
         patch.setattr(plugin, "progress", lambda: progress)
         patch.setattr(reporting_scheduler, "time", clock)
         patch.setattr(reporting_scheduler, "WaitForCpu", lambda: SimpleNamespace(lap_us=self._lap))
         self.reports = reporting_scheduler._Reports()
+
+    def _take_lost(self) -> int:
+        lost, self.reporter.has_lost = int(self.reporter.has_lost), False
+        return lost
 
     def _send(self, frame: bytes, lost: int) -> None:
         for record in ReportReader().feed(frame):
@@ -137,3 +141,15 @@ def test_waits_for_a_cpu_are_told_of_the_step_and_of_the_gap_before_it(
     engine.waited_ms += 2
     engine.end()
     assert [record.wait_us for record in engine.records] == [0, 3000, 0, 0, 2000]
+
+
+def test_an_idle_engine_says_once_that_records_were_dropped(engine: ScriptedScheduler) -> None:
+    """Else its agent would believe for ever what was said before."""
+    engine.step(0, 0)
+    engine.reports.tell_loss(0, 0)
+    assert len(engine.records) == 1
+    engine.reporter.has_lost = True
+    for _ in range(3):
+        engine.reports.tell_loss(0, 7)
+    (_, said) = engine.records
+    assert (said.lost, said.kv_used, said.duration_us, said.changes) == (1, 7, 0, ())

@@ -5,8 +5,8 @@ token, or an honest end, within `bound_ms`. From the clients: no gap in a comple
 longer. A stuck stream is found within its recorded bound and `STUCK_MS`, once its engine made enough
 steps. Times are those of the segments, so hosts' clocks must agree much better than the bound.
 Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream may wait for its
-absent client: its recovery begins when the client returns. A stream that ends as cancelled, or that
-the leader ends, had no client.
+absent client: its recovery begins when the client returns. A stream that ends as cancelled, that
+the leader ends, or that ends with an unknown number of tokens, had no client.
 """
 
 from __future__ import annotations
@@ -188,13 +188,15 @@ def _patience(
 
 
 def _is_left(course: Course) -> bool:
-    """Whether it was resumable and its client did not return, according to its owner, or to the
-    leader after the owner's death."""
+    """Whether it was resumable and its client did not return, or gave up before the log had its
+    return, according to its owner, or to the leader after the owner's death."""
     arrived, end = course.arrived, course.end
     if arrived is None or not arrived.event.resumable or end is None:
         return False
-    return end.outcome == RequestOutcome.CANCELLED or all(
-        at.stream == "fleet" for at in course.ends
+    return (
+        end.outcome == RequestOutcome.CANCELLED
+        or end.tokens < 0  # no client saw it
+        or all(at.stream == "fleet" for at in course.ends)
     )
 
 

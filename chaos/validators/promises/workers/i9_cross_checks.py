@@ -145,6 +145,8 @@ class _Checks:
     def _saw_worker(self, at: Entry) -> None:
         event, kind, engine = at.event, type(at.event), self._engine(at.stream[2:])
         if kind is v.EngineStep:
+            if event.incarnation != engine.ready.last:
+                return  # a late word of an engine that is gone
             running = engine.running.last if not event.lost else frozenset()
             for change in event.changes:
                 if type(change) is v.RequestQueued:
