@@ -1,0 +1,1 @@
+"""Seeded bugs: a table, and a command that says what notices each."""
