@@ -13,6 +13,7 @@ from relume.events import vocabulary as v
 from relume.policies.routing.first_token_v1 import forecast
 from relume.policies.state.account import FLIGHT_TICKS, SILENT_TICKS
 from relume.policies.state.fleet import Worker
+from relume.policies.state.invariants import check
 from relume.policies.state.overlay.view import View
 from tests.policies.story import Story, arrived, decided, died, ended, observed, ready, started
 
@@ -276,19 +277,6 @@ class World:
         self.story.healthy_ticks(SILENT_TICKS + 2)
 
 
-def sums_hold(worker: Worker) -> None:
-    """What is kept up equals what there is."""
-    entries = worker.attempts.values()
-    flights = [a for a in entries if not a.queued]
-    coming = [a for a in entries if a.queued and not a.decoding]
-    assert worker.prefill_left == sum(a.left for a in entries)
-    assert (worker.flights, worker.flight_left) == (len(flights), sum(a.left for a in flights))
-    assert worker.prefilling == len(coming)
-    assert worker.prefilling_tokens == sum(a.tokens for a in coming)
-    assert worker.decoding >= 0 and worker.context >= 0
-    assert all(a.left >= 0 for a in entries)
-
-
 def nothing_left(worker: Worker) -> None:
     """Exactly zero."""
     assert worker.attempts == {} and worker.finished_early == {}
@@ -305,8 +293,8 @@ def test_sums_hold_and_a_drain_leaves_nothing(data: Any, acts: list[str]) -> Non
     for what in acts:
         world.act(what)
         view.landed()
+        assert [*check(world.story.fleet)] == []
         for worker in world.story.fleet.workers.values():
-            sums_hold(worker)
             told = forecast(view, worker)
             assert min(told.prefill_tokens, told.batch, told.context, told.kv_blocks) >= 0
     world.drain()

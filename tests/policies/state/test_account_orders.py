@@ -13,6 +13,7 @@ from msgspec import structs
 from relume.events import vocabulary as v
 from relume.events.vocabulary.step_changes import AnyChange
 from relume.policies.state.account import CHANGES, TOMBSTONE_TICKS
+from relume.policies.state.invariants import check
 from tests.policies.story import (
     Story,
     arrived,
@@ -138,6 +139,7 @@ def test_many_requests_in_any_order_drain_to_zero(lives: Any, rng: Any) -> None:
         index = rng.randrange(len(queues))
         stream, queue = queues[index]
         story.tell(stream, queue.pop(0))
+        assert [*check(story.fleet)] == []
         if not queue:
             del queues[index]
     assert_idle(story.fleet.workers["w0"])
