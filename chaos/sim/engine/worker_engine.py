@@ -71,6 +71,11 @@ class Track:
         self.stuck = False
         self.pump: Any = None
 
+    @property
+    def given(self) -> int:
+        """Tokens of its stream that the engine got with the attempt; it makes all others."""
+        return self.what.delivered if self.what.mode == AttemptMode.CONTINUE else 0
+
     def by(self, decoded: int) -> int:
         """Tokens of its stream after a number of decode steps of the engine, with those that
         existed before the attempt."""
@@ -208,9 +213,9 @@ class EngineProcess:
         self.step()
         if self.machine.met is not None:
             self.machine.met(what.request, what.asked)
-        tokens = what.prompt_tokens + (what.delivered if what.mode == AttemptMode.CONTINUE else 0)
-        self._change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
         track = self.tracks[name] = Track(name, what, answer)
+        tokens = what.prompt_tokens + track.given
+        self._change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
         if what.claim:
             self.kept.keep(track)
         kind, seconds = break_off(name, what.mode, self.machine.breaking)
@@ -228,7 +233,7 @@ class EngineProcess:
         if self.tracks.get(track.name) is not track:
             return  # it has left
         what = track.what
-        generated = what.delivered if what.mode == AttemptMode.CONTINUE else 0
+        generated = track.given
         restored = max(restored, self.machine.warm.pop(what.asked, 0))
         if generated >= what.output_tokens:
             self._finish(track, "length", generated)
@@ -457,7 +462,7 @@ class EngineProcess:
         what = track.what
         del self.tracks[track.name]
         self._change(
-            v.EngineFinished(what.request, what.attempt, reason, tokens - what.delivered), True
+            v.EngineFinished(what.request, what.attempt, reason, tokens - track.given), True
         )
         if self.checkpoints is not None:
             self.checkpoints.finished(track, ended=True)
@@ -468,7 +473,7 @@ class EngineProcess:
     def _aborted(self, track: Track, told: Told) -> None:
         if track.leaving in BROKEN:
             self._stretch(track, told.tokens)
-        self._gone(track, max(told.tokens - track.what.delivered, 0))
+        self._gone(track, max(told.tokens - track.given, 0))
 
     def _gone(self, track: Track, tokens: int) -> None:
         """It left without its end: aborted, or handed over."""
