@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.schedule import Schedule
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import ClientRecord
 from relume.events.log.interface import LandedSegment, RevisionGroup
 
@@ -43,7 +44,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     of its start, `ended_ns` its length. `drained`: the fleet had come to rest before the log
     was read, which I12 needs. `error` says why the run itself failed (stuck, out of time);
     empty otherwise. `landed` has the appends that etcd acknowledged to writers, `commands` the
-    (id, principal) of acknowledged admin changes, as far as the run recorded them (I13, I16)."""
+    (id, principal) of acknowledged admin changes, as far as the run recorded them (I13, I16).
+    `truth`: what a simulated fleet really was (I21)."""
 
     kind: Kind
     scenario: Scenario
@@ -57,3 +59,4 @@ class Outcome(Struct, frozen=True, kw_only=True):
     error: str = ""
     landed: tuple[LandedSegment, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
+    truth: GroundTruth | None = None

@@ -148,6 +148,7 @@ def _known(run: Outcome) -> RecordedFacts:
         commands=run.commands,
         corrupt=_corrupt(run),
         unkept=_unkept(run),
+        truth=run.truth,
     )
 
 

@@ -236,7 +236,7 @@ FIGURES: Mapping[str, str] = {
     "makespan_s": "from the first arrival to the last token",
 }
 
-PROMISES = tuple(f"I{number}" for number in range(1, 17))
+PROMISES = (*(f"I{number}" for number in range(1, 17)), "I21")
 
 PROMISE_NEEDS: Mapping[str, str] = {
     "I11": "relume.policies.degradation",

@@ -206,6 +206,15 @@ class SimDaemon:
         self.store.drop(request, attempt, moved)
         self.on_change()
 
+    def held(self) -> dict[str, tuple[int, int]]:
+        """Per request, the tokens held without a gap from the first on, and all bytes."""
+        size = self.machine.spec.block_tokens
+        return {
+            request: (held.prefix * size, held.bytes)
+            for request, holding in self.store._holdings.items()
+            if (held := holding.sequences.get((0, 0))) is not None
+        }
+
     # --- faults --------------------------------------------------------------------------------
 
     def corrupt(self, blocks: int, random: Random) -> int:

@@ -17,6 +17,7 @@ from relume.engine_shim.agent.engine_process.supervisor import Backoff
 from relume.engine_shim.agent.host_daemon.coverage_events import LAST_ATTEMPT, POLL_S, REPORT_EVERY
 from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.checkpoints.daemon.coverage_changes import CoverageReports, together
+from relume.events import vocabulary as v
 from relume.events.vocabulary import StateDaemonLost, StateDaemonReported, StateDaemonStarted
 from relume.events.wire.kv import kv_messages as m
 
@@ -140,11 +141,17 @@ class SimKeeper:
         )
         self._anew = False
         self._journal.record(started, *held)
+        self._note(daemon, held[-1] if held else started)
         self._boot = daemon.boot
 
     def _changes(self, daemon: SimDaemon, reports: CoverageReports) -> None:
         if found := self._taken(daemon, reports):
             self._journal.record(*found)
+            self._note(daemon, found[-1])
+
+    def _note(self, daemon: SimDaemon, last: v.Event) -> None:
+        if self._machine.truth is not None:
+            self._machine.truth.daemon_reports(daemon, self._journal, last)
 
     def _drop_released(self, daemon: SimDaemon) -> None:
         for name in self._released:

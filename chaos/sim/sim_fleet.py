@@ -30,6 +30,7 @@ from relume.chaos.sim.replica_process import Plane
 from relume.chaos.sim.sim_clients import Clients, fault_free
 from relume.chaos.sim.sim_faults import Faults
 from relume.chaos.sim.sim_operator import Operator
+from relume.chaos.sim.truth.truth_recorder import TruthRecorder
 from relume.chaos.sim.worker_host import Host
 from relume.chaos.sim.world.http_transport import standing_in
 from relume.chaos.sim.world.network import Wires
@@ -125,6 +126,9 @@ class SimFleet:
             )
             for name, domain in schedule.workers.items()
         }
+        self.truth = TruthRecorder(loop, self.etcd, self.planes)
+        for host in self.hosts.values():
+            host.truth = self.truth
         if settings.storage is not None:
             rate, wait_s = settings.storage
             links = Links(rate, True)
@@ -322,6 +326,7 @@ def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
         error=error,
         landed=tuple(fleet.etcd.landed),
         commands=fleet.operator.acknowledged if fleet.operator is not None else (),
+        truth=fleet.truth.end(fleet.hosts.values()),
     )
 
 

@@ -12,12 +12,14 @@ from functools import partial
 
 from msgspec import Struct
 
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.promises.log import (
     i5_fencing_no_gap,
     i6_hash_chain,
     i7_replay,
     i13_durable,
     i16_admin_logged,
+    i21_fold_is_true,
 )
 from relume.chaos.validators.promises.requests import (
     i1_one_terminal_event,
@@ -55,6 +57,7 @@ CHECKS: Mapping[str, Check] = {
     "I14": i14_no_bad_block.check,
     "I15": i15_effects_once.check,
     "I16": i16_admin_logged.check,
+    "I21": i21_fold_is_true.check,
 }
 
 __all__ = [
@@ -76,7 +79,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     others from its start; `landed`: appends acknowledged to writers as durable; `commands`: (id,
     principal) of acknowledged admin changes; `corrupt`: workers whose engines began to compute wrong
     results, and the time (ms); `unkept`: requests, by their client's id, whose prompts may not be
-    kept."""
+    kept; `truth`: what a simulated fleet really was."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -87,6 +90,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     commands: Sequence[tuple[str, str]] = ()
     corrupt: Sequence[tuple[str, int]] = ()
     unkept: Collection[str] = ()
+    truth: GroundTruth | None = None
 
 
 def violations(
@@ -108,6 +112,9 @@ def violations(
         "I14": partial(i14_no_bad_block.check, shared=known.shared, corrupt=known.corrupt),
         "I16": partial(i16_admin_logged.check, sent=known.commands),
     }
+    if "I21" in promises:
+        watch = i21_fold_is_true.begin(log, known.truth)
+        checks["I21"] = lambda log, clients: i21_fold_is_true.judge(log_of(log), watch)
     for name in promises:
         yield from checks[name](log, clients)
 

@@ -139,12 +139,17 @@ class Log(list[RevisionGroup]):
             for group in groups
         )
         self._end: Fleet | None = None
+        self._watchers: list[Callable[[Fleet, RevisionGroup], None]] = []
         self.clock = _clock(self)
 
     @cached_property
     def courses(self) -> dict[str, Course]:
         """As `courses`."""
         return _courses(self)
+
+    def watch(self, watcher: Callable[[Fleet, RevisionGroup], None]) -> None:
+        """Have the next fold call `watcher` with each group after its fold."""
+        self._watchers.append(watcher)
 
     def fold(
         self,
@@ -153,20 +158,21 @@ class Log(list[RevisionGroup]):
     ) -> Fleet:
         """Fold it all. Calls `before` with each group ahead of its fold, and `seen` with the stream
         and each event after its fold. Caches the final fold."""
-        fleet = Fleet()
+        fleet, watchers = Fleet(), self._watchers
+        self._watchers = []
         for group in self:
             before(fleet, group)
             apply_group(fleet, group, lambda stream, _, event: seen(fleet, stream, event))
+            for watcher in watchers:
+                watcher(fleet, group)
         self._end = fleet
         return fleet
 
     @property
     def end(self) -> Fleet:
         """The final fold."""
-        if self._end is None:
-            self._end = Fleet()
-            for group in self:
-                apply_group(self._end, group)
+        if self._end is None or self._watchers:
+            self._end = self.fold(lambda fleet, group: None, lambda fleet, stream, event: None)
         return self._end
 
 

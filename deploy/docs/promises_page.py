@@ -119,6 +119,11 @@ PROMISES = {
     "I20": Promise(
         "No record, request or client ends a process it does not own, or keeps others' streams waiting beyond a bound."
     ),
+    "I21": Promise(
+        "What the fold holds is what engines, state daemons, gateways and etcd have, "
+        "and its sums and indexes hold.",
+        ("storm", "disk-full", "blocks-corrupt", "clients-return"),
+    ),
 }
 
 

@@ -38,6 +38,7 @@ from relume.policies.recovery.lineage import Lineage
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import eligibility
 from relume.policies.state import coverage
+from tests.runner import fold_plants
 
 SEEDS = 100
 """Each must be found within so many."""
@@ -358,6 +359,10 @@ PLANTS = {
         ("I7", 54, _share_by_chance),
         ("I9", 54, _unkept_prompts),
     )
+}
+
+PLANTS |= {
+    put.__name__.strip("_"): Plant(promises, seed, put) for promises, seed, put in fold_plants.BUGS
 }
 
 

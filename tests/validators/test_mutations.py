@@ -10,7 +10,12 @@ from msgspec.structs import replace
 
 from relume.chaos.outcome import Outcome
 from relume.chaos.validators import CHECKS, check_all
-from relume.chaos.validators.promises.log import i13_durable, i16_admin_logged
+from relume.chaos.validators.ground_truth import EngineLoad, GroundTruth, ReportKey
+from relume.chaos.validators.promises.log import (
+    i13_durable,
+    i16_admin_logged,
+    i21_fold_is_true,
+)
 from relume.chaos.validators.records import ClientRecord, Log, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import LandedSegment
@@ -28,6 +33,7 @@ def broken(run: Outcome) -> set[str]:
     found = check_all(run.groups, clients)
     found += i13_durable.check(run.groups, clients, run.landed)
     found += i16_admin_logged.check(run.groups, clients, run.commands)
+    found += i21_fold_is_true.check(run.groups, clients, run.truth)
     return {violation.promise for violation in found}
 
 
@@ -211,10 +217,22 @@ def i16(run: Outcome) -> Outcome:
     return replace(run, commands=(("c1", "root"),))
 
 
+def i21(run: Outcome) -> Outcome:
+    """An engine never had the requests that it reported."""
+    steps = [at.event for at in events_of(run.groups, "w.w1") if type(at.event) is v.EngineStep]
+    none = EngineLoad(0, 0, 0, 0, 0, 0)
+    reports = {
+        ReportKey(step.incarnation, step.step, type(last), last.request, last.attempt): none
+        for step in steps
+        for last in step.changes[-1:]
+    }
+    return replace(run, truth=GroundTruth(reports={"w1": reports}))
+
+
 MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
     "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I12": (i12,), "I13": (i13,), "I14": (i14,),
-    "I15": (i15,), "I16": (i16,),
+    "I15": (i15,), "I16": (i16,), "I21": (i21,),
 }  # fmt: skip
 
 ALSO = {"I9": {"I7"}}

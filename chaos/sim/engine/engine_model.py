@@ -151,6 +151,17 @@ class SimEngine:
         """Jobs in the engine."""
         return len(self.waiting) + len(self.running)
 
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Sequences that decode, and tokens of their KV, without what the current run adds."""
+        return self._decoding, self._context
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens of prompts that are not computed yet."""
+        left = sum(sequence.target for sequence in self.waiting)
+        return left + sum(s.target - s.computed for s in self._prefilling.values())
+
     def submit(self, job: Job, now_ns: int) -> list[Told]:
         """Accept a job with a new name; `advance` must have been called up to
         `now_ns`.

@@ -290,6 +290,10 @@ class EngineProcess:
             self._stretch(track, track.by(decoded))
         self._write()
 
+    def is_restoring(self, track: Track) -> bool:
+        """Whether the attempt waits for its blocks."""
+        return self.checkpoints is not None and self.checkpoints.restoring(track)
+
     def stick(self, random: Random) -> str:
         """Lose all further output of one stream that decodes; its request, empty if there is
         none."""
@@ -661,6 +665,8 @@ class EngineProcess:
         """Send an event for the log through the agent."""
         if self.machine.seen is not None:
             self.machine.seen(self.machine.name, event)
+        if self.machine.truth is not None and isinstance(event, v.EngineStep) and event.changes:
+            self.machine.truth.engine_reports(self, event)
         if self._lost and isinstance(event, v.EngineStep):
             event = structs.replace(event, lost=self._lost)
             if self._report(encode(event)):

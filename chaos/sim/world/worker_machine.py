@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -27,6 +27,18 @@ from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.network_card import Links
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
 from relume.engine_shim.agent.run_directory import AgentState, RunDirectory
+
+
+class TruthRecorder(Protocol):
+    """Records what processes really have when they report (`relume.chaos.sim.truth`)."""
+
+    def engine_reports(self, engine: Any, event: Any) -> None:
+        """An engine writes a report about its requests."""
+        ...
+
+    def daemon_reports(self, daemon: Any, journal: Any, event: Any) -> None:
+        """The agent has just recorded what a state daemon holds; `event` is the last of it."""
+        ...
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -107,6 +119,8 @@ class Machine:
         """Called with each event that an engine reports."""
         self.met: Callable[[str, str], None] | None = None
         """Called with each attempt's request, and its `asked`."""
+        self.truth: TruthRecorder | None = None
+        """Records what its processes really have."""
         self._root = copy_context()
 
     refusing = breaking = erring = 0.0

@@ -1,0 +1,1 @@
+"""What the processes of a simulated fleet really have, beside what they report."""

@@ -1,0 +1,194 @@
+"""Records what the processes of a simulated fleet really have, for `I21`.
+
+It changes nothing in a run: engines and keepers call it with each report, and etcd after each
+change. Every `LOOK_NS` of virtual time it looks at the folds of living replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from relume.chaos.sim.daemon import SimDaemon
+from relume.chaos.sim.engine.worker_engine import EngineProcess
+from relume.chaos.sim.etcd.key_store import Range
+from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.replica_process import Plane
+from relume.chaos.sim.world.virtual_loop import NS, VirtualLoop
+from relume.chaos.validators.ground_truth import (
+    EngineEnd,
+    EngineLoad,
+    GroundTruth,
+    HeldBlocks,
+    ReportKey,
+)
+from relume.controlplane.replica.loop import Replica
+from relume.engine_shim.agent.journal import Journal
+from relume.events import vocabulary as v
+from relume.events.etcd.keys import Keys, after_prefix
+from relume.policies.state.invariants import check
+
+LOOK_NS = NS // 2
+"""Virtual time between two looks at the folds of replicas."""
+MOST_FOUND = 50
+"""Maximum number of differences stored."""
+
+
+class Agent(Protocol):
+    """What is read of a host's agent."""
+
+    process: Any
+    reports: Any
+    _journal: Journal | None
+
+
+class Worker(Protocol):
+    """What is read of a worker's host."""
+
+    name: str
+    agent: Any
+    engine: EngineProcess | None
+
+    @property
+    def daemon(self) -> SimDaemon | None:
+        """The last state daemon."""
+        ...
+
+
+class TruthRecorder:
+    """One for a run; `truth` is what it recorded."""
+
+    def __init__(self, loop: VirtualLoop, etcd: SimEtcd, planes: dict[str, Plane]) -> None:
+        self.truth = GroundTruth()
+        self._loop = loop
+        self._etcd = etcd
+        self._planes = planes
+        self._own = Keys(etcd.config.prefix)
+        self._next_ns = 0
+        etcd.observers.append(self._changed)
+
+    # --- reports -------------------------------------------------------------------------------
+
+    def engine_reports(self, engine: EngineProcess, event: v.EngineStep) -> None:
+        """An engine writes a report about its requests."""
+        last = event.changes[-1]
+        key = ReportKey(engine.incarnation, event.step, type(last), last.request, last.attempt)
+        self.truth.reports.setdefault(engine.machine.name, {})[key] = load_of(engine, event.step)
+
+    def daemon_reports(self, daemon: SimDaemon, journal: Journal, event: v.Event) -> None:
+        """The agent has just recorded what a daemon holds; `event` is the last of it."""
+        if not journal._waiting and not journal.is_fenced:
+            place = journal.stream, journal._writer.position
+            self.truth.held[place] = held_by(daemon, event)
+
+    # --- looks ---------------------------------------------------------------------------------
+
+    def _changed(self, first: int, of_leader: bool) -> None:
+        if self._loop.now_ns >= self._next_ns and len(self.truth.found) < MOST_FOUND:
+            self._next_ns = self._loop.now_ns + LOOK_NS
+            self.look()
+
+    def look(self) -> None:
+        """Check the folds of all living replicas."""
+        self.truth.looks += 1
+        for name, plane in self._planes.items():
+            if plane.replica is not None:
+                self.truth.found += ((name, text) for text in self._of_replica(plane.replica))
+
+    def _of_replica(self, replica: Replica) -> Iterable[str]:
+        fleet = replica.fleet
+        yield from check(fleet)
+        owners = self.owners(fleet.revision)
+        if fleet.owners != owners:
+            yield f"owners are {fleet.owners} at revision {fleet.revision}; etcd has {owners}"
+        live = live_of(replica)
+        if live is None:
+            return
+        stream = replica.view.stream
+        known = {
+            name for name, request in fleet.requests.items()
+            if request.owner == stream and request.boot == replica.boot
+        }  # fmt: skip
+        if live != known:
+            more, fewer = sorted(live - known), sorted(known - live)
+            yield f"its gateway has {more}, which the fold lacks, and lacks {fewer}"
+
+    def owners(self, revision: int) -> dict[str, int]:
+        """Owners of streams in etcd at that revision."""
+        own = self._own.own
+        if not revision:
+            return {}
+        found = self._etcd.store.range(
+            Range(key=own, end=after_prefix(own), revision=revision)
+        )  # fmt: skip
+        return {self._own.owned_stream(kv.key): kv.create_revision for kv in found.kvs}
+
+    def end(self, workers: Iterable[Worker]) -> GroundTruth:
+        """Everything, at the end of a run."""
+        truth = self.truth
+        self.look()
+        truth.owners = self.owners(self._etcd.store.revision)
+        for name, plane in self._planes.items():
+            stream = f"r.{name}"
+            live = live_of(plane.replica) if plane.replica is not None else None
+            if live is None:
+                truth.unwritten[stream] = "the replica did not run, or had unwritten events"
+            else:
+                truth.gateways[stream] = frozenset(live)
+        for worker in workers:
+            self._end_of(worker)
+        return truth
+
+    def _end_of(self, worker: Worker) -> None:
+        truth, stream, agent = self.truth, f"w.{worker.name}", worker.agent
+        if agent is None or not agent.process.alive or unwritten(agent._journal, agent):
+            truth.unwritten[stream] = "the agent did not run, or had unwritten events"
+            return
+        engine, daemon = worker.engine, worker.daemon
+        if engine is not None and engine.process.alive and engine.serving:
+            truth.engines[worker.name] = EngineEnd(
+                incarnation=engine.incarnation,
+                attempts=frozenset(engine.tracks),
+                load=load_of(engine),
+            )
+        if daemon is not None and daemon.process.alive:
+            truth.daemons[worker.name] = held_by(daemon, None)
+
+
+def load_of(process: EngineProcess, step: int = 0) -> EngineLoad:
+    """The load of an engine, at the end of `step`, which may be one of the current run."""
+    engine, tracks = process.engine, process.tracks
+    left = engine.prompt_left
+    if len(tracks) > engine.load:  # some wait for their blocks, ahead of the scheduler
+        for track in tracks.values():
+            if track.joined < 0 and process.is_restoring(track):
+                left += track.what.prompt_tokens + track.given
+    decoding, context = engine.batch
+    context += decoding * max(step - engine.steps, 0)
+    return EngineLoad(
+        len(tracks), decoding, context, left, len(engine.waiting), engine.kv_used
+    )  # fmt: skip
+
+
+def held_by(daemon: SimDaemon, event: Any) -> HeldBlocks:
+    """What a state daemon holds."""
+    return HeldBlocks(event, daemon.boot, daemon.held())
+
+
+def live_of(replica: Replica) -> set[str] | None:
+    """Requests that are its own: live in its gateway, or without a client because the log took its
+    return too late (their end follows). None: the fold lacks events of the replica."""
+    head, scheduler = replica.fleet.streams.get(replica.view.stream), replica.scheduler
+    if head is None or head.position != replica.writer.position:
+        return None
+    return scheduler.live.keys() | scheduler.returns._ending.keys()
+
+
+def unwritten(journal: Journal | None, agent: Any) -> bool:
+    """Whether an agent has reports or events that etcd lacks."""
+    if journal is None or journal._waiting or journal.shedding or journal.is_fenced:
+        return True
+    reports = getattr(agent, "reports", None)
+    if reports is None or reports._coming or reports._waiting:
+        return True
+    return journal._writer.durable != journal._writer.position

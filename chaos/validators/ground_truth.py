@@ -1,0 +1,71 @@
+"""What a simulated fleet really was, beside what the log says of it.
+
+The simulator knows its engines, state daemons, gateways and leases. It notes their state with each
+report that they write, so that the fold of that report can be compared with the very state that it
+reports. Records still on their way then make no difference. Real fleets have no such record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+
+
+class ReportKey(NamedTuple):
+    """A report of an engine: its incarnation, step, and last change. Reports may be merged on
+    their way, but then the last change of the merged report is that of its last part."""
+
+    incarnation: int
+    step: int
+    change: type
+    request: str
+    attempt: int
+
+
+class EngineLoad(NamedTuple):
+    """What an engine has: attempts, how many of them decode, the tokens of those, and the prompt
+    tokens that it is yet to compute; requests that wait, and KV blocks in use."""
+
+    attempts: int
+    decoding: int
+    context: int
+    left: int
+    waiting: int
+    kv_used: int
+
+
+class HeldBlocks(NamedTuple):
+    """What a state daemon holds when it writes `event`: per request, tokens without a gap and
+    bytes."""
+
+    event: Any
+    boot: str
+    requests: dict[str, tuple[int, int]]
+
+
+class EngineEnd(Struct, frozen=True, kw_only=True):
+    """A living engine at the end of a run."""
+
+    incarnation: int
+    attempts: frozenset[str]
+    load: EngineLoad
+
+
+class GroundTruth(Struct, kw_only=True):
+    """`reports`: by worker, each report of its engines and their load at that moment. `held`: by
+    (stream, position) of the last event of a report, what a state daemon held. `found`: differences
+    that the simulator saw while it ran, as (subject, text); `looks`: how often it checked the folds
+    of replicas. Those at the end: `engines`, `daemons`, `gateways` (live requests by replica
+    stream) and `owners` (None: not recorded). `unwritten`: streams whose writers had events that
+    etcd lacked then, and why."""
+
+    reports: dict[str, dict[ReportKey, EngineLoad]] = field(default_factory=dict)
+    held: dict[tuple[str, int], HeldBlocks] = field(default_factory=dict)
+    found: list[tuple[str, str]] = field(default_factory=list)
+    engines: dict[str, EngineEnd] = field(default_factory=dict)
+    daemons: dict[str, HeldBlocks] = field(default_factory=dict)
+    gateways: dict[str, frozenset[str]] = field(default_factory=dict)
+    owners: dict[str, int] | None = None
+    unwritten: dict[str, str] = field(default_factory=dict)
+    looks: int = 0
