@@ -53,8 +53,8 @@ class Call:
     """One request on its client's side; a `ports.Caller`."""
 
     __slots__ = (
-        "_clients", "_reader", "connection", "first_ns", "gateway", "last_ns", "longest_ns", "over", "record",
-        "request", "sent_ns",
+        "_clients", "_reader", "connection", "ended_ns", "first_ns", "gateway", "last_ns",
+        "longest_ns", "over", "record", "refusal", "request", "sent_ns",
     )  # fmt: skip
 
     def __init__(self, clients: Clients, request: Request) -> None:
@@ -66,6 +66,9 @@ class Call:
         self.sent_ns = 0
         self.first_ns = self.last_ns = self.longest_ns = 0
         self.over = False
+        self.refusal = 0
+        """Status of the error that ended it."""
+        self.ended_ns = 0
         self.gateway = ""
 
     def tokens(self, stretch: Stretch) -> None:
@@ -116,6 +119,7 @@ class Call:
     def refused(self, status: int, message: str) -> None:
         """See ports.Caller."""
         if not self.over:
+            self.refusal = status
             if not self.record.token_count:
                 self.record.status = status
             self._ended("rejected" if status < 500 else "failed")
@@ -135,6 +139,7 @@ class Call:
 
     def _ended(self, outcome: str) -> None:
         self.over = True
+        self.ended_ns = self._clients.loop.now_ns
         self.record.outcome = outcome
         if self.record.token_count > 1:
             self.record.gaps_ms = [self.longest_ns / 1e6]
@@ -213,6 +218,7 @@ class ReturningCall(Call):
         if status == BUSY and self._reader.last_id and self._may_return():
             return
         if status == GONE and self._reader.last_id:
+            self.refusal = status
             self._ended("gone")
             return
         super().refused(status, message)

@@ -313,6 +313,9 @@ def run(
 
 def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
     lived = fleet.clients.histories(fleet.began_ns)
+    truth = fleet.truth.end(fleet.hosts.values(), fleet.began_ns)
+    calls = fleet.clients.calls.items()
+    truth.refused = {name: (c.refusal, c.ended_ns) for name, c in calls if c.refusal}
     return Outcome(
         kind="sim",
         scenario=scenario,
@@ -326,7 +329,7 @@ def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
         error=error,
         landed=tuple(fleet.etcd.landed),
         commands=fleet.operator.acknowledged if fleet.operator is not None else (),
-        truth=fleet.truth.end(fleet.hosts.values()),
+        truth=truth,
     )
 
 

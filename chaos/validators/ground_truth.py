@@ -56,9 +56,12 @@ class GroundTruth(Struct, kw_only=True):
     """`reports`: by worker, each report of its engines and their load at that moment. `held`: by
     (stream, position) of the last event of a report, what a state daemon held. `found`: differences
     that the simulator saw while it ran, as (subject, text); `looks`: how often it checked the folds
-    of replicas. Those at the end: `engines`, `daemons`, `gateways` (live requests by replica
+    of replicas; `unknown`: (stream, request) that a replica served and its fold did not have as
+    its own. Those at the end: `engines`, `daemons`, `gateways` (live requests by replica
     stream) and `owners` (None: not recorded). `unwritten`: streams whose writers had events that
-    etcd lacked then, and why."""
+    etcd lacked then, and why. `serving`: by worker, since when (ns) its engine served, or did not;
+    `refused`: by client request, the error that ended it, and when (ns). The run began at
+    `began_ns`."""
 
     reports: dict[str, dict[ReportKey, EngineLoad]] = field(default_factory=dict)
     held: dict[tuple[str, int], HeldBlocks] = field(default_factory=dict)
@@ -68,4 +71,17 @@ class GroundTruth(Struct, kw_only=True):
     gateways: dict[str, frozenset[str]] = field(default_factory=dict)
     owners: dict[str, int] | None = None
     unwritten: dict[str, str] = field(default_factory=dict)
+    unknown: set[tuple[str, str]] = field(default_factory=set)
     looks: int = 0
+    began_ns: int = 0
+    serving: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
+    refused: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def served(self, worker: str, since_ns: int, until_ns: int, least_ns: int) -> bool:
+        """Whether its engine served for `least_ns` on end in that time."""
+        turns = self.serving.get(worker, [])
+        ends = [*(at for at, _ in turns[1:]), until_ns]
+        return any(
+            is_serving and min(to, until_ns) - max(at, since_ns) >= least_ns
+            for (at, is_serving), to in zip(turns, ends, strict=True)
+        )

@@ -2,8 +2,8 @@
 each other, nothing is negative, and counters keep their limits.
 
 The simulator and the fold's own tests call these functions; a replica does not. `check` looks at
-all of a fold. `of_worker` and `of_holder` look at one row and cost little, so that a reader of a log
-may call them after each group.
+all of a fold. `of_worker` and `of_holder` look at one row and cost little, so that a reader of a
+log may call them after each group.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def of_holder(fleet: Fleet, holder: Holder) -> Iterator[str]:
 
 
 def _cache(worker: Worker) -> Iterator[str]:
-    """What is known of a worker's prefix cache. Only attempts before their first token are expected to
-    fill it."""
+    """What is known of a worker's prefix cache. Only attempts that it has are expected to fill
+    it."""
     cached, recent = worker.cached, worker.recent
     if worker.prefix_marks != len(cached.marks) or len(cached.marks) > MAX_TOLD:
         yield f"{worker.name} has {worker.prefix_marks} marks; stored are {len(cached.marks)}"

@@ -1,4 +1,4 @@
-"""Bugs put into the fold on purpose (`tests.runner.plants`): what it makes of the log is not what is."""
+"""Bugs put into the fold on purpose (`tests.runner.plants`): it holds what is not."""
 
 from __future__ import annotations
 

@@ -146,8 +146,14 @@ class EngineProcess:
     def serve(self) -> None:
         """It has loaded and answers."""
         self.serving = True
+        self._note_serving(True)
+        self.process.at_death.append(lambda: self._note_serving(False))
         self._tell_prefixes()
         self.machine.net.serve(self.address, self.process, self)
+
+    def _note_serving(self, serving: bool) -> None:
+        if self.machine.truth is not None:
+            self.machine.truth.engine_serves(self.machine.name, serving)
 
     died_of, died_how = "killed", "signal 9"
 
@@ -170,12 +176,14 @@ class EngineProcess:
             self.process.context.run(self.flush_all)
             self.engine.hold(self._loop.now_ns)
             self.process.stop()
+            self._note_serving(False)
 
     def go_on(self) -> None:
         """SIGCONT."""
         if self.process.alive and self.process.stopped:
             self.engine.release(self._loop.now_ns)
             self.process.go_on()
+            self._note_serving(self.serving)
             self.process.call_soon(self.step)
 
     def pace(self) -> None:

@@ -75,6 +75,10 @@ class TruthRecorder:
         key = ReportKey(engine.incarnation, event.step, type(last), last.request, last.attempt)
         self.truth.reports.setdefault(engine.machine.name, {})[key] = load_of(engine, event.step)
 
+    def engine_serves(self, worker: str, serving: bool) -> None:
+        """The engine of a worker serves from now on, or no longer."""
+        self.truth.serving.setdefault(worker, []).append((self._loop.now_ns, serving))
+
     def daemon_reports(self, daemon: SimDaemon, journal: Journal, event: v.Event) -> None:
         """The agent has just recorded what a daemon holds; `event` is the last of it."""
         if not journal._waiting and not journal.is_fenced:
@@ -109,9 +113,9 @@ class TruthRecorder:
             name for name, request in fleet.requests.items()
             if request.owner == stream and request.boot == replica.boot
         }  # fmt: skip
-        if live != known:
-            more, fewer = sorted(live - known), sorted(known - live)
-            yield f"its gateway has {more}, which the fold lacks, and lacks {fewer}"
+        self.truth.unknown.update((stream, name) for name in live - known)
+        if known - live:
+            yield f"its gateway lacks {sorted(known - live)}"
 
     def owners(self, revision: int) -> dict[str, int]:
         """Owners of streams in etcd at that revision."""
@@ -123,9 +127,10 @@ class TruthRecorder:
         )  # fmt: skip
         return {self._own.owned_stream(kv.key): kv.create_revision for kv in found.kvs}
 
-    def end(self, workers: Iterable[Worker]) -> GroundTruth:
-        """Everything, at the end of a run."""
+    def end(self, workers: Iterable[Worker], began_ns: int) -> GroundTruth:
+        """Everything, at the end of a run that began then."""
         truth = self.truth
+        truth.began_ns = began_ns
         self.look()
         truth.owners = self.owners(self._etcd.store.revision)
         for name, plane in self._planes.items():

@@ -36,6 +36,10 @@ class TruthRecorder(Protocol):
         """An engine writes a report about its requests."""
         ...
 
+    def engine_serves(self, worker: str, serving: bool) -> None:
+        """The engine of a worker serves from now on, or no longer."""
+        ...
+
     def daemon_reports(self, daemon: Any, journal: Any, event: Any) -> None:
         """The agent has just recorded what a state daemon holds; `event` is the last of it."""
         ...

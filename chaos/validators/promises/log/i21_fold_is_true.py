@@ -12,11 +12,12 @@ simulated run the truth is known (`relume.chaos.validators.ground_truth`):
 Permitted differences, each with its reason:
 
 - An engine that lost reports: the account goes by its replicas from then on (`account.doubt`).
-- An engine that writes again after its worker was declared lost: the declaration cleared its account,
-  so attempts from before are unknown. If the engine then ends all of them, the account keeps the
+- An engine that writes again after its worker was declared lost: the declaration cleared its
+  account, so attempts from before are unknown. If the engine then ends all of them, the account keeps the
   batch of its last step (`decoding`, `context`) until the next step.
 - A stream whose writer had unwritten events at the end (`GroundTruth.unwritten`).
 - A holder that the log declared lost while its daemon lived: its records count for nothing.
+- Requests that a replica serves although the leader ended them: it was declared lost and came back.
 - Blocks of voided attempts: the fold drops them ahead of the daemon (`CheckpointsVoided`).
 - Bytes of a daemon beyond a gap: a change behind the gap alone is not reported.
 """
@@ -70,8 +71,16 @@ def judge(log: Log, watch: FoldWatch) -> list[Violation]:
         watch.add(about, text)
     for text in broken_invariants(fleet):
         watch.add("the fold", text)
+    ended = {
+        name
+        for name, course in log.courses.items()
+        if any(e.stream == "fleet" for e in course.ends)
+    }
+    for stream, name in sorted(truth.unknown):
+        if name not in ended:
+            watch.add(stream, f"its gateway has {name}, which the fold does not have as its own")
     if watch.is_simulated:
-        for about, text in _at_end(fleet, truth, watch.doubted):
+        for about, text in _at_end(fleet, truth, watch.doubted, ended):
             watch.add(about, f"at the end: {text}")
     return watch.found
 
@@ -169,7 +178,7 @@ def different_blocks(fleet: Fleet, holder: Holder, held: HeldBlocks) -> Iterator
 
 
 def _at_end(
-    fleet: Fleet, truth: GroundTruth, doubted: set[tuple[str, int]]
+    fleet: Fleet, truth: GroundTruth, doubted: set[tuple[str, int]], ended: set[str]
 ) -> Iterator[tuple[str, str]]:
     if truth.owners is not None and fleet.owners != truth.owners:
         yield "leases", f"the fold has owners {fleet.owners}, etcd {truth.owners}"
@@ -192,5 +201,5 @@ def _at_end(
                 yield f"holder {name}", text
     for stream, live in truth.gateways.items():
         folded = {name for name, request in fleet.requests.items() if request.owner == stream}
-        if folded != live:
+        if folded ^ (live - ended):
             yield stream, f"the fold has requests {sorted(folded)}, its gateway {sorted(live)}"
