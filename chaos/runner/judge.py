@@ -149,6 +149,8 @@ def _known(run: Outcome) -> RecordedFacts:
         corrupt=_corrupt(run),
         unkept=_unkept(run),
         truth=run.truth,
+        began_ms=run.began_ms,
+        away={name for _, _, name in _away(run)},
     )
 
 

@@ -27,6 +27,7 @@ from relume.chaos.validators.promises.requests import (
     i3_indices,
     i4_one_live_epoch,
     i10_recovery_bound,
+    i22_needless_failure,
 )
 from relume.chaos.validators.promises.workers import (
     i8_budget,
@@ -58,6 +59,7 @@ CHECKS: Mapping[str, Check] = {
     "I15": i15_effects_once.check,
     "I16": i16_admin_logged.check,
     "I21": i21_fold_is_true.check,
+    "I22": i22_needless_failure.check,
 }
 
 __all__ = [
@@ -79,7 +81,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     others from its start; `landed`: appends acknowledged to writers as durable; `commands`: (id,
     principal) of acknowledged admin changes; `corrupt`: workers whose engines began to compute wrong
     results, and the time (ms); `unkept`: requests, by their client's id, whose prompts may not be
-    kept; `truth`: what a simulated fleet really was."""
+    kept; `truth`: what a simulated fleet really was; `began_ms`: wall time of the run's start; `away`:
+    workers that a fault kept from gateways for a while."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -91,6 +94,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     corrupt: Sequence[tuple[str, int]] = ()
     unkept: Collection[str] = ()
     truth: GroundTruth | None = None
+    began_ms: int = 0
+    away: Collection[str] = ()
 
 
 def violations(
@@ -111,6 +116,12 @@ def violations(
         "I13": partial(i13_durable.check, landed=known.landed),
         "I14": partial(i14_no_bad_block.check, shared=known.shared, corrupt=known.corrupt),
         "I16": partial(i16_admin_logged.check, sent=known.commands),
+        "I22": partial(
+            i22_needless_failure.check,
+            truth=known.truth,
+            began_ms=known.began_ms,
+            away=known.away,
+        ),
     }
     if "I21" in promises:
         watch = i21_fold_is_true.begin(log, known.truth)

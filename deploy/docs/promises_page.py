@@ -124,6 +124,10 @@ PROMISES = {
         "and its sums and indexes hold.",
         ("storm", "disk-full", "blocks-corrupt", "clients-return"),
     ),
+    "I22": Promise(
+        "No request fails for want of a worker that was there, or of a stream that was kept.",
+        ("clients-return", "workers-refuse", "reload-fails"),
+    ),
 }
 
 

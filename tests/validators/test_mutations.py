@@ -16,6 +16,7 @@ from relume.chaos.validators.promises.log import (
     i16_admin_logged,
     i21_fold_is_true,
 )
+from relume.chaos.validators.promises.requests import i22_needless_failure
 from relume.chaos.validators.records import ClientRecord, Log, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import LandedSegment
@@ -34,6 +35,7 @@ def broken(run: Outcome) -> set[str]:
     found += i13_durable.check(run.groups, clients, run.landed)
     found += i16_admin_logged.check(run.groups, clients, run.commands)
     found += i21_fold_is_true.check(run.groups, clients, run.truth)
+    found += i22_needless_failure.check(run.groups, clients, run.truth, run.began_ms)
     return {violation.promise for violation in found}
 
 
@@ -229,10 +231,18 @@ def i21(run: Outcome) -> Outcome:
     return replace(run, truth=GroundTruth(reports={"w1": reports}))
 
 
+def i22(run: Outcome) -> Outcome:
+    """A client that returns in the middle of its stream is told that there is none."""
+    course = max(Log(run.groups).courses.values(), key=lambda c: c.ends[0].at_ms - c.arrived.at_ms)
+    at_ns = ((course.arrived.at_ms + course.ends[0].at_ms) // 2 - run.began_ms) * 1_000_000
+    refused = {course.arrived.event.client_id: (410, at_ns)}
+    return replace(run, truth=GroundTruth(refused=refused))
+
+
 MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
     "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I12": (i12,), "I13": (i13,), "I14": (i14,),
-    "I15": (i15,), "I16": (i16,), "I21": (i21,),
+    "I15": (i15,), "I16": (i16,), "I21": (i21,), "I22": (i22,),
 }  # fmt: skip
 
 ALSO = {"I9": {"I7"}}
