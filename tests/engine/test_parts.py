@@ -45,6 +45,27 @@ STEP = EngineStep(
 )
 
 
+@pytest.mark.parametrize(("name", "stops"), [("cuda00001c00008", False), ("jemalloc_bg_thd", True)])
+def test_a_zygote_forks_beside_the_thread_of_the_gpu_driver_and_no_other(
+    name: str, stops: bool
+) -> None:
+    """Threads as those that a zygote with the CUDA build was seen to have; they have these names."""
+    code = f"""
+import ctypes, threading
+from relume.engine_shim.engine.hosts import zygote
+named, over = threading.Event(), threading.Event()
+def run():
+    ctypes.CDLL(None).prctl(zygote.PR_SET_NAME, {name.encode()!r}, 0, 0, 0)
+    named.set()
+    over.wait()
+threading.Thread(target=run, daemon=True).start()
+named.wait()
+print(zygote._threads())
+"""
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (f"['{name}']" if stops else "[]")
+
+
 @pytest.mark.parametrize(
     "last", (frames.encode_end("length"), frames.encode_failure("engine", "größer"))
 )

@@ -54,12 +54,19 @@ PRELOAD = (
     "vllm.model_executor.models.llama",
     "vllm.model_executor.models.qwen3",
     "vllm.renderers.hf",
-    "vllm.utils.cpu_triton_utils",
-    "vllm.v1.attention.backends.cpu_attn",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.structured_output",
+)
+CPU_WORKER = (
+    "vllm.utils.cpu_triton_utils",
+    "vllm.v1.attention.backends.cpu_attn",
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.worker.cpu_worker",
+)
+GPU_WORKER = (
+    "vllm.v1.attention.backends.triton_attn",
+    "vllm.v1.worker.gpu.model_runner",
+    "vllm.v1.worker.gpu_worker",
 )
 REQUEST_BYTES = 1 << 20
 FAILED_EXIT = 72
@@ -77,9 +84,11 @@ def preload() -> None:
     for name in [name for name in os.environ if name.startswith("RELUME_")]:
         del os.environ[name]  # an identity here would make this process report as an engine
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Where pyarrow is installed, transformers imports it; its allocator would start a thread.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    for module in PRELOAD:
+    for module in _modules():
         # Some depend on the build; what cannot be imported here the engine does not need,
         # or it says so itself.
         with contextlib.suppress(ImportError):
@@ -89,6 +98,27 @@ def preload() -> None:
     engine_host.argument_parser()
     gc.collect()
     gc.freeze()
+
+
+def _modules() -> tuple[str, ...]:
+    """What to import for the vLLM that is installed. vLLM's CPU worker replaces torch.cuda's events
+    and streams by placeholders as soon as it is imported."""
+    from vllm.platforms import current_platform
+
+    return (*PRELOAD, *(CPU_WORKER if current_platform.is_cpu() else GPU_WORKER))
+
+
+def _threads() -> list[str]:
+    """Names of the threads that a fork would lose, without that of NVIDIA's driver. `nvmlInit`,
+    which torch and vLLM call when they are imported, starts it, and `nvmlShutdown` does not end it.
+    CUDA works in a child that is forked beside it (docs/testing/gpu.md)."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/comm") as comm:
+            name = comm.read().strip()
+        if int(task) != os.getpid() and not name.startswith("cuda"):
+            names.append(name)
+    return names
 
 
 class Zygote:
@@ -175,8 +205,8 @@ class Zygote:
 
     def _fork(self, env: dict[str, str], argv: list[str], log: str) -> int:
         """The pid of a new engine. It inherits nothing of the zygote's but memory."""
-        if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
-            raise OSError(f"threads exist: {os.listdir('/proc/self/task')}")
+        if threading.active_count() > 1 or _threads():
+            raise OSError(f"threads exist: {_threads()}; use --host-kind serve")
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if log else os.dup(1)
         pid = os.fork()
         if pid:
