@@ -151,6 +151,7 @@ def _known(run: Outcome) -> RecordedFacts:
         truth=run.truth,
         began_ms=run.began_ms,
         away={name for _, _, name in _away(run)},
+        cut_off=_cut_off(run) if run.kind == "sim" else None,
     )
 
 
@@ -182,6 +183,37 @@ def _killed(run: Outcome) -> list[tuple[str, int]]:
         if fired.what == "gateway-kill"
         for name in fired.target.split(",")
     ]
+
+
+_OF_AGENTS = ("agent-kill", "agent-stop", "cpu-limit")
+_OF_LINKS = ("cut", "cut-one-way", "link-slow")
+_OF_REPLICAS = ("leader-stop", "gateway-kill")
+_LASTING = frozenset((*_OF_AGENTS, *_OF_LINKS, "leader-stop")) - {"agent-kill"}
+
+
+def _cut_off(run: Outcome) -> list[tuple[str, int, int]]:
+    """Streams whose owners a fault ended, stopped, slowed down or cut from etcd, and from when to
+    when, ms."""
+    peers = {planned.name: planned.peer for planned in run.schedule.faults}
+    found = []
+    for fired in run.fired:
+        targets = fired.target.split(",")
+        streams = [
+            f"w.{name}" for name, domain in run.schedule.workers.items() if domain in targets
+        ]
+        if fired.what in _OF_AGENTS or (
+            fired.what in _OF_LINKS and peers.get(fired.name) == "etcd"
+        ):
+            streams = [f"w.{name}" for name in targets]
+        elif fired.what in _OF_REPLICAS:
+            streams = [f"r.{name}" for name in targets]
+        elif fired.what != "domain-loss":
+            continue
+        ended_ns = run.ended_ns if fired.what in _LASTING else fired.at_ns
+        until_ns = fired.until_ns or ended_ns
+        since_ms, until_ms = (run.began_ms + ns // 1_000_000 for ns in (fired.at_ns, until_ns))
+        found += [(stream, since_ms, until_ms) for stream in streams]
+    return found
 
 
 def _shared(run: Outcome) -> dict[str, int]:

@@ -13,6 +13,11 @@ from functools import partial
 from msgspec import Struct
 
 from relume.chaos.validators.ground_truth import GroundTruth
+from relume.chaos.validators.promises.decisions import (
+    i18_sound_dispatch,
+    i23_covered_restores,
+    i24_fair_ties,
+)
 from relume.chaos.validators.promises.log import (
     i5_fencing_no_gap,
     i6_hash_chain,
@@ -35,6 +40,7 @@ from relume.chaos.validators.promises.workers import (
     i12_drained,
     i14_no_bad_block,
     i15_effects_once,
+    i17_living_owners,
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
 from relume.controlplane.replay.verify import no_cyclic_garbage as untracked
@@ -58,8 +64,12 @@ CHECKS: Mapping[str, Check] = {
     "I14": i14_no_bad_block.check,
     "I15": i15_effects_once.check,
     "I16": i16_admin_logged.check,
+    "I17": i17_living_owners.check,
+    "I18": i18_sound_dispatch.check,
     "I21": i21_fold_is_true.check,
     "I22": i22_needless_failure.check,
+    "I23": i23_covered_restores.check,
+    "I24": i24_fair_ties.check,
 }
 
 __all__ = [
@@ -82,7 +92,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     principal) of acknowledged admin changes; `corrupt`: workers whose engines began to compute wrong
     results, and the time (ms); `unkept`: requests, by their client's id, whose prompts may not be
     kept; `truth`: what a simulated fleet really was; `began_ms`: wall time of the run's start; `away`:
-    workers that a fault kept from gateways for a while."""
+    workers that a fault kept from gateways for a while; `cut_off`: streams whose owners could not keep
+    their lease, from when to when (ms; None: unknown)."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -96,6 +107,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     truth: GroundTruth | None = None
     began_ms: int = 0
     away: Collection[str] = ()
+    cut_off: Sequence[tuple[str, int, int]] | None = None
 
 
 def violations(
@@ -122,6 +134,7 @@ def violations(
             began_ms=known.began_ms,
             away=known.away,
         ),
+        "I17": partial(i17_living_owners.check, cut_off=known.cut_off),
     }
     if "I21" in promises:
         watch = i21_fold_is_true.begin(log, known.truth)

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from relume.chaos.validators.known_facts import KnownFacts
 from relume.events import vocabulary as v
 from relume.events.log.codec import CachedRecords
 from relume.events.log.entries import Entry, entries
@@ -150,6 +151,11 @@ class Log(list[RevisionGroup]):
     def watch(self, watcher: Callable[[Fleet, RevisionGroup], None]) -> None:
         """Have the next fold call `watcher` with each group after its fold."""
         self._watchers.append(watcher)
+
+    @cached_property
+    def known(self) -> KnownFacts:
+        """What decisions in the log could know."""
+        return KnownFacts(self)
 
     def fold(
         self,

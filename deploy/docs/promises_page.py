@@ -111,9 +111,14 @@ PROMISES = {
         "Every admin change is in the log with its principal; a resent one changes nothing more.",
         ("two-leaders",),
     ),
-    "I17": Promise("No living owner is declared lost."),
+    "I17": Promise(
+        "No living owner is declared lost.",
+        ("agent-stopped", "worker-cut-from-etcd", "etcd-away", "two-leaders"),
+    ),
     "I18": Promise(
-        "Nothing is dispatched to a worker that the decision's basis knows as drained, suspected or lost."
+        "Nothing is dispatched to a worker that the decision's basis knows as drained, suspected or lost, "
+        "and no request goes back at once to the engine that failed it.",
+        ("leader-killed-at-effect", "engine-stopped", "domain-lost", "workers-refuse"),
     ),
     "I19": Promise("An engine stops computing within a bound of its client's end."),
     "I20": Promise(
@@ -128,6 +133,11 @@ PROMISES = {
         "No request fails for want of a worker that was there, or of a stream that was kept.",
         ("clients-return", "workers-refuse", "reload-fails"),
     ),
+    "I23": Promise(
+        "No restore is planned from a holder that does not have the blocks.",
+        ("engine-killed-in-decode", "holder-killed", "primary-and-holder-killed", "budget-shrinks"),
+    ),
+    "I24": Promise("Ties rotate: equal workers get equal shares.", ("calm",)),
 }
 
 

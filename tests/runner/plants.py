@@ -38,7 +38,7 @@ from relume.policies.recovery.lineage import Lineage
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import eligibility
 from relume.policies.state import coverage
-from tests.runner import fold_plants, refusal_plants
+from tests.runner import decision_plants, fold_plants, refusal_plants
 
 SEEDS = 100
 """Each must be found within so many."""
@@ -358,6 +358,7 @@ PLANTS = {
         ("I9", 54, _contradicted_once),
         ("I7", 54, _share_by_chance),
         ("I9", 54, _unkept_prompts),
+        *decision_plants.TABLE,
     )
 }
 

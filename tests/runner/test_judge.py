@@ -21,7 +21,7 @@ from relume.chaos.validators import CHECKS
 from relume.chaos.validators.records import Log, events_of
 from relume.controlplane.cli.relume_command import main as relume
 from relume.events import vocabulary as v
-from relume.events.log.interface import LandedSegment
+from relume.events.log.interface import LandedSegment, RevisionGroup
 from tests.runner.recorded import SCENARIO, outcome, told
 
 
@@ -180,8 +180,10 @@ def test_an_unknown_end_is_counted_and_not_held_against_anybody(good: Outcome) -
     """The connection broke because the gateway died: the answer may have ended anyhow."""
     cut = with_client(good, 9, outcome="cut", tokens=[0, 1], starts=[0, 1], token_count=2)
     assert judge(cut).signature == ("I1", "bound:broken_streams")
-    lost = told(good.groups, "fleet", v.ReplicaLost("r0", 16))
-    verdict = judge(replace(expecting(cut), groups=lost))
+    gone = RevisionGroup(good.groups[-1].revision + 1, owners=(("r.r0", 0),))
+    lost = told((*good.groups, gone), "fleet", v.ReplicaLost("r0", 16))
+    killed = FiredFault(name="f1", what="gateway-kill", target="r0", at_ns=good.ended_ns)
+    verdict = judge(replace(expecting(cut), groups=lost, fired=(*good.fired, killed)))
     assert (verdict.result, verdict.unknown) == ("passed", 1)
     assert "how they ended is unknown" in "\n".join(telling.verdict_lines(verdict))
 

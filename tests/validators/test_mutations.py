@@ -239,15 +239,78 @@ def i22(run: Outcome) -> Outcome:
     return replace(run, truth=GroundTruth(refused=refused))
 
 
+def dispatched(run: Outcome, name: str, **changes: object) -> tuple[v.Event, ...]:
+    """A request that is dispatched on all that the log knows, and fails."""
+    decided = event(run, v.RouteDecided)
+    alive = event(run, v.EngineDied).worker != decided.worker
+    basis = v.Basis(run.groups[-1].revision, 1 << 30)
+    known = {"incarnation": 1 if alive else 2, "basis": basis, **changes}
+    return (
+        replace(event(run, v.RequestArrived), request=name, client_id=name),
+        replace(decided, request=name, attempt=1, **known),
+        replace(event(run, v.RequestEnded), request=name, attempts=1, tokens=0, outcome="failed"),
+    )
+
+
+def i17(run: Outcome) -> Outcome:
+    """A worker is declared lost that owns its stream."""
+    registered = event(run, v.WorkerRegistered).worker
+    epoch = next(at.epoch for at in events_of(run.groups, f"w.{registered}"))
+    return more(run, "fleet", v.WorkerLost(registered, epoch, "lease lapsed"))
+
+
+def i18(run: Outcome) -> Outcome:
+    """A replica suspects an engine, and sends it another request all the same."""
+    arrived, decided, ended = dispatched(run, "late")
+    suspected = v.WorkerSuspected(decided.worker, decided.incarnation, "it is silent")
+    return more(run, "r.r0", suspected, arrived, decided, ended)
+
+
+def i18_again(run: Outcome) -> Outcome:
+    """A request goes back to the engine that failed it."""
+    arrived, decided, ended = dispatched(run, "late")
+    failed = v.TransportObserved(
+        request="late", attempt=1, worker=decided.worker, incarnation=decided.incarnation,
+        kind="declined", delivered=0,
+    )  # fmt: skip
+    again = replace(decided, attempt=2, cause="declined")
+    return more(run, "r.r0", arrived, decided, failed, again, replace(ended, attempts=2))
+
+
+def i23(run: Outcome) -> Outcome:
+    """A plan restores a token more than the holder has."""
+    planned = event(run, v.RecoveryPlanned)
+    choice = next(c for c in planned.choices if c.options[c.chosen].kind == "restore")
+    options = list(choice.options)
+    option = options[choice.chosen]
+    options[choice.chosen] = replace(option, restored=option.restored + 1)
+    choices = (replace(choice, options=tuple(options)),)
+    return more(run, "r.r0", replace(planned, decision="r0.b.x", choices=choices))
+
+
+def i24(run: Outcome) -> Outcome:
+    """Many requests find two equal workers, and the same one gets them all."""
+    first = replace(event(run, v.RouteDecided).candidates[0], excluded="")
+    name = event(run, v.RouteDecided).worker
+    equal = replace(first, worker=name), replace(first, worker="idle")
+    events = []
+    for number in range(40):
+        changes = {"policy": "least_load", "candidates": equal}
+        events += dispatched(run, f"late{number}", **changes)
+    return more(run, "r.r0", *events)
+
+
 MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
     "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I12": (i12,), "I13": (i13,), "I14": (i14,),
-    "I15": (i15,), "I16": (i16,), "I21": (i21,), "I22": (i22,),
+    "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again), "I21": (i21,),
+    "I22": (i22,), "I23": (i23,), "I24": (i24,),
 }  # fmt: skip
 
-ALSO = {"I9": {"I7"}}
-"""What must be broken with it: the policy excludes a worker whose breaker is open, so replay finds
-another decision too. `test_i9.py` breaks it alone."""
+ALSO = {"I9": {"I7"}, "I18": {"I7"}, "I23": {"I7"}, "I24": {"I7"}}
+"""What must be broken with it: the policy is right, so replay finds another decision too. Seeded bugs
+in the policies (`tests/runner/decision_plants.py`) break these promises alone, and so do the tests
+of each."""
 
 
 def test_the_good_run_breaks_nothing(good: Outcome) -> None:

@@ -4,21 +4,18 @@ domain while a worker of another domain is up.
 There are two accounts: each state daemon's report of its memory and its file, and the log's sum of
 acknowledgements. The second counts a shared block once per request, so it is compared only up to
 the first report with sharing. The budget is the one that the daemon reports, which must not exceed
-that of its host. The validator judges a decision on the fold of its basis.
+that of its host. Choices of holders are judged in `decisions.holder_choices`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
-from relume.chaos.validators.records import ClientRecord, Violation, events_of, log_of
+from relume.chaos.validators.promises.decisions.holder_choices import wrong_holders
+from relume.chaos.validators.records import ClientRecord, Violation, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.policies.checkpoints.decisions import sites
-from relume.policies.checkpoints.placement import usable
 from relume.policies.state.fleet import Fleet
-from relume.policies.state.overlay.view import View
 
 PROMISE = "I8"
 
@@ -29,23 +26,11 @@ def check(
     """Exceeded budgets, and holders in their primary's domain. `given`: each host's budget in
     bytes, if known."""
     log = log_of(groups)
-    decided = sorted(
-        (at for at in events_of(log, "r.") if type(at.event) is v.HolderChosen),
-        key=lambda at: at.event.basis.revision,
-    )
-    due = deque(decided)
     watch = _Account(given)
-
-    def before(fleet: Fleet, group: RevisionGroup) -> None:
-        while due and due[0].event.basis.revision < group.revision:
-            watch.judge(fleet, due.popleft().event)
-        watch.revision = group.revision
-
-    fleet = log.fold(before, watch.seen)
-    for at in due:
-        watch.judge(fleet, at.event)
+    log.fold(watch.before, watch.seen)
     watch.end()
-    return watch.found
+    wrong = wrong_holders(log.known)
+    return [*watch.found, *(Violation(PROMISE, *found) for found in wrong)]
 
 
 class _Account:
@@ -60,6 +45,10 @@ class _Account:
         self._shares: dict[str, bool] = {}
         self._limit: dict[str, int] = {}
         self._files: dict[str, int] = {}
+
+    def before(self, _fleet: Fleet, group: RevisionGroup) -> None:
+        """The next group follows."""
+        self.revision = group.revision
 
     def _add(self, about: str, detail: str, revision: int = 0) -> None:
         self.found.append(Violation(PROMISE, about, detail, revision or self.revision))
@@ -103,22 +92,3 @@ class _Account:
     def end(self) -> None:
         for worker in list(self._most):
             self._settle(worker)
-
-    def judge(self, fleet: Fleet, event: v.HolderChosen) -> None:
-        """Record each holder in the primary's domain that had an alternative."""
-        primary = fleet.workers.get(event.primary)
-        if primary is None:
-            return
-        for name in event.holders:
-            holder = fleet.workers.get(name)
-            if holder is None or holder.domain != primary.domain:
-                continue
-            up = [site for site in sites(View("", fleet)) if usable(site)]
-            elsewhere = [site.worker for site in up if site.domain != primary.domain]
-            if elsewhere or name == event.primary:
-                others = ", ".join(elsewhere) or "no other worker"
-                self._add(
-                    event.request,
-                    f"{name} is in the failure domain of {event.primary}; {others} was up",
-                    event.basis.revision,
-                )

@@ -10,10 +10,9 @@ three engines or more answered, each asked for itself. A dispute ends within its
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from typing import Generic, TypeVar
 
+from relume.chaos.validators.history import History
 from relume.chaos.validators.records import Entry, Violation, events_of, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -29,8 +28,6 @@ CONFIRM = "crosscheck.confirm"
 FEWEST = 3
 """Engines of which more than half are a majority."""
 LATE_TICKS = 10
-
-T = TypeVar("T")
 
 
 def check(groups: Sequence[RevisionGroup], unkept: Collection[str] = ()) -> Iterator[Violation]:
@@ -59,35 +56,15 @@ def _endless(fleet: Fleet) -> Iterator[Violation]:
                 yield Violation(PROMISE, worker.name, text)
 
 
-class _History(Generic[T]):
-    """A value that changes with revisions."""
-
-    def __init__(self, first: T) -> None:
-        self._revisions = [-1]
-        self._values = [first]
-
-    def set(self, revision: int, value: T) -> None:
-        self._revisions.append(revision)
-        self._values.append(value)
-
-    def at(self, revision: int) -> T:
-        """The value that is known at this revision."""
-        return self._values[bisect_right(self._revisions, revision) - 1]
-
-    @property
-    def last(self) -> T:
-        return self._values[-1]
-
-
 class _Engine:
     """One worker: the incarnation that is ready (0: none), attempts that its engine has, whether it
     drains, and the latest decision about its health."""
 
     def __init__(self) -> None:
-        self.ready = _History(0)
-        self.running: _History[frozenset[tuple[str, int]]] = _History(frozenset())
-        self.draining = _History(False)
-        self.health: _History[v.HealthDecided | None] = _History(None)
+        self.ready = History(0)
+        self.running: History[frozenset[tuple[str, int]]] = History(frozenset())
+        self.draining = History(False)
+        self.health: History[v.HealthDecided | None] = History(None)
 
     def why_not(self, revision: int, incarnation: int, again: bool) -> str:
         """Why its engine gets no check by what is known at `revision`."""

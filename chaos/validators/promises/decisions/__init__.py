@@ -1,0 +1,1 @@
+"""Promises about single decisions, by rules that share no code with the policies."""

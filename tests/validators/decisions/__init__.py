@@ -1,0 +1,1 @@
+"""The promises about single decisions."""
