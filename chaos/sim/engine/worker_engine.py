@@ -1,10 +1,7 @@
 """The process of one simulated engine: requests in, tokens out, and reports of its steps.
 
-It writes the reports of the real scheduler (`engine_shim/engine/reporting_scheduler.py`), merged
-between changes of a request's state as the agent merges them when it sheds detail. So the cost of a
-run of decode steps does not depend on its length. An engine that pauses before its steps makes few:
-it reports each, as a real one does. The engine reports streams when their state
-changes, and on a read (`flush`): a token's time does not depend on its report.
+The engine sends streams when their state changes, and on a read (`flush`): a token's time does not
+depend on when it is sent.
 """
 
 from __future__ import annotations
@@ -13,19 +10,18 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from msgspec import convert, structs
+from msgspec import convert
 
 from relume.chaos.sim import second_answers
 from relume.chaos.sim.canary_answers import first_wrong
-from relume.chaos.sim.engine import prefix_model as prefixes
-from relume.chaos.sim.engine.engine_model import Job, SimEngine, Step, Told
+from relume.chaos.sim.engine.engine_model import Job, SimEngine, Told
 from relume.chaos.sim.engine.kept_streams import KeptStreams
 from relume.chaos.sim.engine.manners import BROKEN, LATE, break_off, errs, refusal
+from relume.chaos.sim.engine.step_reports import StepReports
 from relume.chaos.sim.message_ports import Answer, Dispatch, Stretch
 from relume.chaos.sim.world.virtual_loop import NS
 from relume.chaos.sim.world.worker_machine import Machine
 from relume.events import vocabulary as v
-from relume.events.log.codec import encode
 from relume.events.vocabulary.enums import AttemptMode
 from relume.events.wire.worker_calls import (
     CHECKPOINT_PATH,
@@ -35,15 +31,6 @@ from relume.events.wire.worker_calls import (
     STATE_PATH,
     Attach,
 )
-
-SAMPLE_NS = 5 * NS
-"""Interval at which two steps are reported one by one, for readers that estimate step times."""
-
-PULSE_NS = NS
-"""Maximum interval between reports of an engine with work. A real one reports each step."""
-
-PROBED_S = 1.0
-"""Time after which an idle engine is probed by its agent, and tells what was lost."""
 
 EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "choices")
 
@@ -125,19 +112,9 @@ class EngineProcess:
         self.checkpoints: Checkpoints | None = None
         self.serving = False
         self._loop = machine.loop
-        self._report = report
-        self._changes: list[v.AnyChange] = []
-        self._urgent = False
-        self._prompt = 0
-        self._longest_us = 0
-        self._told_steps = 0
-        self._sampled_ns = -SAMPLE_NS
-        self._pulse_ns = 0
-        self._pulsing = False
+        self.reports = StepReports(self, report, self._observed, lambda: machine.loop.now_ns)
         self._armed: int | None = None
-        self._lost = 0
         self._sent_ns = 0
-        self._anew = True  # cached segments must be reported from the beginning
         if machine.settings.prefix_cache:
             self.engine.kv.moves = []
 
@@ -148,7 +125,7 @@ class EngineProcess:
         self.serving = True
         self._note_serving(True)
         self.process.at_death.append(lambda: self._note_serving(False))
-        self._tell_prefixes()
+        self.reports.write_prefixes()
         self.machine.net.serve(self.address, self.process, self)
 
     def _note_serving(self, serving: bool) -> None:
@@ -223,7 +200,7 @@ class EngineProcess:
             self.machine.met(what.request, what.asked)
         track = self.tracks[name] = Track(name, what, answer)
         tokens = what.prompt_tokens + track.given
-        self._change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
+        self.reports.change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
         if what.claim:
             self.kept.keep(track)
         kind, seconds = break_off(name, what.mode, self.machine.breaking)
@@ -232,7 +209,7 @@ class EngineProcess:
         elif kind:
             self._after(seconds, self._break_off, track, kind)
         if self.checkpoints is not None and self.checkpoints.arrived(track, self._submit):
-            self._write()
+            self.reports.write()
         else:
             self._submit(track, 0)
 
@@ -259,9 +236,9 @@ class EngineProcess:
                 self.step(self.engine.submit(job, self._loop.now_ns))
             except ValueError as error:
                 del self.tracks[track.name]
-                self._change(v.EngineFinished(what.request, what.attempt, "error", 0), True)
+                self.reports.change(v.EngineFinished(what.request, what.attempt, "error", 0), True)
                 track.answer.lost("engine_error", str(error))
-        self._write()
+        self.reports.write()
         self._arm()
 
     def flush(self, request: str, attempt: int) -> None:
@@ -296,7 +273,7 @@ class EngineProcess:
         decoded = self.decoded()
         for track in self.tracks.values():
             self._stretch(track, track.by(decoded))
-        self._write()
+        self.reports.write()
 
     def is_restoring(self, track: Track) -> bool:
         """Whether the attempt waits for its blocks."""
@@ -354,7 +331,7 @@ class EngineProcess:
             self._gone(track, 0)  # vLLM ends it now; only its blocks wait for what is to arrive
         elif self.engine.abort(track.name, self._loop.now_ns) and waiting:
             self._gone(track, 0)
-        self._write()
+        self.reports.write()
         self._arm()
 
     def call(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -421,9 +398,9 @@ class EngineProcess:
         told = self.engine.advance(self._loop.now_ns)
         for one in (*first, *told) if first else told:
             _TOLD[one.what](self, self.tracks[one.name], one)
-        if self.engine.last.gap_ns and self.engine.steps > self._told_steps:
-            self._urgent = True
-        self._write()
+        if self.engine.last.gap_ns:
+            self.reports.paused()
+        self.reports.write()
         self._arm()
 
     def _arm(self) -> None:
@@ -441,21 +418,24 @@ class EngineProcess:
         what, sequence = track.what, self.engine.running[track.name]
         blocks = sequence.blocks + sequence.segments
         track.blocks = 0
-        self._change(v.RequestAdmitted(what.request, what.attempt, told.amount, blocks), True)
+        self.reports.change(
+            v.RequestAdmitted(what.request, what.attempt, told.amount, blocks), True
+        )
 
     def _chunk(self, track: Track, told: Told) -> None:
         what = track.what
-        self._prompt += told.amount
-        self._longest_us = max(self._longest_us, self.engine.last.took_ns // 1000)
-        self._change(v.PrefillChunkDone(what.request, what.attempt, told.amount, told.tokens))
+        self.reports.chunk(told.amount, self.engine.last.took_ns)
+        self.reports.change(
+            v.PrefillChunkDone(what.request, what.attempt, told.amount, told.tokens)
+        )
         full = told.tokens // self.machine.spec.block_tokens
         if full > track.blocks:
             track.blocks = full
-            self._change(v.KvBlocksFilled(what.request, what.attempt, full))
+            self.reports.change(v.KvBlocksFilled(what.request, what.attempt, full))
 
     def _first(self, track: Track, told: Told) -> None:
         what = track.what
-        self._change(v.FirstToken(what.request, what.attempt), True)
+        self.reports.change(v.FirstToken(what.request, what.attempt), True)
         track.base, track.joined = told.tokens, self.engine.decoded
         if told.tokens > track.told:
             self._send(track, told.tokens, told.at_ns, told.at_ns, 0)
@@ -464,7 +444,7 @@ class EngineProcess:
         self._stretch(track, told.tokens)
         track.joined = -1
         what, tokens = track.what, track.what.prompt_tokens + told.tokens
-        self._change(v.RequestPreempted(what.request, what.attempt, tokens), True)
+        self.reports.change(v.RequestPreempted(what.request, what.attempt, tokens), True)
 
     def _finished(self, track: Track, told: Told) -> None:
         self._stretch(track, told.tokens)
@@ -473,7 +453,7 @@ class EngineProcess:
     def _finish(self, track: Track, reason: str, tokens: int) -> None:
         what = track.what
         del self.tracks[track.name]
-        self._change(
+        self.reports.change(
             v.EngineFinished(what.request, what.attempt, reason, tokens - track.given), True
         )
         if self.checkpoints is not None:
@@ -491,7 +471,7 @@ class EngineProcess:
         """It left without its end: aborted, or handed over."""
         what = track.what
         del self.tracks[track.name]
-        self._change(v.EngineFinished(what.request, what.attempt, "abort", tokens), True)
+        self.reports.change(v.EngineFinished(what.request, what.attempt, "abort", tokens), True)
         if self.checkpoints is not None:
             self.checkpoints.finished(track, ended=False)
         self.kept.forget(track.name)
@@ -553,159 +533,15 @@ class EngineProcess:
 
     # --- reporting -------------------------------------------------------------------------
 
-    def _change(self, change: v.AnyChange, urgent: bool = False) -> None:
-        self._changes.append(change)
-        self._urgent = self._urgent or urgent
-
-    def _write(self) -> None:
-        """Send due reports: progress alone waits for the next change of a request's state."""
-        if not self._urgent:
-            return
-        self._tell_prefixes()
-        engine = self.engine
-        self._pulse_ns = self._loop.now_ns + PULSE_NS
-        if not self._pulsing:
-            self._pulse()
-        self._urgent = False
-        if engine.steps <= self._told_steps:
-            changes, self._changes = tuple(self._changes), []
-            waiting, used = len(engine.waiting), engine.kv_used
-            self.tell(
-                v.EngineStep(
-                    incarnation=self.incarnation,
-                    step=self._told_steps,
-                    duration_us=0,
-                    batch=0,
-                    sum_context=0,
-                    prefill_tokens=0,
-                    waiting=waiting,
-                    kv_used=used,
-                    changes=changes,
-                )
-            )
-            return
-        now = self._loop.now_ns
-        if now - self._sampled_ns >= SAMPLE_NS and engine.steps - self._told_steps > 2:
-            self._sample(now, engine.steps, len(engine.waiting), engine.kv_used)
-        self._tell_steps(engine.steps, engine.last)
-
-    def _tell_steps(self, steps: int, last: Step) -> None:
-        """Report the steps since the last report."""
-        engine = self.engine
-        changes, self._changes, self._told_steps = tuple(self._changes), [], steps
-        took_us = max(last.took_ns // 1000, self._longest_us, 1)
-        prompt, self._prompt, self._longest_us = self._prompt, 0, 0
-        self.tell(
-            v.EngineStep(
-                incarnation=self.incarnation,
-                step=steps,
-                duration_us=took_us,
-                batch=last.batch,
-                sum_context=last.context,
-                prefill_tokens=prompt,
-                waiting=len(engine.waiting),
-                kv_used=engine.kv_used,
-                changes=changes,
-                gap_us=last.gap_ns // 1000,
-            )
-        )
-
-    def _pulse(self) -> None:
-        """Report steps after an interval without a report, while there is work."""
-        engine, now = self.engine, self._loop.now_ns
-        self._pulsing = bool(engine.running)
-        if not self._pulsing:
-            return
-        if now >= self._pulse_ns:
-            self._pulse_ns = now + PULSE_NS
-            self.step()
-            steps, last = engine.under_way(now)
-            if steps > self._told_steps:
-                self._tell_steps(steps, last)
-        self.process.call_at(self._pulse_ns / NS, self._pulse)
-
-    def _sample(self, now: int, steps: int, waiting: int, used: int) -> None:
-        """Report two of the steps before the last one singly, if they only decoded."""
-        runs, behind = self.engine.runs, 0
-        if len(runs) > 1 and runs[-1].count == 1:
-            behind = 1
-        if not runs or runs[-1 - behind].count < 3:
-            return
-        run, last = runs[-1 - behind], self.engine.last
-        if not run.more_ns and self.engine.cost.given > 1:
-            return  # a step with prompts that gave several tokens
-        self._sampled_ns = now
-        for before in (2, 1):
-            took = run.took_ns(run.before + run.count + behind - before)
-            self.tell(
-                v.EngineStep(
-                    incarnation=self.incarnation,
-                    step=steps - before,
-                    duration_us=max(took // 1000, 1),
-                    batch=last.batch,
-                    sum_context=last.context,
-                    prefill_tokens=0,
-                    waiting=waiting,
-                    kv_used=used,
-                )
-            )
-
-    def _tell_prefixes(self) -> None:
-        """Report additions to and removals from the prefix cache."""
-        kv = self.engine.kv
-        if kv.moves is None or not (kv.moves or self._anew):
-            return
-        anew, size = self._anew, self.engine.config.block_tokens
-        moves, kv.moves = kv.cached() if anew else kv.moves, []
-        stored, removed = prefixes.changed(moves)
-        told = v.PrefixBlocksChanged(
-            incarnation=self.incarnation,
-            stored=stored,
-            removed=removed,
-            reset=anew,
-            block_tokens=size if anew else 0,
-        )
-        if self.machine.seen is not None:
-            self.machine.seen(self.machine.name, told)
-        self._anew = not self._report(encode(told))
-
     def tell(self, event: v.Event) -> None:
         """Send an event for the log through the agent."""
+        self.reports.emit(event)
+
+    def _observed(self, event: v.Event) -> None:
         if self.machine.seen is not None:
             self.machine.seen(self.machine.name, event)
         if self.machine.truth is not None and isinstance(event, v.EngineStep) and event.changes:
             self.machine.truth.engine_reports(self, event)
-        if self._lost and isinstance(event, v.EngineStep):
-            event = structs.replace(event, lost=self._lost)
-            if self._report(encode(event)):
-                self._lost = 0
-                return
-        elif self._report(encode(event)):
-            return
-        if not self._lost:
-            self.process.call_at(self._loop.now_ns / NS + PROBED_S, self._tell_loss)
-        self._lost += 1
-
-    def _tell_loss(self) -> None:
-        """The agent probes the engine: if it is idle, no step will say that records were dropped."""
-        if not self._lost:
-            return
-        if not self.engine.running:
-            waiting, used = len(self.engine.waiting), self.engine.kv_used
-            self.tell(
-                v.EngineStep(
-                    incarnation=self.incarnation,
-                    step=self._told_steps,
-                    duration_us=0,
-                    batch=0,
-                    sum_context=0,
-                    prefill_tokens=0,
-                    waiting=waiting,
-                    kv_used=used,
-                )
-            )
-        if self._lost:
-            self.process.call_at(self._loop.now_ns / NS + PROBED_S, self._tell_loss)
 
 
 _TOLD: dict[str, Callable[[EngineProcess, Track, Told], None]] = {
