@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from msgspec import structs
 
 from relume.engine_shim.engine.hosts import vllm_serve as serve
+from relume.engine_shim.engine.hosts import zygote
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.engine.reporter import BUFFER_BYTES, AgentUnreachable, Reporter
 from relume.events.log import codec
@@ -64,6 +66,24 @@ print(zygote._threads())
 """
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == (f"['{name}']" if stops else "[]")
+
+
+def test_a_zygote_that_uses_cuda_does_not_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's thread alone says nothing: `nvmlInit` starts it too."""
+    parent = zygote.Zygote(str(tmp_path / "zygote.sock"))
+    monkeypatch.setattr(zygote, "_threads", list)
+    monkeypatch.setattr(zygote.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(zygote.os, "fork", lambda: pytest.fail("it forked"))
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
+    )
+    try:
+        with pytest.raises(OSError, match="CUDA is initialized"):
+            parent._fork({}, [], "")
+    finally:
+        parent._listener.close()
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,12 @@ def _threads() -> list[str]:
     return names
 
 
+def _uses_cuda() -> bool:
+    """Whether this process has a CUDA context, which a child could not use."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
 class Zygote:
     """Listens on `path`; lives until SIGTERM, or EOF on `lifeline`."""
 
@@ -207,6 +213,8 @@ class Zygote:
         """The pid of a new engine. It inherits nothing of the zygote's but memory."""
         if threading.active_count() > 1 or _threads():
             raise OSError(f"threads exist: {_threads()}; use --host-kind serve")
+        if _uses_cuda():
+            raise OSError("CUDA is initialized, which no fork survives; use --host-kind serve")
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if log else os.dup(1)
         pid = os.fork()
         if pid:
