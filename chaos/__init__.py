@@ -1,1 +1,1 @@
-"""Scenarios and their faults, the simulator and live runs, validators, what-if, benches, papers, the demo."""
+"""Scenarios and their faults, the simulator and live runs, validators, benches, papers, the demo."""

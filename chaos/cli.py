@@ -19,10 +19,6 @@ _COMMANDS = {
     "shrink": ("relume.chaos.runner shrink", "make a failing scenario small"),
     "report": ("relume.chaos.runner report", "show a stored run as text, JSON or a page"),
     "schedule": ("relume.chaos.scenario schedule", "show the schedule of a scenario for a seed"),
-    "what-if": (
-        "relume.chaos.whatif",
-        "simulate how a log continues under other settings",
-    ),
     "failpoints": ("relume.chaos.failpoint_table", "the places where a test may stop a process"),
     "papers": ("relume.chaos.papers", "compute published results and compare them"),
 }

@@ -28,22 +28,16 @@ BENCHES = {
     "cross-checks": "failover.cross_checks",
     "relay": "gateway.relay_cost",
     "log": "eventlog.log_appends",
-    "log-scale": "eventlog.log_scale",
     "replay": "eventlog.replay_speed",
-    "replay-open": "eventlog.replay_open",
     "shim-overhead": "engine.shim_overhead",
     "checkpoint-overhead": "engine.checkpoint_overhead",
     "restore": "engine.restore_speed",
-    "recovery-ablation": "failover.recovery_ablation",
     "sim-speed": "sim_speed",
-    "validators": "eventlog.validator_cost",
     "routing-cost": "scheduling.routing_cost",
     "routing-quality": "scheduling.routing_quality",
     "routing-simulated": "scheduling.routing_simulated",
     "load-accuracy": "scheduling.load_accuracy",
     "ttft-prediction": "scheduling.ttft_prediction",
-    "tokenize": "gateway.tokenize",
-    "waiting-room": "scheduling.waiting_room",
 }
 
 

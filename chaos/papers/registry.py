@@ -7,27 +7,11 @@ import importlib
 from relume.chaos.papers.result import Result
 
 MODULES = {
-    "anchortp-figure3": "anchortp.figure3",
-    "anchortp-table1": "anchortp.anchortp_table1",
-    "anchortp-table2": "anchortp.table2",
-    "dejavu-early-stops": "dejavu.early_stops",
-    "dejavu-failures": "dejavu.dejavu_failures",
     "dejavu-makespan": "dejavu.makespan",
-    "dejavu-memory": "dejavu.dejavu_memory",
-    "dejavu-planner": "dejavu.planner",
     "dejavu-table6": "dejavu.table6",
     "lumen-ablation": "lumen.ablation",
-    "lumen-context": "lumen.context_length",
-    "lumen-drafts": "lumen.drafts",
-    "lumen-holders": "lumen.holder_count",
-    "lumen-motivation": "lumen.motivation",
-    "lumen-overhead": "lumen.overhead",
-    "lumen-prototype": "lumen.prototype",
     "lumen-scale": "lumen.scale_study",
-    "lumen-sizes": "lumen.checkpoint_sizes",
-    "lumen-storage": "lumen.storage",
     "lumen-table1": "lumen.lumen_table1",
-    "lumen-thresholds": "lumen.thresholds",
 }
 NAMES = tuple(MODULES)
 

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 REPRODUCED = "reproduced"
 EXPLAINED = "differs, explained"
 OPEN = "DIFFERS, NOT EXPLAINED"
+CHANGED = "CHANGED"
 
 
 class PublishedFigure(Struct, frozen=True, kw_only=True):
-    """A figure as printed. `key` names ours; `within`: tolerance as a share of it; `because`: the
-    known reason of a difference. `calibrated`: an input was chosen to meet it, so it proves
-    nothing."""
+    """A figure as printed. `key` names ours; `within`: tolerance as a share of it. `because`: the
+    known reason of a difference; then `recorded` is ours as PAPERS.md has it, and ours may differ
+    from that by the share `recorded_within`. `calibrated`: an input was chosen to meet it, so it
+    proves nothing."""
 
     key: str
     what: str
@@ -26,6 +28,8 @@ class PublishedFigure(Struct, frozen=True, kw_only=True):
     unit: str = ""
     within: float = 0.05
     because: str = ""
+    recorded: float | None = None
+    recorded_within: float = 0.02
     calibrated: bool = False
 
 
@@ -72,11 +76,12 @@ def compare(result: Result, found: Found) -> list[FigureComparison]:
 
 
 def _beside(figure: PublishedFigure, ours: float) -> FigureComparison:
-    off = abs(ours - figure.value)
-    if off <= figure.within * abs(figure.value):
+    verdict = OPEN
+    if _near(ours, figure.value, figure.within):
         verdict = "calibrated" if figure.calibrated else REPRODUCED
-    else:
-        verdict = EXPLAINED if figure.because else OPEN
+    elif figure.because and figure.recorded is not None:
+        known = _near(ours, figure.recorded, figure.recorded_within)
+        verdict = EXPLAINED if known else CHANGED
     return FigureComparison(
         what=figure.what,
         published=figure.value,
@@ -85,5 +90,16 @@ def _beside(figure: PublishedFigure, ours: float) -> FigureComparison:
         within=figure.within,
         verdict=verdict,
         unit=figure.unit,
-        because=figure.because if verdict in (EXPLAINED, OPEN) else "",
+        because=_reason(figure, verdict),
     )
+
+
+def _near(ours: float, value: float, within: float) -> bool:
+    return abs(ours - value) <= within * abs(value)
+
+
+def _reason(figure: PublishedFigure, verdict: str) -> str:
+    if verdict == CHANGED:
+        known = f"{figure.recorded:g} within {figure.recorded_within * 100:g} %"
+        return f"{figure.what}: PAPERS.md has {known}"
+    return figure.because if verdict == EXPLAINED else ""

@@ -190,7 +190,7 @@ class EngineCheckpoints:
         holder = self.holders.get(endpoint)
         if holder is None or not self.machine.settings.exact_links:
             return False
-        return max(self.machine.links.out, holder.machine.daemon_links.back) > now + STREAM_S
+        return max(self.machine.links.out, holder.machine.links.back) > now + STREAM_S
 
     def _send(self, endpoint: str, blocks: list[tuple[Track, int, int]], now: float) -> None:
         holder = self.holders.get(endpoint)
@@ -220,10 +220,7 @@ class EngineCheckpoints:
             writer=self.machine.name, epoch=self.machine.directory.state.epoch, incarnation=self.engine.incarnation,
             fingerprint=self.fingerprint, pieces=tuple(pieces), data=tuple(data),
         )  # fmt: skip
-        there = carried(
-            self.machine.links, holder.machine.daemon_links, len(pieces) * self.size, now
-        )
-        there += holder.machine.daemon_delay_s
+        there = carried(self.machine.links, holder.machine.links, len(pieces) * self.size, now)
         mine, theirs = self.engine.process, holder.daemon
 
         def answer(put: Put) -> None:
@@ -385,11 +382,10 @@ class Reading:
         source = holder.machine
 
         def answer(blocks: int, corrupt: bool) -> None:
-            local = source is parts.machine and source.daemon_links is source.links
-            sender = source.local if local else source.daemon_links
+            local = source is parts.machine
+            sender = source.local if local else source.links
             receiver = sender if local else parts.machine.links
             there = carried(sender, receiver, blocks * parts.size, parts.loop.time(), True)
-            there += 0 if first else source.daemon_delay_s
             daemon.process.call_at(
                 there, parts.machine.wires.post, daemon.process, engine, "holder", self._came, first,
                 blocks, corrupt,

@@ -23,7 +23,6 @@ from relume.chaos.sim.daemon import DaemonSlot
 from relume.chaos.sim.engine import host_types as hosts
 from relume.chaos.sim.engine import step_cost as cost
 from relume.chaos.sim.engine.draft_assist import Assist, Assisting
-from relume.chaos.sim.engine.step_cost import StepCost
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.event_watch import Watch
 from relume.chaos.sim.replica_process import Plane
@@ -34,7 +33,6 @@ from relume.chaos.sim.truth.truth_recorder import TruthRecorder
 from relume.chaos.sim.worker_host import Host
 from relume.chaos.sim.world.http_transport import standing_in
 from relume.chaos.sim.world.network import Wires
-from relume.chaos.sim.world.network_card import Links
 from relume.chaos.sim.world.virtual_loop import EPOCH_S, Late, Stuck, VirtualLoop
 from relume.chaos.sim.world.worker_machine import WorkerSettings
 from relume.chaos.validators.promises.workers.i12_drained import left_over
@@ -57,18 +55,14 @@ SETTLED_S = 3.0
 
 class Settings(Struct, frozen=True, kw_only=True):
     """Settings that a scenario cannot express. `replica`: settings of control plane replicas.
-    `assist`: hosts whose engines load draft for others; None: they do not. `storage`: blocks are in
-    shared storage, not in hosts' memory: its bytes/s each way, and seconds before the first byte.
-    `spec`, `steps`: host type and cost of steps instead of the hardware class's. The run calls
-    `watching` with the fleet before it starts."""
+    `assist`: hosts whose engines load draft for others; None: they do not. `spec`: host type instead
+    of the hardware class's. The run calls `watching` with the fleet before it starts."""
 
     workers: WorkerSettings = WorkerSettings()
     assist: Assist | None = None
-    storage: tuple[float, float] | None = None
     replica: ReplicaConfig | None = None
     spec: hosts.HostSpec | None = None
     watching: Callable[[SimFleet], None] | None = None
-    steps: StepCost | None = None
 
 
 class SimFleet:
@@ -104,7 +98,7 @@ class SimFleet:
             )
             for name in schedule.control_planes
         }  # fmt: skip
-        steps = settings.steps or cost.load(f"{fleet.model}_{fleet.hardware}")
+        steps = cost.load(f"{fleet.model}_{fleet.hardware}")
         spec = settings.spec or hosts.spec(fleet.model, fleet.hardware)
         holders: dict[str, DaemonSlot] = {}
         feed = Feed(self.etcd)
@@ -129,11 +123,6 @@ class SimFleet:
         self.truth = TruthRecorder(loop, self.etcd, self.planes)
         for host in self.hosts.values():
             host.truth = self.truth
-        if settings.storage is not None:
-            rate, wait_s = settings.storage
-            links = Links(rate, True)
-            for host in self.hosts.values():
-                host.daemon_links, host.daemon_delay_s = links, wait_s
         if settings.assist is not None:
             Assisting(self.hosts, loop, settings.assist)
         self._answered = asyncio.Event()

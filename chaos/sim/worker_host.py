@@ -67,8 +67,6 @@ class Host(Machine):
         self.engine: EngineProcess | None = None
         self.failing_starts = 0
         """Number of further starts of an engine that fail."""
-        self.loads: list[float] = []
-        """Loading times of the next starts in s; later ones follow the settings."""
         self.off = False
         self._restart_s = RESTART_S / 2
 
@@ -131,8 +129,6 @@ class Host(Machine):
         spec, settings = self.spec, self.settings
         reload_s = spec.reload_s if settings.reload_s is None else settings.reload_s
         load_s = reload_s * (1 + settings.jitter * (2 * self.random.random() - 1))
-        if self.loads:
-            load_s = self.loads.pop(0)
         load_s /= self.share
         if self.failing_starts:
             self.failing_starts -= 1

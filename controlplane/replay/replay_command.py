@@ -85,8 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--what-if",
         action="append",
         metavar="KEY=VALUE",
-        help="which recorded decisions would differ with this setting; exit 1 if any "
-        "(relume-chaos what-if simulates what would follow)",
+        help="which recorded decisions would differ with this setting; exit 1 if any",
     )
     parser.add_argument(
         "--debug",
@@ -203,11 +202,6 @@ def _what_if(args: argparse.Namespace, history: History) -> int:
         print_json({"origin": history.origin, **outcome_of(outcome)})
     else:
         show_outcome(console_of(), outcome_of(outcome))
-        if outcome.first is not None and outcome.broken is None:
-            command = f"relume-chaos what-if {args.log or 'FILE'} {' '.join(args.what_if)}"
-            print(f"\nwhat would have followed, simulated: {command}")
-            if not args.log:
-                print("(FILE as `relume replay --export FILE` writes it)")
     return 0 if outcome.first is None and outcome.broken is None else EXIT_NO
 
 

@@ -73,8 +73,6 @@ class Scheduler:
         self.view = view
         self.writer = writer
         self.policy = policy
-        self.pinned = ""
-        """A policy for the next decisions whatever the settings say; empty: none."""
         self.live: LiveRequests = {}
         self.decisions = DecisionWriter(view, writer, boot, microseconds)
         self.checkpoints = Checkpoints(self.decisions, self.live, microseconds)
@@ -238,7 +236,7 @@ class Scheduler:
             tier=arrival.tier,
         )
         planned = cause != RouteCause.WAIT_OVER and self.checkpoints.planned(live)
-        policy = "planned" if planned else self.pinned or self._policy()
+        policy = "planned" if planned else self._policy()
         basis = self.decisions.basis()
         at_us = view.now_us = self.decisions.decision_us()
         choice = routing.decide(view, query, policy)

@@ -2,6 +2,7 @@
 
 A result file with `rows` is a bench: its rows have metric, goal, result, interval, n, baseline and
 met (true, false, null: no goal), and may override date, commit, command and load of the bench.
+`deleted_after`: the last commit that has the bench.
 `tables` and `notes` make up its section. A file without `rows` holds the figures of a deleted probe.
 """
 
@@ -65,7 +66,9 @@ def summary(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def section(bench: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {bench['bench']}: {verdict(bench)}\n"
     about = bench["about"][0].upper() + bench["about"][1:]
-    yield f"{about}. Command: `{bench['command']}`.\n"
+    deleted = bench.get("deleted_after")
+    until = f", deleted after {deleted}" if deleted else ""
+    yield f"{about}. Command: `{bench['command']}`{until}.\n"
     others = {row["command"] for row in bench["rows"] if "command" in row} - {bench["command"]}
     if others:
         yield "Also: " + ", ".join(f"`{command}`" for command in sorted(others)) + ".\n"

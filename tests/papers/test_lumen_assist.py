@@ -1,4 +1,4 @@
-"""Draft assistance while an engine loads, and blocks in storage that all hosts share."""
+"""Draft assistance while an engine loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from relume.chaos.sim.engine.speed import Drafts
 from relume.chaos.sim.sim_fleet import Settings, SimFleet, run
 from relume.chaos.sim.world.worker_machine import WorkerSettings
 from relume.controlplane.replica.loop import ReplicaConfig
-from relume.events import vocabulary as v
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 
 RELOAD_S = 6.0
@@ -29,22 +28,15 @@ LOST = Scenario(
 
 
 class Looking:
-    """What is to be seen of hosts ten times a second, and what engines tell."""
+    """What is to be seen of hosts ten times a second."""
 
     def __init__(self) -> None:
         self.drafted: list[tuple[float, str, bool]] = []
         """Time, host that is drafted for, whether w1 serves."""
-        self.restored_us: list[int] = []
 
     def attach(self, fleet: SimFleet) -> None:
         self.fleet = fleet
-        for host in fleet.hosts.values():
-            host.seen = self._seen
         self._look()
-
-    def _seen(self, _worker: str, event: object) -> None:
-        if type(event) is v.RestoreDone:
-            self.restored_us.append(event.duration_us)
 
     def _look(self) -> None:
         loop, hosts = self.fleet.loop, self.fleet.hosts
@@ -77,9 +69,3 @@ def test_a_loading_host_drafts_for_one_survivor_until_its_engine_is_there() -> N
     )  # it died at 5 s, was started again soon, and had its drafts 2 s later
     assert first + RELOAD_S - 3.0 <= last <= first + RELOAD_S - 1.0
     assert sum(serves for _, _, serves in looking.drafted) <= 3  # one look of theirs
-
-
-def test_blocks_of_shared_storage_wait_for_it() -> None:
-    memory, storage = (outcome_of(Settings(storage=s)) for s in (None, (1e9, 0.05)))
-    assert memory.restored_us and storage.restored_us and not memory.drafted
-    assert min(storage.restored_us) > 200_000 > max(memory.restored_us)

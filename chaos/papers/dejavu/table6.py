@@ -119,17 +119,11 @@ def _published() -> tuple[PublishedFigure, ...]:
                 value=latency,
                 unit="s",
                 within=0.1,
-                because=RATE,
                 calibrated=fitted,
             ),
         ]
     return tuple(rows)
 
-
-RATE = (
-    "the table's last rows depend on the lengths, and on the load, which is fitted to the first row "
-    "alone. A delay of x at each of three prompt stages adds 3 x / N to a request of N tokens."
-)
 
 RESULT = Result(
     name="dejavu-table6",

@@ -219,7 +219,6 @@ class EngineProcess:
             return  # it has left
         what = track.what
         generated = track.given
-        restored = max(restored, self.machine.warm.pop(what.asked, 0))
         if generated >= what.output_tokens:
             self._finish(track, "length", generated)
         else:

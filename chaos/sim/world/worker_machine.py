@@ -106,13 +106,9 @@ class Machine:
         self.settings = settings
         self.links = Links(spec.link_bytes_s, settings.exact_links)
         self.local = Links(spec.local_bytes_s) if settings.exact_links else self.links
-        self.daemon_links, self.daemon_delay_s = self.links, 0.0
-        """The card that carries its daemon's blocks to other hosts, and the latency in s."""
         self.random = Random(f"{loop.random.random()}:{name}")
         self.directory = HostDirectory(name)
         self.disk = Disk()
-        self.warm: dict[str, int] = {}
-        """Tokens that the first attempt at a request need not compute, by request."""
         self.factor = self.share = 1.0
         """Factor of slow steps, and share of a core for processes."""
         self.pause_ns = 0

@@ -28,6 +28,17 @@ RELOAD = (
     "also says 10 to 12 minutes, in which a fleet at this load has no steady state."
 )
 INPUTS = (TRAFFIC, RELOAD, WITHOUT_DRAFTS)
+QUEUE = (
+    "here, survivors run at their capacity for 20 s; a queue grows while their load exceeds it, for "
+    "a time that the paper does not give. Engines here have places left (up to 128 sequences), so "
+    "part of the load shows as longer steps."
+)
+REPLAY = (
+    "a replayed request waits for the queue of prompts and its own, 2 to 4 s at 11,000 prompt "
+    "tokens per second. 24 to 29 s is the paper's whole recovery time, as if they waited for the "
+    "restarted worker."
+)
+"""Reasons why figures differ."""
 
 
 class RuleComparison:

@@ -9,8 +9,7 @@ gateways are the real code; `RULES` are settings of it. The measurements of a ru
   first token is from sending. `ttft` is over both. For both, `queue` is the share of that time
   until an engine gives the request blocks.
 - `tpot`: time between tokens, over all decoding sequences within the window.
-- `resumed`: until the last interrupted request continues. `restored`: of the tokens that these
-  requests needed in a cache again, the share from checkpoints; `moving_s`: time of these restores.
+- `resumed`: until the last interrupted request continues.
 - `series`: sums by the second, from which `returns_s` computes when TTFT and time between tokens
   are back.
 """
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from relume.chaos.papers.lumen import model_sizes as lumen_models
 from relume.chaos.runner.run_statistics import mean, quantile, real
 from relume.chaos.scenario.language import (
     Fault,
@@ -34,7 +32,6 @@ from relume.chaos.scenario.language import (
     Poisson,
     Scenario,
     Traffic,
-    Uniform,
     When,
 )
 from relume.chaos.sim import sim_fleet as simulated
@@ -65,9 +62,6 @@ SHORT_FAILS_S, SHORT_WINDOW_S, SHORT_LASTS_S = 15.0, 20.0, 36.0
 LARGE = 32
 RELOAD_S = 20.0
 BUDGET_MB = 65536
-OUTPUTS = (50, 400)
-LONGEST = 131072
-"""Maximum tokens of a request with lengths of another trace: Qwen3-32B's limit with YaRN."""
 DRAFT_SHARE, EXCHANGE_US, DRAFTS_AFTER_S = 0.05, 200, 2.0
 """A draft model of a twentieth of the weights on the loading host, half a round trip each way,
 and Figure 4's time until it is there."""
@@ -76,8 +70,7 @@ NEAR = 1.1
 
 ROUTING = "least_load"
 """Routing policy of fresh requests, under all rules but `ROUTED`."""
-ROUTED = {"ours-ttft": "predicted_ttft", "lumen-jsq": "jsq"}
-"""The review draws LUMEN's router as join-shortest-queue."""
+ROUTED = {"ours-ttft": "predicted_ttft"}
 STRAIGHT = WaitingConfig(requests=0)
 """The paper's system has no admission queue: requests wait at busy workers."""
 _ALWAYS = 1_000_000
@@ -97,18 +90,15 @@ RULES: Mapping[str, CheckpointConfig | None] = {
         LOAD_AWARE, placement="neighbour", recovery="eq6", theta_percent=_ALWAYS
     ),
     "lumen": replace(LOAD_AWARE, recovery="eq6"),
-    "completion": replace(LOAD_AWARE, recovery="completion"),
     "ours": replace(LOAD_AWARE, recovery="least_total"),
     "ours-ttft": replace(LOAD_AWARE, recovery="least_total"),
-    "lumen-jsq": replace(LOAD_AWARE, recovery="eq6"),
     "spread": replace(LOAD_AWARE, recovery="eq6", theta_percent=_ALWAYS),
     "neighbour-eq6": replace(LOAD_AWARE, placement="neighbour", recovery="eq6"),
-    "delay": replace(LOAD_AWARE, recovery="least_delay"),
 }  # fmt: skip
 """Stop and restart: no checkpoints. DéjàVu: a fixed neighbour, which always restores. LUMEN:
 Algorithm 1 and Eq. 6. Ours: the same placement, our default recovery; engines measure their links.
 Each other rule differs in one respect."""
-MEASURED = ("completion", "delay", "ours", "ours-ttft")
+MEASURED = ("ours", "ours-ttft")
 """Rules under which engines measure their links."""
 TITLES = {
     "none": "no failure",
@@ -117,43 +107,21 @@ TITLES = {
     "lumen": "LUMEN",
     "ours": "ours",
     "ours-ttft": "ours, routing by TTFT",
-    "lumen-jsq": "LUMEN, shortest queue",
     "spread": "load-aware, holder restores",
     "neighbour-eq6": "fixed neighbour, Eq. 6",
-    "completion": "earliest completion, as set",
-    "delay": "least delay, not of all together",
 }
 
 
 class Case(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One run. `fails`: engines that die, -1: a quarter. `whom`: any of them, or `neighbours` in
-    the ring, or `rack`: those of one domain, of which there are `racks`. `daemons`: state daemons
-    die with their engines. `lengths`: those of another trace, without its common prefixes;
-    `prompts`, `outputs`: bounds of lengths instead. `assist`: acceptance and drafts of hosts whose
-    engines load, `sparing` or not. The window of `short` runs is 20 s, not 40. `size`: one of
-    `lumen_models`; `storage`: see simulated.Settings. 0 or empty: the default."""
+    """One run. `fails`: engines that die, -1: a quarter. `assist`: acceptance and drafts of hosts
+    whose engines load. The window of `short` runs is 20 s, not 40."""
 
     rules: str
     workers: int
     seed: int
     fails: int = -1
-    whom: str = "any"
-    daemons: bool = False
     per_s: float = PER_S
-    reload_s: float = RELOAD_S
-    holders: int = 1
-    budget_mb: int = BUDGET_MB
-    link_bytes_s: float = 0.0
-    theta_percent: int = 0
-    tau: int = -1
-    prompts: tuple[int, int] | None = None
-    outputs: tuple[int, int] = OUTPUTS
-    lengths: str = ""
-    racks: int = 0
     assist: tuple[float, int] | None = None
-    sparing: bool = False
-    size: str = ""
-    storage: tuple[float, float] | None = None
     short: bool = False
 
     @property
@@ -175,13 +143,17 @@ class Case(Struct, frozen=True, omit_defaults=True, kw_only=True):
     def whole(self) -> Case:
         """The same traffic without a failure: no rule matters."""
         return Case(
-            rules="restart", workers=self.workers, seed=self.seed, fails=0, per_s=self.per_s, prompts=self.prompts,
-            outputs=self.outputs, lengths=self.lengths, size=self.size, short=self.short,
-        )  # fmt: skip
+            rules="restart",
+            workers=self.workers,
+            seed=self.seed,
+            fails=0,
+            per_s=self.per_s,
+            short=self.short,
+        )
 
 
 ASSUMED_DRAFTS = (0.6, 4)
-"""Acceptance and drafts of rules with `+drafts`; `lumen-drafts` has other values."""
+"""Acceptance and drafts of rules with `+drafts`."""
 
 
 def case_of(rule: str, workers: int, seed: int = 0, fails: int = -1) -> Case:
@@ -214,85 +186,51 @@ class RunResult(Struct):
 def scenario_of(case: Case) -> Scenario:
     """The case in the scenario language."""
     names = [f"w{n}" for n in range(case.workers)]
-    racks = case.racks or case.workers
     count = case.workers // 4 if case.fails < 0 else case.fails
     random = Random(f"lumen:{case.workers}:{case.seed}")
-    if case.whom == "neighbours":
-        ring, first = sorted(names), random.randrange(case.workers)
-        struck = [ring[(first + n) % len(ring)] for n in range(count)]
-    elif case.whom == "rack":
-        first = random.randrange(racks)
-        struck = [name for n, name in enumerate(names) if n % racks == first][:count]
-    else:
-        struck = random.sample(names, count)
-    what = ["engine-kill", "holder-kill"] if case.daemons and _budget(case) else ["engine-kill"]
+    struck = random.sample(names, count)
     return Scenario(
         name="lumen",
         about="A part of the fleet is lost under load.",
         fleet=Fleet(
-            workers=case.workers, model=MODEL, hardware=HARDWARE, domains=racks,
-            checkpoint_mb=_budget(case),
+            workers=case.workers, model=MODEL, hardware=HARDWARE, domains=case.workers,
+            checkpoint_mb=BUDGET_MB if RULES[case.rules] is not None else 0,
         ),
         traffic=Traffic(
             arrivals=Poisson(case.per_s * case.workers),
-            lengths=FromTrace(case.lengths or "azure-conv") if case.prompts is None
-            else Uniform(case.prompts, case.outputs),
+            lengths=FromTrace("azure-conv"),
             for_s=case.lasts_s,
         ),
         faults=tuple(
-            Fault(what=kind, when=When(at_s=case.fails_s), target=name) for name in struck for kind in what
+            Fault(what="engine-kill", when=When(at_s=case.fails_s), target=name) for name in struck
         ),
     )  # fmt: skip
 
 
-def _budget(case: Case) -> int:
-    return 0 if RULES[case.rules] is None else case.budget_mb
-
-
 def settings_of(case: Case, meter: Meter) -> simulated.Settings:
     """The parts of the case that a scenario cannot express."""
-    model = lumen_models.of(case.size)
-    spec = model.spec if model is not None else hosts.spec(MODEL, HARDWARE)
+    spec = hosts.spec(MODEL, HARDWARE)
     blocks = spec.kv_blocks * spec.block_tokens // BLOCK_TOKENS
     spec = replace(spec, block_tokens=BLOCK_TOKENS, kv_blocks=blocks)
-    if case.lengths:
-        spec = replace(spec, max_model_len=LONGEST)
-    if case.link_bytes_s:
-        spec = replace(spec, link_bytes_s=case.link_bytes_s)
-    config = RULES[case.rules] or CheckpointConfig()
-    config = replace(config, holders=case.holders)
-    if case.theta_percent:
-        config = replace(config, theta_percent=case.theta_percent)
-    if case.tau >= 0:
-        config = replace(config, tau=case.tau)
+    config = replace(RULES[case.rules] or CheckpointConfig(), holders=1)
     drafts = None
     if case.assist is not None:
         accepted, drafted = case.assist
-        share = DRAFT_SHARE if model is None else model.draft_share
         drafts = Assist(
-            Drafts(
-                acceptance=accepted,
-                count=drafted,
-                share=share,
-                exchange_us=EXCHANGE_US,
-                sparing=case.sparing,
-            ),
+            Drafts(acceptance=accepted, count=drafted, share=DRAFT_SHARE, exchange_us=EXCHANGE_US),
             DRAFTS_AFTER_S,
         )
     return simulated.Settings(
         workers=WorkerSettings(
-            reload_s=case.reload_s,
-            prefix_cache=not case.lengths,
+            reload_s=RELOAD_S,
             exact_links=True,
             measured_links=case.rules in MEASURED,
         ),
         assist=drafts,
-        storage=case.storage,
         replica=ReplicaConfig(
             policy=ROUTED.get(case.rules, ROUTING), checkpoints=config, waiting=STRAIGHT
         ),
         spec=spec,
-        steps=model.cost if model is not None else None,
         watching=meter.attach,
     )
 
@@ -307,8 +245,6 @@ class Meter:
         self.first: dict[tuple[str, int], int] = {}
         self.attempts: dict[str, int] = {}
         self.moved_us: dict[tuple[str, int], int] = {}
-        self.tokens: dict[tuple[str, int], tuple[int, int]] = {}
-        """Tokens that an attempt needed in a cache, and the restored ones of them."""
         self.began_ns = 0
         self.samples: list[tuple[int, float, int]] = []
         """Time, and sequence-seconds and tokens of the second before."""
@@ -327,12 +263,10 @@ class Meter:
         if type(event) is v.RestoreDone:
             key = event.request, event.attempt
             self.moved_us[key] = event.duration_us
-            self.tokens[key] = self.tokens.get(key, (0, 0))[0], event.tokens
         for change in getattr(event, "changes", ()):
             key = change.request, change.attempt
             if type(change) is v.RequestQueued:
                 self.attempts[change.request] = change.attempt
-                self.tokens[key] = change.prompt_tokens, 0
             elif type(change) is v.RequestAdmitted:
                 self.admitted.setdefault(key, now)
             elif type(change) is v.FirstToken:
@@ -365,7 +299,6 @@ def measure(case: Case) -> RunResult:
     ids = {asked: request for request, asked in meter.asked.items()}
     plain: list[tuple[float, float]] = []
     lost: list[tuple[float, float, float]] = []
-    anew: list[tuple[int, int]] = []
     length = round(case.lasts_s - case.fails_s)
     ttft_series = [(0.0, 0)] * length
     for history in real(run):
@@ -377,7 +310,6 @@ def measure(case: Case) -> RunResult:
             took = (meter.first[key] - fail_ns) / 1e9
             waited = (meter.admitted[key] - fail_ns) / 1e9
             lost.append((took, waited, meter.moved_us.get(key, 0) / 1e6))
-            anew.append(meter.tokens[key])
         elif history.first_ns is not None and sent >= fail_ns:
             took = (history.first_ns - history.sent_ns) / 1e9
             second = min((sent - fail_ns) // 1_000_000_000, length - 1)
@@ -394,11 +326,6 @@ def measure(case: Case) -> RunResult:
     broken = sum(history.record.outcome != RequestOutcome.COMPLETED for history in real(run))
     figures = _figures(plain, lost)
     figures["tpot"] = _ratio(itl_series[: round(case.window_s)])
-    if anew:
-        figures["restored"] = sum(one[1] for one in anew) / sum(one[0] for one in anew)
-    moving = [one[2] for one in lost if one[2]]
-    if moving:
-        figures["moving_s"] = sum(moving) / len(moving)
     error = run.error or (f"{broken} streams broke" if broken else "")
     return RunResult(figures, ttft_series, itl_series, error)
 
@@ -414,7 +341,6 @@ def _figures(
         "plain_queue": _share(plain, 1),
         "lost_share": len(lost) / len(both) if both else None,
         "lost": mean([one[0] for one in lost]),
-        "lost_p99": quantile([one[0] for one in lost], 0.99),
         "lost_queue": _share(lost, 1),
         "lost_moving": _share(lost, 2),
         "resumed": max((one[0] for one in lost), default=None),

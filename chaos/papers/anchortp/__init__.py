@@ -1,1 +1,0 @@
-"""AnchorTP's published results, compared with ours."""
