@@ -23,7 +23,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -112,18 +112,10 @@ Check = Callable[[View, str, int, Any, Verdict], None]
 position, event, verdict)."""
 
 
-class Room(Protocol):
-    """Follows the admission queue of one replica."""
-
-    def seen(self, position: int, event: Any, founded: bool) -> None:
-        """See RoomReplay.seen."""
-        ...
-
-
 class Replay:
     """One pass over the log. `checks` say what is done with each kind of decision, `view`
-    makes a replica's view of its stream and the fold, `rooms` what follows its admission queue;
-    `verdict` collects the result."""
+    makes a replica's view of its stream and the fold; `verdict` collects the result. `queues`:
+    whether admission queues are rebuilt and verified."""
 
     def __init__(
         self,
@@ -131,8 +123,8 @@ class Replay:
         fleet: Fleet,
         checks: Mapping[type, Check] | None = None,
         view: Callable[[str, Fleet], View] = View,
-        rooms: Callable[[View, Verdict], Room | None] = RoomReplay,
         verdict: Verdict | None = None,
+        queues: bool = True,
     ) -> None:
         self.groups = groups
         self.fleet = fleet
@@ -156,7 +148,7 @@ class Replay:
                 events,
                 self.verdict,
                 checks or CHECKS,
-                rooms,
+                queues,
                 Doubts(self.corrupt, {request for other, request in claims if other != name}),
             )
             for name, events in own.items()
@@ -250,13 +242,13 @@ class _ReplicaReplay:
         events: list[tuple[int, Any]],
         verdict: Verdict,
         checks: Mapping[type, Check],
-        rooms: Callable[[View, Verdict], Room | None],
+        queues: bool,
         doubts: Doubts,
     ) -> None:
         self.stream = view.stream
         self.view = view
         self.view.landed()
-        self._room = rooms(view, verdict)
+        self._room = RoomReplay(view, verdict) if queues else None
         self.due = 0
         """Revision of the basis of its next decision."""
         self._began = view.fleet.revision

@@ -7,9 +7,9 @@ ones are counted each by itself: they answer what was recorded, not what would h
 
 A decision differs when it does something else: another worker, other holders, another way for an
 interrupted request to continue, another judgement of silence. Different estimates alone are counted
-separately. If the recorded settings needed no decision (placement none, recovery recompute), the
-question is reconstructed from the events around it and marked so. What was never observed cannot be
-repeated, such as a silence shorter than the recorded bound.
+separately. What the log does not hold cannot be repeated, such as a silence shorter than the recorded
+bound. Settings under which it has no decision to repeat (placement none, recovery recompute) are
+refused, and so are those of the admission queue, where each answer changes the next question.
 """
 
 from __future__ import annotations
@@ -17,27 +17,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from msgspec import Struct, field
 
-from relume.controlplane.replay import what_if_waiting
-from relume.controlplane.replay.answers import Answer, placed, planned
+from relume.controlplane.replay.answers import Answer
 from relume.controlplane.replay.divergence import Divergence, Verdict
 from relume.controlplane.replay.recorded_log import History
 from relume.controlplane.replay.verify import CHECKS, NEVER, Replay, check_route
-from relume.controlplane.replay.what_if_waiting import ChangedQueue
 from relume.events import vocabulary as v
-from relume.events.log.entries import entries
-from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import Tier
 from relume.policies.checkpoints import checkpoint_settings
-from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.liveness import stall
 from relume.policies.liveness.stall import StallConfig
-from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.migration import migration_settings
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.recorded_settings import CHOICES
@@ -56,7 +48,6 @@ DEFAULTS: dict[str, str] = {
     **dict(stall.settings_of(StallConfig())),
     **dict(checkpoint_settings.settings_of(CheckpointConfig())),
     **dict(migration_settings.settings_of(MigrationConfig())),
-    **what_if_waiting.DEFAULTS,
 }
 """What may be set otherwise, with the defaults."""
 
@@ -67,9 +58,8 @@ class BadSetting(ValueError):
 
 class Difference(Struct, frozen=True, kw_only=True):
     """A decision with a different result: `recorded` and `other` say what is done, each with its
-    alternatives, line by line. `kind`: route, holders, plan, migration, stall, waiting. `about` is
-    the request, or the engine judged. `revision` and `after` are the basis. `asked`: False if the
-    log has no such decision, and the question is reconstructed."""
+    alternatives, line by line. `kind`: route, holders, plan, migration, stall. `about` is the
+    request, or the engine judged. `revision` and `after` are the basis."""
 
     kind: str
     about: str
@@ -81,7 +71,6 @@ class Difference(Struct, frozen=True, kw_only=True):
     other: str
     recorded_estimates: tuple[str, ...]
     other_estimates: tuple[str, ...]
-    asked: bool = True
 
 
 class Outcome(Struct, kw_only=True):
@@ -105,6 +94,11 @@ _FLAGS = (
     ("checkpoint_", "checkpoints."), ("migration_", "migration."), ("stall_", "stall."),
     ("waiting_", "waiting."),
 )  # fmt: skip
+UNREPEATED = {
+    f"{checkpoint_settings.PREFIX}placement": "none",
+    f"{checkpoint_settings.PREFIX}recovery": "recompute",
+}
+"""Settings, and the value under which the log has no decision of theirs."""
 
 
 def parse(words: list[str]) -> dict[str, str]:
@@ -133,6 +127,11 @@ def _key(given: str) -> str:
         if key.startswith(begin):
             key = group + key.removeprefix(begin)
     key = {"policy": POLICY, "request_tokens": WEIGHT}.get(key, key)
+    if key.startswith("waiting."):
+        raise BadSetting(
+            f"{key}: each answer of the admission queue changes the next question, which no log "
+            "holds; simulate both: relume-chaos run SCENARIO --seed N"
+        )
     if key not in DEFAULTS:
         close = difflib.get_close_matches(key, DEFAULTS, 3) or list(DEFAULTS)
         raise BadSetting(f"no setting {given!r}; {', '.join(close)}")
@@ -140,10 +139,11 @@ def _key(given: str) -> str:
 
 
 def what_if(history: History, settings: Mapping[str, str], since: int = 0) -> Outcome:
-    """Repeat every decision, with `settings` in force from revision `since` on."""
-    asked = _Questions(history.groups, dict(settings), since)
+    """Repeat every decision, with `settings` in force from revision `since` on. Raises BadSetting
+    if the log has no decision that they concern."""
+    asked = _Questions(dict(settings), since)
     base, verdict = load(dump(history.base or Fleet())), asked.verdict
-    replay = Replay(list(history.groups), base, asked.checks, asked.view, asked.room, verdict)
+    replay = Replay(list(history.groups), base, asked.checks, asked.view, verdict, queues=False)
     replay.run(NEVER, None)
     outcome = verdict.outcome
     outcome.decisions, outcome.skipped = verdict.decisions, verdict.skipped
@@ -183,7 +183,7 @@ class _WhatIfVerdict(Verdict, kw_only=True):
 
     def changed(
         self, kind: str, about: str, event: Any, stream: str, position: int,
-        recorded: Answer, actual: Answer, what: str = "decision", asked: bool = True,
+        recorded: Answer, actual: Answer, what: str = "decision",
     ) -> None:  # fmt: skip
         """Count it, and keep the first that does something else."""
         outcome = self.outcome
@@ -193,7 +193,7 @@ class _WhatIfVerdict(Verdict, kw_only=True):
         outcome.different += 1
         outcome.by_kind[kind] = outcome.by_kind.get(kind, 0) + 1
         found = Difference(
-            kind=kind, about=about, stream=stream, position=position, asked=asked,
+            kind=kind, about=about, stream=stream, position=position,
             revision=event.basis.revision, after=event.basis.position,
             recorded=recorded[0], recorded_estimates=recorded[1],
             other=actual[0], other_estimates=actual[1],
@@ -203,25 +203,17 @@ class _WhatIfVerdict(Verdict, kw_only=True):
 
 
 class _Questions:
-    """The questions of a pass over the log, and what the log around them shows."""
+    """The questions of a pass over the log."""
 
-    def __init__(self, groups: list[RevisionGroup], settings: dict[str, str], since: int) -> None:
+    def __init__(self, settings: dict[str, str], since: int) -> None:
         self.checks = {**CHECKS, v.RouteDecided: self._route}
         self.verdict = _WhatIfVerdict(outcome=Outcome(settings=settings))
         self._settings = settings
         self._since = since
-        self._planned: set[tuple[str, str, int]] = set()
-        self._rooms = bool(set(settings) & set(what_if_waiting.DEFAULTS))
-        unasked = {f"{checkpoint_settings.PREFIX}{name}" for name in ("placement", "recovery")}
-        self._log = _LogContext(groups if unasked & set(settings) else [])
 
     def view(self, stream: str, fleet: Fleet) -> View:
         """A view with the other settings."""
         return ChangedView(stream, fleet, self._settings, self._since)
-
-    def room(self, view: View, verdict: Verdict) -> ChangedQueue | None:
-        """What follows the admission queue of a view, if its settings differ."""
-        return ChangedQueue(view, partial(self.verdict.changed, "waiting")) if self._rooms else None
 
     def _route(
         self, view: Any, stream: str, position: int, event: v.RouteDecided, verdict: Verdict
@@ -229,82 +221,9 @@ class _Questions:
         policy = view.changed.get(POLICY, "") if event.policy in routing.POLICIES else ""
         with weight(view.changed.get(WEIGHT)):
             check_route(view, stream, position, event, verdict, policy)
-        self._unplaced(view, stream, position, event)
-        self._unplanned(view, stream, position, event)
-
-    # --- questions that the recorded settings never needed
-    # ------------------------------------------
-
-    def _unplaced(self, view: Any, stream: str, position: int, event: v.RouteDecided) -> None:
-        """A dispatch that had no holders because placement was none."""
-        key = f"{checkpoint_settings.PREFIX}placement"
-        if not event.worker or view.changed.get(key, "none") == "none":
-            return
-        arrival = self._log.arrivals.get(event.request)
-        if view.recorded(key) != "none" or arrival is None:
-            return
-        if not checkpoints.takes_part(view, event.worker):
-            return
-        tokens = event.prompt_tokens + event.delivered
-        left = max(arrival.max_tokens - event.delivered, 1) if arrival.max_tokens else 0
-        worker = view.fleet.workers[event.worker]
-        config = checkpoint_settings.config_of(view)
-        blocks = checkpoints.expected_blocks(worker, tokens, left, config)
-        found, size = checkpoints.place(view, event.request, event.worker, blocks)
-        answer = placed(
-            config.placement, config.holders, found.holders, found.reason, size, found.candidates
-        )
-        place = event.request, event, stream, position
-        self.verdict.changed("holders", *place, ("no holder", ()), answer, asked=False)
-
-    def _unplanned(self, view: Any, stream: str, position: int, event: v.RouteDecided) -> None:
-        """A failure that was not planned because recovery was recompute."""
-        key = f"{checkpoint_settings.PREFIX}recovery"
-        if view.changed.get(key, "recompute") == "recompute" or view.recorded(key) != "recompute":
-            return
-        place = self._log.lost.get((stream, event.request, event.attempt - 1))
-        if place is None or (stream, *place) in self._planned:
-            return
-        self._planned.add((stream, *place))
-        failed = f"{place[0]}:{place[1]}"
-        lost = []
-        for seen, arrival in self._log.interrupted[stream, *place]:
-            tokens = checkpoints.tokens_lost(
-                view, seen.request, arrival.prompt_tokens, seen.delivered
-            )
-            tier = self._log.tiers.get(seen.request, Tier.NONE)
-            lost.append(checkpoints.Lost(seen.request, seen.attempt, tokens, (failed,), tier))
-        for choice in checkpoints.plan(view, *place, lost):
-            answer = planned(view.changed[key], choice)
-            about = choice.request, event, stream, position
-            self.verdict.changed("plan", *about, ("no plan", ()), answer, asked=False)
-
-
-class _LogContext:
-    """What the log has around missing decisions: arrivals, tiers, and what each failure
-    interrupted, by stream and engine."""
-
-    def __init__(self, groups: list[RevisionGroup]) -> None:
-        self.arrivals: dict[str, v.RequestArrived] = {}
-        self.tiers: dict[str, Tier] = {}
-        self.lost: dict[tuple[str, str, int], tuple[str, int]] = {}
-        self.interrupted: dict[
-            tuple[str, str, int], list[tuple[v.TransportObserved, v.RequestArrived]]
-        ] = {}
-        for entry in entries(groups, "r."):
-            self._take(entry.stream, entry.event)
-
-    def _take(self, stream: str, event: Any) -> None:
-        if type(event) is v.RequestArrived:
-            self.arrivals[event.request] = event
-        elif type(event) is v.RouteDecided:
-            self.tiers[event.request] = event.tier
-        elif type(event) is v.TransportObserved and event.kind in SUSPICIOUS:
-            arrival = self.arrivals.get(event.request)
-            if arrival is not None:
-                place = event.worker, event.incarnation
-                self.lost[stream, event.request, event.attempt] = place
-                self.interrupted.setdefault((stream, *place), []).append((event, arrival))
+        for key, off in UNREPEATED.items():
+            if view.changed.get(key, off) != off == view.recorded(key):
+                raise BadSetting(f"{key} was {off} here, so the log has no such decision to repeat")
 
 
 @contextmanager

@@ -258,11 +258,10 @@ def show_outcome(console: Console, told: Data) -> None:
         return
     kinds = ", ".join(f"{count} {kind}" for kind, count in told["by_kind"].items())
     console.print(Text(f"by kind: {kinds}; each repeated on the recorded history", style="dim"))
-    asked = "" if first["asked"] else " (not in the log; reconstructed)"
     console.print(
         Text(
             f"\nfirst: {first['kind']} of {first['about']}, {first['stream']}:{first['position']}, "
-            f"basis ({first['revision']}, {first['after']}){asked}",
+            f"basis ({first['revision']}, {first['after']})",
             style="bold",
         )
     )

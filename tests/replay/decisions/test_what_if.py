@@ -19,7 +19,7 @@ from relume.controlplane.replay.debugger.log_window import cut, export_window, r
 from relume.controlplane.replay.debugger.session import Debugger
 from relume.controlplane.replay.recorded_log import History, from_file
 from relume.controlplane.replay.verify import query_of, verify
-from relume.controlplane.replay.what_if import DEFAULTS, Outcome, parse, what_if
+from relume.controlplane.replay.what_if import DEFAULTS, BadSetting, Outcome, parse, what_if
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
@@ -92,7 +92,7 @@ def test_another_recovery_differs_first_in_the_plan(killed: History) -> None:
     (_, plan), *_ = planned(killed.groups)
     outcome = asked(killed, "checkpoint-recovery=eq6")
     first = outcome.first
-    assert first is not None and (first.kind, first.asked) == ("plan", True)
+    assert first is not None and first.kind == "plan"
     assert _basis(first) == (plan.basis.revision, plan.basis.position)
     assert set(outcome.by_kind) == {"plan"}
     assert first.recorded in " ".join(first.recorded_estimates)
@@ -173,43 +173,6 @@ def test_moves_that_other_settings_would_not_make() -> None:
     assert outcome.first.about in {c.request for c in gone}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("changed, kind", [("placement", "holders"), ("recovery", "plan")])
-def test_questions_the_log_never_asked(changed: str, kind: str) -> None:
-    """A log made without checkpoints or without restores says where there would have been."""
-    off = {"placement": "none", "recovery": "recompute"}[changed]
-    groups = asyncio.run(_without(changed, off))
-    history = History(groups=groups, origin="a scene")
-    assert asked(history, f"checkpoints.{changed}={off}").first is None
-    on = {"placement": "load_aware", "recovery": "least_total"}[changed]
-    first = asked(history, f"checkpoints.{changed}={on}").first
-    assert first is not None and (first.kind, first.asked) == (kind, False)
-    assert first.recorded in ("no holder", "no plan")
-    assert first.other_estimates
-
-
-async def _without(changed: str, off: str) -> list[RevisionGroup]:
-    if changed == "placement":
-        return await log_with_plans(placement=off)
-    from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
-
-    async with Scene(5, replicas=1, checkpoints=CheckpointConfig(recovery=off)) as scene:
-        held, cuts = scene.replicas["r0"].fleet, 0
-        for victim in ("w0", "w1", "w2") * 5:
-            traffic = asyncio.create_task(scene.traffic(9, f"to-{victim}-{held.decisions}-"))
-            while not traffic.done() and not scene.clients["r0"].running_covered(victim):
-                await asyncio.sleep(0.001)
-            if not traffic.done():
-                cuts += 1
-                scene.workers[victim].die()
-                await traffic
-                scene.workers[victim].start()
-            await scene.settled()
-            if cuts == 3:
-                break
-    return scene.log.groups
-
-
 def test_a_broken_log_is_no_ground(killed: History) -> None:
     groups = [*killed.groups[:100], *killed.groups[101:]]
     assert asked(History(groups=groups, origin="cut"), "policy=round_robin").broken is not None
@@ -229,6 +192,15 @@ def test_what_if_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
     assert told["first"]["kind"] == "plan" and told["settings"] == {"checkpoints.recovery": "eq6"}
     assert main(["replay", "--what-if", "nonsense=1", *log]) == 2
     assert "no setting" in capsys.readouterr().err
+    assert main(["replay", "--what-if", "waiting-queued=3", *log]) == 2
+    assert "admission queue" in capsys.readouterr().err
+
+
+def test_settings_without_a_recorded_decision_are_refused() -> None:
+    history = History(groups=asyncio.run(log_with_plans(placement="none")), origin="a scene")
+    assert asked(history, "checkpoints.placement=none").first is None
+    with pytest.raises(BadSetting, match=r"placement was none here.*no such decision"):
+        asked(history, "checkpoints.placement=load_aware")
 
 
 # --- windows ---------------------------------------------------------------------------
