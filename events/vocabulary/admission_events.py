@@ -7,54 +7,56 @@ from relume.events.vocabulary.enums import QueueCause, ShedReason, Tier
 
 
 class RequestHeld(Event, frozen=True, tag="request_held/1", kw_only=True):
-    """Decision: an arrival waits in this replica's room. It goes with a `RouteDecided` of cause
-    wait_over.
-
-    Times are those of `GroupsReceived`: it waits until `until_us` at most, and its first token is
-    due by `deadline_us` (0: whenever). `tokens` it is charged, of which its `tenant` gets an equal
-    part within its tier; `size` bytes of body. `ahead_requests` and `ahead_tokens` go before it,
-    expected to take `predicted_us` (-1: not known); `depth` requests wait now. `evicted` gave it
-    their places."""
+    """Decision: an arrival waits in this replica's admission queue. It goes with a
+    `RouteDecided` of cause wait_over. Times are those of `GroupsReceived`."""
 
     decision: str
     basis: Basis
     request: str
     at_us: int
     cause: QueueCause
+    """Why it waits."""
     model: str
     tier: Tier
     tenant: str
     tokens: int
+    """Tokens that it is charged, of which its tenant gets an equal part within its tier."""
     size: int
     until_us: int
+    """Time at which its wait ends at the latest."""
     deadline_us: int
     ahead_requests: int
     ahead_tokens: int
     predicted_us: int
     depth: int
     evicted: tuple[str, ...] = ()
+    """Requests that gave it their places."""
 
 
 class RequestShed(Event, frozen=True, tag="request_shed/1", kw_only=True):
-    """Decision: a request is refused, unsent.
-    After a wait of `waited_us` (-1: it did not wait). `behalf`: the request that displaced it.
-    Other fields as of `RequestHeld`; `retry_after_s` was sent to the client."""
+    """Decision: a request is refused, unsent. Fields without a meaning of their own are those
+    of `RequestHeld`."""
 
     decision: str
     basis: Basis
     request: str
     at_us: int
     reason: ShedReason
+    """Why it was refused."""
     model: str
     tier: Tier
     tenant: str
     tokens: int
+    """Tokens that it was charged."""
     size: int
     deadline_us: int
     waited_us: int
+    """Time in the queue; -1: it did not wait."""
     ahead_requests: int
     ahead_tokens: int
     predicted_us: int
     depth: int
     retry_after_s: int
+    """What the client was asked to wait."""
     behalf: str = ""
+    """The request that got its place."""

@@ -14,4 +14,6 @@ class Basis(Struct, frozen=True, array_like=True, gc=False):
     replica's own events up to `position` (1-based, its stream) that it did not hold yet."""
 
     revision: int
+    """etcd revision of the canonical fold."""
     position: int
+    """Number of the replica's last own event that the fold did not hold yet."""

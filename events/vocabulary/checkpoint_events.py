@@ -16,22 +16,25 @@ from relume.events.vocabulary.enums import (
 
 
 class StateDaemonStarted(Event, frozen=True, tag="state_daemon_started/1", kw_only=True):
-    """The state daemon of `worker`'s host serves, and earlier reports about it are void: what it
-    has, if its new agent found it running, is acknowledged again after this. `boot` names this life
-    of it, `budget_bytes` is its maximum (LUMEN Eq. 5), `family` the fingerprint family of the
-    blocks its worker can use. `address` (tcp://...) is for other hosts, empty when it listens to
-    none; `local` (unix:...) for engines on the same `machine`. `file_bytes` may be held in files
-    beside the budget of memory."""
+    """The state daemon of a worker's host serves, and earlier reports about it are void. What
+    it has, if its new agent found it running, is acknowledged again after this."""
 
     worker: str
     boot: str
+    """This life of the daemon."""
     epoch: int
     address: str
+    """`tcp://` address for other hosts; empty: none."""
     budget_bytes: int
+    """Memory budget (LUMEN Eq. 5)."""
     family: str = ""
+    """Fingerprint family of the blocks that its worker can use; empty: no checkpoints."""
     local: str = ""
+    """`unix:` address for engines on the same machine."""
     machine: str = ""
+    """Id of the machine."""
     file_bytes: int = 0
+    """Additional budget in files."""
 
 
 class StateDaemonLost(Event, frozen=True, tag="state_daemon_lost/1"):
@@ -51,17 +54,19 @@ class StateDaemonReported(Event, frozen=True, tag="state_daemon_reported/1"):
 
 
 class CheckpointAcknowledged(Event, frozen=True, tag="checkpoint_acknowledged/1", kw_only=True):
-    """`holder` holds the first `tokens` (`blocks` whole blocks on every rank, `bytes` in
-    all) of a request's child, written by `attempt`: the checkpointed prefix |C_r|. The only
-    source of coverage. A later record of the same boot replaces an earlier one."""
+    """A holder has the first tokens of a request's child: the checkpointed prefix |C_r|. The
+    only source of coverage. A later record of the same boot replaces an earlier one."""
 
     holder: str
     boot: str
     request: str
     child: int
     attempt: int
+    """The attempt that wrote it."""
     blocks: int
+    """Whole blocks on every rank."""
     tokens: int
+    """Length of the prefix that the holder has."""
     bytes: int
 
 
@@ -72,7 +77,9 @@ class HeldPrefix(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     child: int
     attempt: int
     blocks: int
+    """Whole blocks on every rank."""
     tokens: int
+    """Length of the prefix that the holder has."""
     bytes: int
 
 
@@ -83,33 +90,35 @@ class CheckpointsAcknowledged(Event, frozen=True, tag="checkpoints_acknowledged/
     holder: str
     boot: str
     held: tuple[HeldPrefix, ...]
+    """The newest position of each request."""
 
 
 class CheckpointEvicted(Event, frozen=True, tag="checkpoint_evicted/1", kw_only=True):
-    """`holder` needed the room: `tokens` of the prefix are left, `bytes` in all."""
+    """A holder needed the room."""
 
     holder: str
     boot: str
     request: str
     child: int
     tokens: int
+    """Tokens of the prefix that are left."""
     bytes: int
+    """Bytes that are left."""
 
 
 class CheckpointDropped(Event, frozen=True, tag="checkpoint_dropped/1", kw_only=True):
-    """`holder` holds nothing of the request any more."""
+    """A holder has nothing of the request any more."""
 
     holder: str
     boot: str
     request: str
     child: int
     reason: DropReason
+    """Why."""
 
 
 class RestoreStarted(Event, frozen=True, tag="restore_started/1", kw_only=True):
-    """The engine fetches `tokens` of the attempt's prefix from `holder`, from token `first`
-    on: it has the tokens before them itself. `lender`: the other request whose identical prefix
-    they are; empty: its own."""
+    """The engine fetches a part of the attempt's prefix."""
 
     incarnation: int
     request: str
@@ -117,12 +126,15 @@ class RestoreStarted(Event, frozen=True, tag="restore_started/1", kw_only=True):
     attempt: int
     holder: str
     tokens: int
+    """Length of the prefix that is fetched."""
     first: int = 0
+    """First token that is fetched; the engine has those before it."""
     lender: str = ""
+    """Another request whose identical prefix is used; empty: its own."""
 
 
 class RestoreDone(Event, frozen=True, tag="restore_done/1", kw_only=True):
-    """They are in its cache, each block verified; the rest is computed."""
+    """The fetched blocks are in the engine's cache, each verified; the rest is computed."""
 
     incarnation: int
     request: str
@@ -130,6 +142,7 @@ class RestoreDone(Event, frozen=True, tag="restore_done/1", kw_only=True):
     attempt: int
     holder: str
     tokens: int
+    """Length of the restored prefix."""
     bytes: int
     duration_us: int
 
@@ -145,7 +158,7 @@ class LinkMeasured(Event, frozen=True, tag="link_measured/1"):
 
 
 class RestoreFailed(Event, frozen=True, tag="restore_failed/1", kw_only=True):
-    """Only `tokens` could be used; all after them is recomputed."""
+    """A part of the prefix could be used; all after it is recomputed."""
 
     incarnation: int
     request: str
@@ -153,67 +166,81 @@ class RestoreFailed(Event, frozen=True, tag="restore_failed/1", kw_only=True):
     attempt: int
     holder: str
     tokens: int
+    """Length of the prefix that could be used."""
     reason: RestoreFailure
+    """Why the restore stopped; also what the holder refused with."""
 
 
 class HolderCandidate(Struct, frozen=True, array_like=True, gc=False):
-    """One worker a placement looked at. `load`: its expected recovery load (LUMEN Eq. 4) in
-    blocks; `free_bytes` of its budget (Eq. 5). `excluded` says why not; empty when it could."""
+    """One worker that a placement looked at."""
 
     worker: str
     load: int
+    """Expected recovery load in blocks (LUMEN Eq. 4)."""
     free_bytes: int
+    """Free budget (LUMEN Eq. 5)."""
     excluded: Exclusion = Exclusion.NONE
 
 
 class HolderChosen(Event, frozen=True, tag="holder_chosen/1", kw_only=True):
-    """Decision: where a request's checkpoint goes (LUMEN Algorithm 1). `holders` may be
-    fewer than wanted, or none: `reason` says why (budget, alone, policy). `expected_bytes` is what
-    was reserved."""
+    """Decision: where a request's checkpoint goes (LUMEN Algorithm 1)."""
 
     decision: str
     basis: Basis
     request: str
     attempt: int
     cause: PlacementCause
+    """Arrival, recovered, moved, holder_lost, draining, holder_joined."""
     primary: str
+    """The worker that computes the request."""
     holders: tuple[str, ...]
+    """The chosen holders."""
     policy: str
     wanted: int
+    """Number of holders wanted."""
     expected_blocks: int
+    """Blocks that the request is expected to need."""
     expected_bytes: int
+    """Bytes that were reserved."""
     reason: str = ""
+    """Why there are fewer holders than wanted: budget, alone, policy."""
     candidates: tuple[HolderCandidate, ...] = ()
 
 
 class RecoveryOption(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """One way a recovery looked at: on `worker`, from
-    `holder`'s checkpoint of `restored` tokens. Microseconds: until the worker is free,
-    moving the blocks, computing the rest; `done_us` is their end together."""
+    """One way that a recovery looked at."""
 
     worker: str
     kind: RecoveryKind
+    """Restore or recompute."""
     holder: str
     restored: int
+    """Tokens of the checkpoint."""
     wait_us: int
+    """Time until the worker is free."""
     move_us: int
+    """Time to move the blocks."""
     compute_us: int
+    """Time to compute the rest."""
     done_us: int
+    """End of the three together."""
     excluded: Exclusion = Exclusion.NONE
 
 
 class RecoveryChoice(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """What was chosen for one request (`chosen` indexes `options`; -1: none was left).
-    `tokens` of it must be in a cache. `avoid`: `worker:incarnation` that failed it before.
-    Requests of a higher `tier` chose before it."""
+    """What was chosen for one request."""
 
     request: str
     attempt: int
     tokens: int
+    """Tokens that must be in a cache."""
     chosen: int
+    """Index into `options`; -1: none."""
     options: tuple[RecoveryOption, ...]
     avoid: tuple[str, ...] = ()
+    """Incarnations (`worker:incarnation`) that failed it before."""
     tier: Tier = Tier.NONE
+    """Requests of a higher tier chose before it."""
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned/1", kw_only=True):

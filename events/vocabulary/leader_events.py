@@ -23,10 +23,12 @@ class LeaderResigned(Event, frozen=True, tag="leader_resigned/1"):
 
 
 class Tick(Event, frozen=True, tag="tick/1"):
-    """The only clock policies see. `unix_ms` is for people; `number` counts."""
+    """The only clock that policies see."""
 
     number: int
+    """Number of the tick."""
     unix_ms: int
+    """Wall clock, for people."""
 
 
 class WorkerLost(Event, frozen=True, tag="worker_lost/1"):
@@ -53,85 +55,108 @@ class ReplicaLost(Event, frozen=True, tag="replica_lost/1"):
 
 
 class Effect(Struct, frozen=True, array_like=True, gc=False):
-    """One imperative to a worker's agent. Refused when `incarnation` (0: any) is older than the
-    agent's."""
+    """One imperative to a worker's agent, which refuses it for an older engine than its own."""
 
     kind: EffectKind
+    """What the agent is to do."""
     worker: str
     incarnation: int = 0
+    """Incarnation it is meant for; 0: any."""
     argument: str = ""
+    """Further argument; empty: none."""
 
 
 class EffectsDecided(Event, frozen=True, tag="effects_decided/1", kw_only=True):
-    """Effects for agents; applied once by target state (I15). `again` >= 0: nothing new, effect
-    `again` of that decision repeated for an agent that may have missed it (the log before may be
-    trimmed)."""
+    """Effects for agents; applied once by target state (I15)."""
 
     decision: str
     basis: Basis
     cause: str
     effects: tuple[Effect, ...]
+    """The effects."""
     again: int = -1
+    """Index of an effect of that decision, which is repeated for an agent that may have missed
+    it (the log before may be trimmed); -1: new effects."""
 
 
 class DetailDecided(Event, frozen=True, tag="detail_decided/1", kw_only=True):
-    """Decision: how much of their engines' steps agents write, where it `was`; and all it rests
-    on. Said again while shed, for agents that come later."""
+    """Decision: how much of their engines' steps agents write, and all it rests on. Repeated
+    while detail is reduced, for agents that start later."""
 
     detail: StepDetail
+    """How much is written from here on."""
     was: StepDetail
+    """The value before."""
     database_bytes: int
+    """Size of etcd's database."""
     quota_bytes: int
+    """etcd's quota."""
     shed_percent: int
+    """Percentage of the quota at which records are merged."""
 
 
 class HealthDecided(Event, frozen=True, tag="health_decided/1", kw_only=True):
-    """Decision: the health of `worker`, from the evidence of all replicas and agents. It holds for
-    `incarnation` from tick `since` on. In `probing`, only `prober` sends it requests, at most
-    `probes` at once; `until` is the first tick at which an open breaker may probe (-1: its cause
-    must be gone first). A request counts `price_percent` of its cost there. Of a corruption,
-    `good_tick` is that of the last right answers to the canaries that are wrong now, the earliest:
-    what the engine computed since then is in doubt (-1: one of them was never right)."""
+    """Decision: the health of a worker, from the evidence of all replicas and agents. In
+    `probing`, only `prober` sends it requests."""
 
     worker: str
     incarnation: int
+    """Incarnation that it holds for."""
     state: HealthState
+    """The health of the worker."""
     failure: FailureClass
+    """Class of the failure; empty: none."""
     evidence: str
+    """What the decision goes by."""
     since: int
+    """Tick from which it holds."""
     until: int = -1
+    """First tick at which an open breaker may probe; -1: its cause must be gone first."""
     prober: str = ""
+    """The replica that sends it probes; empty: none does."""
     probes: int = 0
+    """Maximum number of probes at once."""
     price_percent: int = 100
+    """Share of a request's cost that counts there, percent."""
     good_tick: int = -1
+    """Of a corruption: tick of the last right answers to the canaries that are wrong now, the
+    earliest. What the engine computed since then is in doubt. -1: one was never right."""
 
 
 class VerdictsWithheld(Event, frozen=True, tag="verdicts_withheld/1", kw_only=True):
-    """Decision: `workers` of a `model` fail at once, more than `share_percent` of the `serving`
-    ones, so a common cause is likelier than that all of them broke: no breaker opens. No
-    `workers`: that is over."""
+    """Decision: so many workers of a model fail at once that a common cause is likelier than
+    that all of them broke: no breaker opens."""
 
     model: str
     workers: tuple[str, ...]
+    """Those that fail; none: verdicts are no longer withheld."""
     serving: int
+    """Workers of the model that serve."""
     share_percent: int
+    """Share of them that may fail before verdicts are withheld."""
 
 
 class CanaryValuesDecided(Event, frozen=True, tag="canary_values_decided/1", kw_only=True):
-    """Decision: the golden values of canary `canary` for class `kind` of workers (model, build,
-    hardware, digest of the weights, prompt set), version by version. `witnesses` agreed on them, of
-    `workers` in the class; a single one: the class had no other. Each log probability is between
-    `low` and `high`, which are equal where `exact`."""
+    """Decision: the golden values of a canary for a class of workers, version by version."""
 
     kind: str
+    """Class of workers: model, build, hardware, digest of the weights, prompt set."""
     canary: int
+    """Number of the canary in its prompt set."""
     version: int
+    """Version of the values of this canary and class."""
     tokens: tuple[int, ...]
+    """Ids of the greedy tokens."""
     low: tuple[float, ...]
+    """Smallest log probabilities that are right."""
     high: tuple[float, ...]
+    """Largest log probabilities that are right."""
     exact: bool
+    """Whether the values hold bit by bit."""
     witnesses: tuple[str, ...]
+    """Workers whose answers agreed; one: its class had no other."""
     workers: int
+    """Workers in the class."""
 
 
 class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
@@ -139,41 +164,46 @@ class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
     once; what a holder misses expires."""
 
     requests: tuple[str, ...]
+    """Requests whose blocks are dropped."""
 
 
 class CheckpointsVoided(Event, frozen=True, tag="checkpoints_voided/1"):
-    """Decision: what these `attempts` (request, number) and earlier ones wrote to holders is not
-    used, because `worker` had them and computes wrong results. Each holder drops it."""
+    """Decision: what attempts wrote to holders is not used, because a worker had them and
+    computes wrong results. Each holder drops it."""
 
     worker: str
     incarnation: int
     attempts: tuple[tuple[str, int], ...]
+    """(request, number): what it and earlier attempts of the request wrote is dropped."""
 
 
 class StateHashed(Event, frozen=True, tag="state_hashed/1"):
-    """Hash of the canonical fold at `revision` (I7), as the leader computed it. `order`
-    digests the segments up to there in their total order, whatever is made of them;
-    `shape` names what state `hash` is of: another build may keep other state."""
+    """Hash of the canonical fold at a revision (I7), as the leader computed it."""
 
     revision: int
     hash: bytes
     order: bytes = b""
+    """Digest of all segments up to there in their total order, whatever is made of them."""
     shape: str = ""
+    """Name of the state that the hash covers: another build may keep other state."""
 
 
 class SnapshotTaken(Event, frozen=True, tag="snapshot_taken/1"):
-    """A snapshot of the fold at `revision` is durable under `hash`; the log before
-    `trimmed` may be gone."""
+    """A snapshot of the fold is durable."""
 
     revision: int
     hash: bytes
     trimmed: int = 0
+    """Revision before which the log may be gone."""
 
 
 class ConfigChanged(Event, frozen=True, tag="config_changed/1"):
-    """A setting decisions depend on has a new value from here on (no key: the command
-    `decision` could not be carried out, `value` says why)."""
+    """A setting that decisions depend on has a new value from here on, or a command could not
+    be carried out."""
 
     key: str
+    """Name of the setting; empty: the command could not be carried out."""
     value: str
+    """The new value; without a key, why the command could not be carried out."""
     decision: str = ""
+    """The command that changed it."""

@@ -21,8 +21,7 @@ from relume.events.vocabulary.enums import (
 
 
 class ReplicaStarted(Event, frozen=True, tag="replica_started/1", kw_only=True):
-    """A control plane replica took its stream; `boot` names this life of it. `settings`:
-    (name, value) of what its decisions depend on, e.g. ("stall.cap_us", "3000000")."""
+    """A control plane replica took its stream."""
 
     replica: str
     boot: str
@@ -30,8 +29,10 @@ class ReplicaStarted(Event, frozen=True, tag="replica_started/1", kw_only=True):
     port: int
     pid: int
     seed: int = 0
+    """Seed of its random draws."""
     policy: str = "least_load"
     settings: tuple[tuple[str, str], ...] = ()
+    """(name, value) of settings that decisions depend on, e.g. ("stall.cap_us", "3000000")."""
 
 
 class ReplicaStopped(Event, frozen=True, tag="replica_stopped/1"):
@@ -42,154 +43,170 @@ class ReplicaStopped(Event, frozen=True, tag="replica_stopped/1"):
 
 
 class RequestArrived(Event, frozen=True, tag="request_arrived/1", kw_only=True):
-    """A client's request was accepted. `verdict`: its resume guarantee; `reason`: why it is not
-    better. `client_id`: the x-request-id it came with or was given, which need not be unique.
-    `trace`: the W3C traceparent it came with. `resumable`: digest of the client's resume token;
-    empty: it cannot resume. It may return up to `grace_ticks` ticks after its gateway was lost."""
+    """A client's request was accepted."""
 
     request: str
     model: str
     route: str
+    """Path of the API."""
     stream: bool
+    """A streaming response was asked for."""
     prompt_tokens: int
     max_tokens: int
+    """Maximum number of generated tokens."""
     verdict: Guarantee
     reason: str = ""
+    """Why the guarantee is not better."""
     estimated: bool = True
+    """The prompt length is an estimate."""
     tenant: str = ""
     client_id: str = ""
+    """The x-request-id that it came with or was given; need not be unique."""
     trace: str = ""
+    """W3C traceparent that it came with."""
     resumable: str = ""
+    """Digest of the resume token; empty: not resumable."""
     grace_ticks: int = 0
+    """Ticks after its gateway's loss in which a client may return."""
 
 
 class ClientReturned(Event, frozen=True, tag="client_returned/1", kw_only=True):
-    """The client of a resumable stream connected to this replica with everything up to token
-    `tokens` and `events` events after it. From here on this replica owns the request, if it
-    is still live and has not expired; what an earlier owner writes later is void. `claim`
-    names this return; `attempt` was under way."""
+    """The client of a resumable stream connected to this replica. From here on this replica
+    owns the request, if it is still live and has not expired; what an earlier owner writes
+    later is void."""
 
     request: str
     claim: str
+    """Id of this return."""
     attempt: int
+    """The attempt that was under way."""
     tokens: int
+    """Tokens that the client has."""
     events: int
+    """Events that the client has after that token."""
 
 
 class Candidate(Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """One worker a decision looked at: its cost (integer, lower is better) and parts.
-    `excluded` says why it could not be chosen; empty when it could. Of its metrics then:
-    prompt tokens of this request that it holds (`hit_tokens`), requests it decodes and their
-    tokens in all, blocks it would have left, predicted TTFT and TPOT of this request in
-    microseconds (-1: not computed)."""
+    """One worker that a decision looked at. The fields after `excluded` are known if it could
+    be chosen."""
 
     worker: str
     incarnation: int
     cost: int
+    """Cost in the policy's unit; lower is better."""
     prefill_tokens: int
+    """Prompt tokens to compute."""
     requests: int
+    """Requests on the worker."""
     excluded: Exclusion = Exclusion.NONE
     hit_tokens: int = 0
+    """Prompt tokens of this request in its prefix cache."""
     batch: int = 0
+    """Requests that it decodes."""
     context_tokens: int = 0
+    """Tokens of all requests that it decodes."""
     kv_free: int = 0
+    """KV blocks that would be left."""
     ttft_us: int = -1
+    """Predicted time to first token; -1: unknown."""
     tpot_us: int = -1
+    """Predicted time per output token; -1: unknown."""
 
 
 class RouteDecided(Event, frozen=True, tag="route_decided/1", kw_only=True):
-    """Where attempt `attempt` of a request goes, and on what ground: the dispatch.
-
-    `worker` empty: none could take it. `policy`
-    planned: as the `RecoveryPlanned` of the lost attempt has it, or the `MigrationPlanned` of
-    the one handed over.
-    `delivered` tokens are with the client already. `avoid`: workers that failed it.
-    `others`: in a fleet of more than 16 workers, how many are not among the candidates, by
-    reason ("": they were eligible, and are no better than the best named).
-    `prefix`: packed hashes of the prompt's prefixes (`relume.events.wire.prefix`), empty if
-    unknown. `at_us`: its time, on the clock of `GroupsReceived` (-1: unknown, statuses then count
-    unadvanced). `ttft_us`: predicted TTFT on the chosen worker, -1 unknown. `session` and `tier`
-    are the request's; `cached_tokens` of its prompt are expected to be held by the worker.
-    `refused`: why it was refused although a worker could serve it. `doubted`: some of the delivered
-    tokens come from a worker that computes wrong results, so the attempt compares them.
-    """
+    """Where an attempt of a request goes, and on what ground: the dispatch."""
 
     decision: str
     basis: Basis
     request: str
     attempt: int
     cause: RouteCause
+    """Why a dispatch was needed: arrival, or how the last attempt was lost."""
     mode: AttemptMode
+    """How the attempt begins."""
     delivered: int
     prompt_tokens: int
     worker: str
+    """The chosen worker; empty: none could take it."""
     incarnation: int
     policy: str
+    """Policy that decided; `planned`: as the `RecoveryPlanned` of the lost attempt has it, or
+    the `MigrationPlanned` of the one handed over."""
     model: str
     avoid: tuple[str, ...] = ()
+    """Incarnations (`worker:incarnation`) that this request must avoid, because they failed
+    it."""
     candidates: tuple[Candidate, ...] = ()
     others: tuple[tuple[str, int], ...] = ()
+    """(reason, number) of workers that are not among the candidates, in a fleet of more than
+    16; reason "": they were eligible, and are no better than the best named."""
     prefix: bytes = b""
+    """Packed hashes of the prompt's prefixes (`relume.events.wire.prefix`); empty: unknown."""
     at_us: int = -1
+    """Its time, on the clock of `GroupsReceived`; -1: unknown, statuses then count unadvanced."""
     ttft_us: int = -1
+    """Predicted time to first token on the chosen worker; -1: unknown."""
     session: str = ""
+    """Digest of the session; empty: none."""
     tier: Tier = Tier.NONE
     cached_tokens: int = 0
+    """Tokens of its prompt that the chosen worker is expected to hold."""
     refused: str = ""
+    """Why no worker was to take it although one could."""
     doubted: bool = False
+    """Some of the delivered tokens come from a worker that computes wrong results, so the
+    attempt compares them."""
 
 
 class TransportObserved(Event, frozen=True, tag="transport_observed/1", kw_only=True):
-    """What the replica saw of one attempt's connection. `status` of the worker's answer (0: none
-    came)."""
+    """What the replica saw of one attempt's connection."""
 
     request: str
     attempt: int
     worker: str
     incarnation: int
     kind: TransportKind
+    """What the replica saw of the attempt's connection."""
     delivered: int
     detail: str = ""
     status: int = 0
+    """Status of the worker's answer; 0: none came."""
 
 
 class StallJudged(Event, frozen=True, tag="stall_judged/1", kw_only=True):
-    """Decision: is the silent engine hung? All inputs of the policy, and its answer.
-
-    `silent_us` since the last byte or step; `probe_steps` steps the engine says it made since the
-    last look (-1 unknown);
-    `step_age_us` age of the step it is in; `bound_us` what the policy allowed; `cpu_us`
-    CPU time it used between two looks (-1 unknown); `held` requests it has (-1 unknown);
-    `expected_us` the longest that its step should take (-1: it does not say), `wait_us` time it
-    waited for a CPU and `turns` of its loop between two looks (-1 unknown).
-    """
+    """Decision: is the silent engine hung? All inputs of the policy, and its answer."""
 
     decision: str
     basis: Basis
     worker: str
     incarnation: int
     silent_us: int
+    """Time since the last byte or step."""
     probe: ProbeResult
+    """Answered, silent, refused or none."""
     probe_steps: int
+    """Steps that the engine says it made since the last probe; -1: unknown."""
     step_age_us: int
+    """Age of the current step."""
     bound_us: int
+    """Silence that the policy allowed."""
     hung: bool
+    """The answer."""
     cpu_us: int = -1
+    """CPU time between two probes; -1: unknown."""
     held: int = -1
+    """Requests that the engine has; -1: unknown."""
     expected_us: int = -1
+    """The longest that the current step should take; -1: the engine does not say."""
     wait_us: int = -1
+    """Time that its thread waited for a CPU between two probes; -1: unknown."""
     turns: int = -1
+    """Turns of the engine's loop between two probes; -1: unknown."""
 
 
 class StreamJudged(Event, frozen=True, tag="stream_judged/1", kw_only=True):
-    """Decision: is the stream of attempt `attempt` stuck? Its engine makes steps, and no token
-    comes. All inputs of the policy, and its answer.
-
-    `silent_us` since the stream's last byte; `from_step`: number of the engine's last step when the
-    replica found the stream silent; `probe`: what the engine did when it was probed after that.
-    By the log: `steps` made since `from_step`, whether the engine `decodes` the attempt or has
-    `finished` it, `bound_us` what the policy allowed.
-    """
+    """Decision: is the stream of an attempt stuck? Its engine makes steps, and no token comes.
+    All inputs of the policy, and its answer."""
 
     decision: str
     basis: Basis
@@ -198,13 +215,21 @@ class StreamJudged(Event, frozen=True, tag="stream_judged/1", kw_only=True):
     worker: str
     incarnation: int
     silent_us: int
+    """Time since the stream's last byte."""
     from_step: int
+    """Number of the engine's last step when the replica found the stream silent."""
     probe: ProbeResult
+    """What the engine's HTTP server did when it was probed: answered."""
     steps: int
+    """Steps of the engine since `from_step`, by the log."""
     decodes: bool
+    """Whether the engine decodes the attempt, by its reports."""
     finished: bool
+    """Whether the engine is done with the attempt, by its reports."""
     bound_us: int
+    """Silence that the policy allowed."""
     stuck: bool
+    """The answer."""
 
 
 class WorkerSuspected(Event, frozen=True, tag="worker_suspected/1"):
@@ -216,23 +241,27 @@ class WorkerSuspected(Event, frozen=True, tag="worker_suspected/1"):
 
 
 class WorkerCleared(Event, frozen=True, tag="worker_cleared/1"):
-    """The suspicion is over: the incarnation works again, or answers and has nothing to do.
-
-    What two probes showed: `probe` is the second's result (none: written before these were
-    recorded), `steps` made in between and `cpu_us` of CPU time used (-1 unknown), `held` requests
-    it has. `step_age_us`, `expected_us` and `turns` as in `StallJudged`. `evidence` says it in
-    words."""
+    """The suspicion is over: the incarnation works again, or answers and has nothing to do. The
+    fields after `evidence` are what two probes showed."""
 
     worker: str
     incarnation: int
     evidence: str
+    """What ended the suspicion."""
     probe: ProbeResult = ProbeResult.NONE
+    """Result of the second probe; none: written before probes were recorded."""
     steps: int = -1
+    """Steps between two probes; -1: unknown."""
     cpu_us: int = -1
+    """CPU time between two probes; -1: unknown."""
     held: int = -1
+    """Requests that the engine has; -1: unknown."""
     step_age_us: int = 0
+    """Age of the current step."""
     expected_us: int = -1
+    """The longest that the current step should take; -1: the engine does not say."""
     turns: int = -1
+    """Turns of the engine's loop between two probes; -1: unknown."""
 
 
 class RequestEnded(Event, frozen=True, tag="request_ended/1", kw_only=True):
@@ -250,51 +279,67 @@ class RequestEnded(Event, frozen=True, tag="request_ended/1", kw_only=True):
 
     request: str
     outcome: RequestOutcome
+    """How the request ended."""
     status: int
+    """HTTP status; 499: the client left."""
     tokens: int
+    """Tokens that the client got."""
     finish: str
+    """vLLM's finish reason."""
     attempts: int
+    """Dispatches in total."""
     verdict: Guarantee
     ttft_us: int = -1
+    """Time to first token; -1: unknown."""
     longest_gap_us: int = -1
+    """Longest pause between two tokens; -1: unknown."""
     detail: str = ""
 
 
 class CrossCheckDecided(Event, frozen=True, tag="cross_check_decided/1", kw_only=True):
-    """Decision: an idle engine answers a finished request again, and the token ids are compared.
-
-    `worker` and `incarnation` answered the client, with `tokens` tokens of digest `answer`
-    (`relume.events.wire.token_digest`). `by` and `by_incarnation` answer now: another engine of the
-    class, or in a dispute the same one.
-    """
+    """Decision: an idle engine answers a finished request again, and the token ids are
+    compared. Digests are those of `relume.events.wire.token_digest`."""
 
     decision: str
     basis: Basis
     request: str
     worker: str
+    """Worker that answered the client."""
     incarnation: int
+    """Incarnation that answered the client."""
     by: str
+    """Worker that answers it again: another of the class, or in a dispute the same one."""
     by_incarnation: int
+    """Incarnation of its engine."""
     cause: CheckCause
     tokens: int
+    """Tokens of that answer."""
     answer: bytes
+    """Digest of the token ids that the client got."""
 
 
 class CrossChecked(Event, frozen=True, tag="cross_checked/1", kw_only=True):
-    """What came of a `CrossCheckDecided`: the digest `answer` of the token ids that `by` gave, of
-    which token `differs` is the first that the client did not get (-1: all are equal). `error`: why
-    there is no answer."""
+    """What came of a `CrossCheckDecided`."""
 
     decision: str
+    """Id of the `CrossCheckDecided`."""
     request: str
     worker: str
+    """Worker that answered the client."""
     incarnation: int
+    """Incarnation that answered the client."""
     by: str
+    """Worker that answered it again."""
     by_incarnation: int
+    """Incarnation of its engine."""
     took_us: int
+    """Time of the engine."""
     answer: bytes = b""
+    """Digest of the token ids that it gave."""
     differs: int = -1
+    """Index of the first token that the client did not get; -1: all are equal."""
     error: str = ""
+    """Why there is no answer; empty: there is one."""
 
 
 class GroupsReceived(Event, frozen=True, tag="groups_received/1"):
@@ -304,24 +349,30 @@ class GroupsReceived(Event, frozen=True, tag="groups_received/1"):
     own: that pair names the later revision."""
 
     revision: int
+    """Revision of the first group."""
     deltas: tuple[int, ...]
+    """Pairs (revision, microseconds), each counted from the pair before."""
 
 
 class TimerFired(Event, frozen=True, tag="timer_fired/1"):
-    """A timer of this replica ran out, and what it did next follows from that. `key`: the request,
-    or worker:incarnation."""
+    """A timer of this replica ran out, and what it did next follows from that."""
 
     timer: TimerKind
+    """Which timer."""
     key: str
+    """What the timer belongs to: a request, or worker:incarnation."""
 
 
 class AdminCommanded(Event, frozen=True, tag="admin_commanded/1", kw_only=True):
-    """An operator's change, with its principal (I16). `command_id` is made of
-    the principal and its idempotency key. `target`: the worker, the setting that gets `value`, or
-    the leader that resigns."""
+    """An operator's change, with its principal (I16)."""
 
     command_id: str
+    """Digest of principal and idempotency key."""
     principal: str
+    """Who asked."""
     command: AdminCommand
+    """What the operator asks for."""
     target: str
+    """A worker, a setting, or the leader."""
     value: str = ""
+    """The new value."""

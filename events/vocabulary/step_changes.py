@@ -13,24 +13,28 @@ class Change(Struct, frozen=True, array_like=True, gc=False):
 
 
 class RequestQueued(Change, frozen=True, tag="q"):
-    """The engine took the request; `dispatch` is the encoded `RouteDecided` it came with."""
+    """The engine took the request."""
 
     prompt_tokens: int
     dispatch: bytes = b""
+    """The encoded `RouteDecided` that the request came with."""
 
 
 class RequestAdmitted(Change, frozen=True, tag="a"):
-    """The scheduler gave it blocks; `cached_tokens` of its prompt need no computing."""
+    """The scheduler gave it blocks."""
 
     cached_tokens: int
+    """Prompt tokens that were found in a cache."""
     blocks: int = 0
 
 
 class PrefillChunkDone(Change, frozen=True, tag="c"):
-    """`tokens` of its prompt were computed in this step; `computed` in all."""
+    """A part of its prompt was computed in this step."""
 
     tokens: int
+    """Prompt tokens computed in this step."""
     computed: int
+    """Prompt tokens computed so far."""
 
 
 class FirstToken(Change, frozen=True, tag="t"):
@@ -44,17 +48,19 @@ class KvBlocksFilled(Change, frozen=True, tag="k"):
 
 
 class RequestPreempted(Change, frozen=True, tag="p"):
-    """It lost its blocks and waits to be recomputed: `tokens` of prompt and output (0: unknown, as
-    in records before this field)."""
+    """It lost its blocks and waits to be recomputed."""
 
     tokens: int = 0
+    """Tokens of prompt and output to compute again; 0: unknown, as in records before this field."""
 
 
 class EngineFinished(Change, frozen=True, tag="f"):
-    """The engine is done with it. `reason` as vLLM says it: stop, length, abort, error."""
+    """The engine is done with it."""
 
     reason: str
+    """vLLM's finish reason: stop, length, abort, error."""
     output_tokens: int
+    """Tokens that were generated."""
 
 
 AnyChange = (

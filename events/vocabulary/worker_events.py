@@ -8,14 +8,17 @@ from relume.events.vocabulary.step_changes import AnyChange
 
 
 class WorkerRegistered(Event, frozen=True, tag="worker_registered/1", kw_only=True):
-    """An agent took ownership of its worker's stream. `domain` is the failure domain; at `notices`
-    (host:port) the agent sends death notices, empty if it does not."""
+    """An agent took ownership of its worker's stream."""
 
     worker: str
     domain: str
+    """Failure domain: what fails together."""
     agent_pid: int
+    """Process id of the agent."""
     agent_url: str = ""
+    """Status page of the agent; empty: none."""
     notices: str = ""
+    """`host:port` at which the agent announces deaths; empty: it does not."""
 
 
 class WorkerDeregistered(Event, frozen=True, tag="worker_deregistered/1"):
@@ -32,14 +35,11 @@ class EngineStarted(Event, frozen=True, tag="engine_started/1"):
     incarnation: int
     pid: int
     start_ticks: int
+    """Start time of the process, from /proc."""
 
 
 class EngineReady(Event, frozen=True, tag="engine_ready/1", kw_only=True):
-    """The engine answers HTTP at `host:port`. `exact` names what its self-test found exact.
-    `family`: fingerprint family of its KV blocks, `block_bytes`: a block's size in a
-    checkpoint, all ranks together; empty and 0 without checkpoints.
-    `inexact`: what the self-test did not find exact, and why. `hardware` it computes on, and the
-    maximum tokens per step (empty and 0: unknown)."""
+    """The engine has passed its self-test and answers HTTP at `host:port`."""
 
     worker: str
     incarnation: int
@@ -47,16 +47,27 @@ class EngineReady(Event, frozen=True, tag="engine_ready/1", kw_only=True):
     port: int
     model: str
     max_model_len: int
+    """Maximum tokens of one request."""
     block_size: int
+    """Tokens per KV block."""
     kv_blocks: int
+    """KV blocks in its pool."""
     build: str = ""
+    """Version of the engine."""
     exact: tuple[str, ...] = ()
+    """Abilities that its self-test found exact."""
     family: str = ""
+    """Fingerprint family of the engine's KV blocks; empty: no checkpoints."""
     block_bytes: int = 0
+    """Bytes of one block in a checkpoint, all ranks together; 0: no checkpoints."""
     inexact: tuple[tuple[str, str], ...] = ()
+    """(ability, why) that its self-test did not find exact."""
     hardware: str = ""
+    """What it computes on; empty: unknown."""
     step_tokens: int = 0
+    """Maximum tokens of one step; 0: unknown."""
     kind: EngineKind = EngineKind.VLLM
+    """Empty: engine with the plugin; `plain`: a server without it."""
 
 
 class EngineDied(Event, frozen=True, tag="engine_died/1"):
@@ -69,56 +80,70 @@ class EngineDied(Event, frozen=True, tag="engine_died/1"):
 
 
 class EngineHung(Event, frozen=True, tag="engine_hung/1", kw_only=True):
-    """The agent found its engine hung: in `looks` looks one after another its loop took no turn,
-    though it could have. It finished `steps` steps in its life; the one that it is in has the age
-    `step_age_us` (0: it is in none) and was expected to take `expected_us` (-1 unknown). Since its
-    last sign of life it used `cpu_us` of CPU time (-1 unknown) and waited `wait_us` for a CPU.
-    `process_state`: that of /proc. `stacks`: file on the worker's host with the stacks of all its
-    threads, empty if they could not be had."""
+    """The agent found its engine hung: in several looks one after another its loop took no
+    turn, though it could have."""
 
     worker: str
     incarnation: int
     silent_us: int
+    """Time since the last turn of its loop."""
     looks: int
+    """Looks in a row that count against it."""
     steps: int
+    """Steps that it finished."""
     step_age_us: int
+    """Age of the step in progress; 0: none."""
     expected_us: int
+    """The longest that the step in progress should take; -1: unknown."""
     cpu_us: int
+    """CPU time that it used since its last turn; -1: unknown."""
     wait_us: int
+    """Time that it waited for a CPU since its last turn."""
     running: int
+    """Requests that run in it."""
     waiting: int
+    """Requests that wait in it."""
     process_state: str
+    """State of its process in /proc: R, S, D, T (stopped)."""
     stacks: str = ""
+    """File on its host with the stacks of all its threads; empty: they could not be had."""
 
 
 class EngineRecovered(Event, frozen=True, tag="engine_recovered/1"):
-    """An engine that its agent found hung takes turns again, after `hung_us`."""
+    """An engine that its agent found hung takes turns again."""
 
     worker: str
     incarnation: int
     hung_us: int
+    """Time since the turn before its hang."""
 
 
 class CanaryReported(Event, frozen=True, tag="canary_reported/1", kw_only=True):
-    """The agent sent canary `canary` of prompt set `prompts` to its engine. The greedy answer:
-    `tokens`, and at each position the largest log probabilities (`logprobs`, as many for each token,
-    largest first). It took `took_us`; `alone`: nothing else ran or waited in the engine before or
-    after, and nothing came meanwhile. `exact`: this engine gives the same bits alone and in a batch,
-    as its agent found. `weights`: digest of the model's files, empty if they are not local.
-    `confirms`: sent at once, because the answer before differed. `error`: why there is no answer."""
+    """The agent sent a canary to its engine. This is the greedy answer."""
 
     worker: str
     incarnation: int
     canary: int
+    """Number of the canary in its prompt set."""
     prompts: int
+    """Version of the set of prompts."""
     tokens: tuple[int, ...] = ()
+    """Ids of the greedy tokens."""
     logprobs: tuple[float, ...] = ()
+    """The largest log probabilities at each position, as many for each token, largest first."""
     took_us: int = 0
+    """Time until the answer."""
     alone: bool = False
+    """Whether nothing else ran or waited in the engine before or after, and nothing came
+    meanwhile."""
     exact: bool = False
+    """Whether the engine gives the same bits alone and in a batch, as its agent found."""
     weights: str = ""
+    """Digest of the model's files; empty: they are not local."""
     confirms: bool = False
+    """Whether it was sent at once, because the answer before differed."""
     error: str = ""
+    """Why there is no answer; empty: there is one."""
 
 
 class EngineRestartScheduled(Event, frozen=True, tag="engine_restart_scheduled/1"):
@@ -127,44 +152,50 @@ class EngineRestartScheduled(Event, frozen=True, tag="engine_restart_scheduled/1
     worker: str
     incarnation: int
     delay_ms: int
+    """Delay before the start."""
 
 
 class EngineStep(Event, frozen=True, tag="engine_step/1", kw_only=True):
-    """One step of the engine, or load changes between steps (`duration_us` 0).
-
-    `batch` requests decoded with `sum_context` tokens of context in all;
-    `prefill_tokens` were computed; `waiting` stay queued; `kv_used` blocks of the
-    pool are in use; `lost` records were dropped before this one because the agent
-    did not read (their changes are missing). `gap_us` passed between the end of the step before
-    and the beginning of this one, while requests were running or waiting all along (0: none, or
-    unknown: the first step, or after the engine was idle). In both, its thread waited for a CPU for
-    `wait_us` (0: also unknown).
-    """
+    """One step of the engine, or load changes between steps (`duration_us` 0)."""
 
     incarnation: int
     step: int
+    """Number of the step."""
     duration_us: int
     batch: int
+    """Requests that decode."""
     sum_context: int
+    """Tokens of context of all decoding requests."""
     prefill_tokens: int
+    """Prompt tokens that were computed."""
     waiting: int
+    """Requests that wait in the engine."""
     kv_used: int
+    """KV blocks of the pool in use."""
     changes: tuple[AnyChange, ...] = ()
+    """Load changes within the step."""
     lost: int = 0
+    """Records that were dropped before this one, because the agent did not read. Their changes
+    are missing."""
     gap_us: int = 0
+    """Time between the step before and this one, while requests ran or waited; 0: none, or
+    unknown (the first step, or the engine was idle)."""
     wait_us: int = 0
+    """Time for which its thread waited for a CPU, in the step and the gap; 0: also unknown."""
 
 
 class PrefixBlocksChanged(Event, frozen=True, tag="prefix_blocks_changed/1", kw_only=True):
-    """What the engine's prefix cache gained and lost, as packed hashes of prefixes
-    (`relume.events.wire.prefix`); `removed` came before `stored`. `reset`: before both it was
-    empty, and from here on it is reported, in blocks of `block_tokens`."""
+    """What the engine's prefix cache lost and gained, in this order."""
 
     incarnation: int
     stored: bytes = b""
+    """Packed hashes of prefixes that entered the cache (`relume.events.wire.prefix`)."""
     removed: bytes = b""
+    """Packed hashes of prefixes that left the cache."""
     reset: bool = False
+    """The cache was empty before this record, and is reported from here on."""
     block_tokens: int = 0
+    """Tokens per block."""
 
 
 class StreamsReported(Event, frozen=True, tag="streams_reported/1"):
@@ -176,16 +207,22 @@ class StreamsReported(Event, frozen=True, tag="streams_reported/1"):
 
 
 class EffectApplied(Event, frozen=True, tag="effect_applied/1"):
-    """Effect `index` of `decision` was carried out (or refused: `outcome`)."""
+    """An effect of a decision was carried out, or refused."""
 
     decision: str
+    """Id of the `EffectsDecided`."""
     index: int
+    """Index of the effect in it."""
     outcome: str = "applied"
+    """`applied`, or why it was refused."""
 
 
 class StreamResumed(Event, frozen=True, tag="stream_resumed/1"):
     """The writer's lease lapsed during an outage and it took its own stream again."""
 
     old_epoch: int
+    """Epoch before the lease lapsed."""
     new_epoch: int
+    """Epoch from here on."""
     spooled: int = 0
+    """Events that waited on disk."""
