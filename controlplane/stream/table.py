@@ -37,6 +37,9 @@ worker's into one chunk of the client's. What it does not take comes as `Data`, 
 and each frame is looked up here like any other event.
 
 An event that is in no row of its state raises `IllegalEvent`: a shell that feeds one has a bug.
+
+Where each event leads is in docs/reference/stream-states.md; tests/stream/test_stories.py tells six lives
+of a request.
 """
 
 from __future__ import annotations
