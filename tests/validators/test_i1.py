@@ -182,6 +182,22 @@ def test_i1_does_not_expect_the_word_of_a_gateway_that_was_killed_behind_the_las
     assert not i1_one_terminal_event.check(story.groups, [client])
 
 
+def test_i1_does_not_expect_the_word_of_a_gateway_that_was_killed_after_an_error() -> None:
+    """Composed 5031: its client was answered 400, and its gateway was killed before it wrote so."""
+    story = Story()
+    story.replica("r0")
+    story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"))
+    gone = msgspec.structs.replace(ended(outcome="failed"), status=0, tokens=-1)
+    story.tell("fleet", gone)
+    client = ClientRecord(request="c1", status=400, outcome="rejected")
+    assert "answered 400" in about(i1_one_terminal_event.check(story.groups, [client])), "it lives"
+    story.replica("r0", "b2")
+    assert i1_one_terminal_event.check(story.groups, [client]) == []
+    story.tell("r.r0", msgspec.structs.replace(gone, status=503))
+    found = i1_one_terminal_event.check(story.groups, [client])
+    assert "answered 400, the log says 503" in about(found), "it wrote another end"
+
+
 def test_i1_knows_answers_of_a_gateway_that_died_unheard_from_their_engines() -> None:
     def story(number: int = 2, tokens: int = 64, again: bool = True) -> Story:
         told = short()

@@ -6,11 +6,12 @@ dead and ends its requests. When the gateway is back, it lands its own terminal 
 its client saw, so clients are compared with it. So the owner's end may follow a leader's end; a
 second end of the leader or of the owner is a violation.
 
-A killed gateway may have served a client to the end without a terminal event in the log. Of a short
-answer the log may have no event of the gateway at all; then the dispatch in its engine's record
-stands for it (`unheard`), and the leader ends it. The gateway's events of such a request may land
-together, ahead of the leader's end, while that one is in flight. An arrived request without an end
-is a violation, as is one that only the leader can end, by the log. Check a drained log only.
+A killed gateway may have served a client to the end, or answered it with an error, without a terminal
+event in the log. Then the leader ends the request, without a status. Of a short answer the log may
+have no event of the gateway at all; then the dispatch in its engine's record stands for it
+(`unheard`), and the leader ends it. The gateway's events of such a request may land together, ahead
+of the leader's end, while that one is in flight. An arrived request without an end is a violation,
+as is one that only the leader can end, by the log. Check a drained log only.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ def _agreement(client: ClientRecord, course: Course, broken: set[str]) -> list[s
     unsaid = owner in broken and all(at.stream == "fleet" for at in course.ends)
     if unsaid and client.outcome == RequestOutcome.COMPLETED:
         return []  # killed between the last bytes and their record
+    if unsaid and client.outcome in _FAILURES and not end.status:
+        return []  # killed between the error and its record
     if client.outcome == RequestOutcome.CANCELLED and end.outcome in _FAILURES:
         resumable = course.arrived is not None and course.arrived.event.resumable
         if resumable or not client.status:
