@@ -8,7 +8,7 @@ from relume.chaos.validators.records import Course, Entry, courses, events_of
 from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import FailureClass, HealthState, RequestOutcome
+from relume.events.vocabulary.enums import AttemptMode, FailureClass, HealthState, RequestOutcome
 
 Engine = tuple[str, int]
 """Worker and incarnation."""
@@ -45,7 +45,8 @@ def served(
     groups: Sequence[RevisionGroup], engines: Mapping[Engine, int]
 ) -> dict[str, dict[Engine, Entry]]:
     """Requests that got tokens from one of `engines`, each with the event after which it had them:
-    the end of the attempt there, or of the request."""
+    the end of the attempt there, or of the request. A returned client may have none of them; then the
+    next attempt generates all of its answer, and none of them is left."""
     if not engines:
         return {}
     found = {name: _served(course, engines) for name, course in courses(groups).items()}
@@ -59,6 +60,8 @@ def _served(course: Course, engines: Mapping[Engine, int]) -> dict[Engine, Entry
     for at in course.events:
         event, kind = at.event, type(at.event)
         if kind is v.RouteDecided and event.worker:
+            if event.mode == AttemptMode.NEW and not event.delivered:
+                found.clear()
             place, had = (event.worker, event.incarnation), event.delivered
             last = place
             continue

@@ -36,17 +36,17 @@ class WrongWorker(Story):
         )  # fmt: skip
         return self.revision
 
-    def left(self, delivered: int = 2) -> None:
+    def left(self, delivered: int = 2, attempt: int = 1) -> None:
         self.tell(
             "r.r0",
             v.TransportObserved(
-                request="q", attempt=1, worker="w0", incarnation=1, kind="corrupt",
+                request="q", attempt=attempt, worker="w0", incarnation=1, kind="corrupt",
                 delivered=delivered,
             ),
         )  # fmt: skip
 
-    def sent_on(self, mode: str, verdict: int, delivered: int = 2) -> None:
-        route = decided("q", 2, "w1", delivered=delivered, basis=v.Basis(verdict, 0))
+    def sent_on(self, mode: str, verdict: int, delivered: int = 2, attempt: int = 2) -> None:
+        route = decided("q", attempt, "w1", delivered=delivered, basis=v.Basis(verdict, 0))
         self.tell("r.r0", v.RouteDecided(**{**_fields(route), "mode": mode}))
 
     def found(self, tokens: list[int], outcome: str = "completed") -> list[str]:
@@ -92,6 +92,23 @@ def test_one_that_compares_or_that_had_no_token_of_it_is_right() -> None:
     log.sent_on("continue", 0)  # its replica did not know yet
     log.quarantined()
     assert log.found(WRONG, "failed") == []
+
+
+def test_an_answer_that_was_begun_anew_has_no_token_of_it() -> None:
+    """Composed 6001: the engine's token had not reached the client, which returned with nothing."""
+    log = WrongWorker()
+    verdict = log.quarantined()
+    log.left()
+    log.sent_on("new", verdict, delivered=0)
+    log.sent_on("continue", verdict, attempt=3)
+    assert log.found(RIGHT) == []
+    log = WrongWorker()
+    log.left()
+    log.tell("r.r0", decided("q", 2, "w0"))  # its replica did not know yet
+    verdict = log.quarantined()
+    log.left(attempt=2)
+    log.sent_on("continue", verdict, attempt=3)
+    assert log.found(WRONG, "failed") == ["attempt 3 continues after tokens of a corrupt worker"]
 
 
 def test_an_answer_that_completes_there_after_the_verdict_is_found() -> None:
