@@ -133,3 +133,23 @@ def test_a_worker_that_is_not_equal_is_in_no_tie(second: dict[str, object]) -> N
 
 def test_policies_that_go_by_something_else_are_left_out() -> None:
     assert ties(["w0"] * 200, policy="session_affinity") == ""
+
+
+def turns(bursts: int, size: int) -> str:
+    """Bursts over four idle workers: each request makes its worker cost more, and w0 is the last."""
+    story = Story()
+    story.replica()
+    idle = v.Candidate(worker="w0", incarnation=1, cost=5, prefill_tokens=0, requests=0)
+    for number in range(bursts * size):
+        four = [
+            replace(idle, worker=f"w{n}", cost=9 if n > 3 - number % size else 5) for n in range(4)
+        ]
+        route = decided(f"q{number}", worker=f"w{3 - number % size}")
+        story.tell("r.r0", replace(route, candidates=tuple(four)))
+    return "\n".join(map(str, i24_fair_ties.check(story.groups, [])))
+
+
+def test_the_last_of_a_burst_gets_its_turn() -> None:
+    """Composed 6025: twelve bursts of four began with the same worker."""
+    assert turns(12, 4) == ""
+    assert "I24 w0: was in 36 ties, and got 0" in turns(12, 3)

@@ -5,7 +5,11 @@ chosen one is among them, any of them would have been right. These numbers are t
 and the uncomputed prompt tokens there, the part of this prompt that is cached there, and the
 predicted TTFT. Over a run, equal workers get equal shares: of a tie of four, a quarter is due to
 each. The bound is coarse, since several replicas draw by chance: a worker breaks it that got less
-than one in `PART` of its due, and at least `LEAST_DUE` were due to it.
+than one in `PART` of its due, and at least `LEAST_DUE` were due to it. Ties rotate with the
+replica's dispatches. So if four requests come at once, again and again, four equal workers take them in
+the same order each time: the last one is in each tie, gets none, and gets the fourth request, which is
+no tie. Such ties do not count: those that begin a round whose distance from the last such tie, in
+dispatches, is a multiple of the number of workers, and those that follow within the round.
 
 Exceptions: policies that go by something else than a number (a session, a draw of two workers, a
 plan), and fleets so large that a decision does not list all workers. There the log does not show
@@ -33,9 +37,10 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     ties: Counter[str] = Counter()
     got: Counter[str] = Counter()
     due: dict[str, float] = {}
+    rounds: dict[str, Round] = {}
     for at in log_of(groups).known.dispatches:
         equal = _equal(at.event)
-        if len(equal) < 2:
+        if not rounds.setdefault(at.stream, Round()).counts(at.event.worker, equal):
             continue
         got[at.event.worker] += 1
         for name in equal:
@@ -46,6 +51,25 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
         for name, share in due.items()
         if share >= LEAST_DUE and PART * got[name] < share
     ]
+
+
+class Round:
+    """The ties of one replica that follow each other, each among those whom the one before left over."""
+
+    def __init__(self) -> None:
+        self._left: set[str] = set()
+        self._since = 0
+        """Dispatches since the first tie of the round."""
+        self._counts = True
+
+    def counts(self, chosen: str, equal: list[str]) -> bool:
+        """Whether the next dispatch, to one of `equal`, is a tie that counts."""
+        self._since += 1
+        if len(equal) > 1 and not self._left.issuperset(equal):
+            self._counts = self._since % len(equal) != 0
+            self._since = 0
+        self._left = set(equal) - {chosen}
+        return self._counts and len(equal) > 1
 
 
 def _equal(event: v.RouteDecided) -> list[str]:
