@@ -139,16 +139,82 @@ def test_a_wrong_answer_before_the_verdict_must_be_in_the_incident() -> None:
     assert log.found(WRONG) == ["has wrong tokens of w0, and its incident does not list it"]
 
 
-def test_wrong_answers_without_a_verdict_make_the_run_inconclusive() -> None:
+def checked(log: WrongWorker, request: str, by: str, answer: bytes = b"right") -> None:
+    """Another engine answers again what w0 answered wrongly."""
+    name = f"{request}.{by}"
+    log.tell(
+        "r.r0",
+        v.CrossCheckDecided(
+            decision=name, basis=v.Basis(0, 0), request=request, worker="w0", incarnation=1, by=by,
+            by_incarnation=1, cause="share", tokens=3, answer=b"wrong",
+        ),
+        v.CrossChecked(
+            decision=name, request=request, worker="w0", incarnation=1, by=by, by_incarnation=1,
+            took_us=9, answer=answer, differs=-1 if answer == b"wrong" else 1,
+        ),
+    )  # fmt: skip
+
+
+def canary(log: WrongWorker, worker: str, number: int, token: int, incarnation: int = 1) -> None:
+    report = v.CanaryReported(
+        worker=worker, incarnation=incarnation, canary=number, prompts=1, tokens=(token,)
+    )
+    log.tell(f"w.{worker}", report)
+
+
+def unproven(log: WrongWorker) -> str:
+    """What makes the run inconclusive; nothing else may be found."""
+    log.tell("r.r0", ended("q"))
+    found = log.violations(WRONG)
+    assert {one.about for one in found} <= {THE_RUN}
+    assert log.violations(RIGHT) == []
+    return "\n".join(one.detail for one in found)
+
+
+def test_answers_of_an_engine_that_two_others_contradict_need_a_verdict() -> None:
     """I2 leaves them to I14, so one of the two must say it."""
     log = WrongWorker()
-    log.tell("r.r0", ended("q"))
-    (found,) = log.violations(WRONG)
-    assert (
-        found.about == THE_RUN
-        and found.detail == "1 wrong answers have tokens of w0:1, which was not quarantined"
+    for request in ("a", "b"):
+        for by in ("w1", "w2"):
+            checked(log, request, by)
+    assert unproven(log) == (
+        "1 wrong answers have tokens of w0:1, which was not quarantined, "
+        "though two other engines agree against its answers to 2 requests"
     )
-    assert log.violations(RIGHT) == []
+
+
+def test_answers_of_an_engine_that_is_wrong_about_canaries_need_a_verdict() -> None:
+    log = WrongWorker()
+    for token in (1, 2):
+        for worker in ("w0", "w1", "w2"):
+            for number in (0, 1):
+                canary(log, worker, number, token if worker == "w0" else 1)
+    assert "though 2 of its answers to canaries differ" in unproven(log)
+
+
+def test_nothing_follows_from_wrong_answers_that_the_log_cannot_know() -> None:
+    """Composed 5023, 6030, 6031, 6147: of two engines either may be wrong; one died before it was
+    checked."""
+    assert unproven(WrongWorker()) == ""
+    log = WrongWorker()
+    for request in ("a", "b", "c"):
+        checked(log, request, "w1")
+    checked(log, "a", "w2", answer=b"another")
+    checked(log, "b", "w2", answer=b"wrong")
+    checked(log, "c", "w2")
+    assert unproven(log) == "", "only one request has two others that agree"
+    log = WrongWorker()
+    for token in (1, 2):
+        for number in (0, 1):
+            canary(log, "w0", number, token)
+            canary(log, "w1", number, 1)
+    assert unproven(log) == "", "of two workers either may be wrong"
+    log = WrongWorker()
+    for worker in ("w0", "w1", "w2"):
+        canary(log, worker, 0, 1)
+        canary(log, worker, 0, 2, incarnation=2)
+    canary(log, "w0", 0, 2)
+    assert unproven(log) == "", "one answer, and those of the next engine, are not enough"
 
 
 def test_i2_leaves_answers_of_a_corrupt_worker_to_i14() -> None:

@@ -5,14 +5,17 @@ that another attempt restored before and wrote again. A
 replica that knows the verdict ends no request on that engine as completed, and continues none after
 the engine's tokens: it has them compared. An answer with wrong tokens may complete only where its
 replica did not know the verdict yet. Then the worker's incident lists the request.
-Wrong answers of an engine without a verdict prove nothing: it may have died before its canaries, or
-there were none. The run is inconclusive then.
+Nothing follows from wrong answers of an engine without a verdict, unless the log convicts it
+(`chaos.validators.convictions`). It may have died before its canaries, no canary may touch the damage,
+and a majority needs three engines and enough cross-checks. If the log convicts it, the run proves
+nothing about this promise, and is inconclusive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from relume.chaos.validators.convictions import conviction
 from relume.chaos.validators.corrupt_engines import NEVER, Engine, verdicts
 from relume.chaos.validators.corrupt_engines import served as served_by
 from relume.chaos.validators.records import (
@@ -134,11 +137,13 @@ def _wrong_answers(
             if course.request not in names and "" not in names:
                 text = f"has wrong tokens of {engine[0]}, and its incident does not list it"
                 yield Violation(PROMISE, client.request, text)
-    for (name, incarnation), count in missed.items():
-        text = (
-            f"{count} wrong answers have tokens of {name}:{incarnation}, which was not quarantined"
-        )
-        yield Violation(PROMISE, THE_RUN, text)
+    for engine, count in missed.items():
+        if evidence := conviction(groups, engine):
+            text = (
+                f"{count} wrong answers have tokens of {engine[0]}:{engine[1]}, which was not "
+                f"quarantined, though {evidence}"
+            )
+            yield Violation(PROMISE, THE_RUN, text)
 
 
 def _restored(
