@@ -55,6 +55,8 @@ class Ran(Struct, frozen=True, kw_only=True):
     events: int = 0
     virtual_s: float = 0.0
     kept: bool = False
+    faults: tuple[tuple[str, bool], ...] = ()
+    """Kinds of the faults that were planned, and whether each struck."""
     guards: tuple[str, ...] = ()
     """Those it reached, if they are counted (`relume.chaos.runner.guards`)."""
 
@@ -72,6 +74,8 @@ class Tally(Struct, kw_only=True):
     failing: list[tuple[int, tuple[str, ...], str]] = field(default_factory=list)
     """Seeds that failed, with the signature and the first reason."""
     doubtful: list[tuple[int, str]] = field(default_factory=list)
+    faults: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By kind of fault, how many were planned and how many struck."""
 
     def add(self, seed: int, ran: Ran) -> None:
         """Count one."""
@@ -79,6 +83,9 @@ class Tally(Struct, kw_only=True):
         self.took_s += ran.took_s
         self.events += ran.events
         self.virtual_s += ran.virtual_s
+        for what, has_struck in ran.faults:
+            planned, struck = self.faults.get(what, (0, 0))
+            self.faults[what] = planned + 1, struck + has_struck
         reason = ran.why[0] if ran.why else ""
         if ran.result == "failed":
             self.failed += 1
@@ -141,6 +148,7 @@ def one(given: PlannedRun) -> Ran:
         events=events,
         virtual_s=virtual_s,
         kept=kept,
+        faults=tuple((f.what, bool(f.at_ns)) for f in verdict.faults) if verdict else (),
         guards=take_reached(),
     )
 

@@ -151,6 +151,7 @@ def summary_lines(
     yield from columns(rows, right=range(1, 8))
     for name in sorted(tallies):
         yield from _doubts(name, tallies[name])
+        yield from _unstruck(name, tallies[name])
     for name in sorted(tallies):
         yield from _failures(name, tallies[name])
     whole = summary(tallies, waiting, early, took_s)
@@ -173,6 +174,17 @@ def _doubts(name: str, tally: Tally) -> Iterator[str]:
         by_reason.setdefault(reason, []).append(seed)
     for reason, seeds in by_reason.items():
         yield f"inconclusive {name}: {reason} (seeds {_seeds(seeds)})"
+
+
+def _unstruck(name: str, tally: Tally) -> Iterator[str]:
+    """Faults that found nothing to strike: a kind that never strikes proves nothing in any run."""
+    missed = [
+        f"{what} {planned - struck} of {planned}"
+        for what, (planned, struck) in sorted(tally.faults.items())
+        if struck < planned
+    ]
+    if missed:
+        yield f"faults of {name} that did not strike: {', '.join(missed)}"
 
 
 def _failures(name: str, tally: Tally) -> Iterator[str]:

@@ -135,6 +135,35 @@ def test_fuzz_tells_who_failed_and_keeps_only_that(played: None, tmp_path: Path,
     assert run.command == "relume-chaos run engine-killed-in-decode --seed 3"
 
 
+def test_fuzz_tells_which_faults_found_nothing_to_strike(played: None) -> None:
+    planned = fuzz.PlannedRun("engine-killed-in-decode", 1, 30.0, None)
+    ran = fuzz.one(planned)
+    assert ran.faults == (("engine-kill", True),)
+    tally = fuzz.Tally()
+    for struck in (True, False, True):
+        faults = (("engine-kill", struck), ("client-gone", True))
+        tally.add(0, replace(ran, result="passed", faults=faults))
+    lines = list(fuzzing.summary_lines({"composed": tally}, [], "", 1.0, Path("out")))
+    assert "faults of composed that did not strike: engine-kill 1 of 3" in lines
+
+
+def test_a_composed_run_is_judged_by_the_half_of_its_faults_that_struck() -> None:
+    """Composed 5027: one of seven found no blocks to damage."""
+    case = case_of("composed", 5027)
+    planned = case.schedule.faults
+    assert len(planned) == 7
+    good = replace(GOOD, scenario=case.scenario, schedule=case.schedule, histories=())
+
+    def says(struck: int) -> tuple[str, ...]:
+        fired = tuple(replace(GOOD.fired[0], name=p.name) for p in planned[:struck])
+        return tuple(why for why in judge(replace(good, fired=fired)).why if "fault" in why)
+
+    assert says(7) == says(4) == ()
+    assert says(3) == ("faults_fired is 3, not at least 4",)
+    calm = compose(5027, without=FAULTS)
+    assert not calm.faults and [bound.figure for bound in calm.expect] == ["requests"]
+
+
 def test_fuzz_ends_when_its_time_is_over(played: None) -> None:
     runs = fuzz.asked(["calm"], 0, 10_000, 30.0, None)
     tallies, early = fuzz.fuzz(runs, 1, 0.3, lambda *_: None)
