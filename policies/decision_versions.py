@@ -29,7 +29,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "recovery": 1,
     "migration": 1,
     "stall": 3,
-    "overdue": 3,
+    "overdue": 4,
     "leader": 1,
     "detail": 1,
     "health": 6,
@@ -45,7 +45,7 @@ RETAKEN: dict[str, tuple[int, ...]] = {
     "first_token": (1,),
     "mode": (1,),
     "stall": (1, 2),
-    "overdue": (1, 2),
+    "overdue": (1, 2, 3),
     "health": (1, 2, 3, 4, 5),
 }
 """Older versions of which this build still has the rule: 1 of `route.least_load` forgets failures that

@@ -97,7 +97,8 @@ def judged(hung: bool, silent_us: int, bound_us: int) -> Answer:
 def stream_judged(seen: Silence, found: Judgement) -> Answer:
     """A judgement of one stream's silence."""
     decodes = "finished" if found.finished else "decoded" if found.decodes else "not decoded"
+    held = "" if seen.held < 0 else f", {seen.held} requests there"
     return "stuck" if found.stuck else "not stuck", (
         f"silent {seen.silent_us} us of {found.bound_us} us allowed",
-        f"{found.steps} steps since step {seen.from_step}, {decodes}, probe {seen.probe}",
+        f"{found.steps} steps since step {seen.from_step}, {decodes}, probe {seen.probe}{held}",
     )

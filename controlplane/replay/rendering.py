@@ -295,11 +295,14 @@ def _stream_judged(event: v.StreamJudged) -> list[str]:
     decodes = (
         "has finished" if event.finished else "decodes" if event.decodes else "does not decode"
     )
+    by = f"by its reports the engine {decodes} attempt {event.attempt}; its probe {event.probe}"
+    if event.held == 0:
+        by = f"its probe {event.probe}: it has no requests, so it is done with attempt {event.attempt}"
     return [
         f"no token came from {event.worker}:{event.incarnation} for {event.silent_us / 1000:.0f} ms "
         f"(bound {event.bound_us / 1000:.0f} ms), in which it made {event.steps} steps: "
         f"judged {answer}",
-        f"by its reports the engine {decodes} attempt {event.attempt}; its probe {event.probe}",
+        by,
         f"{event.decision} on basis ({event.basis.revision}, {event.basis.position})",
     ]
 

@@ -457,7 +457,9 @@ def _check_stream(
     view: View, stream: str, position: int, event: v.StreamJudged, verdict: Verdict
 ) -> None:
     verdict.decisions += 1
-    seen = overdue.Silence(silent_us=event.silent_us, from_step=event.from_step, probe=event.probe)
+    seen = overdue.Silence(
+        silent_us=event.silent_us, from_step=event.from_step, probe=event.probe, held=event.held
+    )
     of = event.request, event.attempt
     place, config = (event.worker, event.incarnation), overdue.config_of(view)
     rule = overdue.RULES[version_of(view, "overdue")]

@@ -230,6 +230,9 @@ class StreamJudged(Event, frozen=True, tag="stream_judged/1", kw_only=True):
     """Silence that the policy allowed."""
     stuck: bool
     """The answer."""
+    held: int = -1
+    """Requests that the engine had when it was probed, of a stream that has begun there; -1:
+    unknown."""
 
 
 class WorkerSuspected(Event, frozen=True, tag="worker_suspected/1"):

@@ -8,6 +8,8 @@ stuck only if all of these hold:
 
 - The fold's account of the worker says that the engine decodes the attempt, or is done with it. For
   a request that the leader ended, because it took the gateway for lost, the replica remembers that.
+  Without the log, the engine itself says it: a stream that has begun there is done if the engine, when
+  probed, has no request at all.
 - While it decodes, the log shows `steps` engine steps since the replica found the stream silent.
   Each step gives each request that decodes a token. A replica that is cut from the log sees none,
   and judges nothing.
@@ -73,6 +75,7 @@ class Silence(Struct, frozen=True, kw_only=True):
     silent_us: int
     from_step: int
     probe: ProbeResult
+    held: int = -1
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
@@ -148,12 +151,15 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     decodes: Callable[[Worker, str, int], bool]
     is_finished: Callable[[Fleet, Worker, str, int], bool]
+    knows_idle: bool = False
+    """Whether an engine that has no request is done with the stream."""
 
 
 RULES: dict[int, Rule] = {
     1: Rule(decodes=decodes_v1, is_finished=is_finished_v1),
     2: Rule(decodes=decodes_v1, is_finished=is_finished_v2),
     3: Rule(decodes=decodes, is_finished=is_finished),
+    4: Rule(decodes=decodes, is_finished=is_finished, knows_idle=True),
 }
 """By version of the decision."""
 
@@ -164,7 +170,7 @@ def judge(
     of: tuple[str, int],
     seen: Silence,
     config: OverdueConfig,
-    rule: Rule = RULES[3],
+    rule: Rule = RULES[4],
 ) -> Judgement:
     """Whether the stream `of` (request, attempt) `at` (worker, incarnation) is stuck."""
     worker = fleet.workers.get(at[0])
@@ -174,10 +180,11 @@ def judge(
         )
     steps, bound = worker.step - seen.from_step, bound_us(worker, config)
     is_decoding, is_over = rule.decodes(worker, *of), rule.is_finished(fleet, worker, *of)
+    is_idle = rule.knows_idle and seen.held == 0
     stuck = (
         seen.probe == ProbeResult.ANSWERED
         and seen.silent_us >= bound
-        and ((is_decoding and steps >= config.steps) or is_over)
+        and ((is_decoding and steps >= config.steps) or is_over or is_idle)
     )
     return Judgement(
         steps=steps, decodes=is_decoding, finished=is_over, bound_us=bound, stuck=stuck

@@ -41,12 +41,16 @@ class Streams:
         self.activity = {("w0", 1): Activity(0.0)}
         self.activity["w0", 1].open_streams = 2
         self.heard = {("q1", 1): 0.0, ("q2", 1): 0.0}
+        self.delivered: dict[str, int] = {}
         self.broken: list[tuple[Any, ...]] = []
 
     def silent_on(
         self, worker: str, incarnation: int, before: float
     ) -> dict[tuple[str, int], float]:
         return {of: at for of, at in self.heard.items() if at < before}
+
+    def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
+        return self.delivered
 
     def break_stream(self, *given: Any) -> bool:
         self.broken.append(given)
@@ -253,6 +257,64 @@ async def test_engines_that_left_are_forgotten() -> None:
 
     watch = (await run(case)).watch
     assert not watch._due and not watch._marks and not watch._answered
+
+
+# --- etcd is away: no report of the engine comes
+
+
+IDLE = {"worker": "w0", "incarnation": 1, "running": 0, "waiting": 0, "unfinished": 0}
+
+
+def begun(fleet: Fleet, *requests: str, had: int = 2, delivered: int = 5) -> None:
+    """The gateway has tokens of these; `had` of them came before this attempt."""
+    nothing: Any = None
+    for request in requests:
+        live = fleet.scheduler.live[request] = LiveRequest(nothing)
+        live.begin_attempt(1, "w0", 1)
+        live.lineage.had = had
+        fleet.gateway.delivered[request] = delivered
+
+
+async def test_a_stream_is_overdue_whose_engine_has_no_request_any_more() -> None:
+    async def case(fleet: Fleet) -> None:
+        begun(fleet, "q1", "q2")
+        await fleet.until(4.0, 0, Q2)
+
+    fleet = await run(case, **IDLE)
+    (judged,) = fleet.told
+    assert (judged.request, judged.held, judged.stuck) == ("q1", 0, True)
+    assert judged.steps == 0 and judged.silent_us < 2_500_000
+    assert fleet.gateway.broken == [("w0", 1, "q1", 1, "stuck", "its next token is overdue")]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param({**IDLE, "running": 1}, id="it runs one"),
+        pytest.param({**IDLE, "waiting": 1}, id="one waits there"),
+        pytest.param({**IDLE, "unfinished": 1}, id="its HTTP side waits for one"),
+        pytest.param({"worker": "w0", "incarnation": 1}, id="it does not say"),
+        pytest.param({**IDLE, "incarnation": 2}, id="another engine answers"),
+    ],
+)
+async def test_an_engine_that_may_have_the_request_is_left_alone(state: dict[str, Any]) -> None:
+    async def case(fleet: Fleet) -> None:
+        begun(fleet, "q1", "q2")
+        await fleet.until(10.0, 0)
+
+    fleet = await run(case, **state)
+    assert fleet.told == [] and fleet.watch._session is not None
+
+
+async def test_an_engine_may_not_have_got_a_request_of_which_no_token_came() -> None:
+    """It is on its way, or its prompt is read."""
+
+    async def case(fleet: Fleet) -> None:
+        begun(fleet, "q1", had=5)
+        await fleet.until(10.0, 0)
+
+    fleet = await run(case, **IDLE)
+    assert fleet.told == [] and fleet.watch._session is None
 
 
 # --- the leader took the replica for lost, and it returned

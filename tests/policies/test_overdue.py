@@ -100,6 +100,24 @@ def test_an_attempt_whose_end_is_folded_before_its_dispatch_is_finished() -> Non
     assert not by_v1.finished, "version 1 of the decision goes by the places of the request"
 
 
+@pytest.mark.parametrize("changes", [(), (QUEUED,), (QUEUED, FIRST)])
+def test_a_stream_whose_engine_says_that_it_has_no_request_is_stuck(
+    changes: tuple[Any, ...],
+) -> None:
+    """Also while nothing that the engine reports comes through the log."""
+    story = engine(*changes, steps=0)
+    idle = replace(SEEN, held=0)
+    assert judged(story, idle).stuck
+    assert not judged(story, replace(idle, silent_us=OVER_US - 1)).stuck
+    assert not judged(story, replace(idle, probe=ProbeResult.SILENT)).stuck
+    for held in (-1, 1, 7):
+        assert not judged(story, replace(SEEN, held=held, silent_us=1 << 40)).stuck
+    by_v3 = overdue.judge(story.fleet, ENGINE, STREAM, idle, CONFIG, overdue.RULES[3])
+    assert not by_v3.stuck, "version 3 of the decision goes by the log alone"
+    story.tell("w.w0", v.EngineDied("w0", 1, "killed"))
+    assert not judged(story, idle).stuck, "what it held is gone with it"
+
+
 def test_a_preempted_stream_is_owed_tokens_once_it_decodes_again() -> None:
     again = v.PrefillChunkDone("q1", 1, 110, 110)
     assert judged(engine(QUEUED, ADMITTED, FIRST, PREEMPTED, ADMITTED, again)).stuck

@@ -25,11 +25,12 @@ from tests.policies.story import (
 )
 
 
-def judged(over: bool = False, **other: Any) -> Story:
-    """Stream q1 got stuck after step 1; the engine made 40 steps, or is done with it."""
+def judged(over: bool = False, version: int = 1, **other: Any) -> Story:
+    """Stream q1 got stuck after step 1; the engine made 40 steps, or is done with it. A replica with
+    that version of the decision says so."""
     story = Story()
     story.worker()
-    settings = (("overdue.floor_us", "900000"),)
+    settings = (("overdue.floor_us", "900000"), ("version.overdue", str(version)))
     story.tell("r.r0", replica_started(settings=settings), arrived(), decided())
     story.tell("w.w0", engine_step(queued(), v.FirstToken("q1", 1), us=100_000))
     for step in range(2, 42):
@@ -83,8 +84,25 @@ def test_every_field_of_it_is_compared(other: dict[str, Any]) -> None:
     assert [d for d in found if "stuck" in str(d)], found
 
 
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_only_version_4_goes_by_what_the_engine_says_of_itself(version: int) -> None:
+    idle = judged(version=version, from_step=40, steps=1, held=0)
+    found = [str(d) for d in verify(idle.groups).divergences if "stuck" in str(d)]
+    assert (found == []) == (version == 4), found
+    busy = judged(version=version, from_step=40, steps=1, held=1)
+    assert [d for d in verify(busy.groups).divergences if "stuck" in str(d)]
+
+
+def test_why_tells_what_the_engine_said() -> None:
+    course = why(judged(version=4, held=0).groups, "q1")
+    assert course is not None
+    text = "\n".join(lines_of(course))
+    assert "its probe answered: it has no requests, so it is done with attempt 1" in text
+    assert "by its reports" not in text
+
+
 def test_another_version_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DECISION_VERSIONS, "overdue", 3)
+    monkeypatch.setitem(DECISION_VERSIONS, "overdue", 4)
     monkeypatch.setitem(RETAKEN, "overdue", ())
     (untaken,) = verify(judged().groups).untaken
     assert untaken.startswith("overdue version ")

@@ -2,9 +2,10 @@
 
 It looks at when the token path last heard of each stream. For one that is silent it notes the
 engine's step in the fold. Towards the end of the bound it probes the engine's HTTP server
-(`/relume/state`). Then it lets `relume.policies.liveness.overdue` judge, writes the judgement, and
-loses the attempt of a stuck stream, so that it continues on another worker. The other streams of
-that engine stay where they are.
+(`/relume/state`). The answer says how many requests the engine has: one without any is done with a
+stream that has begun there, also while none of its reports comes. Then the watch lets
+`relume.policies.liveness.overdue` judge, writes the judgement, and loses the attempt of a stuck
+stream, so that it continues on another worker. The other streams of that engine stay where they are.
 
 A look that comes late judges nothing: the event loop stood still, and bytes may wait in sockets.
 """
@@ -54,26 +55,46 @@ Attempt = tuple[str, int]
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A silent stream: the time of its last byte, its engine's step when it was noted, and whether
-    the engine was done with it."""
+    """A silent stream: the time of its last byte, and its engine's step when it was noted. By the
+    engine's reports, whether it was done with it, and whether it decoded it. Whether a token of it
+    came from there: then the engine had it."""
 
     since: float
     from_step: int
     is_over: bool
+    is_decoded: bool
+    has_begun: bool
+
+    def is_like(self, other: Mark) -> bool:
+        """Whether they differ in the step alone."""
+        return self == msgspec.structs.replace(other, from_step=self.from_step)
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """The last probe of an engine that was answered: when it was sent, and when answered."""
+    """The last probe of an engine that was answered: when it was sent, when answered, and how many
+    requests the engine had (-1: it does not say)."""
 
     sent: float
     at: float
+    held: int
 
 
-class Who(msgspec.Struct):
-    """The part of `/relume/state` that identifies the engine."""
+class EngineState(msgspec.Struct):
+    """The part of `/relume/state` that identifies the engine and counts its requests: those that its
+    scheduler has, and those that its HTTP side waits for."""
 
     worker: str
     incarnation: int
+    running: int = -1
+    waiting: int = -1
+    unfinished: int = -1
+
+    @property
+    def held(self) -> int:
+        """Requests it has, by whichever source has more; -1 if one is unknown."""
+        if min(self.running, self.waiting, self.unfinished) < 0:
+            return -1
+        return max(self.running + self.waiting, self.unfinished)
 
 
 class StreamWatch:
@@ -153,7 +174,7 @@ class StreamWatch:
             of: mark
             for of, mark in marks.items()
             if now - mark.since >= bound_s - PROBE_AHEAD_S
-            and (mark.is_over or worker.step - mark.from_step >= config.steps)
+            and (_is_owed(mark, worker, config) or mark.has_begun)
         }
         if not late:
             return
@@ -166,26 +187,34 @@ class StreamWatch:
         for of, mark in late.items():
             if now - mark.since < bound_s:
                 continue
+            held = answered.held if mark.has_begun else -1
             if answered.sent - mark.since < bound_s - PROBE_AHEAD_S:
                 self._probe(tasks, key, worker)
-            elif self._judge(key, of, mark, now, config):
-                del marks[of]
+            elif _is_owed(mark, worker, config) or not held:
+                if self._judge(key, of, mark, now, held, config):
+                    del marks[of]
+
+    def _has_begun(self, request: str, delivered: dict[str, int]) -> bool:
+        live = self._scheduler.live.get(request)
+        return live is not None and delivered.get(request, 0) > live.lineage.had
 
     def _noted(
         self, key: Engine, worker: Worker, silent: dict[Attempt, float]
     ) -> dict[Attempt, Mark]:
-        """The marks of the engine's streams that are silent although it decodes them, or is done
-        with them; steps count from the first look at which that held."""
+        """The marks of the engine's streams that are silent although it decodes them, is done with
+        them, or had them; steps count from the first look at which that held."""
         fleet, old, found = self._scheduler.view.fleet, self._marks.get(key, {}), {}
+        delivered = self._gateway.delivered_on(*key) if silent else {}
         for of, since in silent.items():
             is_over = overdue.is_finished(fleet, worker, *of)
             if is_over and of[0] not in fleet.requests:
                 is_over = self._disowned.is_finished(*of)
-            if is_over or overdue.decodes(worker, *of):
-                mark = old.get(of)
-                if mark is None or (mark.since, mark.is_over) != (since, is_over):
-                    mark = Mark(since, worker.step, is_over)
-                found[of] = mark
+            is_decoded = overdue.decodes(worker, *of)
+            has_begun = self._has_begun(of[0], delivered)
+            if not (is_over or is_decoded or has_begun):
+                continue
+            mark, before = Mark(since, worker.step, is_over, is_decoded, has_begun), old.get(of)
+            found[of] = before if before is not None and before.is_like(mark) else mark
         if found:
             self._marks[key] = found
         else:
@@ -193,7 +222,7 @@ class StreamWatch:
         return found
 
     def _judge(
-        self, key: Engine, of: Attempt, mark: Mark, now: float, config: OverdueConfig
+        self, key: Engine, of: Attempt, mark: Mark, now: float, held: int, config: OverdueConfig
     ) -> bool:
         """Judge one stream; a stuck one loses its attempt. Returns whether it is stuck."""
         scheduler = self._scheduler
@@ -201,6 +230,7 @@ class StreamWatch:
             silent_us=int((now - mark.since) * 1e6),
             from_step=mark.from_step,
             probe=ProbeResult.ANSWERED,
+            held=held,
         )
         try:
             basis = scheduler.decisions.basis()
@@ -225,6 +255,7 @@ class StreamWatch:
                     finished=found.finished,
                     bound_us=found.bound_us,
                     stuck=found.stuck,
+                    held=held,
                 )
             )
         except LogError as error:  # without the log nothing more can be judged
@@ -249,8 +280,14 @@ class StreamWatch:
         url = f"http://{worker.host}:{worker.port}{STATE_PATH}"
         try:
             async with self._session.get(url) as answer:
-                who = msgspec.json.decode(await answer.read(), type=Who)
+                who = msgspec.json.decode(await answer.read(), type=EngineState)
         except (aiohttp.ClientError, msgspec.MsgspecError, OSError):  # TimeoutError is an OSError
             return
         if (who.worker, who.incarnation) == key:
-            self._answered[key] = Answered(sent, self._now())
+            self._answered[key] = Answered(sent, self._now(), who.held)
+
+
+def _is_owed(mark: Mark, worker: Worker, config: OverdueConfig) -> bool:
+    """Whether the engine's reports say that the stream is owed a token, or its end."""
+    steps = worker.step - mark.from_step
+    return mark.is_over or (mark.is_decoded and steps >= config.steps)

@@ -56,6 +56,16 @@ def test_a_stream_that_its_engine_finished_moves_too() -> None:
     assert judged.finished and judged.silent_us < 2_500_000
 
 
+def test_one_that_its_engine_finished_moves_also_while_etcd_is_away() -> None:
+    """Composed 229: the engine had nothing else to do, and its report waited for etcd."""
+    away = Fault(what="etcd-kill", when=When(at_s=0.9), target="e0", for_s=12.0)
+    few = scenario((48, 64), stuck(1.0, "w0"), stuck(1.0, "w1"), away, clients=3)
+    outcome = run(structs.replace(few, fleet=structs.replace(few.fleet, etcd=1)), 4)
+    assert judge(outcome).why == ()
+    judged = told(outcome, v.StreamJudged)
+    assert len(judged) == 2 and all(j.held == 0 and j.silent_us < 4_000_000 for j in judged)
+
+
 def test_streams_of_a_gateway_that_was_taken_for_lost_move_after_its_return() -> None:
     """Composed 843: the leader ended their requests in the log, so the fold knew nothing of them."""
     stands_still = Fault(what="leader-stop", when=When(at_s=1.6), for_s=12.0)
