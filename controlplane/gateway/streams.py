@@ -84,6 +84,8 @@ class Streams:
             session.came_back(connection, shown.position)
             return session
         known = context.scheduler.returns.known(shown.request)
+        if known is None and context.scheduler.returns.is_behind:
+            return _behind(context.config.retry_after_s)
         if (
             known is None
             or not event_ids.proves(shown.resume_token, known[1])
@@ -129,6 +131,12 @@ class Streams:
         """See GatewayPort."""
         if (session := self.open.get(request)) is not None:
             session.handover_noticed(attempt)
+
+
+def _behind(retry_after_s: int) -> Reply:
+    """Whether there is such a stream is not known here now."""
+    message = "this replica has heard nothing from the log for some seconds; return again"
+    return error_reply(503, message, code="log_behind", retry_after_s=retry_after_s)
 
 
 def _gone(message: str) -> Reply:

@@ -30,6 +30,10 @@ UNSERVED_TICKS = 20
 """For how long another replica may report the end of a stream that is ours and has no client here:
 what it wrote while the log was away lands when ours does."""
 
+BEHIND_S = 2.0
+"""Time without anything new in the log, which has a tick each second, after which this replica may lack
+streams of others."""
+
 
 class RecordFailure(Protocol):
     """Records that an attempt failed (`SchedulerPort.observed`)."""
@@ -50,15 +54,28 @@ class StreamResumptions:
         live: LiveRequests,
         observed: RecordFailure,
         changed: Callable[[], Awaitable[None]],
+        microseconds: Callable[[], int],
     ) -> None:
         self._decisions = decisions
         self._live = live
         self._observed = observed
         self._changed = changed
+        self._microseconds = microseconds
+        self._advanced_us = microseconds()
         self._unserved: dict[str, int] = {}
         self._ending: dict[str, tuple[int, v.ClientReturned]] = {}
         self.let_go: Callable[[str], None] = lambda request: None
         self.is_absent: Callable[[str], bool] = lambda request: False
+
+    def advanced(self) -> None:
+        """The fold advanced."""
+        self._advanced_us = self._microseconds()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there may be streams that are not known here: nothing new came from the log, as when
+        it is away, or after this process stood still."""
+        return self._microseconds() - self._advanced_us > BEHIND_S * 1e6
 
     def known(self, request: str) -> tuple[Arrival, str] | None:
         """A live stream that may be resumed: as it arrived, and the digest of its claim."""
@@ -209,6 +226,10 @@ class StreamResumptions:
             if live is None and self._ours(event.request):
                 until = self._decisions.view.fleet.tick + UNSERVED_TICKS
                 self._ending[event.request] = (until, event)
+        elif live is not None and position >= live.claimed_at and not self._ours(event.request):
+            if self.is_absent(event.request):  # another replica ended it before our event landed
+                self.let_go(event.request)
+                live.running = False
 
     def _seen_end(self, event: v.RequestEnded) -> None:
         """Another replica gave a stream of ours all that its client lacked, before it knew of our

@@ -76,7 +76,9 @@ class Scheduler:
         self.live: LiveRequests = {}
         self.decisions = DecisionWriter(view, writer, boot, microseconds)
         self.checkpoints = Checkpoints(self.decisions, self.live, microseconds)
-        self.returns = StreamResumptions(self.decisions, self.live, self.observed, self.changed)
+        self.returns = StreamResumptions(
+            self.decisions, self.live, self.observed, self.changed, microseconds
+        )
         self.cross_checks = CrossCheckQueue(view)
         self.waiting = ReplicaAdmission(self.decisions, self.never_served)
         self.restarts = RestartTimes()
@@ -116,6 +118,7 @@ class Scheduler:
     def advanced(self, engines: bool = True) -> None:
         """The canonical fold advanced: settle the overlay, wake waiting requests. `engines`: one of
         them may have reported its model for the first time."""
+        self.returns.advanced()
         self.view.landed()
         estimate_index.keep_up(self.view)
         for worker in self.view.fleet.workers.values() if engines else ():

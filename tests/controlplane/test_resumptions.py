@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relume.controlplane.replica.live_requests import LiveRequest
-from relume.controlplane.replica.resumptions import UNSERVED_TICKS, StreamResumptions
+from relume.controlplane.replica.resumptions import BEHIND_S, UNSERVED_TICKS, StreamResumptions
 from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Guarantee, RequestOutcome, TransportKind
@@ -21,8 +21,10 @@ class LateReturn:
     """Our replica and the request "q", whose client returned twice; then we let go of it or ended
     it, and the returns landed. `written`: what we wrote."""
 
-    def __init__(self, let_go: bool, absent: bool = False) -> None:
+    def __init__(self, let_go: bool, absent: bool = False, ended_by_another: bool = False) -> None:
         self.written: list[Any] = []
+        self.left: list[str] = []
+        self.now_us = 0
         request = SimpleNamespace(
             owner=OURS, boot="b", verdict=Guarantee.EXACT, attempt=0, worker="", incarnation=0,
             doubted=False,
@@ -43,8 +45,11 @@ class LateReturn:
         async def changed() -> None: ...
 
         self.live = live = {"q": LiveRequest(self.arrival)}
-        self.returns = StreamResumptions(decisions, live, lambda *given: None, changed)
+        self.returns = StreamResumptions(
+            decisions, live, lambda *given: None, changed, lambda: self.now_us
+        )
         self.returns.is_absent = lambda request: absent
+        self.returns.let_go = self.left.append
         self.returns.came_back("q", 3, 0)
         first = self.written.pop()
         self.returns.came_back("q", 4, 0)  # written at position 5, and the first one before it
@@ -53,7 +58,10 @@ class LateReturn:
             self.returns.left_unserved(live["q"])
         if not absent:
             del live["q"]
+        if ended_by_another:
+            del self.fleet.requests["q"]
         self.returns.seen(OURS, 4, first)
+        assert self.left == []
         self.pass_ticks(UNSERVED_TICKS)
         assert self.written == [], "an earlier return does not end it"
         self.returns.seen(OURS, 5, last)
@@ -104,6 +112,23 @@ def test_an_end_at_another_replica_ends_a_stream_whose_client_is_absent(absent: 
     assert [event.outcome for event in late.written] == ["completed"] * absent
 
 
+def test_a_return_that_lands_after_the_end_of_its_stream_leaves_nothing_here() -> None:
+    """Another replica, to which the client went later, has ended it: nothing waits for the client
+    until the grace is over."""
+    late = LateReturn(let_go=False, absent=True, ended_by_another=True)
+    assert late.left == ["q"] and late.written == []
+
+
+def test_a_replica_that_hears_nothing_from_the_log_knows_that_it_is_behind() -> None:
+    late = LateReturn(let_go=False)
+    late.now_us += round(BEHIND_S * 1e6)
+    assert not late.returns.is_behind
+    late.now_us += 1
+    assert late.returns.is_behind
+    late.returns.advanced()
+    assert not late.returns.is_behind
+
+
 def test_an_end_at_another_replica_is_no_end_of_a_stream_that_is_not_ours() -> None:
     late = LateReturn(let_go=False, absent=True)
     late.fleet.requests["q"].owner = "r.r2"
@@ -143,7 +168,9 @@ async def test_a_new_owner_uses_no_number_of_an_attempt_that_was_not_written(run
     async def changed() -> None: ...
 
     live: dict[str, LiveRequest] = {}
-    returns = StreamResumptions(decisions, live, lambda *given: lost.append(given), changed)
+    returns = StreamResumptions(
+        decisions, live, lambda *given: lost.append(given), changed, lambda: 0
+    )
     arrival = Arrival(
         request="q1", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
         max_tokens=9, verdict="exact",

@@ -107,6 +107,11 @@ class SimGateway(Gateway):
         self._runner = asyncio.create_task(self._run(ready), name="gateway")
         await ready.wait()
 
+    @property
+    def taken(self) -> frozenset[str]:
+        """Requests of other replicas whose last bytes may have reached their clients from here."""
+        return frozenset(name for name, one in self._streams.open.items() if one.is_taken)
+
     # --- Door
 
     def ask(self, what: Ask, caller: Caller) -> None:

@@ -97,9 +97,11 @@ class TruthRecorder:
         self.truth.looks += 1
         for name, plane in self._planes.items():
             if plane.replica is not None:
-                self.truth.found += ((name, text) for text in self._of_replica(plane.replica))
+                taken = plane.gateway.taken if plane.gateway is not None else frozenset()
+                found = self._of_replica(plane.replica, taken)
+                self.truth.found += ((name, text) for text in found)
 
-    def _of_replica(self, replica: Replica) -> Iterable[str]:
+    def _of_replica(self, replica: Replica, taken: frozenset[str]) -> Iterable[str]:
         fleet = replica.fleet
         yield from check(fleet)
         owners = self.owners(fleet.revision)
@@ -113,7 +115,7 @@ class TruthRecorder:
             name for name, request in fleet.requests.items()
             if request.owner == stream and request.boot == replica.boot
         }  # fmt: skip
-        self.truth.unknown.update((stream, name) for name in live - known)
+        self.truth.unknown.update((stream, name) for name in live - known - taken)
         if known - live:
             yield f"its gateway lacks {sorted(known - live)}"
 

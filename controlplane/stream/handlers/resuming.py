@@ -193,6 +193,8 @@ def _leave_unattended(
 def on_grace_over(stream: Stream, state: State, event: GraceOver, now: float) -> State:
     if not stream.is_absent:
         raise IllegalEvent(state, event)
+    if isinstance(state, Adopting):
+        return let_go(stream, state)  # the log has not said yet that it is ours
     seconds = stream.limits.resume.grace_s
     stream.effects.append(RecordTimer(TimerKind.GRACE))
     told = f"the client did not come back within {seconds} s"

@@ -10,6 +10,8 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from relume.controlplane.stream.stream_events import Owned
 from tests.gateway.client_requests import CHAT, chat_body
 from tests.gateway.peers import Behaviour, expected_stream, frames
@@ -123,6 +125,21 @@ async def test_a_client_returns_to_a_stream_that_another_replica_took(rig):
         assert adopted == [(int(ids[-1].rsplit(":", 1)[1]), 0)]
         assert not r.gateway._streams.open and not r.scheduler.endings()
         lazy.close()
+
+
+@pytest.mark.parametrize(("is_behind", "status"), [(True, 503), (False, 410)])
+async def test_a_replica_that_lags_behind_the_log_has_a_client_return_again(rig, is_behind, status):
+    """It may lack the stream: only one that knows the log says that there is none."""
+    async with rig(engines=1) as r:
+        lazy, early, session = await unread(r)
+        r.gateway.let_go(session.arrival.request)
+        lazy.close()
+        await until(lambda: not r.gateway._streams.open)
+        r.scheduler.returns = SimpleNamespace(known=lambda request: None, is_behind=is_behind)
+        ids, _ = ids_and_data(early)
+        answer = await r.ask(CHAT, b"", headers=f"{ACCEPT}last-event-id: {ids[-1]}\r\n")
+        assert answer.status == status
+        assert ("retry-after" in answer.headers) == is_behind
 
 
 async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(rig):

@@ -18,6 +18,7 @@ Permitted differences, each with its reason:
 - A stream whose writer had unwritten events at the end (`GroundTruth.unwritten`).
 - A holder that the log declared lost while its daemon lived: its records count for nothing.
 - Requests that a replica serves although the leader ended them: it was declared lost and came back.
+- Requests that another replica took while their last bytes were on their way to the client.
 - Blocks of voided attempts: the fold drops them ahead of the daemon (`CheckpointsVoided`).
 - Bytes of a daemon beyond a gap: a change behind the gap alone is not reported.
 """

@@ -58,13 +58,14 @@ def _endless(fleet: Fleet) -> Iterator[Violation]:
 
 class _Engine:
     """One worker: the incarnation that is ready (0: none), attempts that its engine has, whether it
-    drains, and the latest decision about its health."""
+    drains, and the latest decision about its health. `finished`: when attempts left the engine."""
 
     def __init__(self) -> None:
         self.ready = History(0)
         self.running: History[frozenset[tuple[str, int]]] = History(frozenset())
         self.draining = History(False)
         self.health: History[v.HealthDecided | None] = History(None)
+        self.finished: dict[tuple[str, int], int] = {}
 
     def why_not(self, revision: int, incarnation: int, again: bool) -> str:
         """Why its engine gets no check by what is known at `revision`."""
@@ -89,7 +90,7 @@ class _Checks:
         self._engines: dict[str, _Engine] = {}
         self._arrived: dict[str, v.RequestArrived] = {}
         self._ended: dict[str, v.RequestEnded] = {}
-        self._sent: dict[tuple[str, str], tuple[int, str]] = {}
+        self._sent: dict[tuple[str, str], tuple[int, v.RouteDecided]] = {}
         self._heard: dict[str, dict[str, tuple[int, bytes]]] = {}
         self._outvoted: dict[tuple[str, int], set[str]] = {}
         self._confirm: int | None = None
@@ -102,7 +103,7 @@ class _Checks:
         elif kind is v.RequestArrived:
             self._arrived[event.request] = event
         elif kind is v.RouteDecided and event.worker:
-            self._sent[at.stream, event.request] = at.revision, event.worker
+            self._sent[at.stream, event.request] = at.revision, event
         elif kind is v.TransportObserved:
             self._sent.pop((at.stream, event.request), None)
         elif kind is v.RequestEnded:
@@ -130,6 +131,7 @@ class _Checks:
                     running |= {(change.request, change.attempt)}
                 elif type(change) is v.EngineFinished:
                     running -= {(change.request, change.attempt)}
+                    engine.finished[change.request, change.attempt] = at.revision
             if running != engine.running.last:
                 engine.running.set(at.revision, running)
         elif kind is v.EngineReady:
@@ -155,8 +157,9 @@ class _Checks:
         event, basis = at.event, at.event.basis.revision
         engine, is_again = self._engine(event.by), event.by == event.worker
         why = engine.why_not(basis, event.by_incarnation, is_again)
-        for (stream, request), (revision, worker) in self._sent.items():
-            if stream == at.stream and worker == event.by and revision > basis:
+        for (stream, request), (revision, sent) in self._sent.items():
+            is_there = engine.finished.get((request, sent.attempt), basis + 1) > basis
+            if stream == at.stream and sent.worker == event.by and revision > basis and is_there:
                 why = why or f"{stream[2:]} has just sent {request} there"
         if why:
             text = f"{event.by} answers it again, although {why}"
