@@ -216,6 +216,8 @@ class StreamResumptions:
     def _seen_return(self, stream: str, position: int, event: v.ClientReturned) -> None:
         live = self._live.get(event.request)
         if stream != self._decisions.view.stream:
+            if not self._ours(event.request):
+                self._ending.pop(event.request, None)
             # A return of ours that is still on its way will be the later one.
             pending = live is not None and live.claimed_at > self._folded()
             if live is not None and not pending and not self._ours(event.request):

@@ -136,6 +136,15 @@ def test_an_end_at_another_replica_is_no_end_of_a_stream_that_is_not_ours() -> N
     assert late.written == []
 
 
+def test_a_stream_that_another_replica_took_is_not_ended_here() -> None:
+    late = LateReturn(let_go=True)
+    assert late.returns._ending.keys() == {"q"}
+    late.fleet.requests["q"].owner = "r.r1"
+    theirs = v.ClientReturned(request="q", claim="c", attempt=1, tokens=5, events=0)
+    late.returns.seen("r.r1", 9, theirs)
+    assert not late.returns._ending, "its end is theirs to write"
+
+
 def test_a_client_that_returns_to_what_we_let_go_of_gets_one_end() -> None:
     late = LateReturn(let_go=True)
     late.returns.adopt(late.arrival, 5, 0)

@@ -63,6 +63,17 @@ def test_a_request_that_the_replica_has_just_sent_counts(fleet: DrivenFleet) -> 
     assert violations(again) == ""
 
 
+def test_a_request_that_its_engine_had_finished_counts_no_more(fleet: DrivenFleet) -> None:
+    """The replica's dispatch came into the log after the end that its check knew."""
+    fleet.serve("a", "w1")
+    changes = (v.RequestQueued("new", 1, 9, b""), v.EngineFinished("new", 1, "stop", 3))
+    fleet.tell("w.w2", engine_step(*changes))
+    before = fleet.fleet.revision
+    fleet.tell("r.r0", decided("new", worker="w2"))
+    fleet.ask("a", "w1", by="w2", late=fleet.fleet.revision - before)
+    assert violations(fleet) == ""
+
+
 def test_checks_of_engines_that_do_not_count_are_found(fleet: DrivenFleet) -> None:
     fleet.serve("a", "w1")
     quarantined(fleet, "w2", "wrong answers to canaries")
