@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 
 from relume.chaos.scenario.catalogue import FAULTS, applicable
-from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.language import Commands, Disorder, Limits, Scenario
 
 
 def _strace() -> str:
@@ -60,6 +60,9 @@ def obstacles(scenario: Scenario) -> tuple[str, ...]:
     traffic = scenario.traffic
     if traffic.whole or traffic.resumable or traffic.unusual:
         more.append("clients other than streaming ones, which are simulated only")
+    fleet = scenario.fleet
+    if (fleet.disorder, fleet.limits, fleet.operator) != (Disorder(), Limits(), Commands()):
+        more.append("a fleet with disorder, limits or operator, which are simulated only")
     return (*(f"{what}: {why}" for what, why in found if why), *more)
 
 

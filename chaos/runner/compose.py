@@ -12,6 +12,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
+from relume.chaos.runner.compose_disorder import late_records, small_limits
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, FaultKind, applicable
 from relume.chaos.scenario.checks import HOLDERS, targets
 from relume.chaos.scenario.language import (
@@ -99,7 +100,12 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     fleet, flipped = _flipped(seed, fleet, without)
     fleet, unseen = _checked(seed, fleet, without)
-    fleet = _in_disorder(seed, fleet, is_stuck=bool(_stuck(seed, fleet, without)))
+    is_stuck = bool(_stuck(seed, fleet, without))
+    fleet = _in_disorder(seed, fleet, is_stuck)
+    late: tuple[Fault, ...] = ()
+    if not (later or again):  # these need their traffic
+        fleet, traffic, late = late_records(seed, fleet, traffic, without, is_stuck)
+    fleet = small_limits(seed, fleet, needs_blocks=bool(later or again))
     faults = (
         *(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
         *_at_effects(seed, fleet, without),
@@ -114,6 +120,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *_stuck(seed, fleet, without),
         *flipped,
         *unseen,
+        *late,
     )
     return Scenario(
         name=f"composed-{seed}",

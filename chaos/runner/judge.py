@@ -137,7 +137,7 @@ def not_yet() -> list[str]:
 
 
 def _known(run: Outcome) -> RecordedFacts:
-    given = run.scenario.fleet.checkpoint_mb << 20
+    given = run.scenario.fleet.checkpoint_bytes
     return RecordedFacts(
         given_bytes=given or None,
         stopped=_stopped(run),

@@ -33,6 +33,9 @@ Found = tuple[Path_, str, str]
 MOST_SPAN = 1_000_000
 """Maximum of a time in seconds or of a count: more is a mistake."""
 
+COMMANDS = ("drain", "undrain", "hold", "release", "restart", "resign")
+"""What an operator of a scenario may command."""
+
 HOLDERS = frozenset(
     "holder-kill holder-stop primary-and-holder-kill block-corrupt dram-budget disk-full "
     "stream-loss stream-duplicate stream-reorder".split()
@@ -87,8 +90,21 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
     waiting, checks = admission_settings.LIMITS, check_settings.SETTINGS.limits
     yield from _limits(fleet.waiting, waiting, (*at, "waiting"), "limit of the admission queue")
     yield from _limits(fleet.cross_checks, checks, (*at, "cross_checks"), "limit of cross-checks")
+    yield from _simulated(fleet, at)
     if fleet.etcd % 2 == 0:
         yield (*at, "etcd"), "has an even number of members", f"give {fleet.etcd - 1}"
+
+
+def _simulated(fleet: Fleet, at: Path_) -> Iterator[Found]:
+    """What only simulated fleets have."""
+    if name := fleet.disorder.late_writer:
+        writers = [*targets("worker", fleet), *targets("control plane", fleet)]
+        yield from _known(name, writers, (*at, "disorder", "late_writer"), "worker or replica")
+    if fleet.limits.checkpoint_kb and not fleet.checkpoint_mb:
+        said = "is the budget of checkpoints, and this fleet has none"
+        yield (*at, "limits", "checkpoint_kb"), said, "set fleet.checkpoint_mb"
+    for command in (one for group in fleet.operator.each for one in group):
+        yield from _known(command, COMMANDS, (*at, "operator", "each"), "command")
 
 
 def _limits(

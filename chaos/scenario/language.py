@@ -29,11 +29,42 @@ class Disorder(_Part, frozen=True, kw_only=True):
     """What comes late, twice or not at all between an engine and the log; simulated only. Reports of
     engines reach their agents `report_delay_ms` late, also after the engine's death. Of more than
     `kept_reports` that wait at once the others are dropped (0: the usual limit). With
-    `notices_repeated` each notice of a death comes twice, and so does the one before it."""
+    `notices_repeated` each notice of a death comes twice, and so does the one before it. What the
+    worker or replica `late_writer` sends to etcd arrives `late_writer_ms` late, up to twice that,
+    also after its death. `lost_ends`: share of answers to resumable clients whose last bytes are
+    lost with the connection, when the gateway has sent them all."""
 
     report_delay_ms: Annotated[int, Meta(ge=0, le=5000)] = 0
     kept_reports: Annotated[int, Meta(ge=0, le=4096)] = 0
     notices_repeated: bool = False
+    late_writer: str = ""
+    late_writer_ms: Annotated[int, Meta(ge=0, le=5000)] = 0
+    lost_ends: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+
+class Limits(_Part, frozen=True, kw_only=True):
+    """Limits that are reached with little load; simulated only. 0: the usual limit. `checkpoint_kb`:
+    budget of each state daemon, instead of `checkpoint_mb`. `unwritten_kb`: of what a writer keeps
+    in memory while etcd is away; the rest is in its spool alone. `segment_bytes`: size from
+    which a writer sends a segment at once. `running`: requests that an engine computes at once.
+    `kv_blocks`: of an engine's KV cache."""
+
+    checkpoint_kb: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    unwritten_kb: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    segment_bytes: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    running: Annotated[int, Meta(ge=0, le=4096)] = 0
+    kv_blocks: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+
+
+class Commands(_Part, frozen=True, kw_only=True):
+    """What an operator commands while there is traffic; simulated only. `each` worker gets these in
+    turn, a group at once, then the next worker, `every_s` between two groups. `most` groups in all
+    (0: no limit). Afterwards no worker stays
+    held or drained."""
+
+    each: tuple[tuple[str, ...], ...] = ()
+    every_s: Annotated[float, Meta(gt=0, le=3600)] = 0.4
+    most: Annotated[int, Meta(ge=0, le=10_000)] = 0
 
 
 class Fleet(_Part, frozen=True, kw_only=True):
@@ -42,7 +73,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
     `checkpoint_file_mb` of files take blocks beyond that budget, regardless of their age.
     `waiting`: limits of the control planes' admission queues that differ from the defaults.
     `canary_s`: time between two canaries to a worker; 0: none. `cross_checks`: limits of cross-checks
-    that differ from the defaults. `disorder`: see there."""
+    that differ from the defaults. `disorder`, `limits`, `operator`: see there."""
 
     workers: Count
     model: str = "tiny"
@@ -56,6 +87,14 @@ class Fleet(_Part, frozen=True, kw_only=True):
     canary_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     cross_checks: dict[str, int] = {}
     disorder: Disorder = Disorder()
+    limits: Limits = Limits()
+    operator: Commands = Commands()
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Budget of each state daemon's memory; 0: there are none."""
+        small_kb = self.limits.checkpoint_kb if self.checkpoint_mb else 0
+        return small_kb << 10 or self.checkpoint_mb << 20
 
 
 class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):

@@ -140,7 +140,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     fields are those of `Dispatch` and of the schedule's `Request`. `verdict`: its resume guarantee,
     as `gateway.classify` gives it. `tier`, `tenant`: for the admission queue. `kind`: as the
     schedule's `Request.client`; `connection`: unique, also among those of one client;
-    `last_event_id`: set if the client returns."""
+    `last_event_id`: set if the client returns. `loses_end`: its connection breaks when the end of
+    the answer is on its way."""
 
     client_id: str
     asked: str
@@ -156,6 +157,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     kind: str = "streaming"
     connection: str = ""
     last_event_id: str = ""
+    loses_end: bool = False
 
     @property
     def key(self) -> str:
@@ -180,6 +182,10 @@ class Caller(Protocol):
 
     def cut(self) -> None:
         """The connection broke without an end."""
+        ...
+
+    def lost_end(self) -> None:
+        """The client's connection broke when the end was on its way (`Ask.loses_end`)."""
         ...
 
 

@@ -129,6 +129,11 @@ class Call:
         if not self.over:
             self._ended("cut")
 
+    def lost_end(self) -> None:
+        """See ports.Caller."""
+        if not self.over:
+            self._ended("cancelled")
+
     def hang_up(self) -> None:
         """Leave in the middle."""
         if not self.over:
@@ -158,7 +163,9 @@ class ReturningCall(Call):
     """A call for a resumable stream. It reads the bytes when a connection is over, cut at any
     byte."""
 
-    __slots__ = ("_departures", "_is_first", "_patience", "_random", "_raw", "_since_ns", "_turn")
+    __slots__ = (
+        "_departures", "_is_first", "_patience", "_random", "_raw", "_since_ns", "_turn", "loses_end",
+    )  # fmt: skip
 
     def __init__(self, clients: Clients, request: Request) -> None:
         super().__init__(clients, request)
@@ -169,10 +176,13 @@ class ReturningCall(Call):
         self._raw = b""
         self._is_first = True
         self._since_ns = 0
+        self.loses_end = False
 
     def connected(self) -> OfConnection:
         """Open a connection; returns its caller."""
         self._since_ns = self._clients.loop.now_ns
+        share = self._clients.lost_ends
+        self.loses_end = share > 0 and self._random.random() < share
         if self._departures:
             self._departures -= 1
             seconds = self._random.choice((0.1, 0.5, 2.0)) * self._random.random()
@@ -228,6 +238,12 @@ class ReturningCall(Call):
         self._take()
         if not self._may_return():
             super().cut()
+
+    def lost_end(self) -> None:
+        """See ports.Caller. It has lost some of the last bytes too."""
+        self._take(self._random.randrange(len(self._raw) + 1))
+        if not self._may_return():
+            self._ended("cancelled")
 
     def hang_up(self) -> None:
         """Leave and never return."""
@@ -291,10 +307,18 @@ class OfConnection:
         if self._call.is_at(self._turn):
             self._call.cut()
 
+    def lost_end(self) -> None:
+        """See ports.Caller."""
+        if self._call.is_at(self._turn):
+            self._call.lost_end()
+
 
 class Clients:
     """All clients of a run, in one process that never dies. `doors`: addresses of gateways, to
     which requests go in turn. It calls `on_end` after the last answer."""
+
+    lost_ends = 0.0
+    """Share of connections of resumable clients that break before the last bytes arrive."""
 
     def __init__(
         self,
@@ -365,6 +389,7 @@ class Clients:
 
     def _ask(self, call: Call, last_event_id: str = "") -> None:
         request = call.request
+        caller = call.connected() if isinstance(call, ReturningCall) else call
         ask = Ask(
             kind=request.client,
             connection=call.connection,
@@ -380,8 +405,8 @@ class Clients:
             prefix_block=request.prefix_block,
             tier=tier_of(request),
             tenant=request.tenant,
+            loses_end=isinstance(call, ReturningCall) and call.loses_end,
         )
-        caller = call.connected() if isinstance(call, ReturningCall) else call
         self._open[call.gateway].ask(ask, caller)
 
     def later(self, seconds: float, work: Callable[..., object], *args: object) -> None:

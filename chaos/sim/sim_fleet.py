@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from relume.chaos.outcome import Outcome
-from relume.chaos.scenario.language import Scenario
+from relume.chaos.scenario.language import Commands, Scenario
 from relume.chaos.scenario.schedule import Schedule, expand
 from relume.chaos.sim.agent import Feed
 from relume.chaos.sim.daemon import DaemonSlot
@@ -28,11 +28,13 @@ from relume.chaos.sim.event_watch import Watch
 from relume.chaos.sim.replica_process import Plane
 from relume.chaos.sim.sim_clients import Clients, fault_free
 from relume.chaos.sim.sim_faults import Faults
-from relume.chaos.sim.sim_operator import Operator
+from relume.chaos.sim.sim_operator import DRAINS, Operator
 from relume.chaos.sim.truth.truth_recorder import TruthRecorder
 from relume.chaos.sim.worker_host import Host
 from relume.chaos.sim.world.http_transport import standing_in
+from relume.chaos.sim.world.link_rules import Rule
 from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.small_limits import engine_limits, log_limits
 from relume.chaos.sim.world.virtual_loop import EPOCH_S, Late, Stuck, VirtualLoop
 from relume.chaos.sim.world.worker_machine import WorkerSettings
 from relume.chaos.validators.promises.workers.i12_drained import left_over
@@ -81,9 +83,10 @@ class SimFleet:
             workers = msgspec.structs.replace(workers, canary_interval_s=fleet.canary_s)
         workers = msgspec.structs.replace(workers, disorder=fleet.disorder)
         self.loop = loop
+        self.scenario = scenario
         self.schedule = schedule
         self.wires = wires
-        self.etcd = SimEtcd(loop, self.wires, schedule.etcd)
+        self.etcd = SimEtcd(loop, self.wires, schedule.etcd, log_limits(fleet.limits))
         replica = settings.replica
         if fleet.waiting:
             room = msgspec.structs.replace(WaitingConfig(), **fleet.waiting)
@@ -100,6 +103,7 @@ class SimFleet:
         }  # fmt: skip
         steps = cost.load(f"{fleet.model}_{fleet.hardware}")
         spec = settings.spec or hosts.spec(fleet.model, fleet.hardware)
+        spec = engine_limits(spec, fleet.limits)
         holders: dict[str, DaemonSlot] = {}
         feed = Feed(self.etcd)
         self.hosts = {
@@ -113,7 +117,7 @@ class SimFleet:
                 wires=self.wires,
                 etcd=self.etcd,
                 settings=workers,
-                budget_bytes=fleet.checkpoint_mb << 20,
+                budget_bytes=fleet.checkpoint_bytes,
                 holders=holders,
                 feed=feed,
                 file_bytes=fleet.checkpoint_file_mb << 20,
@@ -128,6 +132,7 @@ class SimFleet:
         self._answered = asyncio.Event()
         doors = [plane.address for plane in self.planes.values()]
         self.clients = Clients(loop, self.wires, schedule, doors, self._answered.set)
+        self.clients.lost_ends = fleet.disorder.lost_ends
         watch = Watch(loop, self.etcd)
         self.faults = Faults(self, watch)
         if any(planned.event is not None for planned in schedule.faults):
@@ -151,19 +156,38 @@ class SimFleet:
         self.began_ns = self.loop.now_ns
         self.clients.start()
         self.faults.start()
+        self._delay_writer()
         operating = None
-        if any(planned.event in OF_EFFECTS for planned in self.schedule.faults):
-            self.operator = Operator(list(self.planes.values()), list(self.hosts))
+        if commands := self._commands():
+            self.operator = Operator(list(self.planes.values()), list(self.hosts), commands)
             operating = asyncio.create_task(self.operator.run())
         await self._answered.wait()
         while self.faults.striking and self.loop.now_ns < self._last_strike_ns:
             await asyncio.sleep(LOOK_S)
         self.faults.no_more()
-        if operating is not None:
+        if operating is not None and self.operator is not None:
             operating.cancel()
+            if self.scenario.fleet.operator.each:
+                await self.operator.undo()
         while self.faults.open:
             await asyncio.sleep(LOOK_S)
         self.drained = await self._until(self._rested, REST_S)
+
+    def _commands(self) -> Commands | None:
+        """An operator's commands; if a fault waits for effects, and no others are given: drains."""
+        given = self.scenario.fleet.operator
+        if given.each:
+            return given
+        waits = any(planned.event in OF_EFFECTS for planned in self.schedule.faults)
+        return DRAINS if waits else None
+
+    def _delay_writer(self) -> None:
+        """What one process sends to etcd is late from now on."""
+        disorder = self.scenario.fleet.disorder
+        if disorder.late_writer and disorder.late_writer_ms:
+            late_s = disorder.late_writer_ms / 1e3
+            rule = Rule(one=disorder.late_writer, other="", kind="etcd", both=False, delay_s=late_s)
+            self.wires.shape(rule)
 
     async def prepare(self) -> None:
         """Change the fleet after its start, before traffic and faults begin."""

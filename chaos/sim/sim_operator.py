@@ -1,7 +1,7 @@
-"""An operator in virtual time: drains and undrains workers, one after the other.
+"""An operator in virtual time: commands to workers, one worker after the other.
 
-It serves faults that wait for effects: nothing else causes effects. A replica that serves writes
-the commands to the log, like those of the admin API.
+A fault may wait for the effects of commands. Without commands of the scenario the operator then drains
+and undrains workers. A replica that serves writes the commands to the log, like those of the admin API.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from relume.chaos.scenario.language import Commands
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import AdminCommand
@@ -18,26 +19,51 @@ if TYPE_CHECKING:
     from relume.chaos.sim.replica_process import Plane
     from relume.controlplane.replica.loop import Replica
 
-EVERY_S = 0.4
+DRAINS = Commands(each=(("drain",), ("undrain",)))
 PRINCIPAL = "operator"
+UNDO = {"hold": "release", "drain": "undrain"}
+"""What ends the state that a command leads to."""
+AGAIN_S = 0.1
 
 
 class Operator:
     """Run it in no process."""
 
-    def __init__(self, planes: Sequence[Plane], workers: Sequence[str]) -> None:
+    def __init__(
+        self, planes: Sequence[Plane], workers: Sequence[str], commands: Commands = DRAINS
+    ) -> None:
         self._given: list[tuple[str, Replica, int]] = []
         self._planes = planes
         self._workers = workers
-        self._count = 0
+        self._commands = commands
+        self._states: dict[tuple[str, str], None] = {}
+        """States that commands have led to: worker, and the command that ends it."""
 
     async def run(self) -> None:
-        """Give commands until cancelled."""
-        while True:
-            target = self._workers[self._count // 2 % len(self._workers)]
-            if self.give("undrain" if self._count % 2 else "drain", target):
-                self._count += 1
-            await asyncio.sleep(EVERY_S)
+        """Give commands until cancelled, or until there were enough of them."""
+        commands, count = self._commands, 0
+        while not commands.most or count < commands.most:
+            worker, group = divmod(count, len(commands.each))
+            target = self._workers[worker % len(self._workers)]
+            given = [self._give(command, target) for command in commands.each[group]]
+            count += all(given)
+            await asyncio.sleep(commands.every_s)
+        await self.undo()
+
+    async def undo(self) -> None:
+        """Release what is held, and undrain what is drained, as soon as a replica serves."""
+        while self._states:
+            target, command = next(iter(self._states))
+            if not self._give(command, target):
+                await asyncio.sleep(AGAIN_S)
+
+    def _give(self, command: str, target: str) -> bool:
+        if not self.give(command, target):
+            return False
+        self._states.pop((target, command), None)
+        if command in UNDO:
+            self._states[target, UNDO[command]] = None
+        return True
 
     @property
     def acknowledged(self) -> tuple[tuple[str, str], ...]:

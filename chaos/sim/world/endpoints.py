@@ -41,6 +41,10 @@ class Connection(Protocol):
         """Close both ends without a notice to either."""
         ...
 
+    def lose_peer(self) -> None:
+        """Break the connection at the other end, without a notice; this one gets a reset."""
+        ...
+
 
 class TokenSender:
     """Sends tokens from `end` to the other end."""
@@ -99,14 +103,17 @@ class AnswerSender(TokenSender):
 
 class CallerSender(TokenSender):
     """The gateway's proxy of a `Caller`; `end` is the gateway's. The connection ends with it.
-    `arrived_whole`: the client has received the end."""
+    `arrived_whole`: the client has received the end; `loses_end`: it never does."""
 
-    __slots__ = ("_forget", "arrived_whole")
+    __slots__ = ("_forget", "_loses_end", "arrived_whole")
     _to: Caller
 
-    def __init__(self, end: Connection, to: Caller, forget: Callable[[], object]) -> None:
+    def __init__(
+        self, end: Connection, to: Caller, forget: Callable[[], object], loses_end: bool = False
+    ) -> None:
         super().__init__(end, to)
         self._forget = forget
+        self._loses_end = loses_end
         self.arrived_whole = False
 
     @property
@@ -123,9 +130,17 @@ class CallerSender(TokenSender):
     def cut(self) -> None:
         self._end.send(self._over, self._to.cut)
 
+    def lost_end(self) -> None:
+        self._end.send(self._over, self._to.lost_end)
+
     def _over(self, tell: Callable[..., None], *args: Any) -> None:
         if self._end.is_closed_there:
             return  # a closed socket acknowledges nothing
+        if self._loses_end:
+            self._end.lose_peer()
+            self._forget()
+            self._to.lost_end()
+            return
         self.arrived_whole = True
         self._end.finish()
         self._forget()

@@ -263,6 +263,10 @@ class End:
         far.shut("reset", RESET)
         far.process.call_soon(on_lost, "reset", RESET)
 
+    def lose_peer(self) -> None:
+        """Break the connection at the other end, without a notice; this one gets a reset."""
+        self.peer.shut("reset", RESET)
+
     def frame_copies(self) -> int:
         """Number of times that the next frame of an answer arrives here: 1, unless a rule changes it."""
         wires = self._wires
@@ -380,7 +384,8 @@ class ClientDoor:
             served.what.hang_up(what.key)
 
         near.lost, near.peer.lost = cut, gone
-        near.send(served.what.ask, what, CallerSender(near.peer, caller, forget))
+        answers = CallerSender(near.peer, caller, forget, what.loses_end)
+        near.send(served.what.ask, what, answers)
 
     def flush(self, connection: str) -> None:
         """Update the answer, at once."""

@@ -26,7 +26,9 @@ from relume.events import vocabulary as v
 KILL = Fault(what="engine-kill", when=When(at_s=2.0), target="w0")
 
 
-def disordered(disorder: Disorder, *faults: Fault, seed: int = 3) -> Outcome:
+def disordered(
+    disorder: Disorder, *faults: Fault, seed: int = 3, resumable: float = 0.0
+) -> Outcome:
     """A run that keeps every promise."""
     scenario = Scenario(
         name="disordered",
@@ -36,6 +38,7 @@ def disordered(disorder: Disorder, *faults: Fault, seed: int = 3) -> Outcome:
             arrivals=Closed(12, (0.0, 0.2)),
             lengths=Uniform(prompt=(16, 300), output=(32, 160)),
             requests=160,
+            resumable=resumable,
         ),
         faults=faults,
     )
@@ -66,3 +69,25 @@ def test_an_idle_engine_whose_last_reports_were_dropped_holds_nothing(seed: int)
     assert (done.result, done.why) == ("passed", ()) and done.run is not None
     steps = [at.event for at in events_of(done.run.groups, "w.") if type(at.event) is v.EngineStep]
     assert any(step.lost and not step.changes for step in steps)
+
+
+@pytest.mark.parametrize("name", ["w0", "r1"])
+def test_what_a_late_writer_writes_comes_after_what_others_write_later(name: str) -> None:
+    outcome = disordered(Disorder(late_writer=name, late_writer_ms=500), KILL)
+    late_ms: dict[str, list[int]] = {}
+    newest_ms = outcome.began_ms
+    for group in outcome.groups:
+        for segment in group.segments:
+            if segment.at_ms >= outcome.began_ms:
+                late_ms.setdefault(segment.stream[2:], []).append(newest_ms - segment.at_ms)
+                newest_ms = max(newest_ms, segment.at_ms)
+    others = [max(late) for stream, late in late_ms.items() if stream in {"w1", "w2", "r0"}]
+    assert max(late_ms[name]) > 450 > 250 > max(others)
+
+
+def test_clients_that_lose_the_last_bytes_return_for_them() -> None:
+    def returns(lost_ends: float) -> int:
+        outcome = disordered(Disorder(lost_ends=lost_ends), resumable=0.9)
+        return sum(type(at.event) is v.ClientReturned for at in events_of(outcome.groups, "r."))
+
+    assert returns(0.5) > returns(0.0) + 40

@@ -1,0 +1,168 @@
+"""Histories in which records come late, and limits that are reached, for composed scenarios.
+
+Each kind makes what certain guards of the product wait for (`guards.toml`): rare as chance, and
+common in a fleet that is large or old enough. Each seed draws them from its own random numbers, so that
+they do not change the rest of its scenario.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from random import Random
+
+from msgspec.structs import replace
+
+from relume.chaos.scenario.language import (
+    Closed,
+    Commands,
+    Fault,
+    Fleet,
+    Limits,
+    Prefixes,
+    Traffic,
+    Uniform,
+    When,
+)
+
+Composed = tuple[Fleet, Traffic, tuple[Fault, ...]]
+
+
+def late_records(
+    seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str], is_stuck: bool
+) -> Composed:
+    """In one of four seeds, one of `_KINDS`. Whether an engine has finished a stream that got stuck is
+    known by its reports alone: then they come."""
+    rng = Random(f"compose-late-records:{seed}")
+    kind = rng.choice(_KINDS)
+    if rng.random() >= 0.25 or (is_stuck and kind is _engine_dies):
+        return fleet, traffic, ()
+    fleet_of, traffic_of, faults = kind(rng, fleet, traffic)
+    if {fault.what for fault in faults} & {*without}:
+        return fleet, traffic, ()
+    return fleet_of, traffic_of, faults
+
+
+def small_limits(seed: int, fleet: Fleet, needs_blocks: bool) -> Fleet:
+    """In one of four seeds, some limits are small: state daemons have room for a few requests, writers
+    for a few segments, engines for a few requests. `needs_blocks`: a fault waits for blocks that are
+    held."""
+    rng = Random(f"compose-limits:{seed}")
+    limits = Limits(
+        checkpoint_kb=rng.choice((0, 400, 1000, 2500)),
+        unwritten_kb=rng.choice((0, 8, 64)),
+        segment_bytes=rng.choice((0, 0, 0, 1024)),
+        running=rng.choice((0, 8, 16)),
+    )
+    if rng.random() >= 0.25:
+        return fleet
+    if needs_blocks or not fleet.checkpoint_mb:
+        limits = replace(limits, checkpoint_kb=0)
+    return replace(fleet, limits=limits)
+
+
+def _engine_dies(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """Reports of engines are under way while these die, also of what their prefix caches gain."""
+    delay_ms = rng.choice((150, 500, 2000, 4000))
+    disorder = replace(fleet.disorder, report_delay_ms=delay_ms, kept_reports=0)
+    traffic = _steady(fleet, traffic)
+    traffic = replace(traffic, prefixes=Prefixes(rng.choice((4, 16)), rng.choice((64, 128))))
+    faults = tuple(_at(rng, "engine-kill", 0.5, 6) for _ in range(rng.randint(1, 3)))
+    return replace(fleet, disorder=disorder), traffic, faults
+
+
+def _writer_is_late(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """What one process writes is under way for long, also when it dies."""
+    planes = max(fleet.control_planes, 2)
+    is_agent = rng.random() < 0.5
+    name = f"w{rng.randrange(fleet.workers)}" if is_agent else f"r{rng.randrange(planes)}"
+    kills = ("engine-kill", "agent-kill") if is_agent else ("gateway-kill",)
+    faults = [replace(_at(rng, rng.choice(kills), 0.5, 8), target=name)]
+    late_ms = rng.choice((20, 200, 500, 900))
+    disorder = replace(fleet.disorder, late_writer=name, late_writer_ms=late_ms)
+    if rng.random() < 0.5:
+        faults = []
+    return replace(fleet, control_planes=planes, disorder=disorder), traffic, tuple(faults)
+
+
+def _ends_are_lost(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """Clients lose their connections when all bytes are on their way, and return to another replica;
+    of one replica the log hears late."""
+    disorder = replace(
+        fleet.disorder, lost_ends=rng.choice((0.2, 0.5)), late_writer="r0",
+        late_writer_ms=rng.choice((0, 100, 600, 900)),
+    )  # fmt: skip
+    fleet = replace(fleet, control_planes=max(fleet.control_planes, 2), disorder=disorder)
+    traffic = replace(_steady(fleet, traffic), whole=0.0, resumable=0.9)
+    return fleet, traffic, ()
+
+
+def _replica_stands_still(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """It has dispatched what it has not written yet, and stands still until the leader has ended
+    that."""
+    disorder = replace(fleet.disorder, late_writer="r0", late_writer_ms=rng.choice((100, 600)))
+    fleet = replace(fleet, control_planes=max(fleet.control_planes, 2), disorder=disorder)
+    stop = replace(_at(rng, "leader-stop", 1, 4), target="r0", for_s=round(rng.uniform(78, 90), 2))
+    resumable = rng.choice((0.0, 0.5))
+    return fleet, replace(_steady(fleet, traffic), whole=0.0, resumable=resumable), (stop,)
+
+
+def _leaders_take_turns(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """The leader stands still; so does the next one, and the first continues when the stream of
+    leaders has no owner."""
+    fleet = replace(fleet, control_planes=2)
+    at_s = round(rng.uniform(1, 3), 3)
+    first = Fault(what="leader-stop", when=When(at_s=at_s), target="r0", for_s=30.0)
+    second_s = round(at_s + 30 - rng.uniform(8, 11), 3)
+    second = Fault(what="leader-stop", when=When(at_s=second_s), target="r1", for_s=14.0)
+    return fleet, _steady(fleet, traffic), (first, second)
+
+
+def _worker_is_away(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """A worker is declared lost while its daemon takes blocks, and then writes of them."""
+    fleet = replace(fleet, checkpoint_mb=max(fleet.checkpoint_mb, 64))
+    cut = replace(_at(rng, "cut", 0.5, 3), peer="etcd", for_s=round(rng.uniform(14, 25), 2))
+    return fleet, _steady(fleet, traffic), (cut,)
+
+
+def _operator_is_hasty(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """An operator restarts workers that are held, or that have just restarted; of one the log hears
+    late."""
+    groups = rng.choice(
+        (
+            (("restart",), ("restart",), ("hold", "restart"), ("release",)),
+            (("hold",), ("restart", "drain"), ("undrain", "release"), ("restart",)),
+            (("drain", "restart"), ("restart",), ("undrain", "resign")),
+        )
+    )
+    every_s, late_ms = rng.choice((0.2, 0.5, 1.0)), rng.choice((0, 200, 400))
+    commands = Commands(each=groups, every_s=every_s, most=len(groups) * rng.randint(1, 3))
+    disorder = fleet.disorder
+    if late_ms:
+        disorder = replace(disorder, late_writer="w0", late_writer_ms=late_ms)
+    return replace(fleet, operator=commands, disorder=disorder), _steady(fleet, traffic), ()
+
+
+def _steady(fleet: Fleet, traffic: Traffic) -> Traffic:
+    """Enough requests at all times."""
+    return replace(
+        traffic,
+        arrivals=Closed(4 * fleet.workers, (0.0, 0.2)),
+        lengths=Uniform((16, 400), (32, 160)),
+        requests=max(traffic.requests or 0, 96),
+    )
+
+
+def _at(rng: Random, what: str, first_s: float, last_s: float) -> Fault:
+    return Fault(what=what, when=When(at_s=round(rng.uniform(first_s, last_s), 3)), target="any")
+
+
+_KINDS: tuple[Callable[[Random, Fleet, Traffic], Composed], ...] = (
+    _engine_dies,
+    _engine_dies,
+    _writer_is_late,
+    _ends_are_lost,
+    _replica_stands_still,
+    _leaders_take_turns,
+    _worker_is_away,
+    _operator_is_hasty,
+)

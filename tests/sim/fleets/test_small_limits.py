@@ -1,0 +1,115 @@
+"""Limits of a fleet that its scenario makes small, and an operator in a hurry."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from msgspec.structs import replace
+
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner.judge import judge
+from relume.chaos.scenario.language import (
+    Closed,
+    Commands,
+    Fault,
+    Fleet,
+    Limits,
+    Scenario,
+    Traffic,
+    Uniform,
+    When,
+)
+from relume.chaos.sim.sim_fleet import run
+from relume.chaos.sim.world.small_limits import log_limits
+from relume.chaos.validators.records import events_of, log_of
+from relume.events import vocabulary as v
+from relume.events.etcd.writer.backlog import Backlog
+from relume.policies.state.fleet import Fleet as Fold
+
+FLEET = Fleet(workers=3, domains=3, control_planes=2, checkpoint_mb=64)
+
+
+def served(fleet: Fleet, *faults: Fault, requests: int = 96) -> Outcome:
+    """A run that keeps every promise."""
+    scenario = Scenario(
+        name="limited",
+        about="",
+        fleet=fleet,
+        traffic=Traffic(
+            arrivals=Closed(12, (0.0, 0.2)),
+            lengths=Uniform(prompt=(16, 300), output=(32, 160)),
+            requests=requests,
+        ),
+        faults=faults,
+    )
+    outcome = run(scenario, 3)
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    return outcome
+
+
+def test_a_small_daemon_has_its_budget_and_some_requests_find_no_holder() -> None:
+    outcome = served(replace(FLEET, limits=Limits(checkpoint_kb=1000)))
+    budgets = {
+        at.event.budget_bytes
+        for at in events_of(outcome.groups, "w.")
+        if type(at.event) is v.StateDaemonStarted
+    }
+    assert budgets == {1000 << 10}
+    chosen = [
+        at.event for at in events_of(outcome.groups, "r.") if type(at.event) is v.HolderChosen
+    ]
+    without = [one for one in chosen if not one.holders]
+    assert 0 < len(without) < len(chosen) and {one.reason for one in without} == {"budget"}
+
+
+def test_an_engine_computes_no_more_requests_than_it_may() -> None:
+    def largest(running: int) -> int:
+        outcome = served(replace(FLEET, limits=Limits(running=running)), requests=48)
+        steps = (at.event for at in events_of(outcome.groups, "w."))
+        return max(step.batch for step in steps if type(step) is v.EngineStep)
+
+    assert largest(2) == 2 < largest(0)
+
+
+def test_what_does_not_fit_a_writers_memory_is_in_its_spool_until_etcd_is_back() -> None:
+    assert log_limits(Limits(unwritten_kb=8)).memory_limit_bytes == 8 << 10
+    spooled: list[int] = []
+    settle = Backlog.refill
+
+    async def refill(backlog: Backlog) -> None:
+        spooled.append(backlog.count)
+        await settle(backlog)
+
+    away = Fault(what="etcd-stop", when=When(at_s=1.0), target="e0", for_s=6.0)
+    with mock.patch.object(Backlog, "refill", refill):
+        served(FLEET, away)
+        assert not spooled
+        served(replace(FLEET, limits=Limits(unwritten_kb=8)), away)
+        assert spooled
+
+
+def test_small_segments_are_more() -> None:
+    def segments(limits: Limits) -> int:
+        outcome = served(replace(FLEET, limits=limits), requests=48)
+        return sum(len(group.segments) for group in outcome.groups)
+
+    assert segments(Limits(segment_bytes=64)) > segments(Limits())
+
+
+def test_an_operator_restarts_what_it_holds_and_what_has_just_restarted() -> None:
+    """Each is refused by the agent. Afterwards nothing is held or drained."""
+    given = Commands(each=(("restart",), ("hold", "restart"), ("drain",)), every_s=0.25, most=3)
+    outcome = served(replace(FLEET, operator=given))
+    log = log_of(outcome.groups)
+    commands = [
+        at.event.command for at in events_of(log, "r.") if type(at.event) is v.AdminCommanded
+    ]
+    assert commands[:4] == ["restart", "hold", "restart", "drain"]
+    assert commands[4:] == ["release", "undrain"]
+    outcomes = {
+        at.event.outcome for at in events_of(log, "w.") if type(at.event) is v.EffectApplied
+    }
+    assert "refused: the worker is held" in outcomes and "applied" in outcomes
+    fold: Fold = log.end
+    assert not any(worker.draining for worker in fold.workers.values())
