@@ -12,7 +12,7 @@ WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
 # The three tiers, by the marks of pyproject.toml.
 TIER = $(BIN)/python -m tests.suite.tiers
 
-.PHONY: help env models demo up check test test-full soak chaos chaos-nightly lint docs wheel bench lock clean
+.PHONY: help env models demo up check test test-full soak chaos chaos-nightly fuzz-nightly lint docs wheel bench lock clean
 
 help: ## show this list
 	@echo "Relume keeps a fleet of vLLM workers answering through failures."
@@ -50,6 +50,9 @@ chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 
 chaos-nightly: models ## every applicable fault on real processes, three seeds each (half an hour or so)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
+
+fuzz-nightly: env ## 1,000 seeds of simulated fleets; fails too if no run reaches a guard of the product (about half an hour on two cores)
+	@exec $(BIN)/relume-chaos fuzz --seeds 1000 --guards --limit 120s $(ARGS)
 
 lint: env ## ruff, mypy, the arrows between packages, spelling, the documentation site
 	@$(BIN)/ruff check .
