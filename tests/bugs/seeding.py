@@ -94,6 +94,8 @@ class Tree:
         os.utime(path, (self._written_at, self._written_at))
 
     def _fuzzed(self, bug: Bug, seeds: int) -> Noticed:
+        if not seeds:
+            return Noticed(bug=bug.name)
         out = str(self.folder / "failed")
         command = ("relume.chaos.runner", "fuzz", "--seeds", str(seeds), "--jobs", "1")
         done = self._run((*command, "--stop", "--json", "--out", out), None)

@@ -174,6 +174,20 @@ async def test_a_loop_that_stood_still_judges_nothing_at_once() -> None:
     assert (await run(case)).told == []
 
 
+async def test_a_loop_that_stood_still_after_a_probe_judges_nothing_at_once() -> None:
+    """The silence is long enough, and the engine's server has answered."""
+
+    async def case(fleet: Fleet) -> None:
+        await fleet.until(1.25, 10)
+        assert fleet.watch._answered
+        fleet.steps(50)
+        await fleet.look(stream_watch.FRESH_S - 0.1)  # bytes wait in the sockets
+        fleet.gateway.heard = {Q1: fleet.now, Q2: fleet.now}
+        await fleet.until(fleet.now + 1.25, 10)
+
+    assert (await run(case)).told == []
+
+
 async def test_a_server_that_answers_for_another_engine_is_no_answer() -> None:
     for state in ({"worker": "w0", "incarnation": 2}, {"worker": "w1", "incarnation": 1}):
         fleet = await run(lambda f: f.until(10.0), **state)

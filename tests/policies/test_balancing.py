@@ -359,6 +359,20 @@ def test_logs_without_these_settings_decide_as_before() -> None:
     assert (config.dwell_ticks, config.trust_percent) == (0, 0)
 
 
+def test_two_workers_rest_after_a_move_although_one_is_crowded_again_at_once() -> None:
+    story, names = crowded()
+    choices = migration.plan(view_of(story), "imbalance", "w0", 1, asked(*names))
+    planned = v.MigrationPlanned(
+        decision="m", basis=BASIS, worker="w0", incarnation=1, cause="imbalance",
+        tick=story.fleet.tick, choices=choices,
+    )  # fmt: skip
+    story.tell("r.r0", planned)
+    story.healthy_ticks(ALL.cool_ticks - 1)
+    assert ALL.ticks < ALL.cool_ticks and migration.sources(view_of(story)) == []
+    story.healthy_ticks(1)
+    assert migration.sources(view_of(story)) == [("w0", "imbalance")]
+
+
 @pytest.mark.parametrize(("attempt", "stays"), [(1, False), (2, True)])
 def test_a_request_whose_move_was_abandoned_has_not_moved(attempt: int, stays: bool) -> None:
     story, names = crowded()

@@ -90,3 +90,10 @@ def test_cpu_time_stretches_only_a_step_that_is_expected_to_need_it() -> None:
     idle = Look(**computes, step_age_us=0, expected_us=2 * S)
     assert after(*[long] * 17).counted == 0
     assert after(*[idle] * (2 + HUNG_LOOKS)).hung
+
+
+def test_cpu_time_from_before_a_turn_does_not_count_after_it() -> None:
+    """A busy engine takes a turn between long steps; it never spins."""
+    computes = Look(turned=False, took_us=S // 2, cpu_us=S // 2, wait_us=0)
+    turns = Look(turned=True, took_us=1000)
+    assert after(*[turns, computes] * 100).counted == 0
