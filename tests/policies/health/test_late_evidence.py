@@ -1,14 +1,16 @@
-"""Evidence about an engine or from a replica that is over counts no longer."""
+"""Evidence that comes late: of an engine or a replica that is over, or that is on its way to the log."""
 
 from __future__ import annotations
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import HealthState
+from relume.policies.routing.eligibility import excluded_at
+from relume.policies.state.overlay.view import View
 from tests.policies.crosscheck.checked_fleet import OTHER, CheckedFleet
 from tests.policies.health.led_fleet import LedFleet
 from tests.policies.health.test_canaries import RIGHT, all_report, restarted
 from tests.policies.health.test_health import CONFIG, judged
-from tests.policies.story import replica_started
+from tests.policies.story import decided, replica_started
 
 SUSPECTED = v.WorkerSuspected("w0", 1, "silent, probe silent")
 
@@ -54,3 +56,15 @@ def test_a_restarted_engine_does_not_speak_for_the_one_that_served_the_client() 
     fleet.checks(finished, "w0", OTHER)
     assert "a" in fleet.fleet.disputes, "the two engines that differ did not come to agree"
     assert fleet.state("w1") == HealthState.SUSPECT
+
+
+def test_a_probe_that_is_on_its_way_to_the_log_takes_its_place() -> None:
+    """A replica decides many requests before the log has the first of them."""
+    fleet = LedFleet(config=CONFIG)
+    for _ in range(3):
+        fleet.fails()
+    fleet.ticks(fleet.health().until - fleet.fleet.tick)
+    worker, view = fleet.fleet.workers["w0"], View("r.r0", fleet.fleet)
+    assert fleet.state() == HealthState.PROBING and excluded_at(view, worker) == ""
+    view.own(view.position + 1, decided("probe"))
+    assert excluded_at(view, worker) == "probing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from relume.events import vocabulary as v
@@ -24,7 +25,7 @@ from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state import dirty_set
 from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet
-from tests.policies.story import MODEL, Story, arrived, decided, ended
+from tests.policies.story import MODEL, Story, arrived, decided, ended, engine_step, queued
 
 
 def failed(name: str, worker: str = "w0", status: int = 500, incarnation: int = 1) -> Any:
@@ -138,6 +139,17 @@ def test_a_large_fleet_that_fails_everywhere_still_serves() -> None:
     replica.land()
     assert dict(replica.chooses("least_load").others) == {Exclusion.FAILING: workers - 1}
     assert replica.chooses("least_load").worker != ""
+
+
+def test_a_worker_that_is_merely_full_comes_before_one_that_fails() -> None:
+    replica = few(workers=2)
+    full = msgspec.structs.replace(engine_step(queued("x", prompt=900)), kv_used=512)
+    replica.fleet.tell("w.w1", full)
+    replica.own(*map(failed, "abc"))
+    replica.view.landed()
+    assert replica.reasons() == {"w0": Exclusion.FAILING, "w1": Exclusion.NO_KV_ROOM}
+    choice = replica.chooses()
+    assert choice.candidates[0].worker == "w0" and choice.worker == "w1"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
