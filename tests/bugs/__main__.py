@@ -1,11 +1,14 @@
 """Try the seeded bugs of `bugs.toml` one by one, and print what notices each.
 
 Each bug is put into a copy of the tree. Then `fuzz` runs up to so many seeds, until one fails. If none
-does, the tests that the entry names run.
+does, the tests that the entry names run. Of several bugs, one sweep of all seeds first says which runs
+meet each (`tests.bugs.probes`); the others are not made, as they would end as without the bug.
 
 python -m tests.bugs                           every bug; --jobs N, --seeds N
 python -m tests.bugs NAME ... --everything     these, and their tests in any case
 python -m tests.bugs --part leader             those of one part
+python -m tests.bugs --seeds 0                 the tests alone
+python -m tests.bugs --remember                write the seeds that found bugs into bugs.toml
 python -m tests.bugs --write                   also write docs/testing/seeded-bugs.md
 
 The exit status is 1 if a bug was noticed by nothing.
@@ -23,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import Queue
 
-from tests.bugs.bug_table import ROOT, Bug, bugs
+from tests.bugs.bug_table import ROOT, TABLE, Bug, bugs, remember
 from tests.bugs.seeding import Noticed, Tree
 
 PAGE = ROOT / "docs" / "testing" / "seeded-bugs.md"
@@ -39,10 +42,16 @@ def try_all(chosen: Sequence[Bug], jobs: int, seeds: int, everything: bool) -> I
         for number in range(jobs):
             trees.put(Tree(Path(folder) / str(number)))
 
+        met = {bug.name: tuple(range(seeds)) for bug in chosen}
+        if seeds and len(chosen) > 1:
+            tree = trees.get()
+            met = tree.seeds_that_meet(chosen, seeds)
+            trees.put(tree)
+
         def work(bug: Bug) -> Noticed:
             tree = trees.get()
             try:
-                return tree.try_bug(bug, seeds, everything)
+                return tree.try_bug(bug, seeds, met[bug.name], everything)
             finally:
                 trees.put(tree)
 
@@ -54,10 +63,11 @@ def try_all(chosen: Sequence[Bug], jobs: int, seeds: int, everything: bool) -> I
 def by_what(found: Noticed) -> str:
     """In words."""
     if found.fuzz:
-        return f"fuzz: {', '.join(found.fuzz)} after {found.seeds} seeds ({found.scenario})"
-    if found.unit:
-        return found.unit
-    return f"it could not be tried: {found.broken}" if found.broken else "**nothing**"
+        return f"fuzz: {', '.join(found.fuzz)} within {found.seeds} seeds ({found.scenario})"
+    if found.broken:
+        return f"it could not be tried: {found.broken}"
+    met = f"; {found.met} of {found.seeds} runs met it" if found.seeds else ""
+    return (found.unit or "**nothing**") + met
 
 
 def summary(results: Sequence[Noticed], seeds: int) -> str:
@@ -81,7 +91,8 @@ def page(results: Sequence[Noticed], seeds: int, commit: str) -> str:
         "<!-- Written by `python -m tests.bugs --write`; do not edit. -->",
         "",
         "Small bugs (`tests/bugs/bugs.toml`) were put into a copy of the product, one at a time. Fuzz ran "
-        "until a seed failed. If none did, the unit tests that look at the place ran.",
+        "until a seed failed. If none did, the unit tests that look at the place ran. A run meets a bug if it "
+        "computes what the bug changes.",
         "",
         f"{time.strftime('%Y-%m-%d')}, {commit}: {summary(results, seeds)}.",
     ]
@@ -107,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many at once (default 1)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"per bug (default {SEEDS})")
     parser.add_argument("--everything", action="store_true", help="run the tests of each, too")
+    parser.add_argument("--remember", action="store_true", help=f"write seeds into {TABLE.name}")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     given = parser.parse_args(argv)
     table = bugs()
@@ -127,6 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         also = f"; {found.unit}" if found.fuzz and found.unit else ""
         print(f"{found.bug}: {by_what(found)}{also} [{found.took_s:.0f} s]", flush=True)
     print(summary(results, given.seeds))
+    if given.remember:
+        remember({found.bug: found.seeds - 1 for found in results if found.fuzz})
     if given.write:
         commit = subprocess.run(
             ("git", "rev-parse", "--short", "HEAD"),

@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from tests.bugs.bug_table import ROOT, Bug
+from tests.bugs.probes import by_file, insert
 
 COPIED = ("chaos", "controlplane", "deploy", "engine_shim", "events", "policies", "relume", "tests")
 """Folders of the tree that a bug is tried in."""
@@ -24,14 +26,16 @@ UNITS_S = 300
 
 
 class Noticed(Struct, frozen=True, kw_only=True):
-    """What noticed a bug. `fuzz`: the promises, or errors, of the run that failed first, after
-    `seeds` seeds, `scenario` and `seed` of it; empty: none of `seeds` runs did. `unit`: the test that
-    failed first; empty: none did, or none was run. `broken`: neither could be run, and why."""
+    """What noticed a bug. `fuzz`: the promises, or errors, of a run that failed, the last of the first
+    `seeds`, of this `scenario`; empty: none of `seeds` runs did. `met`: how many of the runs met the
+    bug. `unit`: the test that failed first; empty: none did, or none was run. `broken`: neither could
+    be run, and why."""
 
     bug: str
     fuzz: tuple[str, ...] = ()
     seeds: int = 0
     scenario: str = ""
+    met: int = 0
     unit: str = ""
     broken: str = ""
     took_s: float = 0.0
@@ -58,11 +62,31 @@ class Tree:
         for name in FILES:
             shutil.copy(ROOT / name, folder / name)
 
-    def try_bug(self, bug: Bug, seeds: int, everything: bool) -> Noticed:
-        """Fuzz up to `seeds` runs, then, if none failed or with `everything`, its tests."""
+    def seeds_that_meet(self, bugs: Sequence[Bug], seeds: int) -> dict[str, tuple[int, ...]]:
+        """By bug, which of the first seeds meet it (`tests.bugs.probes`). Raises RuntimeError if the
+        sweep does not come to its end."""
+        everywhere: set[str] = set()
+        with ExitStack() as changed:
+            for file, here in by_file(bugs):
+                text, found = insert((self.folder / file).read_text(), here)
+                everywhere |= found
+                changed.enter_context(self._with(file, text))
+            runs, failure = self._swept(range(seeds), "--all")
+        if len(runs) < seeds:
+            raise RuntimeError(failure)
+        return {
+            bug.name: tuple(
+                run["seed"] for run in runs if bug.name in everywhere or bug.name in run["met"]
+            )
+            for bug in bugs
+        }
+
+    def try_bug(self, bug: Bug, seeds: int, met: Sequence[int], everything: bool) -> Noticed:
+        """Fuzz with the seeds of `met`, the ones of the first `seeds` that meet it; then, if none
+        failed or with `everything`, its tests."""
         began = time.monotonic()
-        with self._with(bug):
-            found = self._fuzzed(bug, seeds)
+        with self._with(bug.file, bug.changed(self.folder)):
+            found = self._fuzzed(bug, seeds, met)
             unit, broken = "", found.broken
             if everything or not found.fuzz:
                 unit, failure = self._tested(bug)
@@ -72,19 +96,20 @@ class Tree:
             fuzz=found.fuzz,
             seeds=found.seeds,
             scenario=found.scenario,
+            met=len(met),
             unit=unit,
             broken=broken,
             took_s=round(time.monotonic() - began, 1),
         )
 
     @contextmanager
-    def _with(self, bug: Bug) -> Iterator[None]:
-        before = (self.folder / bug.file).read_text()
+    def _with(self, file: str, text: str) -> Iterator[None]:
+        before = (self.folder / file).read_text()
         try:
-            self._write(bug.file, bug.changed(self.folder))
+            self._write(file, text)
             yield
         finally:
-            self._write(bug.file, before)
+            self._write(file, before)
 
     def _write(self, name: str, text: str) -> None:
         """With a time of its own, by which Python sees that what it compiled is out of date."""
@@ -93,24 +118,28 @@ class Tree:
         self._written_at += 10
         os.utime(path, (self._written_at, self._written_at))
 
-    def _fuzzed(self, bug: Bug, seeds: int) -> Noticed:
+    def _fuzzed(self, bug: Bug, seeds: int, met: Sequence[int]) -> Noticed:
+        """The seed at which it was found before comes first, and then stands for the first one: it is
+        found by then at the latest."""
+        first = [bug.seed] if bug.seed in met else []
+        runs, failure = self._swept([*first, *(seed for seed in met if seed != bug.seed)])
+        if runs and runs[-1]["result"] == "failed":
+            found = runs[-1]
+            return Noticed(
+                bug=bug.name,
+                fuzz=tuple(found["noticed"]),
+                seeds=found["seed"] + 1,
+                scenario=found["scenario"],
+            )
+        return Noticed(bug=bug.name, seeds=seeds, broken=failure if len(runs) < len(met) else "")
+
+    def _swept(self, seeds: Sequence[int], *more: str) -> tuple[list[dict[str, Any]], str]:
+        """What came of runs with these seeds, and the last line of what was said beside that."""
         if not seeds:
-            return Noticed(bug=bug.name)
-        out = str(self.folder / "failed")
-        command = ("relume.chaos.runner", "fuzz", "--seeds", str(seeds), "--jobs", "1")
-        done = self._run((*command, "--stop", "--json", "--out", out), None)
-        shutil.rmtree(out, ignore_errors=True)
-        lines = done.stdout.strip().splitlines()
-        try:
-            found = json.loads(lines[-1])
-        except (IndexError, ValueError):
-            return Noticed(bug=bug.name, broken=_last(done.stderr))
-        for scenario, tally in found["scenarios"].items():
-            for seed, signature, reason in tally["failing"]:
-                told = tuple(signature) or (reason,)
-                name = f"{scenario} {seed}"
-                return Noticed(bug=bug.name, fuzz=told, seeds=found["runs"], scenario=name)
-        return Noticed(bug=bug.name, seeds=found["runs"])
+            return [], ""
+        done = self._run(("tests.bugs.sweep", ",".join(map(str, seeds)), *more), None)
+        lines = [line for line in done.stdout.splitlines() if line.startswith('{"seed"')]
+        return [json.loads(line) for line in lines], _last(done.stderr)
 
     def _tested(self, bug: Bug) -> tuple[str, str]:
         """The test that failed first, or why none could be run."""

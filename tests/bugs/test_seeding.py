@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.bugs.__main__ import by_what, page, summary
-from tests.bugs.bug_table import ROOT, Bug
+from tests.bugs.bug_table import ROOT, TABLE, Bug, bugs, remember
+from tests.bugs.probes import by_file, insert, take_met
 from tests.bugs.seeding import Noticed, Tree
 
 ALWAYS = Bug(
@@ -27,11 +29,15 @@ NEVER = replace(ALWAYS, name="none", new="def _on_request_ended(  # the same\n  
 def test_a_bug_is_noticed_and_taken_out_again(tmp_path: Path) -> None:
     """Full, since it fuzzes."""
     tree = Tree(tmp_path / "tree")
-    found = tree.try_bug(ALWAYS, seeds=4, everything=True)
+    met = tree.seeds_that_meet([ALWAYS, NEVER], 2)
+    assert met == {ALWAYS.name: (0, 1), NEVER.name: ()}
+    found = tree.try_bug(ALWAYS, 2, met[ALWAYS.name], everything=True)
     assert found.fuzz and found.seeds == 1 and not found.broken
     assert found.unit.startswith(ALWAYS.units)
-    assert "after 1 seeds" in by_what(found)
-    found = tree.try_bug(NEVER, seeds=2, everything=True)
+    assert "within 1 seeds" in by_what(found)
+    found = tree.try_bug(replace(ALWAYS, seed=1), 2, (0, 1), everything=False)
+    assert found.fuzz and found.seeds == 2, "the seed that found it before is tried first"
+    found = tree.try_bug(NEVER, 2, (0, 1), everything=True)
     assert not found.by_anything and (found.seeds, found.broken) == (2, "")
     file = Path(ALWAYS.file)
     assert (tree.folder / file).read_text() == (ROOT / file).read_text()
@@ -44,11 +50,71 @@ def test_an_entry_whose_text_has_moved_on_is_refused() -> None:
 
 def test_the_page_says_what_noticed_each() -> None:
     results = [
-        Noticed(bug="a", fuzz=("I1", "I2"), seeds=7, scenario="calm 6"),
+        Noticed(bug="a", fuzz=("I1", "I2"), seeds=7, scenario="calm"),
         Noticed(bug="b", unit="tests/x.py::test_y"),
-        Noticed(bug="c"),
+        Noticed(bug="c", seeds=300, met=12),
     ]
     said = [by_what(result) for result in results]
-    assert said == ["fuzz: I1, I2 after 7 seeds (calm 6)", "tests/x.py::test_y", "**nothing**"]
+    assert said == [
+        "fuzz: I1, I2 within 7 seeds (calm)",
+        "tests/x.py::test_y",
+        "**nothing**; 12 of 300 runs met it",
+    ]
     assert summary(results, 300).startswith("2 of 3 noticed; by fuzz within 300 seeds 1 (33%")
     assert page(results, 300, "abc1234").startswith("# Seeded bugs\n")
+
+
+def test_the_seeds_that_found_bugs_are_remembered(tmp_path: Path) -> None:
+    table = tmp_path / "bugs.toml"
+    table.write_text(TABLE.read_text())
+    for seed in (7, 9):
+        remember({"one-death-counts-twice": seed}, table)
+    before, after = bugs(), bugs(table)
+    assert after["one-death-counts-twice"].seed == 9
+    assert {**before, "one-death-counts-twice": after["one-death-counts-twice"]} == after
+
+
+SOURCE = '''"""A module."""
+from __future__ import annotations
+
+LIMIT = 3
+
+
+def count(found: list[int], most: int) -> int:
+    """Of a list."""
+    if len(found) < most:
+        return len(found)
+    for one in found:
+        found.remove(one)
+    return most
+'''
+CHANGES = [
+    ("LIMIT = 3", "LIMIT = 4"),
+    ("len(found) < most", "len(found) <= most"),
+    ("        return len(found)\n", "        return len(found) + 1\n"),
+    ("        return len(found)\n", "        most = len(found)\n        return most\n"),
+    ("        found.remove(one)\n", "        pass\n"),
+    ("    return most\n", "    return max(most, LIMIT)\n"),
+]
+MET = {(1, 2): {"2", "3"}, (2, 2): {"1", "4", "5"}, (3, 2): {"4", "5"}, (5, 3): {"4"}}
+"""Which of these bugs a call meets, by the length of the list and the maximum."""
+
+
+def test_a_probe_tells_which_runs_meet_a_bug() -> None:
+    """A run that reaches the place, and computes the same with the bug as without, does not."""
+    every = [replace(ALWAYS, name=f"{n}", old=o, new=c) for n, (o, c) in enumerate(CHANGES)]
+    source, everywhere = insert(SOURCE, every)
+    assert everywhere == {"0"}
+    names: dict[str, Any] = {}
+    exec(compile(source, "module", "exec"), names)
+    take_met()
+    for (length, most), expected in MET.items():
+        names["count"]([*range(length)], most)
+        assert set(take_met()) == expected, (length, most)
+
+
+def test_each_bug_of_the_table_has_a_probe() -> None:
+    for file, here in by_file([*bugs().values()]):
+        source, everywhere = insert((ROOT / file).read_text(), here)
+        compile(source, file, "exec")
+        assert source.count("_seeded_bugs.") == len(here) - len(everywhere)
