@@ -204,6 +204,15 @@ def test_holders_that_are_still_of_use_stay() -> None:
     assert set(placed.holders) == {"w0", "w3"}, "w1 runs it now"
 
 
+def test_a_holder_that_took_the_request_over_is_replaced() -> None:
+    """It would hold the only copy of what it computes itself."""
+    story = fleet_of()
+    view = View("r.r0", story.fleet)
+    story.tell("r.r0", arrived("q"), chosen("q", ("w1",)))
+    assert checkpoints.displaced(view, "q", "w0") is None
+    assert checkpoints.displaced(view, "q", "w1") == "recovered"
+
+
 def test_a_full_fleet_places_nothing_and_says_so() -> None:
     view = View("r.r0", fleet_of(budget=7_999).fleet)
     placed, _ = checkpoints.place(view, "q", "w0", 8)

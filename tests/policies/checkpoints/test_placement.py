@@ -258,3 +258,16 @@ def test_a_decision_among_many_workers_looks_at_few() -> None:
         choose(index, Demand(request="r", primary="w0", domain="d0", blocks=1, bytes=1))
         reads[count] = Counted.reads
     assert reads[4096] <= 2 * reads[64] + 10 < 150, reads
+
+
+def test_a_host_that_drains_gets_no_new_checkpoints() -> None:
+    def site(name: str, draining: bool = False) -> Site:
+        return Site(
+            worker=name, domain=f"d-{name}", blocks=0, queue=0, budget_bytes=9000, used_bytes=0,
+            draining=draining,
+        )  # fmt: skip
+
+    demand = Demand(request="r", primary="w0", domain="d-w0", blocks=1, bytes=BLOCK, wanted=2)
+    index = Index([site("w0"), site("w1", draining=True), site("w2")])
+    for policy in ("load_aware", "neighbour"):
+        assert choose(index, demand, policy).holders == ("w2",)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from relume.policies.recovery.plan import POLICIES, plan
 from relume.policies.recovery.recovery_options import (
@@ -230,3 +231,12 @@ def test_least_total_knows_that_an_engine_restores_one_after_the_other() -> None
     near = [request(f"n{n}", 1000, StoredBlocks("w2", 999, 20_000_000)) for n in range(4)]
     workers = [taken(c)[1] for c in plan([*many, *near], targets, even, policy="least_total")]
     assert workers == ["w1"] * 4 + ["w2"] * 4, "nothing is gained by exchanging them"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_plan_sends_no_request_back_to_the_engine_that_failed_it(policy: str) -> None:
+    targets = [target("w1", incarnation=3), target("w2", wait_us=900_000)]
+    failed = replace(request("r", 2000, StoredBlocks("w1", 1984, 1000)), avoid=("w1:3",))
+    assert taken(plan([failed], targets, LINKS, policy=policy)[0])[1] == "w2"
+    restarted = [target("w1", incarnation=4), target("w2", wait_us=900_000)]
+    assert taken(plan([failed], restarted, LINKS, policy=policy)[0])[1] == "w1"

@@ -117,3 +117,17 @@ def test_a_dispatch_of_the_former_owner_does_not_say_where_an_adopted_request_ru
     story.tell("r.r0", decided(attempt=2, worker="w1"))
     request = story.fleet.requests["q1"]
     assert (request.owner, request.attempt, request.worker) == ("r.r1", 3, "w0")
+
+
+def test_a_gateways_death_that_is_told_twice_does_not_prolong_the_grace_of_its_streams() -> None:
+    story = Story()
+    story.replica()
+    story.leader()
+    story.healthy_ticks(5)
+    story.tell("r.r0", structs.replace(arrived(), resumable="token", grace_ticks=9))
+    lost = v.ReplicaLost("r0", story.epochs["r.r0"])
+    story.tell("fleet", lost)
+    due = story.fleet.requests["q1"].due
+    story.healthy_ticks(4)
+    story.tell("fleet", lost)
+    assert story.fleet.requests["q1"].due == due > story.fleet.tick
