@@ -17,11 +17,13 @@ from msgspec import Struct
 
 from relume.chaos.outcome import FiredFault, Kind, Outcome
 from relume.chaos.runner.run_statistics import figures_of, real
+from relume.chaos.runner.strikes import strikes_of
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.schedule import PlannedFault
 from relume.chaos.sim.gateway.request_body import may_keep
 from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
 from relume.chaos.validators.records import THE_RUN, Log, Violation
+from relume.chaos.validators.service_limits import limits_of
 
 Result = Literal["passed", "failed", "inconclusive"]
 OF_TRAFFIC = ("requests", "faults_fired")
@@ -152,6 +154,8 @@ def _known(run: Outcome) -> RecordedFacts:
         began_ms=run.began_ms,
         away={name for _, _, name in _away(run)},
         cut_off=_cut_off(run) if run.kind == "sim" else None,
+        strikes=strikes_of(run),
+        limits=limits_of(run.scenario.fleet.waiting),
     )
 
 

@@ -7,7 +7,7 @@ another (`ReturningCall`). Clients read their answers from the gateway's bytes (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from relume.chaos.outcome import History
@@ -15,6 +15,7 @@ from relume.chaos.scenario.schedule import Request, Schedule
 from relume.chaos.sim.gateway.answer_bytes import WRONG, AnswerReader, style_of, tokens_of
 from relume.chaos.sim.message_ports import Ask, Net, Stretch
 from relume.chaos.sim.world.virtual_loop import NS, VirtualLoop
+from relume.chaos.validators.ground_truth import ClientCall
 from relume.chaos.validators.records import ClientRecord
 from relume.controlplane.gateway.openai.priority import checkpoint_weight
 from relume.policies.routing.routing_settings import TIERS
@@ -54,7 +55,7 @@ class Call:
 
     __slots__ = (
         "_clients", "_reader", "connection", "ended_ns", "first_ns", "gateway", "last_ns",
-        "longest_ns", "over", "record", "refusal", "request", "sent_ns",
+        "longest_ns", "message", "over", "record", "refusal", "request", "sent_ns",
     )  # fmt: skip
 
     def __init__(self, clients: Clients, request: Request) -> None:
@@ -68,6 +69,7 @@ class Call:
         self.over = False
         self.refusal = 0
         """Status of the error that ended it."""
+        self.message = ""
         self.ended_ns = 0
         self.gateway = ""
 
@@ -119,7 +121,7 @@ class Call:
     def refused(self, status: int, message: str) -> None:
         """See ports.Caller."""
         if not self.over:
-            self.refusal = status
+            self.refusal, self.message = status, message
             if not self.record.token_count:
                 self.record.status = status
             self._ended("rejected" if status < 500 else "failed")
@@ -149,6 +151,20 @@ class Call:
         if self.record.token_count > 1:
             self.record.gaps_ms = [self.longest_ns / 1e6]
         self._clients.ended(self)
+
+    def known(self, replicas: Mapping[str, str]) -> ClientCall:
+        """What it knows of its request. `replicas`: streams of gateways, by address."""
+        moves = isinstance(self, ReturningCall)
+        return ClientCall(
+            gateway="" if moves else replicas.get(self.gateway, ""),
+            kind=self.request.client,
+            tenant=self.request.tenant,
+            sent_ns=self.sent_ns,
+            first_ns=self.first_ns,
+            ended_ns=self.ended_ns,
+            status=self.refusal,
+            message=self.message,
+        )
 
     def history(self, began_ns: int) -> History:
         """Its history."""
@@ -228,7 +244,7 @@ class ReturningCall(Call):
         if status == BUSY and self._reader.last_id and self._may_return():
             return
         if status == GONE and self._reader.last_id:
-            self.refusal = status
+            self.refusal, self.message = status, message
             self._ended("gone")
             return
         super().refused(status, message)

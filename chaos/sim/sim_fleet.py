@@ -327,8 +327,8 @@ def run(
 def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
     lived = fleet.clients.histories(fleet.began_ns)
     truth = fleet.truth.end(fleet.hosts.values(), fleet.began_ns)
-    calls = fleet.clients.calls.items()
-    truth.refused = {name: (c.refusal, c.ended_ns) for name, c in calls if c.refusal}
+    replicas = {plane.address: f"r.{name}" for name, plane in fleet.planes.items()}
+    truth.calls = {name: call.known(replicas) for name, call in fleet.clients.calls.items()}
     return Outcome(
         kind="sim",
         scenario=scenario,

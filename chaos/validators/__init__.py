@@ -43,6 +43,8 @@ from relume.chaos.validators.promises.workers import (
     i17_living_owners,
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
+from relume.chaos.validators.service_limits import ServiceLimits
+from relume.chaos.validators.strikes import Strike
 from relume.controlplane.replay.verify import no_cyclic_garbage as untracked
 from relume.events.log.interface import LandedSegment, RevisionGroup
 
@@ -93,7 +95,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     results, and the time (ms); `unkept`: requests, by their client's id, whose prompts may not be
     kept; `truth`: what a simulated fleet really was; `began_ms`: wall time of the run's start; `away`:
     workers that a fault kept from gateways for a while; `cut_off`: streams whose owners could not keep
-    their lease, from when to when (ms; None: unknown)."""
+    their lease, from when to when (ms; None: unknown); `strikes`: what each fault struck; `limits`: those
+    of the run's settings."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -108,6 +111,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     began_ms: int = 0
     away: Collection[str] = ()
     cut_off: Sequence[tuple[str, int, int]] | None = None
+    strikes: Sequence[Strike] = ()
+    limits: ServiceLimits | None = None
 
 
 def violations(
@@ -133,6 +138,8 @@ def violations(
             truth=known.truth,
             began_ms=known.began_ms,
             away=known.away,
+            strikes=known.strikes,
+            limits=known.limits,
         ),
         "I17": partial(i17_living_owners.check, cut_off=known.cut_off),
     }

@@ -7,6 +7,7 @@ reports. Records still on their way then make no difference. Real fleets have no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -44,6 +45,21 @@ class HeldBlocks(NamedTuple):
     requests: dict[str, tuple[int, int]]
 
 
+class ClientCall(NamedTuple):
+    """A request on its client's side. `gateway`: the stream of its replica, empty if its client
+    returned and may have been elsewhere. `status` and `message` of the error that ended it (0: none
+    did). Times in ns of the run's loop; `first_ns` 0: it got no token."""
+
+    gateway: str = ""
+    kind: str = "streaming"
+    tenant: str = ""
+    sent_ns: int = 0
+    first_ns: int = 0
+    ended_ns: int = 0
+    status: int = 0
+    message: str = ""
+
+
 class EngineEnd(Struct, frozen=True, kw_only=True):
     """A living engine at the end of a run."""
 
@@ -60,8 +76,10 @@ class GroundTruth(Struct, kw_only=True):
     its own. Those at the end: `engines`, `daemons`, `gateways` (live requests by replica
     stream) and `owners` (None: not recorded). `unwritten`: streams whose writers had events that
     etcd lacked then, and why. `serving`: by worker, since when (ns) its engine served, or did not;
-    `refused`: by client request, the error that ended it, and when (ns). The run began at
-    `began_ns`."""
+    `idle`: the same for engines without a request. `calls`: by client request, what its client knows;
+    `attempts`: of that request each attempt that an engine took, by its name, the worker and when (ns);
+    `ended`: when (ns) attempts left their engine. `counted`: by stream, what replicas without
+    unwritten events counted of their ends, and of tokens. The run began at `began_ns`."""
 
     reports: dict[str, dict[ReportKey, EngineLoad]] = field(default_factory=dict)
     held: dict[tuple[str, int], HeldBlocks] = field(default_factory=dict)
@@ -75,13 +93,28 @@ class GroundTruth(Struct, kw_only=True):
     looks: int = 0
     began_ns: int = 0
     serving: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
-    refused: dict[str, tuple[int, int]] = field(default_factory=dict)
+    idle: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
+    calls: dict[str, ClientCall] = field(default_factory=dict)
+    attempts: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def served(self, worker: str, since_ns: int, until_ns: int, least_ns: int) -> bool:
         """Whether its engine served for `least_ns` on end in that time."""
-        turns = self.serving.get(worker, [])
-        ends = [*(at for at, _ in turns[1:]), until_ns]
-        return any(
-            is_serving and min(to, until_ns) - max(at, since_ns) >= least_ns
-            for (at, is_serving), to in zip(turns, ends, strict=True)
+        return _lasted(self.serving.get(worker, []), since_ns, until_ns, least_ns)
+
+    def idled(self, worker: str, since_ns: int, until_ns: int) -> bool:
+        """Whether its engine served without a request for the whole of that time."""
+        whole_ns = until_ns - since_ns
+        return self.served(worker, since_ns, until_ns, whole_ns) and _lasted(
+            self.idle.get(worker, []), since_ns, until_ns, whole_ns
         )
+
+
+def _lasted(turns: Sequence[tuple[int, bool]], since_ns: int, until_ns: int, least_ns: int) -> bool:
+    """Whether it was so for `least_ns` on end in that time."""
+    ends = (*(at for at, _ in turns[1:]), until_ns)
+    return any(
+        is_so and min(to, until_ns) - max(at, since_ns) >= least_ns
+        for (at, is_so), to in zip(turns, ends, strict=False)
+    )

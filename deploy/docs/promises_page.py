@@ -130,8 +130,8 @@ PROMISES = {
         ("storm", "disk-full", "blocks-corrupt", "clients-return"),
     ),
     "I22": Promise(
-        "No request fails for want of a worker that was there, or of a stream that was kept.",
-        ("clients-return", "workers-refuse", "reload-fails"),
+        "No request fails that a worker could have served within its wait, and no kept stream is refused.",
+        ("clients-return", "workers-refuse", "wrong-answers", "reload-fails", "storm"),
     ),
     "I23": Promise(
         "No restore is planned from a holder that does not have the blocks.",

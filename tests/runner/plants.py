@@ -38,7 +38,7 @@ from relume.policies.recovery.lineage import Lineage
 from relume.policies.routing import choose_worker as routing
 from relume.policies.routing import eligibility
 from relume.policies.state import coverage
-from tests.runner import decision_plants, fold_plants, refusal_plants
+from tests.runner import decision_plants, fold_plants, refusal_plants, service_plants
 
 SEEDS = 100
 """Each must be found within so many."""
@@ -364,7 +364,7 @@ PLANTS = {
 
 PLANTS |= {
     put.__name__.strip("_"): Plant(promises, seed, put)
-    for promises, seed, put in (*fold_plants.BUGS, *refusal_plants.BUGS)
+    for promises, seed, put in (*fold_plants.BUGS, *refusal_plants.BUGS, *service_plants.BUGS)
 }
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from relume.chaos.outcome import Outcome
 from relume.chaos.validators import CHECKS, check_all
-from relume.chaos.validators.ground_truth import EngineLoad, GroundTruth, ReportKey
+from relume.chaos.validators.ground_truth import ClientCall, EngineLoad, GroundTruth, ReportKey
 from relume.chaos.validators.promises.log import (
     i13_durable,
     i16_admin_logged,
@@ -235,8 +235,15 @@ def i22(run: Outcome) -> Outcome:
     """A client that returns in the middle of its stream is told that there is none."""
     course = max(Log(run.groups).courses.values(), key=lambda c: c.ends[0].at_ms - c.arrived.at_ms)
     at_ns = ((course.arrived.at_ms + course.ends[0].at_ms) // 2 - run.began_ms) * 1_000_000
-    refused = {course.arrived.event.client_id: (410, at_ns)}
-    return replace(run, truth=GroundTruth(refused=refused))
+    calls = {course.arrived.event.client_id: ClientCall(status=410, ended_ns=at_ns)}
+    return replace(run, truth=GroundTruth(calls=calls))
+
+
+def i22_busy(run: Outcome) -> Outcome:
+    """A client is told that the queue is full, and it is empty."""
+    name = run.histories[5].record.request
+    calls = {name: ClientCall(status=429, message="too many requests wait")}
+    return replace(run, truth=GroundTruth(calls=calls))
 
 
 def dispatched(run: Outcome, name: str, **changes: object) -> tuple[v.Event, ...]:
@@ -304,7 +311,7 @@ MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
     "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I12": (i12,), "I13": (i13,), "I14": (i14,),
     "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again), "I21": (i21,),
-    "I22": (i22,), "I23": (i23,), "I24": (i24,),
+    "I22": (i22, i22_busy), "I23": (i23,), "I24": (i24,),
 }  # fmt: skip
 
 ALSO = {"I9": {"I7"}, "I18": {"I7"}, "I23": {"I7"}, "I24": {"I7"}}

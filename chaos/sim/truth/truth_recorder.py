@@ -22,10 +22,12 @@ from relume.chaos.validators.ground_truth import (
     HeldBlocks,
     ReportKey,
 )
+from relume.controlplane.gateway.endpoint import Gateway
 from relume.controlplane.replica.loop import Replica
 from relume.engine_shim.agent.journal import Journal
 from relume.events import vocabulary as v
 from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.state.invariants import check
 
 LOOK_NS = NS // 2
@@ -65,6 +67,7 @@ class TruthRecorder:
         self._planes = planes
         self._own = Keys(etcd.config.prefix)
         self._next_ns = 0
+        self._engines: dict[str, EngineProcess] = {}
         etcd.observers.append(self._changed)
 
     # --- reports -------------------------------------------------------------------------------
@@ -73,11 +76,30 @@ class TruthRecorder:
         """An engine writes a report about its requests."""
         last = event.changes[-1]
         key = ReportKey(engine.incarnation, event.step, type(last), last.request, last.attempt)
-        self.truth.reports.setdefault(engine.machine.name, {})[key] = load_of(engine, event.step)
+        worker = engine.machine.name
+        self.truth.reports.setdefault(worker, {})[key] = load_of(engine, event.step)
+        self._engines[worker] = engine
+        self._note_idle(worker, not engine.tracks)
+        now_ns = self._loop.now_ns
+        for change in event.changes:
+            name = f"{change.request}/{change.attempt}"
+            if type(change) is v.EngineFinished:
+                self.truth.ended[name] = now_ns
+            elif type(change) is v.RequestQueued and (track := engine.tracks.get(name)):
+                attempts = self.truth.attempts.setdefault(track.what.asked, [])
+                attempts.append((name, worker, now_ns))
 
     def engine_serves(self, worker: str, serving: bool) -> None:
         """The engine of a worker serves from now on, or no longer."""
         self.truth.serving.setdefault(worker, []).append((self._loop.now_ns, serving))
+        last = self._engines.get(worker)
+        is_busy = last is not None and last.process.alive and bool(last.tracks)
+        self._note_idle(worker, serving and not is_busy)
+
+    def _note_idle(self, worker: str, idle: bool) -> None:
+        turns = self.truth.idle.setdefault(worker, [])
+        if not turns or turns[-1][1] != idle:
+            turns.append((self._loop.now_ns, idle))
 
     def daemon_reports(self, daemon: SimDaemon, journal: Journal, event: v.Event) -> None:
         """The agent has just recorded what a daemon holds; `event` is the last of it."""
@@ -142,6 +164,7 @@ class TruthRecorder:
                 truth.unwritten[stream] = "the replica did not run, or had unwritten events"
             else:
                 truth.gateways[stream] = frozenset(live)
+                truth.counted[stream] = counted_by(plane.gateway)
         for worker in workers:
             self._end_of(worker)
         return truth
@@ -189,6 +212,17 @@ def live_of(replica: Replica) -> set[str] | None:
     if head is None or head.position != replica.writer.position:
         return None
     return scheduler.live.keys() | scheduler.returns._ending.keys()
+
+
+def counted_by(gateway: Gateway | None) -> dict[str, int]:
+    """A gateway's own counters of outcomes, and of tokens."""
+    if gateway is None:
+        return {}
+    counters = gateway.counters
+    return {
+        **{outcome: getattr(counters, outcome) for outcome in RequestOutcome},
+        "tokens": counters.tokens,
+    }
 
 
 def unwritten(journal: Journal | None, agent: Any) -> bool:

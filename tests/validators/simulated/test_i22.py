@@ -1,59 +1,153 @@
-"""I22: an early 503 and a wrong 410 are named; late and explained ones are not."""
+"""I22: every error that no fault and no limit explains is named."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
-from relume.chaos.validators.ground_truth import GroundTruth
+from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
 from relume.chaos.validators.promises.requests.i22_needless_failure import check
 from relume.chaos.validators.records import ClientRecord
+from relume.chaos.validators.service_limits import limits_of
+from relume.chaos.validators.strikes import Strike
 from relume.events import vocabulary as v
-from tests.policies.story import Story, arrived, ended
-from tests.validators.builders import about
+from tests.policies.story import Story, arrived, decided, ended, observed
 
 NS = 1_000_000_000
 CLIENTS = [ClientRecord(request="q1")]
+DIED = Strike(what="engine-kill", targets=frozenset(("w0",)), since_ms=0, until_ms=0)
 
 
-def story(wait_s: float, status: int = 503) -> Story:
-    """q1 fails after that time."""
+def story(wait_s: float, status: int = 503, message: str = "", failures: int = 0) -> Story:
+    """q1 fails after that time, and after so many attempts that failed on w0."""
     told = Story()
     told.worker()
     told.replica()
     told.tell("r.r0", arrived())
     told.at_ms = round(1000 * wait_s)
+    for number in range(1, failures + 1):
+        told.tell("r.r0", decided(attempt=number), observed(attempt=number, kind="reset"))
     end = v.RequestEnded(
         **{f: getattr(ended(), f) for f in v.RequestEnded.__struct_fields__}
     )  # fmt: skip
-    detail = "no worker can take the request now; try again"
-    told.tell("r.r0", replace(end, outcome="failed", status=status, detail=detail))
+    told.tell("r.r0", replace(end, outcome="failed", status=status, detail=message))
     return told
 
 
-def truth(until_ns: int = 60 * NS, **more: object) -> GroundTruth:
-    """The engine of w0 serves until then."""
+def truth(
+    status: int = 503, at_s: float = 0.1, until_ns: int = 60 * NS, **more: Any
+) -> GroundTruth:
+    """The engine of w0 serves until then; the client of q1 gets that error."""
+    call = ClientCall(status=status, ended_ns=round(at_s * NS), gateway="r.r0")
     serving = {"w0": [(0, True), (until_ns, False)]}
-    return GroundTruth(serving=serving, **more)  # type: ignore[arg-type]
+    return GroundTruth(serving=serving, calls={"q1": call, **more.pop("calls", {})}, **more)
+
+
+def found(told: Story, known: GroundTruth | None, **more: Any) -> str:
+    return "; ".join(map(str, check(told.groups, CLIENTS, known, **more)))
 
 
 def test_an_early_503_is_named() -> None:
-    assert "waited 100 ms" in about(check(story(0.1).groups, CLIENTS, truth()))
+    assert "503 after 100 ms" in found(story(0.1), truth())
+
+
+def test_so_is_one_that_the_log_never_had() -> None:
+    told = Story()
+    told.worker()
+    assert "503 after 100 ms" in found(told, truth())
 
 
 def test_one_after_the_whole_wait_is_not() -> None:
-    assert check(story(30).groups, CLIENTS, truth()) == []
+    assert found(story(30), truth(at_s=30)) == ""
+
+
+def test_the_wait_is_that_of_the_settings() -> None:
+    limits = replace(limits_of({}), wait_s=0.05)
+    assert found(story(0.1), truth(), limits=replace(limits, wait_s=1.0)) == ""
+    assert found(story(2.5), truth(at_s=2.5), limits=replace(limits, wait_s=9.0)) != ""
 
 
 def test_one_without_a_worker_is_not() -> None:
-    assert check(story(0.1).groups, CLIENTS, truth(until_ns=NS)) == []
-    assert check(story(0.1).groups, CLIENTS, truth(), away=["w0"]) == []
-    assert check(story(0.1).groups, CLIENTS) == []
+    assert found(story(0.1), truth(until_ns=NS)) == ""
+    assert found(story(0.1), truth(), away=["w0"]) == ""
+    assert found(story(0.1), None) == ""
 
 
 def test_a_410_while_the_log_has_the_request_is_named() -> None:
-    found = check(story(9, 499).groups, CLIENTS, truth(refused={"q1": (410, 5 * NS)}))
-    assert "410 after 5000 ms" in about(found)
+    assert "410 after 5000 ms" in found(story(9, 499), truth(410, 5))
 
 
 def test_one_after_its_end_is_not() -> None:
-    assert check(story(9, 499).groups, CLIENTS, truth(refused={"q1": (410, 10 * NS)})) == []
+    assert found(story(9, 499), truth(410, 10)) == ""
+
+
+def test_a_410_of_a_request_that_the_log_never_had_is_named() -> None:
+    told = Story()
+    told.worker()
+    assert "never had it" in found(told, truth(410, 5))
+
+
+def test_a_429_though_the_queue_has_room_is_named() -> None:
+    said = found(story(0.1, 429), truth(429), limits=limits_of({"requests": 4}))
+    assert "4 may wait, at most 1 did" in said
+
+
+def test_one_of_a_full_queue_is_not() -> None:
+    calls = {f"q{n}": ClientCall(gateway="r.r0", ended_ns=9 * NS) for n in range(2, 6)}
+    limits = limits_of({"requests": 4})
+    assert found(story(0.1, 429), truth(429, calls=calls), limits=limits) == ""
+    taken = {name: [(f"{name}/1", "w0", 0)] for name in calls}
+    late = truth(429, 5, calls=calls, attempts=taken)
+    assert "at most 1 did" in found(story(5, 429), late, limits=limits)
+
+
+def test_one_beyond_its_tenants_share_is_not() -> None:
+    calls = {
+        f"q{n}": ClientCall(gateway="r.r0", tenant="many", ended_ns=9 * NS) for n in range(2, 5)
+    }
+    known = truth(429, calls=calls)
+    known.calls["q1"] = known.calls["q1"]._replace(tenant="many")
+    limits = limits_of({"requests": 6, "tenant_percent": 50})
+    assert found(story(0.1, 429), known, limits=limits) == ""
+    known.calls["q1"] = known.calls["q1"]._replace(tenant="few")
+    assert "6 may wait" in found(story(0.1, 429), known, limits=limits)
+
+
+def test_one_beside_an_idle_engine_is_named() -> None:
+    calls = {f"q{n}": ClientCall(gateway="r.r0", ended_ns=9 * NS) for n in range(2, 6)}
+    known = truth(429, 5, calls=calls, idle={"w0": [(0, True)]})
+    limits = limits_of({"requests": 4})
+    assert "w0 had no request" in found(story(5, 429), known, limits=limits)
+    known.idle["w0"].append((5 * NS + 1000, False))
+    assert found(story(5, 429), known, limits=limits) == ""
+
+
+def test_a_failure_without_a_fault_is_named() -> None:
+    assert "0 of its attempts" in found(story(0.1, 502, failures=4), truth(502))
+
+
+def test_one_after_fewer_faults_than_the_settings_permit_is_named() -> None:
+    told, known = story(0.1, 502, failures=1), truth(502)
+    assert "1 of its attempts" in found(told, known, strikes=[DIED])
+    assert found(story(0.1, 502, failures=4), known, strikes=[DIED]) == ""
+
+
+def test_one_failure_is_enough_for_a_request_that_cannot_continue() -> None:
+    known = truth(502)
+    known.calls["q1"] = known.calls["q1"]._replace(kind="restarting")
+    assert found(story(0.1, 502, failures=1), known, strikes=[DIED]) == ""
+    assert found(story(0.1, 502, failures=1), known) != ""
+
+
+def test_an_old_fault_counts_if_it_struck_while_the_attempt_ran() -> None:
+    told = Story()
+    told.worker()
+    told.replica()
+    told.tell("r.r0", arrived(), decided())
+    told.at_ms = 60_000
+    end = replace(ended(), outcome="failed", status=502)
+    told.tell("r.r0", observed(kind="engine_dead"), end)
+    known = truth(502, 60, until_ns=120 * NS)
+    known.calls["q1"] = known.calls["q1"]._replace(kind="resumable")
+    assert found(told, known, strikes=[DIED]) == ""

@@ -1,46 +1,72 @@
-"""I22: no request fails for want of a worker that was there, or of a stream that was kept.
+"""I22: no request fails that a worker could have served within its wait.
 
-Of a simulated run it is known which engines served, and when each client got an error
-(`relume.chaos.validators.ground_truth`).
+Of a simulated run it is known which engines served and which had no request, when each client sent
+its request, got a token and got an error (`relume.chaos.validators.ground_truth`), and what each
+fault struck (`relume.chaos.validators.strikes`). Every error that a client got, also in the middle
+of its stream, must have one of these explanations. The bound is zero in every scenario: one
+failure without an explanation breaks the promise.
 
-- An answer 503 for want of a worker comes after a wait of `WAIT_S`. It is needless if it comes
-  sooner, although an engine that no fault kept away served for `LEAST_S` on end within the wait.
-- An answer 410 to a client that returns is needless while the log has its request live. Within
-  `LATE_MS` of its arrival and end the replica may not know yet, or know already.
+- 410: the log does not have the request live. Within `LATE_MS` of its arrival and end the replica
+  may not know yet, or know already.
+- 503: it waited for the whole time that the settings give, or no engine that a fault left
+  reachable served for `LEAST_S` on end within it.
+- 429: it waited for the whole time in the queue, or the queue was full, or the share of its tenant.
+  At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
+  needless if an engine that no fault had struck had no request for `IDLE_MS` before and after.
+- Any error: faults ended its attempts. If it could continue elsewhere, they ended as many as the
+  settings permit. One is enough for a request that cannot be continued, for an engine's own refusal,
+  for an answer that its engine broke off, and for tokens of a worker that computes wrong results.
 
-A run without truth, a real one, is not judged. Errors for other reasons, as a limit of a tenant or
-an engine that refuses, are not judged.
+The log is asked only where an attempt ran, and when; the words of an error count for nothing but
+the choice of its rule. A request that the log lacks was served by a replica that was killed before
+it could write: such an error is compared with the faults until then. A run without truth, a real
+one, is not judged.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 
-from relume.chaos.validators.ground_truth import GroundTruth
+from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
 from relume.chaos.validators.records import (
     ClientRecord,
     Course,
+    Entry,
     Violation,
     courses,
     log_of,
     of_clients,
 )
+from relume.chaos.validators.service_limits import ServiceLimits, limits_of
+from relume.chaos.validators.strikes import Strike, is_struck
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import Guarantee, TransportKind
 
 PROMISE = "I22"
-GONE, NO_WORKER = 410, 503
-WAIT_S = 30.0
-"""Time for which a request waits for a worker (`WaitingConfig`)."""
+GONE, BUSY, NO_WORKER = 410, 429, 503
+OF_ENGINE = 500
+"""An engine's own refusal, or its word that it failed on the request, has at most this status."""
 LEAST_S = 5.0
 SLACK_MS = 1000
 """Difference permitted between the log's clock and the wait."""
 LATE_MS = 2000
+IDLE_MS = 1000
+"""Time around a refusal in which its replica may not know yet that an engine is idle."""
+FELT_MS = 15_000
+"""Time after a fault in which attempts may still fail by it: an engine loads for 5 s, and its start
+may be put off or fail; a hung one is found within seconds."""
 LOG_LATE = "the log was too late"
 """How a return ends that the log, away meanwhile, did not record in time: its 410 is permitted."""
 MS = 1_000_000
 BEGINS = (v.RequestArrived, v.TransportObserved, v.ClientReturned)
 """Events with which a request begins to wait for a worker."""
+FRAGILE = frozenset(("choices", "relayed", "unnamed", "restarting", "resumable"))
+"""Kinds of requests that one failure may end: they cannot be continued, or a part of the stream is
+lost with the gateway."""
+DEATHS = frozenset((TransportKind.RESET, TransportKind.EOF, TransportKind.ENGINE_DEAD))
+FLIPPED = frozenset(("weights-flipped", "weights-flipped-unseen"))
 
 
 def check(
@@ -49,50 +75,203 @@ def check(
     truth: GroundTruth | None = None,
     began_ms: int = 0,
     away: Collection[str] = (),
+    strikes: Sequence[Strike] = (),
+    limits: ServiceLimits | None = None,
 ) -> list[Violation]:
     """Needless failures. `began_ms`: wall time of the run's start; `away`: workers that a fault
-    kept from gateways."""
+    kept from gateways; `limits`: those of the run's settings."""
     if truth is None:
         return []
-    found: list[Violation] = []
-    for client, course in of_clients(courses(log_of(groups)), clients):
+    log = log_of(groups)
+    rules = _Rules(truth, began_ms, away, strikes, limits or limits_of({}))
+    return [
+        Violation(PROMISE, client.request, text)
+        for client, course in of_clients(courses(log), clients)
+        if (call := truth.calls.get(client.request)) is not None and call.status
+        for text in rules.needless(call, course)
+    ]
+
+
+class _Rules:
+    """The rules for one run."""
+
+    def __init__(
+        self,
+        truth: GroundTruth,
+        began_ms: int,
+        away: Collection[str],
+        strikes: Sequence[Strike],
+        limits: ServiceLimits,
+    ) -> None:
+        self._truth = truth
+        self._began_ms = began_ms
+        self._reachable = [worker for worker in truth.serving if worker not in away]
+        self._strikes = strikes
+        self._limits = limits
+        self._queue = _Queue(truth)
+
+    def needless(self, call: ClientCall, course: Course | None) -> Iterator[str]:
+        """Why its error was needless; nothing: it was not."""
+        if course is not None and course.arrived is None:
+            course = None
+        if call.status == GONE:
+            yield from self._gone(call, course)
+            return
+        blows = self._blows(call, course)
+        if self._have_ended(blows, call, course):
+            return
+        if call.status == BUSY:
+            yield from self._not_full(call)
+            return
+        since_ns = self._waits_since(call, course)
+        waited_ms = (call.ended_ns - since_ns) // MS
+        if call.status == NO_WORKER and waited_ms >= 1000 * self._limits.wait_s - SLACK_MS:
+            return
+        served = self._served_after(since_ns)
+        if served:
+            failed = f"{len(blows)} of its attempts failed by faults"
+            yield f"it got {call.status} after {waited_ms} ms, {failed}; {', '.join(served)} served"
+
+    # --- 410
+
+    def _gone(self, call: ClientCall, course: Course | None) -> Iterator[str]:
+        at_ms = self._ms(call.ended_ns)
         if course is None or course.arrived is None:
-            continue  # it never was a request for the log
-        status, at_ns = truth.refused.get(client.request, (0, 0))
-        at_ms = began_ms + (at_ns - truth.began_ns) // MS
-        if status == GONE:
-            texts = _gone(course, at_ms)
-        else:
-            texts = _unserved(course, truth, began_ms, away)
-        found += (Violation(PROMISE, client.request, text) for text in texts)
-    return found
+            if not self._struck_replica(at_ms):
+                yield "its client got 410, and the log never had it"
+            return
+        if any(LOG_LATE in end.event.detail for end in course.ends):
+            return
+        since = course.arrived.at_ms
+        until = min((end.at_ms for end in course.ends), default=1 << 62)
+        if since + LATE_MS <= at_ms <= until - LATE_MS:
+            yield f"its client got 410 after {at_ms - since} ms, and the log had it live"
+
+    # --- 429
+
+    def _not_full(self, call: ClientCall) -> Iterator[str]:
+        at_ns, at_ms, limits = call.ended_ns, self._ms(call.ended_ns), self._limits
+        waited_ms = (at_ns - call.sent_ns) // MS
+        around_ns = IDLE_MS * MS
+        idle = [
+            worker for worker in self._reachable
+            if self._truth.idled(worker, at_ns - around_ns, at_ns + around_ns)
+            and not is_struck(self._strikes, (worker,), at_ms - FELT_MS, at_ms)
+        ]  # fmt: skip
+        if idle and not self._struck_replica(at_ms):
+            yield f"it got {BUSY} after {waited_ms} ms; {', '.join(idle)} had no request"
+            return
+        if waited_ms >= 1000 * limits.queue_s - SLACK_MS:
+            return
+        waiting, of_tenant = self._queue.at(call, at_ns)
+        is_shared = bool(call.tenant) and of_tenant > limits.of_tenant
+        if waiting <= limits.requests and not is_shared:
+            room = f"{limits.requests} may wait, at most {waiting} did"
+            yield f"it got {BUSY} after {waited_ms} ms; {room}, of its tenant {of_tenant}"
+
+    # --- faults
+
+    def _blows(self, call: ClientCall, course: Course | None) -> list[Entry]:
+        """Its attempts that a fault ended."""
+        if course is None:
+            return []
+        sent: dict[int, int] = {}
+        blows = []
+        for at in course.events:
+            event = at.event
+            if type(event) is v.RouteDecided:
+                sent[event.attempt] = at.at_ms
+            elif type(event) is v.TransportObserved and event.kind != TransportKind.MOVED:
+                if self._is_felt(event.worker, sent.get(event.attempt, at.at_ms), at.at_ms):
+                    blows.append(at)
+        return blows
+
+    def _is_felt(self, worker: str, since_ms: int, until_ms: int) -> bool:
+        """Whether a fault of the worker may end an attempt that ran there in that time."""
+        since_ms = min(since_ms, until_ms) - FELT_MS
+        return is_struck(self._strikes, (worker,), since_ms, until_ms + SLACK_MS)
+
+    def _have_ended(self, blows: Sequence[Entry], call: ClientCall, course: Course | None) -> bool:
+        """Whether these failures are as many as end such a request."""
+        at_ms = self._ms(call.ended_ns)
+        if course is None:  # attempts that no log has, of a replica that was killed
+            return call.status != BUSY and self._struck_replica(at_ms)
+        begun = [at.event for at in course.events if type(at.event) is v.RouteDecided]
+        ran_on = {event.worker for event in begun if event.worker}
+        if any(strike.targets & ran_on for strike in self._strikes if strike.what in FLIPPED):
+            return True
+        if call.status in (BUSY, NO_WORKER):
+            return len(blows) >= self._limits.errors
+        last = begun[-1].worker if begun else ""
+        by_one = bool(blows) or self._is_felt(last, at_ms, at_ms)
+        if call.status <= OF_ENGINE or _is_fragile(call, course):
+            return by_one
+        if any(at.event.kind == TransportKind.DECLINED for at in blows):
+            return True
+        deaths = [at for at in blows if at.event.kind in DEATHS]
+        return len(deaths) >= self._limits.deaths or len(blows) >= self._limits.errors
+
+    def _struck_replica(self, at_ms: int) -> bool:
+        """Whether a replica was struck by then, or soon after."""
+        return any(
+            strike.since_ms <= at_ms + FELT_MS and any(n.startswith("r") for n in strike.targets)
+            for strike in self._strikes
+        )
+
+    # --- times
+
+    def _waits_since(self, call: ClientCall, course: Course | None) -> int:
+        """When it began to wait for a worker the last time, ns."""
+        if course is None:
+            return call.sent_ns
+        ended_ms = self._ms(call.ended_ns)
+        begun = [at.at_ms for at in course.events if type(at.event) in BEGINS]
+        since_ms = max((ms for ms in begun if ms <= ended_ms), default=ended_ms)
+        return self._truth.began_ns + (since_ms - self._began_ms) * MS
+
+    def _served_after(self, since_ns: int) -> list[str]:
+        """Reachable engines that served within the wait that begins then."""
+        until_ns, least_ns = since_ns + int(self._limits.wait_s * 1e9), int(LEAST_S * 1e9)
+        return [
+            worker
+            for worker in self._reachable
+            if self._truth.served(worker, since_ns, until_ns, least_ns)
+        ]
+
+    def _ms(self, at_ns: int) -> int:
+        return self._began_ms + (at_ns - self._truth.began_ns) // MS
 
 
-def _gone(course: Course, at_ms: int) -> Iterator[str]:
+class _Queue:
+    """Maximum numbers of requests that wait in the queues of replicas: those that were sent, had no
+    answer, and were taken by no engine. Those whose replica is unknown count everywhere."""
+
+    def __init__(self, truth: GroundTruth) -> None:
+        self._came: dict[tuple[str, str], list[int]] = {}
+        self._gone: dict[tuple[str, str], list[int]] = {}
+        for name, call in truth.calls.items():
+            taken = [at_ns for _, _, at_ns in truth.attempts.get(name, ())]
+            gone_ns = min([call.ended_ns, *taken]) + SLACK_MS * MS
+            for tenant in {"", call.tenant}:
+                key = call.gateway, tenant
+                self._came.setdefault(key, []).append(call.sent_ns)
+                self._gone.setdefault(key, []).append(gone_ns)
+        for times in (*self._came.values(), *self._gone.values()):
+            times.sort()
+
+    def at(self, call: ClientCall, at_ns: int) -> tuple[int, int]:
+        """How many waited at the replica of `call` then, and how many of its tenant."""
+        return self._count(call.gateway, "", at_ns), self._count(call.gateway, call.tenant, at_ns)
+
+    def _count(self, gateway: str, tenant: str, at_ns: int) -> int:
+        return sum(
+            bisect_right(came, at_ns) - bisect_left(self._gone[key], at_ns)
+            for key, came in self._came.items()
+            if key[1] == tenant and (key[0] in ("", gateway) or not gateway)
+        )
+
+
+def _is_fragile(call: ClientCall, course: Course) -> bool:
     assert course.arrived is not None
-    since, until = course.arrived.at_ms, min((end.at_ms for end in course.ends), default=1 << 62)
-    if any(LOG_LATE in end.event.detail for end in course.ends):
-        return
-    if since + LATE_MS <= at_ms <= until - LATE_MS:
-        yield f"its client got 410 after {at_ms - since} ms, and the log had it live"
-
-
-def _unserved(
-    course: Course, truth: GroundTruth, began_ms: int, away: Collection[str]
-) -> Iterator[str]:
-    end = next((at for at in course.ends if at.event.status == NO_WORKER), None)
-    if end is None or "no worker" not in end.event.detail:
-        return
-    begun = [at.at_ms for at in course.events if type(at.event) in BEGINS and at.at_ms <= end.at_ms]
-    since_ms = max(begun, default=end.at_ms)
-    waited_ms = end.at_ms - since_ms
-    if waited_ms >= 1000 * WAIT_S - SLACK_MS:
-        return
-    since_ns = truth.began_ns + (since_ms - began_ms) * MS
-    until_ns, least_ns = since_ns + int(WAIT_S * 1e9), int(LEAST_S * 1e9)
-    served = [
-        worker for worker in truth.serving
-        if worker not in away and truth.served(worker, since_ns, until_ns, least_ns)
-    ]  # fmt: skip
-    if served:
-        yield f"it waited {waited_ms} ms for a worker, then failed; {', '.join(served)} served"
+    verdict = course.arrived.event.verdict
+    return call.kind in FRAGILE or verdict in (Guarantee.RESTART, Guarantee.REPLAY)

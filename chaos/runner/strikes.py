@@ -1,0 +1,33 @@
+"""What the faults of a run struck, and when, for its validators."""
+
+from __future__ import annotations
+
+from relume.chaos.outcome import FiredFault, Outcome
+from relume.chaos.scenario.catalogue import FAULTS
+from relume.chaos.validators.strikes import THE_LOG, Strike
+
+LASTING = frozenset(("weights-flipped", "weights-flipped-unseen"))
+"""Faults that are struck once and stay."""
+
+
+def strikes_of(run: Outcome) -> tuple[Strike, ...]:
+    """The faults of processes and links; not clients that hang up."""
+    return tuple(
+        _strike(run, fired) for fired in run.fired if FAULTS[fired.what].target != "request"
+    )
+
+
+def _strike(run: Outcome, fired: FiredFault) -> Strike:
+    kind, names = FAULTS[fired.what], frozenset(fired.target.split(","))
+    if kind.target == "etcd":
+        names = frozenset((THE_LOG,))
+    elif kind.target == "domain":
+        names = frozenset(name for name, domain in run.schedule.workers.items() if domain in names)
+    lasts = kind.lasts == "must" or fired.what in LASTING
+    until_ns = fired.until_ns or (run.ended_ns if lasts else fired.at_ns)
+    return Strike(
+        what=fired.what,
+        targets=names,
+        since_ms=run.began_ms + fired.at_ns // 1_000_000,
+        until_ms=run.began_ms + until_ns // 1_000_000,
+    )

@@ -1,0 +1,34 @@
+"""Faults as validators need them: what struck whom, from when to when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from msgspec import Struct
+
+THE_LOG = "the log"
+"""Target of a fault that stops or slows members of etcd."""
+
+
+class Strike(Struct, frozen=True, kw_only=True):
+    """One fault that struck. `targets`: workers, replicas, or `THE_LOG`. Wall times as in
+    `Segment.at_ms`; a fault that is over at once has one time, and its damage lasts."""
+
+    what: str
+    targets: frozenset[str]
+    since_ms: int
+    until_ms: int
+
+    def is_on(self, since_ms: int, until_ms: int) -> bool:
+        """Whether it lasted at any moment of that time."""
+        return self.since_ms <= until_ms and self.until_ms >= since_ms
+
+
+def is_struck(
+    strikes: Iterable[Strike], targets: Collection[str], since_ms: int, until_ms: int
+) -> bool:
+    """Whether any of the targets was struck in that time."""
+    return any(
+        strike.is_on(since_ms, until_ms) and not strike.targets.isdisjoint(targets)
+        for strike in strikes
+    )
