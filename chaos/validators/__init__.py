@@ -33,6 +33,7 @@ from relume.chaos.validators.promises.requests import (
     i4_one_live_epoch,
     i10_recovery_bound,
     i22_needless_failure,
+    i25_told_truth,
 )
 from relume.chaos.validators.promises.workers import (
     i8_budget,
@@ -72,6 +73,7 @@ CHECKS: Mapping[str, Check] = {
     "I22": i22_needless_failure.check,
     "I23": i23_covered_restores.check,
     "I24": i24_fair_ties.check,
+    "I25": i25_told_truth.check,
 }
 
 __all__ = [
@@ -141,6 +143,7 @@ def violations(
             strikes=known.strikes,
             limits=known.limits,
         ),
+        "I25": partial(i25_told_truth.check, truth=known.truth),
         "I17": partial(i17_living_owners.check, cut_off=known.cut_off),
     }
     if "I21" in promises:

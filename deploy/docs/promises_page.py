@@ -138,6 +138,10 @@ PROMISES = {
         ("engine-killed-in-decode", "holder-killed", "primary-and-holder-killed", "budget-shrinks"),
     ),
     "I24": Promise("Ties rotate: equal workers get equal shares.", ("calm",)),
+    "I25": Promise(
+        "What a client was told, of any outcome, is what the log says, and what its replica counted.",
+        ("clients-return", "clients-gone", "workers-refuse", "requests-unusual", "storm"),
+    ),
 }
 
 

@@ -6,7 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
+from relume.controlplane.gateway.client_effects import TO_CLIENT
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream.retry_budget import RetryBudget
+from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.admission.admission_queue import FULL, Room
 
 Set = Callable[[Any, str, Any], None]
@@ -33,8 +39,46 @@ def _one_try(patch: Set) -> None:
     patch(RetryBudget, "failed", at_once)
 
 
+def _failures_are_fine(patch: Set) -> None:
+    """the log says status 200 of a stream that failed in its middle"""
+    ended = Scheduler.ended
+
+    def fine(
+        self: Scheduler, request: str, outcome: Any, status: int, tokens: int, **more: Any
+    ) -> None:
+        ended(self, request, outcome, 200 if tokens > 0 else status, tokens, **more)
+
+    patch(Scheduler, "ended", fine)
+
+
+def _tokens_of_the_left(patch: Set) -> None:
+    """the log says that a client that left had no token"""
+    ended = Scheduler.ended
+
+    def none(
+        self: Scheduler, request: str, outcome: Any, status: int, tokens: int, **more: Any
+    ) -> None:
+        left = outcome == RequestOutcome.CANCELLED
+        ended(self, request, outcome, status, 0 if left else tokens, **more)
+
+    patch(Scheduler, "ended", none)
+
+
+def _other_words(patch: Set) -> None:
+    """the client hears another reason than the log"""
+    fail = TO_CLIENT[do.Fail]
+
+    def other(client: Any, effect: Any) -> None:
+        fail(client, replace(effect, message="something went wrong"))
+
+    patch(TO_CLIENT, do.Fail, other)
+
+
 BUGS: tuple[tuple[str, int, Callable[[Set], None]], ...] = (
     ("I22", 279, _half_full_is_full),
     ("I22", 0, _one_try),
+    ("I25", 11, _failures_are_fine),
+    ("I25", 8, _tokens_of_the_left),
+    ("I25", 11, _other_words),
 )
 """Promises of which any finds it, the first seed at which one did, and how to put it in."""

@@ -16,7 +16,7 @@ from relume.chaos.validators.promises.log import (
     i16_admin_logged,
     i21_fold_is_true,
 )
-from relume.chaos.validators.promises.requests import i22_needless_failure
+from relume.chaos.validators.promises.requests import i22_needless_failure, i25_told_truth
 from relume.chaos.validators.records import ClientRecord, Log, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import LandedSegment
@@ -36,6 +36,7 @@ def broken(run: Outcome) -> set[str]:
     found += i16_admin_logged.check(run.groups, clients, run.commands)
     found += i21_fold_is_true.check(run.groups, clients, run.truth)
     found += i22_needless_failure.check(run.groups, clients, run.truth, run.began_ms)
+    found += i25_told_truth.check(run.groups, clients, run.truth)
     return {violation.promise for violation in found}
 
 
@@ -284,6 +285,17 @@ def i18_again(run: Outcome) -> Outcome:
     return more(run, "r.r0", arrived, decided, failed, again, replace(ended, attempts=2))
 
 
+def i25(run: Outcome) -> Outcome:
+    """A client got another status than the log says."""
+    return client(run, 5, status=201)
+
+
+def i25_error(run: Outcome) -> Outcome:
+    """A client was told of a failure in the middle of an answer that is whole in the log."""
+    name = run.histories[5].record.request
+    return replace(run, truth=GroundTruth(calls={name: ClientCall(status=502, message="lost")}))
+
+
 def i23(run: Outcome) -> Outcome:
     """A plan restores a token more than the holder has."""
     planned = event(run, v.RecoveryPlanned)
@@ -311,11 +323,12 @@ MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
     "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I12": (i12,), "I13": (i13,), "I14": (i14,),
     "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again), "I21": (i21,),
-    "I22": (i22, i22_busy), "I23": (i23,), "I24": (i24,),
+    "I22": (i22, i22_busy), "I23": (i23,), "I24": (i24,), "I25": (i25, i25_error),
 }  # fmt: skip
 
-ALSO = {"I9": {"I7"}, "I18": {"I7"}, "I23": {"I7"}, "I24": {"I7"}}
-"""What must be broken with it: the policy is right, so replay finds another decision too. Seeded bugs
+ALSO = {"I9": {"I7"}, "I18": {"I7"}, "I22": {"I25"}, "I23": {"I7"}, "I24": {"I7"}}
+"""What must be broken with it: the policy is right, so replay finds another decision too; and all
+answers in this log are whole, so an error is not what it says. Seeded bugs
 in the policies (`tests/runner/decision_plants.py`) break these promises alone, and so do the tests
 of each."""
 

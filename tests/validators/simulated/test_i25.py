@@ -1,0 +1,106 @@
+"""I25: each difference between what a client was told and the log is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
+from relume.chaos.validators.promises.requests.i25_told_truth import check
+from relume.chaos.validators.records import ClientRecord
+from tests.policies.story import Story, arrived, decided, ended
+
+LOST = "the worker was lost"
+
+
+def story(**end: Any) -> Story:
+    told = Story()
+    told.worker()
+    told.replica()
+    told.tell("r.r0", arrived(), decided(), replace(ended(), **end))
+    return told
+
+
+def found(told: Story, record: ClientRecord, call: ClientCall | None = None, **more: Any) -> str:
+    truth = GroundTruth(calls={"q1": call}, **more) if call is not None else None
+    return "; ".join(map(str, check(told.groups, [record], truth)))
+
+
+def failed(tokens: int = 5, status: int = 200) -> ClientRecord:
+    return ClientRecord(request="q1", outcome="failed", status=status, token_count=tokens)
+
+
+FAILURE = {"outcome": "failed", "status": 502, "tokens": 5, "finish": "-", "detail": LOST}
+
+
+def test_the_truth_is_not_named() -> None:
+    assert found(story(**FAILURE), failed(), ClientCall(status=502, message=LOST)) == ""
+    reason = {**FAILURE, "detail": f"{LOST}: w0 died"}
+    assert found(story(**reason), failed(), ClientCall(status=502, message=LOST)) == ""
+    assert found(story(), ClientRecord(request="q1", status=200)) == ""
+
+
+def test_another_status_of_a_stream_that_failed_in_its_middle_is_named() -> None:
+    told = found(story(**FAILURE), failed(), ClientCall(status=500, message=LOST))
+    assert "was told 500, the log says 502" in told
+
+
+def test_other_words_are_named() -> None:
+    told = found(story(**FAILURE), failed(), ClientCall(status=502, message="no worker"))
+    assert "'no worker', the log says 'the worker was lost'" in told
+
+
+def test_an_engines_own_refusal_has_its_own_words() -> None:
+    refusal = {"outcome": "rejected", "status": 413, "tokens": 0, "detail": "worker answered 413"}
+    record = ClientRecord(request="q1", outcome="rejected", status=413)
+    assert found(story(**refusal), record, ClientCall(status=413, message="too large")) == ""
+
+
+@pytest.mark.parametrize("tokens", [4, 6])
+def test_other_tokens_of_a_failed_stream_are_named(tokens: int) -> None:
+    call = ClientCall(status=502, message=LOST)
+    assert f"counted {tokens} tokens when it failed" in found(
+        story(**FAILURE), failed(tokens), call
+    )
+
+
+def test_a_client_that_returned_may_have_a_part_of_a_frame() -> None:
+    call = ClientCall(kind="resumable", status=502, message=LOST)
+    assert found(story(**FAILURE), failed(7), call) == ""
+    assert "counted 9 tokens" in found(story(**FAILURE), failed(9), call)
+
+
+def test_more_tokens_than_the_log_has_of_a_client_that_left_are_named() -> None:
+    left = {"outcome": "cancelled", "status": 499, "tokens": 5, "finish": "-"}
+    record = ClientRecord(request="q1", outcome="cancelled", status=200, token_count=6)
+    assert "counted 6 tokens when it left" in found(story(**left), record, ClientCall())
+    record.token_count = 4
+    assert found(story(**left), record, ClientCall()) == ""
+
+
+def test_another_status_of_a_whole_answer_is_named() -> None:
+    record = ClientRecord(request="q1", status=203)
+    assert "was answered 203, the log says 200" in found(story(), record)
+
+
+def test_a_410_of_a_complete_stream_is_named() -> None:
+    record = ClientRecord(request="q1", outcome="gone", status=200, token_count=64)
+    assert "was told 410" in found(story(), record, ClientCall(status=410))
+
+
+def test_the_last_words_of_a_lost_replica_may_be_missing() -> None:
+    told = story(**FAILURE)
+    told.own("r.r0")
+    told.replica()
+    assert found(told, failed(), ClientCall(status=500, message=LOST)) == ""
+
+
+def test_other_counts_of_a_replica_are_named() -> None:
+    call = ClientCall(status=502, message=LOST)
+    counted = {"completed": 0, "cancelled": 0, "failed": 1, "rejected": 0, "tokens": 5}
+    assert found(story(**FAILURE), failed(), call, counted={"r.r0": counted}) == ""
+    wrong = {**counted, "completed": 1}
+    told = found(story(**FAILURE), failed(), call, counted={"r.r0": wrong})
+    assert "counted 1 for completed, the log 0" in told
