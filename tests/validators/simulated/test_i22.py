@@ -151,3 +151,15 @@ def test_an_old_fault_counts_if_it_struck_while_the_attempt_ran() -> None:
     known = truth(502, 60, until_ns=120 * NS)
     known.calls["q1"] = known.calls["q1"]._replace(kind="resumable")
     assert found(told, known, strikes=[DIED]) == ""
+
+
+def test_an_engine_that_a_fault_lets_break_off_has_the_last_word() -> None:
+    told = Story()
+    told.worker()
+    told.replica()
+    end = replace(ended(), outcome="failed", status=502)
+    told.tell("r.r0", arrived(), decided(), end)
+    assert found(told, truth(502)) != ""
+    assert found(told, truth(502), strikes=[DIED]) != ""
+    broken = replace(DIED, what="answer-broken")
+    assert found(told, truth(502), strikes=[broken]) == ""

@@ -203,6 +203,8 @@ class _Rules:
         if call.status in (BUSY, NO_WORKER):
             return len(blows) >= self._limits.errors
         last = begun[-1].worker if begun else ""
+        if self._breaks_off(course, begun[-1] if begun else None, at_ms):
+            return True
         by_one = bool(blows) or self._is_felt(last, at_ms, at_ms)
         if call.status <= OF_ENGINE or _is_fragile(call, course):
             return by_one
@@ -210,6 +212,14 @@ class _Rules:
             return True
         deaths = [at for at in blows if at.event.kind in DEATHS]
         return len(deaths) >= self._limits.deaths or len(blows) >= self._limits.errors
+
+    def _breaks_off(self, course: Course, last: v.RouteDecided | None, at_ms: int) -> bool:
+        """Whether a fault let its engine break the last answer off, with a word of its own."""
+        failed = [at.event.attempt for at in course.events if type(at.event) is v.TransportObserved]
+        if last is None or last.attempt in failed:
+            return False
+        breaks = [strike for strike in self._strikes if strike.what == "answer-broken"]
+        return is_struck(breaks, (last.worker,), at_ms - FELT_MS, at_ms + SLACK_MS)
 
     def _struck_replica(self, at_ms: int) -> bool:
         """Whether a replica was struck by then, or soon after."""
