@@ -236,7 +236,7 @@ FIGURES: Mapping[str, str] = {
     "makespan_s": "from the first arrival to the last token",
 }
 
-PROMISES = (*(f"I{number}" for number in range(1, 19)), "I21", "I22", "I23", "I24", "I25")
+PROMISES = (*(f"I{number}" for number in range(1, 20)), "I21", "I22", "I23", "I24", "I25", "I26")
 
 PROMISE_NEEDS: Mapping[str, str] = {
     "I11": "relume.policies.degradation",

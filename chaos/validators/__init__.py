@@ -35,6 +35,7 @@ from relume.chaos.validators.promises.requests import (
     i22_needless_failure,
     i25_told_truth,
 )
+from relume.chaos.validators.promises.service import i26_lost_speed
 from relume.chaos.validators.promises.workers import (
     i8_budget,
     i9_breakers,
@@ -42,6 +43,7 @@ from relume.chaos.validators.promises.workers import (
     i14_no_bad_block,
     i15_effects_once,
     i17_living_owners,
+    i19_engine_stops,
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
 from relume.chaos.validators.service_limits import ServiceLimits
@@ -69,11 +71,13 @@ CHECKS: Mapping[str, Check] = {
     "I16": i16_admin_logged.check,
     "I17": i17_living_owners.check,
     "I18": i18_sound_dispatch.check,
+    "I19": i19_engine_stops.check,
     "I21": i21_fold_is_true.check,
     "I22": i22_needless_failure.check,
     "I23": i23_covered_restores.check,
     "I24": i24_fair_ties.check,
     "I25": i25_told_truth.check,
+    "I26": i26_lost_speed.check,
 }
 
 __all__ = [
@@ -142,6 +146,15 @@ def violations(
             away=known.away,
             strikes=known.strikes,
             limits=known.limits,
+        ),
+        "I19": partial(
+            i19_engine_stops.check,
+            truth=known.truth,
+            strikes=known.strikes,
+            began_ms=known.began_ms,
+        ),
+        "I26": partial(
+            i26_lost_speed.check, strikes=known.strikes if known.truth is not None else None
         ),
         "I25": partial(i25_told_truth.check, truth=known.truth),
         "I17": partial(i17_living_owners.check, cut_off=known.cut_off),

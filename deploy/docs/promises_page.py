@@ -120,7 +120,10 @@ PROMISES = {
         "and no request goes back at once to the engine that failed it.",
         ("leader-killed-at-effect", "engine-stopped", "domain-lost", "workers-refuse"),
     ),
-    "I19": Promise("An engine stops computing within a bound of its client's end."),
+    "I19": Promise(
+        "An engine stops computing within a bound of its client's end.",
+        ("clients-gone",),
+    ),
     "I20": Promise(
         "No record, request or client ends a process it does not own, or keeps others' streams waiting beyond a bound."
     ),
@@ -141,6 +144,11 @@ PROMISES = {
     "I25": Promise(
         "What a client was told, of any outcome, is what the log says, and what its replica counted.",
         ("clients-return", "clients-gone", "workers-refuse", "requests-unusual", "storm"),
+    ),
+    "I26": Promise(
+        "Time is not lost: a notice tells of a death, held blocks are restored, lost holders are replaced, "
+        "and tenants take turns, within bounds.",
+        ("engine-killed-in-decode", "cascade", "holder-killed", "storm"),
     ),
 }
 

@@ -30,5 +30,5 @@ def test_a_promise_without_a_checker_says_so() -> None:
         for line in page.page().splitlines()
         if line.startswith("| I")
     }
-    assert "no checker yet" in lines["I19"]
+    assert "no checker yet" in lines["I20"]
     assert "no checker yet" not in lines["I1"]

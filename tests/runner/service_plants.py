@@ -9,11 +9,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from relume.controlplane.gateway.client_effects import TO_CLIENT
+from relume.controlplane.gateway.request_session import RequestSession
+from relume.controlplane.replica.death_notices import NoticeWatch
+from relume.controlplane.replica.holder_watch import HolderWatch
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream.retry_budget import RetryBudget
 from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.admission.admission_queue import FULL, Room
+from relume.policies.admission.fair_queue import FairQueue
+from relume.policies.checkpoints import decisions
 
 Set = Callable[[Any, str, Any], None]
 
@@ -74,11 +79,58 @@ def _other_words(patch: Set) -> None:
     patch(TO_CLIENT, do.Fail, other)
 
 
+def _notices_ignored(patch: Set) -> None:
+    """a replica ignores the notices of agents"""
+    patch(NoticeWatch, "died", lambda self, name, notice: None)
+
+
+def _blocks_not_named(patch: Set) -> None:
+    """a dispatch does not say where the blocks of its stream are"""
+    patch(decisions, "sources", lambda *given: ())
+
+
+def _blocks_unknown(patch: Set) -> None:
+    """a plan takes no holder to have any blocks"""
+    patch(decisions, "stored", lambda fleet, request: ())
+
+
+def _holders_stay(patch: Set) -> None:
+    """a request whose holder died gets no other"""
+    patch(HolderWatch, "folded", lambda self, group: None)
+
+
+def _most_first(patch: Set) -> None:
+    """the tenant with most waiting is always next"""
+
+    def largest(self: FairQueue) -> Any:
+        return next(iter(self.largest().entries.values()))
+
+    patch(FairQueue, "next", largest)
+
+
+def _engine_goes_on(patch: Set) -> None:
+    """the engine is not told that a client left"""
+    gone = RequestSession.client_gone
+
+    def silent(self: RequestSession) -> None:
+        if self.stream.stamp is None:
+            self.upstream = None
+        gone(self)
+
+    patch(RequestSession, "client_gone", silent)
+
+
 BUGS: tuple[tuple[str, int, Callable[[Set], None]], ...] = (
     ("I22", 279, _half_full_is_full),
     ("I22", 0, _one_try),
     ("I25", 11, _failures_are_fine),
     ("I25", 8, _tokens_of_the_left),
     ("I25", 11, _other_words),
+    ("I26", 17, _notices_ignored),
+    ("I26", 20, _blocks_not_named),
+    ("I26", 20, _blocks_unknown),
+    ("I26", 27, _holders_stay),
+    ("I26", 283, _most_first),
+    ("I19", 8, _engine_goes_on),
 )
 """Promises of which any finds it, the first seed at which one did, and how to put it in."""

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from relume.chaos.outcome import Outcome
+from relume.chaos.runner.strikes import strikes_of
 from relume.chaos.validators import CHECKS, check_all
 from relume.chaos.validators.ground_truth import ClientCall, EngineLoad, GroundTruth, ReportKey
 from relume.chaos.validators.promises.log import (
@@ -17,6 +18,8 @@ from relume.chaos.validators.promises.log import (
     i21_fold_is_true,
 )
 from relume.chaos.validators.promises.requests import i22_needless_failure, i25_told_truth
+from relume.chaos.validators.promises.service import i26_lost_speed
+from relume.chaos.validators.promises.workers import i19_engine_stops
 from relume.chaos.validators.records import ClientRecord, Log, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import LandedSegment
@@ -36,7 +39,9 @@ def broken(run: Outcome) -> set[str]:
     found += i16_admin_logged.check(run.groups, clients, run.commands)
     found += i21_fold_is_true.check(run.groups, clients, run.truth)
     found += i22_needless_failure.check(run.groups, clients, run.truth, run.began_ms)
+    found += i19_engine_stops.check(run.groups, clients, run.truth)
     found += i25_told_truth.check(run.groups, clients, run.truth)
+    found += i26_lost_speed.check(run.groups, clients, strikes_of(run))
     return {violation.promise for violation in found}
 
 
@@ -285,6 +290,17 @@ def i18_again(run: Outcome) -> Outcome:
     return more(run, "r.r0", arrived, decided, failed, again, replace(ended, attempts=2))
 
 
+def i19(run: Outcome) -> Outcome:
+    """A client left at the beginning, and its engine never stopped."""
+    name = run.histories[5].record.request
+    truth = GroundTruth(
+        calls={name: ClientCall()},
+        attempts={name: [("q/1", "w1", 0)]},
+        serving={"w1": [(0, True)]},
+    )
+    return replace(client(run, 5, outcome="cancelled"), truth=truth)
+
+
 def i25(run: Outcome) -> Outcome:
     """A client got another status than the log says."""
     return client(run, 5, status=201)
@@ -294,6 +310,12 @@ def i25_error(run: Outcome) -> Outcome:
     """A client was told of a failure in the middle of an answer that is whole in the log."""
     name = run.histories[5].record.request
     return replace(run, truth=GroundTruth(calls={name: ClientCall(status=502, message="lost")}))
+
+
+def i26(run: Outcome) -> Outcome:
+    """The engine was killed one and a half seconds before any replica noticed it."""
+    (kill,) = run.fired
+    return replace(run, fired=(replace(kill, at_ns=kill.at_ns - 1_500_000_000),))
 
 
 def i23(run: Outcome) -> Outcome:
@@ -322,8 +344,9 @@ def i24(run: Outcome) -> Outcome:
 MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
     "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I12": (i12,), "I13": (i13,), "I14": (i14,),
-    "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again), "I21": (i21,),
+    "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again), "I19": (i19,), "I21": (i21,),
     "I22": (i22, i22_busy), "I23": (i23,), "I24": (i24,), "I25": (i25, i25_error),
+    "I26": (i26,),
 }  # fmt: skip
 
 ALSO = {"I9": {"I7"}, "I18": {"I7"}, "I22": {"I25"}, "I23": {"I7"}, "I24": {"I7"}}

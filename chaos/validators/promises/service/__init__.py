@@ -1,0 +1,1 @@
+"""Promises about what clients feel beyond right answers: mechanisms that save time are used."""

@@ -1,0 +1,74 @@
+"""I26, holders: a running request gets a new holder within `BOUND_MS` after its holder died.
+
+Where the log says that a state daemon is lost, each request whose checkpoint is placed there, and
+that still runs then, gets another choice of holders. The choice may find no room: it is recorded all
+the same, with its reason.
+
+Exceptions: the request ended, lost its attempt or changed its replica within the bound; its replica
+was struck by a fault, or the log was away; no state daemon was left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from relume.chaos.validators.records import Log, events_of
+from relume.chaos.validators.strikes import THE_LOG, Strike, is_struck
+from relume.events import vocabulary as v
+
+BOUND_MS = 500
+"""The replica decides when it folds the loss; the rest is its way into the log and back."""
+FELT_MS = 15_000
+
+
+class _Placed(Struct, kw_only=True):
+    """A request that runs. `due_ms`: by when it needs another choice (0: it does not); `lost`: the
+    holder that it lost."""
+
+    stream: str
+    holders: tuple[str, ...]
+    due_ms: int = 0
+    lost: str = ""
+
+
+def missing_holders(log: Log, strikes: Sequence[Strike]) -> Iterator[tuple[str, str]]:
+    """Requests that had no new choice in time, and which holder they had lost."""
+    running: dict[str, _Placed] = {}
+    up: set[str] = set()
+    for at in events_of(log):
+        event, kind = at.event, type(at.event)
+        if kind is v.HolderChosen or kind in _LEAVES:
+            placed = running.pop(event.request, None)
+            if placed is not None and 0 < placed.due_ms < at.at_ms:
+                lost_ms = placed.due_ms - BOUND_MS
+                if not _is_disturbed(strikes, placed.stream[2:], lost_ms, at.at_ms):
+                    took = f"no other for {at.at_ms - lost_ms} ms"
+                    yield event.request, f"its holder {placed.lost} was lost, and it had {took}"
+            if kind is v.HolderChosen:
+                running[event.request] = _Placed(stream=at.stream, holders=event.holders)
+        elif kind is v.ReplicaStarted:
+            running = {name: one for name, one in running.items() if one.stream != at.stream}
+        elif kind is v.StateDaemonStarted:
+            up.add(event.worker)
+        elif kind is v.StateDaemonLost:
+            up.discard(event.worker)
+            _lose(running, event.worker, at.at_ms, is_last=not up)
+
+
+_LEAVES = (v.RequestEnded, v.TransportObserved, v.ClientReturned)
+"""Events after which the attempt does not run at this replica."""
+
+
+def _lose(running: dict[str, _Placed], holder: str, at_ms: int, is_last: bool) -> None:
+    """A holder is lost; after the last one nothing can be placed."""
+    for placed in running.values():
+        if is_last:
+            placed.due_ms = 0
+        elif holder in placed.holders and not placed.due_ms:
+            placed.due_ms, placed.lost = at_ms + BOUND_MS, holder
+
+
+def _is_disturbed(strikes: Sequence[Strike], replica: str, since_ms: int, until_ms: int) -> bool:
+    return is_struck(strikes, (replica, THE_LOG), since_ms - FELT_MS, until_ms)

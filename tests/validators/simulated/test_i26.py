@@ -1,0 +1,182 @@
+"""I26: each mechanism that was not seen is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from relume.chaos.validators.promises.service.i26_lost_speed import check
+from relume.chaos.validators.strikes import THE_LOG, Strike
+from relume.events import vocabulary as v
+from tests.policies.story import MODEL, Story, arrived, decided, died, ended, engine_step, queued
+from tests.validators.builders import chosen, daemon, held, short
+
+KILLED = Strike(what="engine-kill", targets=frozenset(("w0",)), since_ms=10_000, until_ms=10_000)
+AWAY = Strike(what="etcd-stop", targets=frozenset((THE_LOG,)), since_ms=9000, until_ms=12_000)
+
+
+def found(told: Story, *strikes: Strike, **more: Any) -> str:
+    return "; ".join(map(str, check(told.groups, [], strikes, **more)))
+
+
+# --- deaths
+
+
+def death(noticed_ms: int | None) -> Story:
+    """The engine of w0 is killed after 10 s, and r0 suspects it then."""
+    told = short()
+    told.at_ms = 10_010
+    told.tell("w.w0", died())
+    if noticed_ms is not None:
+        told.at_ms = noticed_ms
+        told.tell("r.r0", v.WorkerSuspected("w0", 1, "its agent saw it die"))
+    return told
+
+
+def test_a_death_that_is_noticed_late_is_named() -> None:
+    assert "r.r0 suspected it after 1500 ms" in found(death(11_500), KILLED)
+    assert "r.r0 suspected it never" in found(death(None), KILLED)
+
+
+def test_one_noticed_at_once_is_not() -> None:
+    assert found(death(10_020), KILLED) == ""
+
+
+def test_nothing_is_asked_while_the_log_is_away() -> None:
+    assert found(death(None), KILLED, AWAY) == ""
+
+
+def test_a_replica_that_is_as_young_as_the_kill_is_not_asked() -> None:
+    told = death(None)
+    told.at_ms = 9000
+    told.tell("r.r1", v.ReplicaStarted(replica="r1", boot="b", host="", port=1, pid=1))
+    assert "r.r1" not in found(told, KILLED)
+
+
+# --- restores
+
+
+def lost_streams(count: int, restored: int, covered: int = 96, us: int = 200_000) -> Story:
+    """So many streams of w0, whose blocks w1 holds, continue on w2, which restores some of them."""
+    told = short()
+    told.worker("w2")
+    told.tell("w.w1", daemon("w1", 1 << 20))
+    step = replace(engine_step(us=us), sum_context=0, prefill_tokens=1000)
+    told.tell("w.w2", step)
+    for number in range(count):
+        name = f"s{number}"
+        told.tell("r.r0", arrived(name), decided(name), chosen(name, "w1"))
+        told.tell("w.w1", held("w1", name, covered))
+        again = decided(name, 2, "w2", delivered=8, basis=v.Basis(told.revision, 0))
+        told.tell("r.r0", replace(again, mode="continue", cause="engine_dead"))
+        told.tell("w.w2", engine_step(queued(name, 2)))
+        if number < restored:
+            told.tell(
+                "w.w2",
+                v.RestoreStarted(
+                    incarnation=1, request=name, child=0, attempt=2, holder="w1", tokens=covered
+                ),
+            )
+    return told
+
+
+def test_blocks_that_no_engine_restores_are_named() -> None:
+    assert "6 of 6 streams were not restored" in found(lost_streams(6, 0))
+    assert "4 of 6 streams were not restored" in found(lost_streams(6, 2))
+
+
+def test_half_of_them_may_have_a_reason() -> None:
+    assert found(lost_streams(6, 3)) == ""
+    assert found(lost_streams(3, 0)) == ""
+
+
+def test_what_is_not_worth_it_need_not_be_restored() -> None:
+    assert found(lost_streams(6, 0, covered=32)) == ""  # too little of it
+    assert found(lost_streams(6, 0, us=5000)) == ""  # computed as soon as moved
+
+
+def test_a_fault_of_the_holder_is_a_reason() -> None:
+    cut = Strike(what="cut", targets=frozenset(("w1",)), since_ms=0, until_ms=1000)
+    assert found(lost_streams(6, 0), cut) == ""
+
+
+# --- holders
+
+
+def lost_holder(after_ms: int, *then: Any) -> Story:
+    """The holder of q1 is lost; something follows after that time."""
+    told = short()
+    told.tell("w.w1", daemon("w1"))
+    told.tell("w.w2", daemon("w2"))
+    told.tell("r.r0", chosen("q1", "w1"))
+    told.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    told.at_ms += after_ms
+    told.tell("r.r0", *then)
+    return told
+
+
+def test_a_request_without_a_holder_for_long_is_named() -> None:
+    told = lost_holder(5000, ended())
+    assert "its holder w1 was lost, and it had no other for 5000 ms" in found(told)
+    assert "no other for 3000 ms" in found(lost_holder(3000, chosen("q1", "w2")))
+
+
+def test_one_that_gets_another_soon_is_not() -> None:
+    assert found(lost_holder(100, chosen("q1", "w2"))) == ""
+    assert found(lost_holder(450, ended())) == ""
+
+
+def test_none_is_asked_for_where_no_daemon_is_left() -> None:
+    told = short()
+    told.tell("w.w1", daemon("w1"))
+    told.tell("r.r0", chosen("q1", "w1"))
+    told.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    told.at_ms += 5000
+    told.tell("r.r0", ended())
+    assert found(told) == ""
+
+
+def test_its_replica_may_have_been_struck() -> None:
+    stopped = Strike(what="leader-stop", targets=frozenset(("r0",)), since_ms=0, until_ms=4000)
+    assert found(lost_holder(5000, ended()), stopped) == ""
+
+
+def test_a_real_run_is_not_asked() -> None:
+    assert check(lost_holder(5000, ended()).groups, []) == []
+
+
+# --- tenants
+
+
+def waits(name: str, tenant: str, tokens: int = 500, tier: str = "standard") -> v.RequestHeld:
+    return v.RequestHeld(
+        decision=f"d{name}", basis=v.Basis(0, 0), request=name, at_us=0, cause="saturated",
+        model=MODEL, tier=tier, tenant=tenant, tokens=tokens, size=9, until_us=1 << 40,
+        deadline_us=0, ahead_requests=0, ahead_tokens=0, predicted_us=-1, depth=1,
+    )  # fmt: skip
+
+
+def queue(order: str, tier: str = "standard") -> Story:
+    """Requests of `many` and one of `few` wait. They leave in this order, by first letters."""
+    told = short()
+    names = [f"{tenant}{number}" for number, tenant in enumerate(order)]
+    tenants = {"m": "many", "f": "few"}
+    told.tell("r.r0", waits("f_first", "few", tier=tier))
+    told.tell("r.r0", *(waits(name, tenants[name[0]]) for name in names))
+    told.tell("r.r0", *(decided(name) for name in names))
+    return told
+
+
+def test_a_tenant_that_is_passed_over_is_named() -> None:
+    said = found(queue("m" * 12))
+    assert "I26 few: a request of few waited while many had" in said
+
+
+def test_turns_are_not_named() -> None:
+    assert found(queue("mf" * 12)) == ""
+    assert found(queue("m" * 6)) == ""
+
+
+def test_a_lower_tier_may_wait() -> None:
+    assert found(queue("m" * 12, tier="batch")) == ""
