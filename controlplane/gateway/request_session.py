@@ -294,8 +294,8 @@ class RequestSession:
 
     def handover_noticed(self, attempt: int) -> None:
         """The engine handed that attempt over, whose client may be absent."""
-        left = self.machine.placeable
-        if left is not None and left.attempt == attempt:
+        to = self.machine.placeable or self.machine.attempt
+        if to is not None and to.attempt == attempt and self.machine.accepts(e.HandoverNoticed):
             self.feed_safely(e.HandoverNoticed())
 
     def expire(self) -> None:

@@ -143,7 +143,12 @@ TABLE: dict[type[s.State], Row] = {
     s.Regenerating: FRAMES,
     s.Collecting: FRAMES,
     s.Streaming: FRAMES,
-    s.HandingOver: {**ABSENT, **LOSABLE, e.Head: attempts.on_head},
+    s.HandingOver: {
+        **ABSENT,
+        **LOSABLE,
+        e.Head: attempts.on_head,
+        e.HandoverNoticed: resuming.on_handover_noticed,
+    },
     s.Declining: {
         **EITHER,
         **LOSABLE,

@@ -323,7 +323,10 @@ class World(WorkerSide):
         is_taken = isinstance(state, s.Delivering) and state.is_taken
         if accepts(e.ClientReturned) and self.position > (0, 0) and not is_taken:
             found.append(self.come_back)
-        if accepts(e.HandoverNoticed):
+        # Two handovers in a row only now and then: few runs come to that state, and it has other ends.
+        if accepts(e.HandoverNoticed) and (
+            isinstance(state, s.Detached) or len(self.seen) % 4 == 0
+        ):
             found.append(lambda: self.feed(e.HandoverNoticed()))
         if isinstance(state, s.Delivering):
             found.append(lambda: self.feed(e.TakenOver()))

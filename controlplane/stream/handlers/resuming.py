@@ -49,6 +49,7 @@ from relume.controlplane.stream.stream_states import (
     Counting,
     Delivering,
     Detached,
+    HandingOver,
     State,
 )
 from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind, TransportKind
@@ -152,9 +153,13 @@ def on_owned(stream: Stream, state: Adopting, event: Owned, now: float) -> State
 
 
 def on_handover_noticed(
-    stream: Stream, state: Detached, event: HandoverNoticed, now: float
+    stream: Stream, state: Detached | HandingOver, event: HandoverNoticed, now: float
 ) -> State:
-    """Release it to another replica, where it continues."""
+    """The engine gave it up: it continues on another worker. The news may come before the head of
+    its answer."""
+    if isinstance(state, HandingOver):
+        release(stream, state.to)
+        return hand_over(stream, state, state.to, now)
     to = state.left
     if to is None or not can_be_placed(stream, state):
         return state

@@ -56,6 +56,22 @@ async def test_it_continues_elsewhere_and_is_detached_there(rig):
         assert r.scheduler.endings()[0][:2] == ("cancelled", 499)
 
 
+async def test_one_that_is_given_up_before_it_begins_there_continues_elsewhere(rig):
+    async with rig() as r:
+        request, _, _ = await left_alone(r)
+        r.engines[1].script.append(Behaviour(before_s=60))
+        r.gateway.given_up(request, 1)
+        await until(lambda: r.engines[1].seen)
+        r.gateway.given_up(request, 2)
+        await until(lambda: len(r.scheduler.log) >= 5)
+        assert [e[:2] for e in r.scheduler.log] == [
+            ("assign", "arrival"), ("observed", "moved"), ("assign", "moved"),
+            ("observed", "moved"), ("assign", "moved"),
+        ]  # fmt: skip
+        r.gateway._streams.open[request].expire()
+        await until(lambda: r.scheduler.endings())
+
+
 async def test_a_place_that_fails_it_is_replaced_and_where_none_is_left_it_waits(rig):
     async with rig(engines=2, wait_timeout_s=0.1) as r:
         request, _, delivered = await left_alone(r)
