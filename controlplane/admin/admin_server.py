@@ -11,8 +11,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from relume.controlplane.admin import errors, openapi
-from relume.controlplane.admin import principals as auth
+from relume.controlplane.admin import errors, openapi, principals
 from relume.controlplane.admin.change_handlers import ChangesApi
 from relume.controlplane.admin.checkpoints_api import CheckpointsApi
 from relume.controlplane.admin.commands import CommandBook
@@ -57,7 +56,7 @@ class AdminServer:
         self.book = RequestBook(clock=replica.scheduler.decisions.now_us)
         self.commands = CommandBook(replica, self.history)
         self.metrics = Metrics(replica, config)
-        self._auth = auth.Authenticator(config.admin_tokens)
+        self._auth = principals.Authenticator(config.admin_tokens)
         self._events = EventsApi(self.history)
         self.routes = routes(
             FleetApi(replica, config, self.history, self.book),
@@ -129,7 +128,7 @@ class AdminServer:
                     request.headers.get("Host", ""),
                     request.headers.get("Origin", ""),
                 )
-                auth.require(principal, route.role)
+                principals.require(principal, route.role)
                 if route.changes:
                     arguments = (request, principal)
             answer = await route.handler(*arguments)

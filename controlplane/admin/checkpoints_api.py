@@ -6,8 +6,7 @@ from aiohttp import web
 
 from relume.controlplane.admin import models as m
 from relume.controlplane.replica.loop import Replica
-from relume.policies.checkpoints import decisions as checkpoints
-from relume.policies.checkpoints import placement
+from relume.policies.checkpoints import decisions, placement
 from relume.policies.checkpoints.checkpoint_settings import config_of
 from relume.policies.checkpoints.placement import Site, Weights
 from relume.policies.state import coverage
@@ -29,7 +28,7 @@ class CheckpointsApi:
         """GET checkpoints; `request` and `worker` narrow the requests."""
         view = self._replica.view
         fleet, config = view.fleet, config_of(view)
-        sites = {site.worker: site for site in checkpoints.sites(view)}
+        sites = {site.worker: site for site in decisions.sites(view)}
         weights = Weights(config.alpha, config.beta)
         wanted, worker = request.query.get("request"), request.query.get("worker")
         found = [
@@ -56,7 +55,7 @@ def balance_percent(view: View) -> int:
     counted from one block on; 0 when there are fewer than two."""
     config = config_of(view)
     weights = Weights(config.alpha, config.beta)
-    loads = [placement.load(s, weights) for s in checkpoints.sites(view) if placement.usable(s)]
+    loads = [placement.load(s, weights) for s in decisions.sites(view) if placement.usable(s)]
     return 100 * max(*loads, 1) // max(min(loads), 1) if len(loads) > 1 else 0
 
 

@@ -21,8 +21,7 @@ import structlog
 from relume.controlplane.gateway.config import GatewayConfig
 from relume.controlplane.gateway.context import Context, Counters, LiveAttempt
 from relume.controlplane.gateway.errors import ClientError
-from relume.controlplane.gateway.http import local_answers as local
-from relume.controlplane.gateway.http import routes
+from relume.controlplane.gateway.http import local_answers, routes
 from relume.controlplane.gateway.http.api_keys import Keys
 from relume.controlplane.gateway.http.reading import Request, bodies_full, too_large
 from relume.controlplane.gateway.http.replies import Reply, client_error_reply, error_reply
@@ -516,11 +515,11 @@ class Gateway:
 
     def _serve_local(self, request: Request) -> Reply:
         if request.path == routes.LIVE:
-            return local.live(self._runner is not None and not self._runner.done())
+            return local_answers.live(self._runner is not None and not self._runner.done())
         if request.path == routes.HEALTH:
             retry_after_s = self.config.retry_after_s
-            return local.health(self.draining, self._scheduler.ready(), retry_after_s)
-        return local.models(request.path, self._scheduler.models(), self._started_unix)
+            return local_answers.health(self.draining, self._scheduler.ready(), retry_after_s)
+        return local_answers.models(request.path, self._scheduler.models(), self._started_unix)
 
     def _serve_metrics(self, _request: Request) -> Reply:
         if self.metrics is None:

@@ -45,7 +45,7 @@ from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.disk import is_full
 from relume.events.log.errors import Compacted, Fenced, LogError
 from relume.events.log.interface import LogReader, RevisionGroup
-from relume.policies.leader import log_detail as shedding
+from relume.policies.leader import log_detail
 from relume.policies.state.fleet import Fleet
 
 log = structlog.get_logger("relume.history")
@@ -303,8 +303,8 @@ class Keeper:
         """As the leader, tell agents how much detail of their engines' steps to record: at each
         change, and periodically while it is less than all."""
         config, was = self.config.quota, self._fleet.detail
-        detail = shedding.detail(was, size_bytes, config.quota_bytes, config.shed_percent)
-        again = detail == shedding.SHED and self._since(self._detail_told_at) > RESTATE_S
+        detail = log_detail.detail(was, size_bytes, config.quota_bytes, config.shed_percent)
+        again = detail == log_detail.SHED and self._since(self._detail_told_at) > RESTATE_S
         if self._leader.epoch and (detail != was or again):
             self._detail_told_at = time.monotonic()
             self._leader.append(

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from relume.events import vocabulary as v
 from relume.policies.state.fleet import Receipts
-from relume.policies.state.overlay import receive_clock as receipts
+from relume.policies.state.overlay import receive_clock
 
 
 class FirstTokens(Struct):
@@ -35,7 +35,7 @@ class FirstTokens(Struct):
         if isinstance(event, v.ReplicaStarted):
             self._received[stream] = Receipts()
             return
-        receipts.take(self._received.setdefault(stream, Receipts()), event)
+        receive_clock.take(self._received.setdefault(stream, Receipts()), event)
         for attempt in self._told:
             self._settle(attempt)
 
@@ -46,4 +46,4 @@ class FirstTokens(Struct):
         known, revision = self._received.get(stream), self._told[attempt]
         if known is not None and known.revisions and known.revisions[-1] >= revision:
             if known.revisions[0] <= revision:
-                self.after_us[attempt] = receipts.received_us(known, revision) - asked_us
+                self.after_us[attempt] = receive_clock.received_us(known, revision) - asked_us

@@ -51,12 +51,12 @@ from relume.policies.decision_versions import (
     version_of,
 )
 from relume.policies.health import evidence
-from relume.policies.leader import log_detail as shedding
+from relume.policies.leader import log_detail
 from relume.policies.leader.duties import step
 from relume.policies.liveness import overdue, stall
 from relume.policies.recovery.lineage import CorruptEngines
 from relume.policies.recovery.resume_mode import mode_of
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
 from relume.policies.state.fold import apply_group
@@ -368,7 +368,7 @@ def check_route(
     with a worker."""
     verdict.decisions += 1
     policy = policy or event.policy
-    whole = routing.RECORDED.get(policy)
+    whole = choose_worker.RECORDED.get(policy)
     if whole is None:
         revision, unknown = event.basis.revision, "unknown policy"
         verdict.differ(revision, stream, position, "decision", event.policy, unknown)
@@ -377,7 +377,7 @@ def check_route(
     view.now_us = event.at_us
     if event.others:
         version = version_of(view, kind_of(event)) if policy == event.policy else 0
-        choice = routing.decide(view, query, policy, version)
+        choice = choose_worker.decide(view, query, policy, version)
     else:
         choice = whole(view, query)
     if len([c for c in choice.candidates if not c.excluded]) > 1:
@@ -402,7 +402,7 @@ def check_route(
     elif lacking := missing(view, "first_token"):
         verdict.cannot_take(lacking)
     else:
-        first_token_us = routing.FIRST_TOKEN[version_of(view, "first_token")]
+        first_token_us = choose_worker.FIRST_TOKEN[version_of(view, "first_token")]
         ttft_us = first_token_us(view, query, policy, choice)
         if ttft_us != event.ttft_us:
             recorded, other = (
@@ -577,7 +577,7 @@ class _LeaderReplay:
             verdict.cannot_take(lacking)
             return
         verdict.decisions += 1
-        detail = shedding.detail(
+        detail = log_detail.detail(
             event.was, event.database_bytes, event.quota_bytes, event.shed_percent
         )
         if detail != event.detail:

@@ -11,9 +11,9 @@ from relume.controlplane.replay.answers import Answer, moved, placed, planned
 from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AttemptMode
-from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import decisions
 from relume.policies.checkpoints.checkpoint_settings import config_of
-from relume.policies.migration import moves as migration
+from relume.policies.migration import moves
 from relume.policies.recovery.lineage import CorruptEngines, Lineage, engine_of
 from relume.policies.state.overlay.view import View
 
@@ -30,7 +30,7 @@ def check_holders(
     )  # fmt: skip
     try:
         config = config_of(view)
-        found, size = checkpoints.place(view, event.request, event.primary, event.expected_blocks)
+        found, size = decisions.place(view, event.request, event.primary, event.expected_blocks)
     except (KeyError, ValueError) as error:
         verdict.differ(event.basis.revision, stream, position, "decision", event, repr(error))
         return
@@ -48,12 +48,10 @@ def check_plan(
     """The question is what was lost, and where; the answer is how each request continues."""
     verdict.decisions += 1
     verdict.plans += 1
-    lost = [
-        checkpoints.Lost(c.request, c.attempt, c.tokens, c.avoid, c.tier) for c in event.choices
-    ]
+    lost = [decisions.Lost(c.request, c.attempt, c.tokens, c.avoid, c.tier) for c in event.choices]
     try:
         policy = config_of(view).recovery
-        choices = tuple(checkpoints.plan(view, event.worker, event.incarnation, lost))
+        choices = tuple(decisions.plan(view, event.worker, event.incarnation, lost))
     except (KeyError, ValueError) as error:
         verdict.differ(event.basis.revision, stream, position, "decision", event, repr(error))
         return
@@ -70,7 +68,7 @@ def check_migration(
     verdict.decisions += 1
     verdict.migrations += 1
     running = [
-        migration.Running(
+        moves.Running(
             request=c.request,
             attempt=c.attempt,
             tokens=c.tokens,
@@ -82,10 +80,10 @@ def check_migration(
     ]
     choices: tuple[v.MigrationChoice, ...] = ()
     try:
-        leaves = (event.worker, event.cause) in migration.sources(view)
+        leaves = (event.worker, event.cause) in moves.sources(view)
         if leaves:
             place = event.worker, event.incarnation
-            choices = tuple(migration.plan(view, event.cause, *place, running))
+            choices = tuple(moves.plan(view, event.cause, *place, running))
     except (KeyError, ValueError) as error:
         verdict.differ(event.basis.revision, stream, position, "decision", event, repr(error))
         return
@@ -189,6 +187,6 @@ class Doubts:
 def _can_restore(view: View, event: v.RouteDecided) -> bool:
     """Whether the attempt was sent with holders to restore from."""
     lost = event.attempt - 1
-    if not lost or not checkpoints.takes_part(view, event.worker):
+    if not lost or not decisions.takes_part(view, event.worker):
         return False
-    return bool(checkpoints.sources(view, event.request, event.worker, lost))
+    return bool(decisions.sources(view, event.request, event.worker, lost))

@@ -16,7 +16,7 @@ from typing import Any
 from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import RouteCause
-from relume.policies.admission import admission_queue as waiting
+from relume.policies.admission import admission_queue
 from relume.policies.admission.admission_queue import QueueDecision, Room, rank_of
 from relume.policies.admission.admission_settings import config_of
 from relume.policies.admission.fair_queue import Entry
@@ -24,7 +24,12 @@ from relume.policies.decision_versions import missing
 from relume.policies.routing.saturation import held_back, saturation
 from relume.policies.state.overlay.view import View
 
-ON_ARRIVAL = (waiting.DEADLINE, waiting.EXPIRED, waiting.FULL, waiting.SHARE)
+ON_ARRIVAL = (
+    admission_queue.DEADLINE,
+    admission_queue.EXPIRED,
+    admission_queue.FULL,
+    admission_queue.SHARE,
+)
 
 
 class RoomReplay:
@@ -75,12 +80,12 @@ class RoomReplay:
         waited = room.leave(event.request)
         if not founded:
             return
-        if event.reason == waiting.DISPLACED:
+        if event.reason == admission_queue.DISPLACED:
             self._compare(
                 position, event, event.behalf, self._evicted.pop(event.request, "no request")
             )
         elif waited is not None:
-            in_time = event.at_us < waited.end_us and event.reason != waiting.STOPPING
+            in_time = event.at_us < waited.end_us and event.reason != admission_queue.STOPPING
             self._compare(position, event, False, in_time)
         elif event.reason in ON_ARRIVAL:
             judged = room.enter(entry_of(event), event.at_us, config_of(self._view))

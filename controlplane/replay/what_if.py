@@ -33,8 +33,7 @@ from relume.policies.liveness.stall import StallConfig
 from relume.policies.migration import migration_settings
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.recorded_settings import CHOICES
-from relume.policies.routing import choose_worker as routing
-from relume.policies.routing import routing_settings
+from relume.policies.routing import choose_worker, routing_settings
 from relume.policies.routing.routing_settings import RoutingConfig
 from relume.policies.state.fleet import Fleet, dump, load
 from relume.policies.state.overlay.view import View
@@ -44,7 +43,7 @@ WEIGHT = "routing.request_tokens"
 
 DEFAULTS: dict[str, str] = {
     **dict(routing_settings.settings_of(RoutingConfig())),
-    WEIGHT: str(routing.REQUEST_TOKENS),
+    WEIGHT: str(choose_worker.REQUEST_TOKENS),
     **dict(stall.settings_of(StallConfig())),
     **dict(checkpoint_settings.settings_of(CheckpointConfig())),
     **dict(migration_settings.settings_of(MigrationConfig())),
@@ -218,7 +217,7 @@ class _Questions:
     def _route(
         self, view: Any, stream: str, position: int, event: v.RouteDecided, verdict: Verdict
     ) -> None:
-        policy = view.changed.get(POLICY, "") if event.policy in routing.POLICIES else ""
+        policy = view.changed.get(POLICY, "") if event.policy in choose_worker.POLICIES else ""
         with weight(view.changed.get(WEIGHT)):
             check_route(view, stream, position, event, verdict, policy)
         for key, off in UNREPEATED.items():
@@ -229,12 +228,12 @@ class _Questions:
 @contextmanager
 def weight(value: str | None) -> Iterator[None]:
     """What a held request weighs in routing, for one question."""
-    kept = routing.REQUEST_TOKENS
-    routing.REQUEST_TOKENS = kept if value is None else int(value)
+    kept = choose_worker.REQUEST_TOKENS
+    choose_worker.REQUEST_TOKENS = kept if value is None else int(value)
     try:
         yield
     finally:
-        routing.REQUEST_TOKENS = kept
+        choose_worker.REQUEST_TOKENS = kept
 
 
 def _order(found: Difference) -> tuple[int, str, int]:

@@ -23,7 +23,7 @@ from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import QueueCause, ShedReason, Tier
 from relume.events.wire.headers import TIER
-from relume.policies.admission import admission_queue as waiting
+from relume.policies.admission import admission_queue
 from relume.policies.admission.admission_queue import QueueDecision, Room
 from relume.policies.admission.admission_settings import WaitingConfig, config_of
 from relume.policies.admission.fair_queue import Entry
@@ -93,14 +93,14 @@ class ReplicaAdmission:
             return False  # a request without a worker has that on record first
         most_us = int(patience_s * 1e6) if cause == NO_WORKER else config.most_ms * 1000
         entry = Entry(
-            request=arrival.request, model=model, rank=waiting.rank_of(arrival.tier), tenant=arrival.share,
-            tokens=waiting.cost(arrival.prompt_tokens, arrival.max_tokens), size=size, entered_us=now_us,
+            request=arrival.request, model=model, rank=admission_queue.rank_of(arrival.tier), tenant=arrival.share,
+            tokens=admission_queue.cost(arrival.prompt_tokens, arrival.max_tokens), size=size, entered_us=now_us,
             until_us=now_us + most_us, deadline_us=self._deadline_us(arrival, now_us),
         )  # fmt: skip
         if self._closed:
             return self._shed(
                 entry,
-                waiting.STOPPING,
+                admission_queue.STOPPING,
                 now_us,
                 QueueDecision(
                     refused="", evicted=(), ahead_requests=0, ahead_tokens=0, predicted_us=-1
@@ -134,7 +134,7 @@ class ReplicaAdmission:
             )
         finally:
             for name in judged.evicted:
-                self._refuse(name, waiting.DISPLACED, now_us, entry.request)
+                self._refuse(name, admission_queue.DISPLACED, now_us, entry.request)
         self._arm()
         return True
 
@@ -143,7 +143,7 @@ class ReplicaAdmission:
         self._closed = True
         now_us = self._decisions.now_us()
         for name in list(self.room.entries):
-            self._refuse(name, waiting.STOPPING, now_us)
+            self._refuse(name, admission_queue.STOPPING, now_us)
 
     # --- what the scheduler says
 
@@ -231,11 +231,11 @@ class ReplicaAdmission:
         late = self.room.over(now_us, AT_ONCE)
         for entry in late:
             if entry.deadline_us and entry.deadline_us <= now_us:
-                reason = waiting.EXPIRED
+                reason = admission_queue.EXPIRED
             elif not open_workers(self._decisions.view, entry.model):
-                reason = waiting.NO_WORKER
+                reason = admission_queue.NO_WORKER
             else:
-                reason = waiting.TOO_LONG
+                reason = admission_queue.TOO_LONG
             self._refuse(entry.request, reason, now_us)
         return AT_ONCE - len(late)
 
@@ -257,9 +257,9 @@ class ReplicaAdmission:
         """Record the refusal; returns the answer for its client."""
         decisions, room, reason = self._decisions, self.room, ShedReason(why)
         retry_s = RETRY_S
-        if reason == waiting.STOPPING:
-            retry_s = waiting.LEAST_RETRY_S
-        elif reason != waiting.NO_WORKER:
+        if reason == admission_queue.STOPPING:
+            retry_s = admission_queue.LEAST_RETRY_S
+        elif reason != admission_queue.NO_WORKER:
             retry_s = room.retry_s(entry.model, now_us, RETRY_S)
         try:
             basis = decisions.basis()
@@ -287,7 +287,7 @@ class ReplicaAdmission:
             )
         except LogError as error:
             log.error("refusal_not_written", reason=str(error), request=entry.request)
-        status = 503 if reason in (waiting.NO_WORKER, waiting.STOPPING) else 429
+        status = 503 if reason in (admission_queue.NO_WORKER, admission_queue.STOPPING) else 429
         return Rejected(
             status, _told(reason, entry, judged, now_us), retry_s, error_codes.OF_REASONS[reason]
         )
@@ -315,9 +315,9 @@ class ReplicaAdmission:
 
 def _told(reason: ShedReason, entry: Entry, judged: QueueDecision, now_us: int) -> str:
     """A refusal in words for the client, with what it can do."""
-    if reason == waiting.NO_WORKER:
+    if reason == admission_queue.NO_WORKER:
         return error_codes.NO_WORKER
-    if reason == waiting.STOPPING:
+    if reason == admission_queue.STOPPING:
         return error_codes.STOPPING_UNBEGUN
     ahead = f"{judged.ahead_requests} requests go first"
     if judged.predicted_us >= 0:
@@ -325,15 +325,15 @@ def _told(reason: ShedReason, entry: Entry, judged: QueueDecision, now_us: int) 
     waited = f"after {(now_us - entry.entered_us) / 1e6:.1f} s"
     higher = "" if entry.rank == 0 else f" or a higher {TIER}"
     return {
-        waiting.DEADLINE: f"all workers are busy and its first token would be late ({ahead}); "
+        admission_queue.DEADLINE: f"all workers are busy and its first token would be late ({ahead}); "
         f"try again later, or with a later x-slo-ttft-ms{higher}",
-        waiting.EXPIRED: f"all workers were busy until its first token was late, {waited}; "
+        admission_queue.EXPIRED: f"all workers were busy until its first token was late, {waited}; "
         f"try again later, or with a later x-slo-ttft-ms{higher}",
-        waiting.TOO_LONG: f"all workers were busy, {waited}; try again later",
-        waiting.FULL: f"all workers are busy and too many requests wait ({ahead}); "
+        admission_queue.TOO_LONG: f"all workers were busy, {waited}; try again later",
+        admission_queue.FULL: f"all workers are busy and too many requests wait ({ahead}); "
         f"try again later{higher}",
-        waiting.DISPLACED: f"all workers are busy, too many requests wait, and its place was "
+        admission_queue.DISPLACED: f"all workers are busy, too many requests wait, and its place was "
         f"needed for one that goes first, {waited}; try again later{higher}",
-        waiting.SHARE: "all workers are busy and as many requests of this tenant wait as may; "
+        admission_queue.SHARE: "all workers are busy and as many requests of this tenant wait as may; "
         "send fewer at a time, or try again later",
     }[reason]

@@ -33,7 +33,7 @@ from relume.events.log.errors import BrokenChain, Compacted, Fenced, LogUnavaila
 from relume.events.log.interface import LogReader, RevisionGroup, StreamWriter
 from relume.events.log.segment import GENESIS
 from relume.policies import decision_versions
-from relume.policies.admission import admission_settings as waiting_settings
+from relume.policies.admission import admission_settings
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.canary import canary_settings
 from relume.policies.canary.canary_settings import CanaryConfig
@@ -41,8 +41,7 @@ from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.crosscheck import check_settings
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
-from relume.policies.health import evidence as health
-from relume.policies.health import health_settings
+from relume.policies.health import evidence, health_settings
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.liveness import overdue, stall
 from relume.policies.liveness.overdue import OverdueConfig
@@ -50,8 +49,7 @@ from relume.policies.migration import migration_settings
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.routing import routing_settings
 from relume.policies.routing.routing_settings import RoutingConfig
-from relume.policies.state import dirty_set
-from relume.policies.state import prefix_cache as cached
+from relume.policies.state import dirty_set, prefix_cache
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
@@ -210,7 +208,7 @@ class Replica:
                 + routing_settings.settings_of(
                     structs.replace(self.config.routing, policy=self.config.policy)
                 )
-                + waiting_settings.settings_of(self.config.waiting)
+                + admission_settings.settings_of(self.config.waiting)
                 + health_settings.settings_of(self.config.health)
                 + overdue.settings_of(self.config.overdue)
                 + canary_settings.settings_of(self.config.canary)
@@ -269,7 +267,7 @@ class Replica:
             self.last_group_at = time.monotonic()
             self.scheduler.decisions.received(group.revision)
             apply_group(self.fleet, group, self._seen)
-            health.owed(self.fleet)  # the leader took it, event by event
+            evidence.owed(self.fleet)  # the leader took it, event by event
             engines, self._engines_came = self._engines_came, False
             self.scheduler.advanced(engines)
             for observer in self._group_observers:
@@ -310,7 +308,7 @@ class Replica:
         for name in Fleet.__struct_fields__:
             setattr(self.fleet, name, getattr(kept.fleet, name))
         dirty_set.of(self.fleet).everything()
-        cached.forget_index(self.fleet)
+        prefix_cache.forget_index(self.fleet)
         # The watch after `covers` reports changes from there; a snapshot of another
         # leader may not have seen every lease lapse.
         self.fleet.owners = dict(sorted(owners.items()))

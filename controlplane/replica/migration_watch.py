@@ -29,10 +29,10 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import AttemptMode, EffectKind, MigrationCause
 from relume.events.wire.worker_calls import HANDOVER_PATH, Handover
 from relume.policies.admission.admission_queue import by_tier
-from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import decisions
 from relume.policies.checkpoints.checkpoint_settings import config_of
-from relume.policies.migration import moves as migration
-from relume.policies.recovery import resume_mode as recovery
+from relume.policies.migration import moves
+from relume.policies.recovery import resume_mode
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.state.account import key_of
 
@@ -88,7 +88,7 @@ class MigrationWatch:
         if not self._due:
             return
         self._due = False
-        sources = list(migration.sources(self._scheduler.view))
+        sources = list(moves.sources(self._scheduler.view))
         self._forget()
         self._told = {w: said for w, said in self._told.items() if (w, "drain") in sources}
         for worker, cause in sources:
@@ -117,7 +117,7 @@ class MigrationWatch:
             self._told.pop(worker, None)
             return
         basis = self._scheduler.decisions.basis()
-        choices = migration.plan(view, cause, worker, incarnation, running)
+        choices = moves.plan(view, cause, worker, incarnation, running)
         if all(c.chosen < 0 for c in choices):
             said = frozenset((c.request, c.attempt, c.reason) for c in choices)
             if cause == MigrationCause.IMBALANCE or said <= self._told.get(worker, frozenset()):
@@ -155,9 +155,7 @@ class MigrationWatch:
         except asyncio.QueueFull:
             self._abandon(move, "too many wait")
 
-    def _running(
-        self, worker: str, incarnation: int, cause: MigrationCause
-    ) -> list[migration.Running]:
+    def _running(self, worker: str, incarnation: int, cause: MigrationCause) -> list[moves.Running]:
         """This replica's requests that run there, can resume elsewhere and are not leaving."""
         found = []
         movable = dict(self._gateway.movable_on(worker, incarnation))
@@ -183,13 +181,13 @@ class MigrationWatch:
             if request in live and key_of(request, live[request].attempt) in attempts
         }
 
-    def _asked(self, live: LiveRequest, delivered: int) -> migration.Running:
+    def _asked(self, live: LiveRequest, delivered: int) -> moves.Running:
         arrival, view = live.arrival, self._scheduler.view
-        tokens = checkpoints.tokens_lost(view, arrival.request, arrival.prompt_tokens, delivered)
+        tokens = decisions.tokens_lost(view, arrival.request, arrival.prompt_tokens, delivered)
         left = config_of(view).output_tokens
         if arrival.max_tokens:
             left = max(min(arrival.max_tokens - delivered, left), 1)
-        return migration.Running(
+        return moves.Running(
             request=arrival.request,
             attempt=live.attempt,
             tokens=tokens,
@@ -259,7 +257,7 @@ class MigrationWatch:
 
 def goes_on(arrival: Arrival, delivered: int) -> bool:
     """Whether nothing that was delivered would have to be generated again."""
-    mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered)
+    mode = resume_mode.mode_of(arrival.verdict, arrival.stream, delivered)
     return arrival.protected and (mode == AttemptMode.CONTINUE or not delivered)
 
 

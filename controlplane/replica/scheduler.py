@@ -37,15 +37,14 @@ from relume.events.vocabulary.enums import (
 )
 from relume.events.wire.headers import encode_dispatch
 from relume.policies.health.evidence import has_failures
-from relume.policies.recovery import resume_mode as recovery
+from relume.policies.recovery import resume_mode
 from relume.policies.recovery.lineage import CorruptEngines, engine_of
 from relume.policies.recovery.restart_times import RestartTimes
-from relume.policies.routing import choose_worker as routing
-from relume.policies.routing import estimate_index
+from relume.policies.routing import choose_worker, estimate_index
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.routing_settings import POLICY
-from relume.policies.state import prefix_index as prefixes
+from relume.policies.state import prefix_index
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prompt_tokens import prompt_tokens
@@ -144,11 +143,11 @@ class Scheduler:
 
     def block_tokens(self, model: str) -> int:
         """See SchedulerPort.block_tokens."""
-        return prefixes.block_tokens(self.view, model)
+        return prefix_index.block_tokens(self.view, model)
 
     def arrived(self, arrival: Arrival) -> Arrival:
         """See SchedulerPort.arrived."""
-        verdict, reason = recovery.grounded(
+        verdict, reason = resume_mode.grounded(
             self.view, arrival.model, arrival.verdict, arrival.needs, arrival.fallback
         )
         if verdict != arrival.verdict:
@@ -199,8 +198,8 @@ class Scheduler:
             return Rejected(404, unknown)
         known = self.view.fleet.requests.get(request)
         doubted = live.lineage.is_doubted(self._corrupt, known)
-        mode = recovery.mode_of(arrival.verdict, arrival.stream, delivered, doubted)
-        if mode == AttemptMode.REPLAY and doubted and recovery.UNCOMPARED & set(arrival.needs):
+        mode = resume_mode.mode_of(arrival.verdict, arrival.stream, delivered, doubted)
+        if mode == AttemptMode.REPLAY and doubted and resume_mode.UNCOMPARED & set(arrival.needs):
             mode = AttemptMode.HOPELESS
         if mode == AttemptMode.HOPELESS and doubted:
             return Rejected(502, NOT_COMPARED)
@@ -242,7 +241,7 @@ class Scheduler:
         policy = "planned" if planned else self._policy()
         basis = self.decisions.basis()
         at_us = view.now_us = self.decisions.decision_us()
-        choice = routing.decide(view, query, policy)
+        choice = choose_worker.decide(view, query, policy)
         return v.RouteDecided(
             decision=self.decisions.decision_id(),
             basis=basis,
@@ -261,7 +260,7 @@ class Scheduler:
             others=choice.others,
             prefix=arrival.prefix,
             at_us=at_us,
-            ttft_us=routing.first_token_us(view, query, policy, choice),
+            ttft_us=choose_worker.first_token_us(view, query, policy, choice),
             session=query.session,
             tier=query.tier,
             cached_tokens=choice.cached_tokens,
@@ -295,7 +294,7 @@ class Scheduler:
     def _policy(self) -> str:
         """The routing policy in force; a policy that this version lacks is ignored."""
         told = self.view.setting(POLICY, self.policy)
-        return told if told in routing.POLICIES else self.policy
+        return told if told in choose_worker.POLICIES else self.policy
 
     def restart_left_s(self, model: str) -> float:
         """See SchedulerPort.restart_left_s."""

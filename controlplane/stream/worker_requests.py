@@ -6,7 +6,7 @@ from relume.controlplane.stream.arrival import Assignment
 from relume.controlplane.stream.stream_data import Stream
 from relume.controlplane.stream.stream_effects import Send
 from relume.events.wire import headers as h
-from relume.events.wire import worker_calls as calls
+from relume.events.wire import worker_calls
 
 JSON = "application/json"
 RESUMING_MODES = ("continue", "replay")
@@ -81,12 +81,12 @@ def relayed_request(stream: Stream, to: Assignment) -> Send:
 def attach_request(stream: Stream, to: Assignment) -> Send:
     """Attaches to a stream that runs already."""
     claim = resume_claim(to, stream.resume_token, stream.have[0])
-    return Send(*worker_call(to, calls.ATTACH_PATH, claim))
+    return Send(*worker_call(to, worker_calls.ATTACH_PATH, claim))
 
 
-def resume_claim(to: Assignment, resume_token: str, tokens: int) -> calls.Attach:
+def resume_claim(to: Assignment, resume_token: str, tokens: int) -> worker_calls.Attach:
     """Names the stream of an attempt to its worker; the client has `tokens`."""
-    return calls.Attach(
+    return worker_calls.Attach(
         request=to.request,
         attempt=to.attempt,
         incarnation=to.incarnation,
@@ -95,9 +95,9 @@ def resume_claim(to: Assignment, resume_token: str, tokens: int) -> calls.Attach
     )
 
 
-def worker_call(to: Assignment, path: str, call: calls.Attach) -> tuple[bytes, bytes]:
+def worker_call(to: Assignment, path: str, call: worker_calls.Attach) -> tuple[bytes, bytes]:
     """Head and body of a call about a running attempt."""
-    content = calls.encode(call)
+    content = worker_calls.encode(call)
     head = (
         f"POST {path} HTTP/1.1\r\nhost: {to.host}:{to.port}\r\n"
         f"content-type: {JSON}\r\ncontent-length: {len(content)}\r\n\r\n"

@@ -23,7 +23,7 @@ from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.agent_errors import WorkerFenced, WorkerOwned
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.effects import EffectReader, EffectRunner
-from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
+from relume.engine_shim.agent.engine_process import ipc_directory
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost
 from relume.engine_shim.agent.engine_process.orphan_engine import kill_orphan
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
@@ -96,7 +96,7 @@ class Agent:
     async def run(self) -> None:
         """Raises WorkerFenced, WorkerOwned, and what a broken log raises."""
         died = await kill_orphan(self._directory, self._config.worker, self._logger)
-        agent_ipc.remove(self._directory.path)
+        ipc_directory.remove(self._directory.path)
         async with AsyncExitStack() as stack:
             status = StatusServer(self._config.status_port, self.describe)
             await stack.enter_async_context(status)

@@ -20,7 +20,7 @@ from relume.engine_shim.checkpoints.checkpoint_spec import Key, Lender
 from relume.engine_shim.checkpoints.daemon_links import Links
 from relume.engine_shim.checkpoints.link.image import pack_tokens
 from relume.events.wire.kv import kv_messages as m
-from relume.events.wire.kv import token_chain as prefix
+from relume.events.wire.kv import token_chain
 from relume.events.wire.kv.kv_errors import KvStreamError
 
 ASK_POLL_S = 0.005
@@ -40,7 +40,7 @@ def scope_of(request: Any) -> bytes:
     """The scope of vLLM's `request`: of what its block hashes count beside tokens, the salt.
     Empty where they count anything else (adapters, images, embedded prompts)."""
     other = request.lora_request or request.mm_features or request.prompt_embeds is not None
-    return b"" if other else prefix.scope(request.cache_salt or "")
+    return b"" if other else token_chain.scope(request.cache_salt or "")
 
 
 class Lookup:
@@ -105,8 +105,9 @@ class Lookup:
         scope, tokens = self._shared
         if not scope or not tokens or links.fingerprint is None:
             return []
-        self.chains = prefix.chains(
-            prefix.root(links.fingerprint, scope), map(pack_tokens, tokens[: prefix.MAX_CHAINS])
+        self.chains = token_chain.chains(
+            token_chain.root(links.fingerprint, scope),
+            map(pack_tokens, tokens[: token_chain.MAX_CHAINS]),
         )
         return [m.Match(0, b"".join(self.chains))]
 

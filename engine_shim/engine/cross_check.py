@@ -15,8 +15,7 @@ from typing import Any
 
 from relume.engine_shim.engine.streams.framing import FramedResponse
 from relume.engine_shim.generation import CURRENT, UNREPORTED, Generation
-from relume.events.wire import frames
-from relume.events.wire import worker_calls as calls
+from relume.events.wire import frames, worker_calls
 from relume.events.wire.errors import CallError
 
 logger = logging.getLogger(__name__)
@@ -66,8 +65,8 @@ class Collected:
 
 
 async def answer(
-    app: App, scope: Scope, receive: Receive, asked: calls.CrossCheckAsked
-) -> calls.CrossCheckAnswered:
+    app: App, scope: Scope, receive: Receive, asked: worker_calls.CrossCheckAsked
+) -> worker_calls.CrossCheckAnswered:
     """The tokens of the request, from vLLM's own application `app`. `receive` gives the request's
     body first, and later shows that the replica is gone."""
     generation, collected = Generation(UNREPORTED, 1), Collected()
@@ -91,14 +90,16 @@ async def answer(
         CURRENT.reset(token)
     took_us = int((time.monotonic() - began) * 1e6)
     if collected.error:
-        return calls.CrossCheckAnswered(took_us=took_us, error=collected.error)
-    return calls.CrossCheckAnswered(tokens=tuple(collected.tokens), took_us=took_us)
+        return worker_calls.CrossCheckAnswered(took_us=took_us, error=collected.error)
+    return worker_calls.CrossCheckAnswered(tokens=tuple(collected.tokens), took_us=took_us)
 
 
-def parse(body: bytes, incarnation: int, paths: tuple[str, ...]) -> calls.CrossCheckAsked | str:
+def parse(
+    body: bytes, incarnation: int, paths: tuple[str, ...]
+) -> worker_calls.CrossCheckAsked | str:
     """The call in `body`, or why it is not answered."""
     try:
-        asked = calls.decode(body, calls.CrossCheckAsked)
+        asked = worker_calls.decode(body, worker_calls.CrossCheckAsked)
     except CallError as malformed:
         return str(malformed)
     if asked.incarnation != incarnation:

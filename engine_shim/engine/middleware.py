@@ -27,9 +27,8 @@ from relume.engine_shim.engine.streams.framing import FramedResponse
 from relume.engine_shim.generation import CURRENT, Generation
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
-from relume.events.wire import frames
+from relume.events.wire import frames, worker_calls
 from relume.events.wire import headers as h
-from relume.events.wire import worker_calls as calls
 from relume.events.wire.envelope import Envelope, unpack
 from relume.events.wire.errors import CallError, HeaderError
 from relume.events.wire.reports import Ready
@@ -67,21 +66,24 @@ class RelumeMiddleware:
             await self._app(scope, receive, self._watching_startup(scope, send))
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"] == calls.STATE_PATH:
+        elif scope["path"] == worker_calls.STATE_PATH:
             await _send_json(send, 200, self._state())
-        elif scope["path"] == calls.PROBE_PATH:
+        elif scope["path"] == worker_calls.PROBE_PATH:
             await self._turned()
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})
-        elif scope["path"] == calls.CHECKPOINT_PATH and scope["method"] == "POST":
+        elif scope["path"] == worker_calls.CHECKPOINT_PATH and scope["method"] == "POST":
             await self._retarget(receive, send)
-        elif scope["path"] in (calls.ATTACH_PATH, calls.RELEASE_PATH) and scope["method"] == "POST":
+        elif (
+            scope["path"] in (worker_calls.ATTACH_PATH, worker_calls.RELEASE_PATH)
+            and scope["method"] == "POST"
+        ):
             await self._kept(scope["path"], receive, send)
-        elif scope["path"] == calls.HANDOVER_PATH and scope["method"] == "POST":
+        elif scope["path"] == worker_calls.HANDOVER_PATH and scope["method"] == "POST":
             await self._hand_over(receive, send)
-        elif scope["path"] == calls.CANARY_PATH and scope["method"] == "POST":
+        elif scope["path"] == worker_calls.CANARY_PATH and scope["method"] == "POST":
             await self._canary(scope["app"].state.engine_client, receive, send)
-        elif scope["path"] == calls.CROSS_CHECK_PATH and scope["method"] == "POST":
+        elif scope["path"] == worker_calls.CROSS_CHECK_PATH and scope["method"] == "POST":
             await self._cross_check(scope, receive, send)
         else:
             await self._serve(scope, receive, send)
@@ -171,7 +173,7 @@ class RelumeMiddleware:
     async def _kept(self, path: str, receive: Receive, send: Send) -> None:
         """Send a buffered stream to the client that resumes it, or erase it."""
         try:
-            asked = calls.decode(await _read(receive), calls.Attach)
+            asked = worker_calls.decode(await _read(receive), worker_calls.Attach)
             if asked.incarnation != self._identity.incarnation:
                 await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
                 return
@@ -183,7 +185,7 @@ class RelumeMiddleware:
         except StreamGone as gone:
             await _send_error(send, gone.status, str(gone))
             return
-        if path == calls.RELEASE_PATH:
+        if path == worker_calls.RELEASE_PATH:
             self._buffers.forget(kept, RELEASED)
             await _send_json(send, 200, {"released": True})
             return
@@ -217,7 +219,7 @@ class RelumeMiddleware:
     async def _retarget(self, receive: Receive, send: Send) -> None:
         """Other holders for a running attempt."""
         try:
-            asked = calls.decode(await _read(receive), calls.Retarget)
+            asked = worker_calls.decode(await _read(receive), worker_calls.Retarget)
         except (HeaderError, CallError) as malformed:
             await _send_error(send, 400, str(malformed))
             return

@@ -41,9 +41,9 @@ def register(role: str = "") -> None:
         _reporter = Reporter(me.agent_socket, Hello(os.getpid(), role, me.incarnation))
     _progress = Progress(me.progress)
     if role == "worker":
-        from relume.engine_shim.engine.vllm_private import model_runner as vllm_private_runner
+        from relume.engine_shim.engine.vllm_private import model_runner
 
-        vllm_private_runner.install()
+        model_runner.install()
     else:
         from relume.engine_shim.engine.vllm_private import api_server as vllm_private
 

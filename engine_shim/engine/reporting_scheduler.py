@@ -22,8 +22,7 @@ from relume.engine_shim import identity
 from relume.engine_shim.engine import plugin
 from relume.engine_shim.engine.cpu_clocks import WaitForCpu
 from relume.engine_shim.engine.step_estimate import StepEstimate
-from relume.engine_shim.engine.vllm_private import prefix_marks as vllm_private_prefixes
-from relume.engine_shim.engine.vllm_private import resume_state as vllm_private_resume
+from relume.engine_shim.engine.vllm_private import prefix_marks, resume_state
 from relume.engine_shim.generation import IDENTITY_KEY, reported
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
@@ -45,7 +44,7 @@ from relume.events.wire.reports import frame, with_lost
 def relume_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:
     """Makes the reporting form of the scheduler that vLLM would use."""
     plugin.register("core")
-    vllm_private_resume.patch_runner()
+    resume_state.patch_runner()
     base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     return _reporting(base)(vllm_config=vllm_config, **options)
 
@@ -120,7 +119,7 @@ class _Reports:
         """End of the last step, if requests have waited for the next one since; else 0."""
         self._uncomputed = self._decoding = self._context = self._arrived = 0
         self._kv_told = 0
-        self._prefixes: vllm_private_prefixes.PrefixReport | None = None
+        self._prefixes: prefix_marks.PrefixReport | None = None
         self.changes: list[AnyChange] = []
         self.steps = 0
         self.turns = 0
@@ -129,7 +128,7 @@ class _Reports:
     def watch_prefixes(self, scheduler: Scheduler) -> None:
         """From here on it also reports what its prefix cache gains and loses."""
         if self._reporter is not None:
-            self._prefixes = vllm_private_prefixes.of_scheduler(
+            self._prefixes = prefix_marks.of_scheduler(
                 scheduler, self._incarnation, self._reporter.send
             )
 
@@ -356,7 +355,7 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
         def add_request(self, request: Request) -> None:
             known = request.request_id in self.requests
             if not known:
-                vllm_private_resume.take_up(request)
+                resume_state.take_up(request)
             super().add_request(request)
             if not known:
                 self._reports.queued(request)
@@ -409,10 +408,10 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
             return finished
 
         def _handle_blocked_waiting_request(self, request: Request) -> bool:
-            waited = vllm_private_resume.waits_for_grammar(request)
+            waited = resume_state.waits_for_grammar(request)
             if not super()._handle_blocked_waiting_request(request):
                 return False
-            return not waited or vllm_private_resume.advance_grammar(self, request)
+            return not waited or resume_state.advance_grammar(self, request)
 
         def _preempt_request(self, request: Request, *args: Any, **options: Any) -> None:
             super()._preempt_request(request, *args, **options)

@@ -9,10 +9,10 @@ from msgspec import Struct
 from relume.events.settings.declared import option
 from relume.events.settings.recorded import RecordedSettings
 from relume.policies.checkpoints import placement
-from relume.policies.recovery import plan as recovery_plan
+from relume.policies.recovery import plan
 
 PLACEMENTS = placement.POLICIES
-RECOVERIES = (*recovery_plan.POLICIES, "recompute")
+RECOVERIES = (*plan.POLICIES, "recompute")
 PREFIX = "checkpoints."
 
 

@@ -29,9 +29,7 @@ from relume.policies.health.judgement import LeaderSettings
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.state import coverage
 from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard, Worker
-from relume.policies.state.lifecycles import departed_workers as forgetting
-from relume.policies.state.lifecycles import stream_resumption as returns
-from relume.policies.state.lifecycles import unacknowledged as unheard
+from relume.policies.state.lifecycles import departed_workers, stream_resumption, unacknowledged
 
 GONE_TICKS = 2
 """An owner key must be missing this many ticks before its worker counts as lost."""
@@ -69,8 +67,8 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     out = _unanswered(fleet, event.number)
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
-    out += [_ended(r) for r in returns.expired(fleet, event.number)]
-    out += [_ended_unheard(*found) for found in unheard.expired(fleet, event.number)]
+    out += [_ended(r) for r in stream_resumption.expired(fleet, event.number)]
+    out += [_ended_unheard(*found) for found in unacknowledged.expired(fleet, event.number)]
     if event.number - fleet.healthy_since_tick < HEALTHY_TICKS:
         return out
     for worker in fleet.workers.values():
@@ -79,7 +77,7 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     for replica in fleet.replicas.values():
         if replica.alive and _gone(fleet, f"r.{replica.name}", event.number):
             out.append(v.ReplicaLost(replica.name, replica.epoch))
-    out += forgetting.due(fleet, event.number)
+    out += departed_workers.due(fleet, event.number)
     return out
 
 
@@ -116,7 +114,7 @@ def on_orphans(
     owner = f"r.{event.replica}"
     requests = fleet.requests.values()
     left = [r for r in requests if r.owner == owner and r.orphaned == 1]
-    return [_ended(r) for r in left if returns.ended_at_once(r)]
+    return [_ended(r) for r in left if stream_resumption.ended_at_once(r)]
 
 
 def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
@@ -125,8 +123,8 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
     What it did write comes before this event: its stream was fenced.
     """
     orphans = [r for r in fleet.requests.values() if r.orphaned]
-    out: list[Any] = [_ended(r) for r in orphans if r.expired or returns.ended_at_once(r)]
-    out += [_ended_unheard(*found) for found in unheard.expired(fleet)]
+    out: list[Any] = [_ended(r) for r in orphans if r.expired or stream_resumption.ended_at_once(r)]
+    out += [_ended_unheard(*found) for found in unacknowledged.expired(fleet)]
     for command_id, command in fleet.open_commands.items():
         if command.command == RESIGN:  # addressed to an earlier leader, which is gone
             out.append(_decided(fleet, command_id, command, ()))

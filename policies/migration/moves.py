@@ -29,7 +29,7 @@ from msgspec import Struct
 from relume.events.vocabulary import MigrationChoice, RecoveryOption
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, MigrationCause, Tier
 from relume.policies.admission.admission_queue import by_tier
-from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import decisions
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration.migration_settings import MigrationConfig, config_of
 from relume.policies.recovery.recovery_options import Estimates, InterruptedRequest
@@ -66,7 +66,7 @@ def sources(view: View) -> list[tuple[str, MigrationCause]]:
     ]
     if config.moves == "all":
         found += [(name, MigrationCause.IMBALANCE) for name in crowded(view, config)]
-    return [(name, cause) for name, cause in found if checkpoints.takes_part(view, name)]
+    return [(name, cause) for name, cause in found if decisions.takes_part(view, name)]
 
 
 def crowded(view: View, config: MigrationConfig) -> list[str]:
@@ -108,7 +108,7 @@ def plan(
     """
     lost = [Lost(r.request, r.attempt, r.tokens, r.avoid, r.tier) for r in running]
     trust_percent = config_of(view).trust_percent if cause == MigrationCause.IMBALANCE else 0
-    interrupted, estimates = checkpoints.estimates(view, worker, incarnation, lost, trust_percent)
+    interrupted, estimates = decisions.estimates(view, worker, incarnation, lost, trust_percent)
     asked = list(zip(running, interrupted, strict=True))
     ways: dict[MigrationCause, type[_MigrationPlanner]] = {
         MigrationCause.DRAIN: _Drain,
@@ -186,7 +186,7 @@ class _MigrationPlanner:
         entry = self.source.attempts.get(key_of(request.request, request.attempt))
         if entry is None or not entry.queued:
             return -1
-        held = checkpoints.stored(self.view.fleet, request.request)
+        held = decisions.stored(self.view.fleet, request.request)
         covered = max((part.tokens for part in held), default=0)
         return max(entry.filled * self.source.block_size - covered, 0)
 

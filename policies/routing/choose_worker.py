@@ -21,9 +21,7 @@ from msgspec.structs import replace
 
 from relume.events.vocabulary import Candidate
 from relume.events.vocabulary.enums import Exclusion
-from relume.policies.routing import estimate_index, first_token_v1
-from relume.policies.routing import prefix_hits as hits
-from relume.policies.routing import selection as selectors
+from relume.policies.routing import estimate_index, first_token_v1, prefix_hits, selection
 from relume.policies.routing.cost_index import CostIndex, cost_of
 from relume.policies.routing.cost_index import of as ranked
 from relume.policies.routing.eligibility import (
@@ -37,7 +35,7 @@ from relume.policies.routing.eligibility import (
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import UNHEARD_US, estimate_of
 from relume.policies.routing.worker_index import WorkerIndex
-from relume.policies.state import prefix_index as prefixes
+from relume.policies.state import prefix_index
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 
@@ -151,23 +149,23 @@ def _may_return(view: View, source: Candidate, query: RouteQuery) -> bool:
 def selected(view: View, query: RouteQuery, policy: str) -> Choice:
     """What a policy of `relume.policies.routing.selection` chooses."""
     model = query.model
-    index = selectors.index_of(view, model, policy)
+    index = selection.index_of(view, model, policy)
     config, count = index.config, len(index.workers)
     query = replace(
         query,
         at_us=max(view.now_us, 0),
-        hits=hits.of(view, model, query.prefix),
+        hits=prefix_hits.of(view, model, query.prefix),
         slo_us=config.slo_us(query.tier),
         shed=config.shed == "on",
     )
     whole = count <= WHOLE
-    best, named, late = selectors.select(
+    best, named, late = selection.select(
         view, index, policy, query, WHOLE if whole else NAMED,
         lambda: estimate_index.of(view, model, estimate_index.by_queue),
     )  # fmt: skip
     others: tuple[tuple[str, int], ...] = ()
     if whole:
-        named += selectors.unasked(index, {x.worker for x in named})
+        named += selection.unasked(index, {x.worker for x in named})
     else:
         others = _others(index, len(named))
     if best is None:
@@ -191,7 +189,7 @@ def selected(view: View, query: RouteQuery, policy: str) -> Choice:
 POLICIES: dict[str, Callable[[View, RouteQuery], Choice]] = {
     "least_load": least_load,
     "round_robin": round_robin,
-    **{name: partial(selected, policy=name) for name in selectors.POLICIES},
+    **{name: partial(selected, policy=name) for name in selection.POLICIES},
 }
 """The routing policies that can be set."""
 
@@ -242,8 +240,8 @@ def _cached_tokens(
 ) -> int:
     """Tokens of the prompt that the worker holds, at most all but one."""
     held = choice.cached_tokens
-    if policy not in selectors.POLICIES:  # it does not look at prefix caches
-        held = prefixes.hit_blocks(view, worker, query.prefix) * worker.cached.block_tokens
+    if policy not in selection.POLICIES:  # it does not look at prefix caches
+        held = prefix_index.hit_blocks(view, worker, query.prefix) * worker.cached.block_tokens
     return max(min(held, query.tokens - 1), 0)
 
 
@@ -251,7 +249,7 @@ def decide(view: View, query: RouteQuery, policy: str, version: int = 0) -> Choi
     """What `policy` chooses, with what the record of the decision is to hold of it. `version` of the
     decision; 0: this build's."""
     count = len(view.fleet.workers)
-    if count <= WHOLE or policy in selectors.POLICIES:
+    if count <= WHOLE or policy in selection.POLICIES:
         return RECORDED[policy](view, query)
     if policy == "least_load":
         return _least_load_v1(view, query) if version == 1 else _least_load(view, query)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relume.policies.state import prefix_index as prefixes
+from relume.policies.state import prefix_index
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prefix_cache import index_of
 
@@ -17,9 +17,9 @@ class Hits:
 
     def __init__(self, view: View, model: str, prefix: bytes) -> None:
         index = index_of(view.fleet)
-        block_tokens = prefixes.block_tokens(view, model)
+        block_tokens = prefix_index.block_tokens(view, model)
         self._names, self._bits = index.names, index.bit
-        found = prefixes.runs(view, prefix) if block_tokens else []
+        found = prefix_index.runs(view, prefix) if block_tokens else []
         self._runs = [(blocks * block_tokens, workers) for blocks, workers in found]
 
     def __bool__(self) -> bool:

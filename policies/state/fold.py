@@ -17,21 +17,27 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.health import evidence
 from relume.policies.liveness.suspicious import SUSPICIOUS
-from relume.policies.state import account, coverage, dirty_set
-from relume.policies.state import operator_commands as orders
-from relume.policies.state import prefix_cache as cached
-from relume.policies.state import prompt_tokens as counted
-from relume.policies.state import step_times as steptime
+from relume.policies.state import (
+    account,
+    coverage,
+    dirty_set,
+    operator_commands,
+    prefix_cache,
+    prompt_tokens,
+    step_times,
+)
 from relume.policies.state.account import key_of
 from relume.policies.state.engine_step import on_engine_step
 from relume.policies.state.fleet import Fleet, Head, Receipts, Replica, Request
-from relume.policies.state.lifecycles import departed_workers as forgetting
-from relume.policies.state.lifecycles import stream_resumption as returns
-from relume.policies.state.lifecycles import unacknowledged as unheard
-from relume.policies.state.lifecycles import worker_records
+from relume.policies.state.lifecycles import (
+    departed_workers,
+    stream_resumption,
+    unacknowledged,
+    worker_records,
+)
 from relume.policies.state.lifecycles.engine_life import taken_in
 from relume.policies.state.lifecycles.worker_life import worker_of
-from relume.policies.state.overlay import receive_clock as receipts
+from relume.policies.state.overlay import receive_clock
 
 
 def apply_group(
@@ -120,7 +126,7 @@ def _on_replica_started(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaS
     if replica is None:
         replica = fleet.replicas[event.replica] = Replica(name=event.replica)
     _orphan(fleet, lambda r: r.owner == stream and r.boot != event.boot)
-    unheard.began(fleet, stream, replica, event.boot)
+    unacknowledged.began(fleet, stream, replica, event.boot)
     replica.epoch = epoch
     replica.boot = event.boot
     replica.host = event.host
@@ -137,7 +143,7 @@ def _on_replica_started(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaS
 def _on_groups_received(fleet: Fleet, stream: str, epoch: int, event: v.GroupsReceived) -> None:
     replica = fleet.replicas.get(stream[2:])
     if replica is not None:
-        receipts.take(replica.receipts, event)
+        receive_clock.take(replica.receipts, event)
 
 
 def _on_replica_stopped(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaStopped) -> None:
@@ -156,13 +162,13 @@ def _on_replica_lost(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaLost
 def _orphan(fleet: Fleet, left: Callable[[Request], bool]) -> None:
     for request in fleet.requests.values():
         if left(request):
-            returns.orphan(fleet, request)
+            stream_resumption.orphan(fleet, request)
 
 
 def _on_arrived(fleet: Fleet, stream: str, epoch: int, event: v.RequestArrived) -> None:
     replica = fleet.replicas.get(stream[2:])
     fleet.arrived += 1
-    if not unheard.arrived(fleet, event.request):
+    if not unacknowledged.arrived(fleet, event.request):
         fleet.ended += 1
         return
     fleet.requests[event.request] = Request(
@@ -192,7 +198,7 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
         replica.decisions += 1
         replica.decided = event.basis.position
     request = fleet.requests.get(event.request)
-    if request is not None and not returns.foreign(request, stream):
+    if request is not None and not stream_resumption.foreign(request, stream):
         request.attempt = event.attempt
         if event.worker:
             request.worker, request.incarnation = event.worker, event.incarnation
@@ -202,16 +208,16 @@ def _on_route_decided(fleet: Fleet, stream: str, epoch: int, event: v.RouteDecid
         return
     key = key_of(event.request, event.attempt)
     if request is not None and event.attempt == 1:
-        steptime.dispatched(request, worker, event.ttft_us)
+        step_times.dispatched(request, worker, event.ttft_us)
     opened = account.dispatch(worker, key, event, fleet.tick)
     if not isinstance(worker.health, UnsetType):
         evidence.dispatched(fleet, worker, worker.health, event)
     worker.sent_by, worker.sent_us, worker.sent_revision = stream[2:], event.at_us, fleet.revision
     if opened and event.prefix and not worker.attempts[key].decoding:
-        cached.dispatched(fleet, worker, key, event.prefix)
+        prefix_cache.dispatched(fleet, worker, key, event.prefix)
     if opened and request is not None:
         request.places.append((worker.name, key))
-        counted.dispatched(request, worker, event)
+        prompt_tokens.dispatched(request, worker, event)
 
 
 def _on_transport_observed(
@@ -228,7 +234,7 @@ def _close(fleet: Fleet, worker_name: str, key: str, ended: bool) -> None:
     if worker is not None:
         account.close(worker, key, ended)
         if key not in worker.attempts:
-            cached.settled(fleet, worker, key)
+            prefix_cache.settled(fleet, worker, key)
 
 
 def _on_suspected(
@@ -247,7 +253,7 @@ def _on_cleared(fleet: Fleet, stream: str, epoch: int, event: v.WorkerCleared) -
 
 
 def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnded) -> None:
-    if returns.foreign(fleet.requests.get(event.request), stream):
+    if stream_resumption.foreign(fleet.requests.get(event.request), stream):
         return
     places = places_of(fleet, event)
     for worker_name, key in places:
@@ -255,10 +261,10 @@ def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnd
     request = fleet.requests.pop(event.request, None)
     if request is not None:
         fleet.ended += 1
-        steptime.first_token(fleet, request, event.ttft_us)
+        step_times.first_token(fleet, request, event.ttft_us)
         if event.outcome == RequestOutcome.COMPLETED:
             evidence.succeeded(fleet, request)
-    unheard.ended(fleet, event.request)
+    unacknowledged.ended(fleet, event.request)
     coverage.forget(fleet, event.request)
     evidence.ended(fleet, event, _with_last(fleet, request, event, places))
 
@@ -325,7 +331,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         if account.expire(worker, event.number):
             if marks is not None:
                 marks.note(worker.name)
-            cached.settled_beyond(fleet, worker)
+            prefix_cache.settled_beyond(fleet, worker)
         worker.recent.append(len(worker.attempts))
         del worker.recent[:-RECENT_TICKS]
         if f"w.{worker.name}" not in fleet.owners:
@@ -334,14 +340,14 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         if replica.alive and f"r.{replica.name}" not in fleet.owners:
             fleet.gone.setdefault(f"r.{replica.name}", event.number)
     coverage.settle(fleet, event.number)
-    returns.expire(fleet, event.number)
-    unheard.expire(fleet, event.number)
+    stream_resumption.expire(fleet, event.number)
+    unacknowledged.expire(fleet, event.number)
 
 
 _HANDLERS: dict[type, evidence.Handler] = {
     v.EngineStep: on_engine_step,
     v.StreamResumed: _on_stream_resumed,
-    v.PrefixBlocksChanged: cached.changed,
+    v.PrefixBlocksChanged: prefix_cache.changed,
     v.ReplicaStarted: _on_replica_started,
     v.GroupsReceived: _on_groups_received,
     v.ReplicaStopped: _on_replica_stopped,
@@ -356,9 +362,9 @@ _HANDLERS: dict[type, evidence.Handler] = {
     v.LeaderResigned: _on_leader_resigned,
     v.Tick: _on_tick,
     **worker_records.HANDLERS,
-    **orders.HANDLERS,
-    **forgetting.HANDLERS,
-    **returns.HANDLERS,
+    **operator_commands.HANDLERS,
+    **departed_workers.HANDLERS,
+    **stream_resumption.HANDLERS,
     **coverage.HANDLERS,
 }
 

@@ -13,7 +13,7 @@ import pytest
 from relume.engine_shim.agent.__main__ import main
 from relume.engine_shim.agent.agent_config import parse
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of
-from relume.engine_shim.checkpoints import curve_keys as checkpoint_keys
+from relume.engine_shim.checkpoints import curve_keys
 from relume.engine_shim.checkpoints.daemon.config import DaemonConfig
 from relume.engine_shim.checkpoints.daemon.store import host_memory
 from relume.engine_shim.checkpoints.daemon_links import LinkConfig
@@ -185,7 +185,7 @@ def test_curve_keys_reach_daemon_and_engine(tmp_path: Path) -> None:
 def test_keys_are_made_for_all_hosts_together(tmp_path: Path) -> None:
     hosts = {"h1": "10.0.0.1:7", "h2": "h2.fleet:7"}
     given = [f"{name}={address}" for name, address in hosts.items()]
-    assert checkpoint_keys.main(["--out", str(tmp_path), *given]) == 0
+    assert curve_keys.main(["--out", str(tmp_path), *given]) == 0
     found = {}
     for name, address in hosts.items():
         argv = ["--checkpoint-listen", "10.0.0.1:7", "--checkpoint-advertise", address]
@@ -198,10 +198,10 @@ def test_keys_are_made_for_all_hosts_together(tmp_path: Path) -> None:
             ours.links["curve_servers"][theirs.address] == theirs.daemon["remote"]["curve_public"]
         )
         assert ours.links["curve_public"] in theirs.daemon["remote"]["curve_clients"]
-    assert checkpoint_keys.main(["--out", str(tmp_path), *given]) == 1, "keys are not replaced"
+    assert curve_keys.main(["--out", str(tmp_path), *given]) == 1, "keys are not replaced"
     for wrong in ("h1", "h1=host", "h1=a:1 h1=b:2"):
         with pytest.raises(SystemExit):
-            checkpoint_keys.main(["--out", str(tmp_path), *wrong.split()])
+            curve_keys.main(["--out", str(tmp_path), *wrong.split()])
     (tmp_path / "h1.secret").write_text("short")
     with pytest.raises(ConfigError, match="40 characters"):
         checkpoints_of(parse([*ON, "--checkpoint-curve-file", str(tmp_path / "h1.json")], {}))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim.agent import notice_server as agent_notices
+from relume.engine_shim.agent import notice_server
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.events import vocabulary as v
@@ -102,7 +102,7 @@ async def test_all_listeners_hear_at_once_and_later_ones_with_the_greeting() -> 
 async def test_listener_that_speaks_leaves_or_is_one_too_many_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent_notices, "MAX_LISTENERS", 2)
+    monkeypatch.setattr(notice_server, "MAX_LISTENERS", 2)
     async with board() as b:
         with closing(connect(b.address)) as speaks, closing(connect(b.address)) as stays:
             await listeners(b, 2)

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from relume.controlplane.replay import rendering as telling
+from relume.controlplane.replay import rendering
 from relume.engine_shim.agent.engine_process.process_identity import (
     ProcessId,
     is_alive,
     marked_processes,
     stat_of,
 )
-from relume.engine_shim.agent.host_daemon import coverage_events as agent_coverage
+from relume.engine_shim.agent.host_daemon import coverage_events
 from relume.engine_shim.agent.host_daemon.checkpoint_options import kernel_boot
 from relume.engine_shim.checkpoints.link.block_stream import BlockOut, scatter
 from relume.events import vocabulary as v
@@ -124,7 +124,7 @@ async def test_an_engine_that_failed_its_restore_takes_no_part_and_the_log_says_
         assert (ready.exact, ready.inexact) == (("greedy",), (("restore", "it differs"),))
         await stage.nth(v.StateDaemonStarted, 1)
         assert fold(stage).holders["w0"].alive
-        assert "not exact: restore (it differs)" in telling.brief(ready)
+        assert "not exact: restore (it differs)" in rendering.brief(ready)
 
 
 @pytest.mark.full
@@ -207,9 +207,9 @@ async def test_a_daemon_that_cannot_void_drops_instead(is_old: bool) -> None:
         record=lambda *events: None, on_epoch=lambda call: None, info=lambda *told, **more: None,
         named=lambda boot: None,
     )  # fmt: skip
-    keeper = agent_coverage.StateDaemonKeeper(anything, anything, anything, anything, anything)
+    keeper = coverage_events.StateDaemonKeeper(anything, anything, anything, anything, anything)
     daemon: Any = OldDaemon(**({} if is_old else {"voided": 0}))
-    await keeper._introduce(daemon, agent_coverage.CoverageReports("w0"), 1.0)
+    await keeper._introduce(daemon, coverage_events.CoverageReports("w0"), 1.0)
     del daemon.asked[:]
     keeper.void((("a", 1), ("b", 2), ("c", 1)))
     await keeper._drop_voided(daemon)
@@ -223,7 +223,7 @@ async def test_a_daemon_that_cannot_void_drops_instead(is_old: bool) -> None:
 async def test_one_that_answers_no_more_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_coverage, "ANSWER_S", 1.0)
+    monkeypatch.setattr(coverage_events, "ANSWER_S", 1.0)
     run = tmp_path / "run"
     async with staged(run, **CHECKPOINTS) as stage:
         await stage.nth(v.StateDaemonStarted, 1)

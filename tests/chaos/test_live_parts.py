@@ -21,18 +21,18 @@ import pytest
 
 from relume.chaos.live import applicable, sets
 from relume.chaos.live.errors import CannotStrike
-from relume.chaos.live.faults import daemon_memory as memory
+from relume.chaos.live.faults import daemon_memory
 from relume.chaos.live.faults.live_faults import Faults
 from relume.chaos.live.faults.lossy_messages import Disturbance, Disturber
 from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.live_clients import TOKENS, body_of
 from relume.chaos.live.log_watch import PHASE_S, Watch
-from relume.chaos.live.processes import signals as processes
+from relume.chaos.live.processes import signals
 from relume.chaos.live.processes.engine_forks import Forks
 from relume.chaos.live.processes.fleet_host import CLOCK
 from relume.chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, scaled
 from relume.chaos.phases import Seen
-from relume.chaos.scenario import scenario_reader as reading
+from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.catalogue import FAULTS, PHASES
 from relume.chaos.scenario.schedule import PlannedFault, Request, expand
 from relume.engine_shim.checkpoints.link.block_stream import BlockOut, gather, scatter
@@ -82,7 +82,7 @@ def test_what_cannot_run_is_reported_and_left_out() -> None:
 
 
 def test_a_schedule_is_cut_to_the_machine_and_says_so() -> None:
-    scenario = reading.load(reading.find("agent-stopped"))
+    scenario = scenario_reader.load(scenario_reader.find("agent-stopped"))
     more = msgspec.structs.replace(scenario.fleet, workers=MOST_WORKERS + 2)
     scenario = msgspec.structs.replace(scenario, fleet=more)
     schedule = expand(scenario, 3)
@@ -104,7 +104,7 @@ def test_a_schedule_is_cut_to_the_machine_and_says_so() -> None:
 
 def test_where_clients_are_fewer_fewer_events_are_waited_for() -> None:
     """Of a dead engine fewer streams go on elsewhere: the fifth may never come."""
-    scenario = reading.load(reading.find("cascade"))
+    scenario = scenario_reader.load(scenario_reader.find("cascade"))
     schedule = expand(scenario, 0)
     _, fitted, notes = scaled(scenario, schedule)
     assert [planned.nth for planned in schedule.faults][2] in (4, 5)
@@ -210,22 +210,22 @@ def test_flipped_blocks_are_found_out_and_a_shrunken_budget_is_kept(tmp_path: Pa
         with peer_of(local(daemon.socket)) as peer:
             assert daemon.process is not None
             pid = daemon.process.pid
-            assert memory.flip(pid, 5, Random(1)) == 0, "it holds nothing"
+            assert daemon_memory.flip(pid, 5, Random(1)) == 0, "it holds nothing"
             assert scatter(cache, outs(count), peer) == count and peer.drained(10)
             before = stats(daemon)
             config = next(tmp_path.rglob("*.json"))
-            memory.shrink(config, pid, before["memory_used"] / 2 / before["memory_budget"])
+            daemon_memory.shrink(config, pid, before["memory_used"] / 2 / before["memory_budget"])
             deadline = time.monotonic() + 20
             while (after := stats(daemon))["memory_used"] > before["memory_used"] // 2:
                 assert time.monotonic() < deadline, after
                 time.sleep(0.05)
             assert 0 < after["blocks"] < count and after["evicted"]
             assert after["memory_budget"] < before["memory_budget"]
-            memory.shrink(config, pid, 1.0)
+            daemon_memory.shrink(config, pid, 1.0)
             while stats(daemon)["memory_budget"] != before["memory_budget"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            assert memory.flip(pid, 10_000, Random(1)) > 0
+            assert daemon_memory.flip(pid, 10_000, Random(1)) > 0
             found = gather(Cache(count, seed=4), ins(after["blocks"]), peer, "a", 0, 0, 5.0)
             assert found.failure == "corrupt" and found.blocks == 0
 
@@ -246,7 +246,7 @@ def test_a_full_disk_takes_nothing_gives_what_it_has_and_takes_again(tmp_path: P
             refused.append(code)
 
         with peer_of(local(daemon.socket), on_refused=note) as peer:
-            assert memory.filed(pid) == 0
+            assert daemon_memory.filed(pid) == 0
 
             def put(request: str, count: int) -> dict[str, int]:
                 for index in range(count):
@@ -265,13 +265,13 @@ def test_a_full_disk_takes_nothing_gives_what_it_has_and_takes_again(tmp_path: P
 
             put("a", 8)
             before = put("bb", 3)
-            assert before["demoted"] == 3 and memory.filed(pid) > 2 * IMAGE and not refused
-            memory.fill(pid)
+            assert before["demoted"] == 3 and daemon_memory.filed(pid) > 2 * IMAGE and not refused
+            daemon_memory.fill(pid)
             during = put("ccc", 4)
             assert during["demoted"] == 3 and set(refused) == {"budget"}
             loaded = gather(Cache(24, seed=9), ins(8), peer, "a", 0, 0, 10.0)
             assert loaded.blocks == 8 and loaded.failure == ""
-            memory.make_room(pid)
+            daemon_memory.make_room(pid)
             assert put("dddd", 4)["demoted"] > 3
 
 
@@ -319,16 +319,16 @@ def test_a_clock_is_wrong_by_what_its_file_says_and_only_where_that_is_named(
 async def test_a_stopped_process_stands_and_a_slow_one_is_let_go() -> None:
     child = await asyncio.create_subprocess_exec("sleep", "60")
     try:
-        assert await processes.stop(child.pid)
-        assert processes.state_of(Path(f"/proc/{child.pid}")) == "T"
-        slowing = asyncio.create_task(processes.slow(child.pid, 4))
-        await until(lambda: processes.state_of(Path(f"/proc/{child.pid}")) == "S")
+        assert await signals.stop(child.pid)
+        assert signals.state_of(Path(f"/proc/{child.pid}")) == "T"
+        slowing = asyncio.create_task(signals.slow(child.pid, 4))
+        await until(lambda: signals.state_of(Path(f"/proc/{child.pid}")) == "S")
         slowing.cancel()
         await asyncio.gather(slowing, return_exceptions=True)
-        await until(lambda: processes.state_of(Path(f"/proc/{child.pid}")) == "S")
+        await until(lambda: signals.state_of(Path(f"/proc/{child.pid}")) == "S")
         os.kill(child.pid, signal.SIGKILL)
         await child.wait()
-        assert not await processes.stop(child.pid) and not processes.there(child.pid)
+        assert not await signals.stop(child.pid) and not signals.there(child.pid)
     finally:
         if child.returncode is None:
             child.kill()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from relume.events.etcd.client import etcd_versions as versions
+from relume.events.etcd.client import etcd_versions
 from relume.events.etcd.client.etcd_versions import (
     EtcdVersion,
     NotAVersion,
@@ -86,7 +86,7 @@ def test_a_cluster_has_members():
 )
 def test_runs_by_path_with_the_standard_library_alone(text, status):
     done = subprocess.run(
-        [sys.executable, "-I", "-S", versions.__file__, "--members", "1"],
+        [sys.executable, "-I", "-S", etcd_versions.__file__, "--members", "1"],
         input=text,
         capture_output=True,
         text=True,

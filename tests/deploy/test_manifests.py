@@ -9,11 +9,11 @@ import pytest
 
 yaml = pytest.importorskip("yaml")
 
-from relume.controlplane import serve_settings as control  # noqa: E402
+from relume.controlplane import serve_settings  # noqa: E402
 from relume.controlplane.telemetry.metric_table import TABLE  # noqa: E402
-from relume.engine_shim.agent import agent_config as agent  # noqa: E402
+from relume.engine_shim.agent import agent_config  # noqa: E402
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of  # noqa: E402
-from relume.engine_shim.checkpoints import curve_keys as checkpoint_keys  # noqa: E402
+from relume.engine_shim.checkpoints import curve_keys  # noqa: E402
 from relume.events.etcd.config import parse_url  # noqa: E402
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -61,7 +61,7 @@ def serve_flags(argv: list[str]) -> dict[str, str]:
     flags = {}
     for flag, value in zip(words[::2], words[1::2], strict=True):
         field = flag.removeprefix("--").replace("-", "_")
-        assert flag.startswith("--") and field in control.SETTINGS, flag
+        assert flag.startswith("--") and field in serve_settings.SETTINGS, flag
         flags[field] = value
     return flags
 
@@ -71,8 +71,8 @@ def test_the_control_plane_accepts_its_manifest(tmp_path):
     (tmp_path / "admin-tokens").write_text("token=admin:operator,other=viewer:prometheus\n")
     item = container("serve")
     assert item["command"] == ["relume", "serve"]
-    config = control.load(serve_flags(arguments(item)), environment(item, tmp_path))
-    assert control.etcd_config(config).endpoints == ("etcd-0.etcd:2379", "etcd-1.etcd:2379")
+    config = serve_settings.load(serve_flags(arguments(item)), environment(item, tmp_path))
+    assert serve_settings.etcd_config(config).endpoints == ("etcd-0.etcd:2379", "etcd-1.etcd:2379")
     ports = {port["name"]: port["containerPort"] for port in item["ports"]}
     assert ports == {"openai": config.port, "admin": config.admin_port}
     assert config.name == FIELDS["POD_NAME"]
@@ -81,7 +81,7 @@ def test_the_control_plane_accepts_its_manifest(tmp_path):
 def test_the_agent_accepts_its_manifest(tmp_path):
     item = container("agent")
     assert item["command"] == ["relume", "worker"]
-    config = agent.parse(arguments(item), environment(item, tmp_path))
+    config = agent_config.parse(arguments(item), environment(item, tmp_path))
     assert config.worker == FIELDS["POD_NAME"]
     assert config.engine_host == FIELDS["POD_IP"]
     assert config.log_config().endpoints == ("etcd-0.etcd:2379", "etcd-1.etcd:2379")
@@ -116,12 +116,12 @@ def test_the_checkpoint_component_fits_its_manifests_and_its_keys(tmp_path):
         volume["name"] for volume in worker["volumes"]
     )}  # fmt: skip
     pods = {f"relume-x-{n}": f"relume-x-{n}.relume-worker:7100" for n in range(2)}
-    checkpoint_keys.write_keys(tmp_path / "keys", pods)
+    curve_keys.write_keys(tmp_path / "keys", pods)
     places = {mounts["checkpoint-keys"]: tmp_path / "keys", mounts["cold"]: tmp_path}
     argv = arguments(item)
     for inside, outside in places.items():
         argv = [text.replace(inside, str(outside)) for text in argv]
-    config = agent.parse(argv, environment(item, tmp_path))
+    config = agent_config.parse(argv, environment(item, tmp_path))
     checkpoints = checkpoints_of(config)
     assert checkpoints.address == f"tcp://{pods[FIELDS['POD_NAME']]}"
     assert checkpoints.address in checkpoints.links["curve_servers"]
@@ -157,7 +157,9 @@ def test_units_start_what_exists(path):
     assert command[0] == "/opt/relume/bin/relume"
     for variable in re.findall(r"\bRELUME_\w+", text):
         settings = (
-            control.SETTINGS if "control" in path.name else agent.AgentConfig.__struct_fields__
+            serve_settings.SETTINGS
+            if "control" in path.name
+            else agent_config.AgentConfig.__struct_fields__
         )
         name = {"RELUME_ETCD_ENDPOINTS": "etcd"}.get(variable, variable[len("RELUME_") :].lower())
         assert name in settings, variable
@@ -166,7 +168,7 @@ def test_units_start_what_exists(path):
     else:
         assert command[1] == "worker"
         given = command[2 : command.index("--")]
-        agent.parse([*given, "--model", "/m"], {})
+        agent_config.parse([*given, "--model", "/m"], {})
 
 
 def exported_metrics() -> set[str]:

@@ -20,6 +20,10 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGES = ("events", "policies", "controlplane", "engine_shim", "chaos")
 MOST_FILES = 15
+SHORT_NAMES = frozenset(("v", "m", "h", "e", "s", "do"))
+"""Other names of modules: of the vocabulary, KV messages, headers, stream events, states, effects."""
+MOST_ALIASES = 42
+"""Imports of a module by another name than its own. This number may only fall."""
 
 
 def imports(root: Path) -> dict[str, set[str]]:
@@ -130,3 +134,35 @@ def test_planted_faults_are_found(tmp_path: Path) -> None:
     assert varying(
         "for x in {1, 2}: hash(x)\ny = [x for x in set(z)]\nfor x in sorted(z): pass"
     ) == [1, 1, 2]
+
+
+def aliases(source: str, modules: frozenset[str]) -> list[str]:
+    """Modules that `source` imports by another name."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relume."):
+            base = (node.module or "").removeprefix("relume.")
+            for name in node.names:
+                is_module = f"{base}.{name.name}" in modules
+                if is_module and name.asname not in (None, name.name, *SHORT_NAMES):
+                    found.append(f"{base}.{name.name} as {name.asname}")
+    return found
+
+
+def test_modules_are_imported_by_their_own_names() -> None:
+    """A reader who searches for a module finds each use of it."""
+    modules = frozenset(imports(CHECKOUT))
+    found = [
+        f"{path.relative_to(CHECKOUT)}: {alias}"
+        for package in PACKAGES
+        for path in sorted((CHECKOUT / package).rglob("*.py"))
+        for alias in aliases(path.read_text(), modules)
+    ]
+    assert len(found) <= MOST_ALIASES, found
+    assert len(found) == MOST_ALIASES, "lower MOST_ALIASES: some are gone"
+
+
+def test_an_alias_is_seen() -> None:
+    modules = frozenset(("policies.state.fold", "events.vocabulary"))
+    source = "from relume.policies.state import fold as folding\nfrom relume.events import vocabulary as v\n"
+    assert aliases(source, modules) == ["policies.state.fold as folding"]

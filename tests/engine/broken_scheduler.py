@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from relume.engine_shim.engine.reporting_scheduler import relume_scheduler
-from relume.engine_shim.engine.vllm_private import model_runner as vllm_private_runner
+from relume.engine_shim.engine.vllm_private import model_runner
 from relume.engine_shim.generation import IDENTITY_KEY
 
 FAILING_STEP = 400
@@ -37,8 +37,8 @@ def failing_scheduler(**options: Any) -> Any:
 def misdrawing_scheduler(**options: Any) -> Any:
     """Takes seeded requests up one draw too late. In the engine's one process."""
     scheduler = relume_scheduler(**options)
-    skip = vllm_private_runner.skip_draws
-    vllm_private_runner.skip_draws = lambda runner, gen, count: skip(runner, gen, count + 1)
+    skip = model_runner.skip_draws
+    model_runner.skip_draws = lambda runner, gen, count: skip(runner, gen, count + 1)
     return scheduler
 
 
@@ -46,7 +46,7 @@ def misrestoring_scheduler(**options: Any) -> Any:
     """Takes seeded requests up one draw too late where their blocks may be had from a holder.
     In the engine's one process."""
     scheduler = relume_scheduler(**options)
-    state = vllm_private_runner._State
+    state = model_runner._State
     stock = state.__post_init__
 
     def post_init(self: Any) -> None:

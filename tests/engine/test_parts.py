@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from relume.engine_shim.engine.hosts import vllm_serve as serve
-from relume.engine_shim.engine.hosts import zygote
+from relume.engine_shim.engine.hosts import vllm_serve, zygote
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.engine.reporter import BUFFER_BYTES, AgentUnreachable, Reporter
 from relume.events.log import codec
@@ -193,18 +192,18 @@ def test_process_ends_within_a_second_of_eof(listener: socket.socket) -> None:
 
 
 def test_launcher_adds_our_hooks_and_places_the_model() -> None:
-    assert serve.serve_arguments(["--port", "1", "--model", "/m", "--seed=3"]) == [
+    assert vllm_serve.serve_arguments(["--port", "1", "--model", "/m", "--seed=3"]) == [
         *("serve", "/m", "--port", "1", "--seed=3"),
-        *("--middleware", serve.MIDDLEWARE, "--scheduler-cls", serve.SCHEDULER),
+        *("--middleware", vllm_serve.MIDDLEWARE, "--scheduler-cls", vllm_serve.SCHEDULER),
     ]
-    own = serve.serve_arguments(["--model=/m", "--scheduler-cls=x.Y"])
-    assert own == ["serve", "/m", "--scheduler-cls=x.Y", "--middleware", serve.MIDDLEWARE]
+    own = vllm_serve.serve_arguments(["--model=/m", "--scheduler-cls=x.Y"])
+    assert own == ["serve", "/m", "--scheduler-cls=x.Y", "--middleware", vllm_serve.MIDDLEWARE]
 
 
 def test_launcher_refuses_to_run_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "other")
-    with pytest.raises(serve.PluginNotInstalled):
-        serve.check_plugin()
+    with pytest.raises(vllm_serve.PluginNotInstalled):
+        vllm_serve.check_plugin()
 
 
 class LaterStep(EngineStep, frozen=True, tag="engine_step/1", kw_only=True):

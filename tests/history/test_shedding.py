@@ -11,7 +11,7 @@ import pytest
 from relume.controlplane.history.quota import Level
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
-from relume.policies.leader import log_detail as shedding
+from relume.policies.leader import log_detail
 from tests.agent.host import Host
 from tests.agent.stage import ENGINE
 from tests.etcd_server import EtcdServer, etcd_binary
@@ -65,7 +65,7 @@ class Steps:
 
 def test_between_the_marks_it_stays_as_it_was() -> None:
     at = {
-        size: tuple(shedding.detail(was, size, 100, 60) for was in ("full", "shed"))
+        size: tuple(log_detail.detail(was, size, 100, 60) for was in ("full", "shed"))
         for size in (0, 49, 50, 59, 60, 90)
     }
     assert at[0] == at[49] == ("full", "full")

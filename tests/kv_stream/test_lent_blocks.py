@@ -16,7 +16,7 @@ from relume.engine_shim.checkpoints.link.block_stream import BlockOut, scatter
 from relume.engine_shim.checkpoints.lookup import Lookup, LookupResult
 from relume.engine_shim.checkpoints.rank_blocks import CheckpointRank
 from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
-from relume.events.wire.kv import token_chain as prefix
+from relume.events.wire.kv import token_chain
 from tests.engine.fleet import wait_until
 from tests.kv_stream.transports import LINKS, SECRET, Fleet, outs, served
 from tests.state_daemon.daemon import (
@@ -30,7 +30,7 @@ from tests.state_daemon.daemon import (
     tokens_of,
 )
 
-PLAIN = prefix.scope("")
+PLAIN = token_chain.scope("")
 PLACE_BYTES = 16384
 """Of a block in a daemon's memory, in whole pages."""
 
@@ -148,7 +148,7 @@ def test_nothing_is_lent_to_another_prefix_salt_or_to_who_has_as_much(tmp_path: 
             assert scatter(source, outs(3, "closed"), writer) == 3 and writer.drained(10)
         other = (tokens_of(9), *tokens[1:])
         assert look_up(config, endpoint, other) == LookupResult()
-        assert look_up(config, endpoint, tokens, prefix.scope("salt")) == LookupResult()
+        assert look_up(config, endpoint, tokens, token_chain.scope("salt")) == LookupResult()
         assert look_up(config, endpoint, tokens, b"") == LookupResult()
         assert look_up(config, endpoint, tokens, request="own") == LookupResult(endpoint, 6)
         assert look_up(config, endpoint, tokens, b"", request="closed") == LookupResult(endpoint, 3)

@@ -8,7 +8,7 @@ from relume.chaos.live import sets
 from relume.chaos.live.live_fleet import run_in
 from relume.chaos.live.processes.shared_fixture import Bed
 from relume.chaos.runner.judge import judge
-from relume.chaos.scenario import scenario_reader as reading
+from relume.chaos.scenario import scenario_reader
 from relume.chaos.validators.records import courses
 from tests.live.conftest import MODEL
 from tests.suite.outcomes import inconclusive
@@ -46,7 +46,7 @@ async def test_a_scenario_runs_on_real_processes_and_breaks_nothing(
     zygote: str, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    scenario = reading.parse(SMALL)
+    scenario = scenario_reader.parse(SMALL)
     async with Bed(said.append, MODEL, zygote) as bed:
         run = await run_in(bed, scenario, 1, folder=tmp_path / "kept", say=said.append)
         assert not bed.directory.joinpath("1").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
+from relume.engine_shim.agent.engine_process import ipc_directory
 from relume.events import vocabulary as v
 from tests.live.conftest import EVENLY, Scene, same, scene_of, small_fleet, whole
 from tests.processes import cpu_time, family, starved
@@ -29,7 +29,7 @@ def shared_memory(pids: dict[str, int]) -> set[Path]:
 
 def sockets_in(scene: Scene) -> set[str]:
     """What lies in the directory of w0's engine."""
-    directory = agent_ipc.ipc_path(scene.fleet.dir / "run" / "w0")
+    directory = ipc_directory.ipc_path(scene.fleet.dir / "run" / "w0")
     return {path.name for path in directory.iterdir() if path.is_socket()}
 
 
@@ -49,7 +49,7 @@ async def test_each_process_of_vllm_serve_dies_or_hangs(tmp_path: Path) -> None:
                 inconclusive(f"{role} killed {len(moved)} times: all streams had ended before")
         verdict = await scene.sound()
         assert verdict.stalls > 0
-    assert not agent_ipc.ipc_path(scene.fleet.dir / "run" / "w0").exists()
+    assert not ipc_directory.ipc_path(scene.fleet.dir / "run" / "w0").exists()
 
 
 async def _killed(scene: Scene, calm: dict, role: str, turn: int) -> bool:

@@ -24,7 +24,7 @@ from relume.chaos.papers.lumen.parts.study_runs import (
 )
 from relume.chaos.papers.result import compare
 from relume.chaos.papers.sampling import Sampling, average, ratio
-from relume.chaos.sim import sim_fleet as simulated
+from relume.chaos.sim import sim_fleet
 from relume.chaos.sim.sim_fleet import SimFleet
 
 pytestmark = pytest.mark.full
@@ -64,7 +64,7 @@ def test_a_meter_holds_nothing_of_a_fleet_that_ran() -> None:
         return fleet
 
     case, meter = replace(LIGHT, short=True), Meter()
-    simulated.run(scenario_of(case), 3, settings=settings_of(case, meter), make=make)
+    sim_fleet.run(scenario_of(case), 3, settings=settings_of(case, meter), make=make)
     assert meter.first and [one() for one in made] == [None] * 3
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relume.chaos.papers.lumen.parts.study_runs import Case, Meter, scenario_of, settings_of
-from relume.chaos.sim import sim_fleet as simulated
+from relume.chaos.sim import sim_fleet
 from relume.chaos.sim.world.network_card import Links, carried
 from relume.events import vocabulary as v
 
@@ -32,7 +32,7 @@ def test_an_engine_restores_one_request_after_the_other() -> None:
             super()._seen(worker, event)
 
     case = Case(rules="lumen", workers=4, seed=3, per_s=0.6)
-    simulated.run(scenario_of(case), case.seed, settings=settings_of(case, Watching()))
+    sim_fleet.run(scenario_of(case), case.seed, settings=settings_of(case, Watching()))
     assert sum(len(of) for of in told.values()) >= 8
     for of in told.values():
         for started, ended in zip(of[::2], of[1::2], strict=True):

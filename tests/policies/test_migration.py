@@ -9,13 +9,13 @@ import msgspec
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Tier
 from relume.policies.checkpoints.checkpoint_settings import settings_of as checkpoint_settings
-from relume.policies.migration import moves as migration
+from relume.policies.migration import moves
 from relume.policies.migration.migration_settings import (
     MigrationConfig,
     settings_of,
 )
 from relume.policies.migration.moves import Running
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
 from tests.policies.checkpoints.test_checkpoints import CheckpointConfig, daemon, held
@@ -111,11 +111,11 @@ def test_a_drain_moves_what_is_held_to_where_it_ends_first_and_shares_it_out() -
     names = [f"q{n}" for n in range(6)]
     for name in names:
         running(story, name)
-    assert migration.sources(view_of(story)) == []
+    assert moves.sources(view_of(story)) == []
     drain(story)
     view = view_of(story)
-    assert migration.sources(view) == [("w0", "drain")]
-    choices = migration.plan(view, "drain", "w0", 1, asked(*names))
+    assert moves.sources(view) == [("w0", "drain")]
+    choices = moves.plan(view, "drain", "w0", 1, asked(*names))
     assert [c.request for c in choices] == names
     options = [c.options[c.chosen] for c in choices]
     assert all(o.kind == "restore" and o.holder == "w1" for o in options)
@@ -129,11 +129,11 @@ def test_a_holder_that_lags_is_waited_for_but_not_for_ever() -> None:
     running(story, "q1", blocks=15)
     running(story, "q2", blocks=16)
     drain(story)
-    behind, near = migration.plan(view_of(story), "drain", "w0", 1, asked("q1", "q2"))
+    behind, near = moves.plan(view_of(story), "drain", "w0", 1, asked("q1", "q2"))
     assert (behind.chosen, behind.reason) == (-1, "catching up")
     assert near.chosen >= 0 and not near.reason
     story.healthy_ticks(5)
-    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert choice.chosen >= 0 and choice.options[choice.chosen].restored == 240
 
 
@@ -142,10 +142,10 @@ def test_a_pause_that_is_too_long_is_not_made() -> None:
     running(story, "q1", blocks=0)
     drain(story)
     story.healthy_ticks(5)
-    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert (choice.chosen, choice.reason) == (-1, "too long a pause")
     story.tell("fleet", v.ConfigChanged("migration.pause_ms", "60000", "c"))
-    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert choice.options[choice.chosen].kind == "recompute"
 
 
@@ -154,7 +154,7 @@ def test_without_another_open_worker_all_stays() -> None:
     running(story, "q1")
     drain(story, "w1")
     drain(story, "w0")
-    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert (choice.chosen, choice.reason) == (-1, "nobody can take it")
 
 
@@ -167,17 +167,17 @@ def test_a_drain_moves_to_the_worker_with_kv_room_and_waits_when_none_has() -> N
         full = msgspec.structs.replace(engine_step(), kv_used=used)
         story.tell(f"w.{name}", full)
     drain(story)
-    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     option = choice.options[choice.chosen]
     assert (option.worker, option.kind, option.holder) == ("w2", "restore", "w1"), (
         "not w1, its home"
     )
     assert {o.excluded for o in choice.options if o.worker == "w1"} == {"no KV room"}
     story.tell("w.w2", msgspec.structs.replace(engine_step(), kv_used=467))
-    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert (choice.chosen, choice.reason) == (-1, "no KV room elsewhere")
     story.tell("fleet", v.ConfigChanged("checkpoints.headroom_percent", "0", "c"))
-    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert choice.chosen >= 0, "not checked"
 
 
@@ -191,13 +191,13 @@ def test_a_drain_gives_room_to_higher_tiers_first() -> None:
     running(story, "q2")
     drain(story)
     moving = [*asked("q1", tokens=330), *asked("q2")]
-    before = migration.plan(view_of(story), "drain", "w0", 1, moving)
+    before = moves.plan(view_of(story), "drain", "w0", 1, moving)
     assert [c.chosen >= 0 for c in before] == [True, False], "the longer one, without tiers"
     moving = [
         msgspec.structs.replace(one, tier=Tier(tier))
         for one, tier in zip(moving, ("batch", "interactive"), strict=True)
     ]
-    choices = migration.plan(view_of(story), "drain", "w0", 1, moving)
+    choices = moves.plan(view_of(story), "drain", "w0", 1, moving)
     assert [c.tier for c in choices] == ["batch", "interactive"]
     assert [c.chosen >= 0 for c in choices] == [False, True]
     assert choices[0].reason == "no KV room elsewhere"
@@ -207,7 +207,7 @@ def test_what_its_engine_has_not_taken_yet_stays_for_now() -> None:
     story = fleet_of()
     story.tell("r.r0", arrived("q1", 300), decided("q1", prompt=300))
     drain(story)
-    (choice,) = migration.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert (choice.chosen, choice.reason) == (-1, "not begun")
 
 
@@ -216,7 +216,7 @@ def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> No
     running(story, "q1")
     drain(story)
     view = view_of(story)
-    (choice,) = migration.plan(view, "drain", "w0", 1, asked("q1"))
+    (choice,) = moves.plan(view, "drain", "w0", 1, asked("q1"))
     planned = v.MigrationPlanned(
         decision="m1",
         basis=BASIS,
@@ -238,12 +238,12 @@ def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> No
             view.own(view.position + 1, planned)
             view.own(view.position + 1, moved)
         assert view.suspect("w0") == 0, "nothing is held against it"
-        assert routing.planned(view, query).worker == "w1"
+        assert choose_worker.planned(view, query).worker == "w1"
     story.tell("w.w1", v.EngineDied("w1", 1, "killed"))
-    assert routing.planned(view, query).worker == "w0"
+    assert choose_worker.planned(view, query).worker == "w0"
     failed = RouteQuery(
         request="q1", model=MODEL, prompt_tokens=300, delivered=21, avoid=("w0:1",), lost=1
     )
-    assert routing.planned(view, failed).worker == ""
+    assert choose_worker.planned(view, failed).worker == ""
     view.own(view.position + 1, v.WorkerSuspected("w0", 1, "silent"))
-    assert routing.planned(view, query).worker == ""
+    assert choose_worker.planned(view, query).worker == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from relume.chaos.sim.engine import prefix_model as prefixes
+from relume.chaos.sim.engine import prefix_model
 from relume.chaos.sim.engine.engine_model import EngineConfig, Job, SimEngine
 from relume.chaos.sim.engine.step_cost import load
 from relume.events.wire import prefix
@@ -31,7 +31,7 @@ def test_what_is_told_is_what_is_found() -> None:
     now, hits, evicted = 0, set(), 0
     for number in range(200):
         ids, tokens = prompt(draw)
-        marks = prefix.unpack(prefixes.of_prompt(ids, SEGMENT, tokens, BLOCK))
+        marks = prefix.unpack(prefix_model.of_prompt(ids, SEGMENT, tokens, BLOCK))
         run = next((n for n, one in enumerate(marks) if one not in held), len(marks))
         job = Job(
             name=f"j{number}",
@@ -48,18 +48,18 @@ def test_what_is_told_is_what_is_found() -> None:
         assert found == prefix.blocks_at(run) * BLOCK
         hits.add(found)
         moves, engine.kv.moves = engine.kv.moves, []
-        stored, removed = map(prefix.unpack, prefixes.changed(moves))
+        stored, removed = map(prefix.unpack, prefix_model.changed(moves))
         evicted += len(removed)
         assert not set(stored) & set(removed)
         held.difference_update(removed)
         held.update(stored)
-        whole = prefix.unpack(prefixes.changed(engine.kv.cached())[0])
+        whole = prefix.unpack(prefix_model.changed(engine.kv.cached())[0])
         assert held == set(whole)
     assert len(hits) > 4 and evicted
 
 
 def test_what_came_and_went_between_two_records_is_not_told() -> None:
-    moves = [prefixes.SegmentMove(1, 0, 8, True), prefixes.SegmentMove(1, 0, 8, False)]
-    assert prefixes.changed(moves) == (b"", b"")
-    stored, removed = prefixes.changed([*moves, moves[1], moves[0], moves[0]])
+    moves = [prefix_model.SegmentMove(1, 0, 8, True), prefix_model.SegmentMove(1, 0, 8, False)]
+    assert prefix_model.changed(moves) == (b"", b"")
+    stored, removed = prefix_model.changed([*moves, moves[1], moves[0], moves[0]])
     assert (len(stored) // 8, removed) == (8, b"")

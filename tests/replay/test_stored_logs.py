@@ -25,7 +25,7 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AttemptMode
 from relume.policies.checkpoints import placement
 from relume.policies.liveness import stall
-from relume.policies.migration import moves as migration
+from relume.policies.migration import moves
 from tests.replay import frozen
 from tests.replay.tamper import dropped, places, swapped
 
@@ -155,8 +155,8 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "recovery weight": ("recovery.plan", "AWAY", 3, "engine-killed"),
     "recovery weight of those who wait": ("recovery.plan", "HELD_UP", 1, "recoveries"),
     "placement load": (placement, "load", heavier, "restores"),
-    "migration share": (migration._Imbalance, "_share", imbalanced, "migration"),
-    "migration pause": (migration._Drain, "refuses", refusing, "detached-moves"),
+    "migration share": (moves._Imbalance, "_share", imbalanced, "migration"),
+    "migration pause": (moves._Drain, "refuses", refusing, "detached-moves"),
     "share of the aged": ("admission.admission_queue", "AGED_PART", 7, "admission-steady"),
     "waits foretold": ("admission.admission_queue", "WINDOW", 32, "admission-steady"),
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),

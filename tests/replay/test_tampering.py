@@ -19,7 +19,7 @@ from relume.events.log.codec import decode, encode
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import ProbeResult
 from relume.policies.liveness import stall
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.state import engine_step as engine_steps
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
@@ -148,14 +148,14 @@ def test_altered_candidate_is_found_by_the_policy(groups: list[RevisionGroup]) -
 def test_changed_weight_is_found(
     groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routing, "REQUEST_TOKENS", routing.REQUEST_TOKENS + 1)
+    monkeypatch.setattr(choose_worker, "REQUEST_TOKENS", choose_worker.REQUEST_TOKENS + 1)
     assert found(groups).divergences[0].what == "decision"
 
 
 def test_changed_tie_rule_is_found(
     groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(routing.RECORDED, "least_load", routing.round_robin)
+    monkeypatch.setitem(choose_worker.RECORDED, "least_load", choose_worker.round_robin)
     assert found(groups).divergences[0].what == "decision"
 
 

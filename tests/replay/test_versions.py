@@ -23,10 +23,10 @@ from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
 from relume.policies import decision_versions
-from relume.policies.admission import admission_queue as waiting
+from relume.policies.admission import admission_queue
 from relume.policies.decision_versions import DECISION_VERSIONS
 from relume.policies.liveness import stall
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.state.fleet import Fleet, dump, load
 from relume.policies.state.fold import apply_group
 from tests.policies.story import Story, arrived, decided, replica_started
@@ -108,8 +108,8 @@ def doubled(old: Callable[..., int]) -> Callable[..., int]:
     ("kinds", "owner", "name", "value"),
     [
         (("stall",), stall, "bound_us", doubled),
-        (("admission",), waiting, "AGED_PART", 7),
-        (("route.least_load", "route.planned"), routing, "REQUEST_TOKENS", 31),
+        (("admission",), admission_queue, "AGED_PART", 7),
+        (("route.least_load", "route.planned"), choose_worker, "REQUEST_TOKENS", 31),
     ],
 )
 def test_changed_decision_needs_its_version_raised(

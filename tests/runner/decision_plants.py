@@ -16,8 +16,7 @@ from relume.policies.checkpoints import decisions, placement
 from relume.policies.leader import duties
 from relume.policies.recovery import recovery_options
 from relume.policies.recovery.recovery_options import StoredBlocks
-from relume.policies.routing import choose_worker as routing
-from relume.policies.routing import eligibility, estimate_index, selection
+from relume.policies.routing import choose_worker, eligibility, estimate_index, selection
 from relume.policies.state.overlay.view import View
 
 Set = Callable[[Any, str, Any], None]
@@ -32,7 +31,7 @@ def _without(patch: Set, changed: Callable[[Any, bool], tuple[Any, bool]]) -> No
         return excluded(view, worker, model, suspected)
 
     patch(eligibility, "excluded", blind)
-    patch(routing, "excluded", blind)
+    patch(choose_worker, "excluded", blind)
 
 
 def _drain_forgotten(patch: Set) -> None:
@@ -62,7 +61,7 @@ def _failure_forgotten(patch: Set) -> None:
     def forgetful(worker: Any, query: Any) -> Any:
         return excluded_for(worker, replace(query, avoid=()))
 
-    for module in (eligibility, routing, selection):
+    for module in (eligibility, choose_worker, selection):
         patch(module, "excluded_for", forgetful)
 
 

@@ -35,8 +35,7 @@ from relume.policies.crosscheck import choice, disputes
 from relume.policies.leader import duties
 from relume.policies.liveness import overdue, stall
 from relume.policies.recovery.lineage import Lineage
-from relume.policies.routing import choose_worker as routing
-from relume.policies.routing import eligibility
+from relume.policies.routing import choose_worker, eligibility
 from relume.policies.state import coverage
 from tests.runner import decision_plants, fold_plants, refusal_plants, service_plants
 
@@ -207,7 +206,7 @@ def _one_block_more(patch: Set) -> None:
 
 def _by_chance(patch: Set) -> None:
     """routing goes by something that is not in the log"""
-    best = routing.RECORDED["predicted_ttft"]
+    best = choose_worker.RECORDED["predicted_ttft"]
     turns = iter(range(1 << 30))
 
     def other(view: Any, query: Any) -> Any:
@@ -217,7 +216,7 @@ def _by_chance(patch: Set) -> None:
             return choice
         return replace(choice, worker=open_[-1].worker, incarnation=open_[-1].incarnation)
 
-    patch(routing.RECORDED, "predicted_ttft", other)
+    patch(choose_worker.RECORDED, "predicted_ttft", other)
 
 
 def _never_released(patch: Set) -> None:

@@ -10,10 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from relume.chaos.outcome import FiredFault, Outcome
-from relume.chaos.runner import artifacts
-from relume.chaos.runner import run_statistics as figures
+from relume.chaos.runner import artifacts, run_statistics
 from relume.chaos.runner.judge import Verdict, _known, judge
-from relume.chaos.runner.report import verdict_text as telling
+from relume.chaos.runner.report import verdict_text
 from relume.chaos.scenario.catalogue import FIGURES
 from relume.chaos.scenario.language import Bound, Fault, When
 from relume.chaos.scenario.schedule import PlannedFault, expand
@@ -46,7 +45,7 @@ def test_a_sound_run_passes_and_says_what_was_judged(good: Outcome) -> None:
     assert set(verdict.judged) == set(CHECKS)
     assert set(verdict.figures) == set(FIGURES)
     assert verdict.faults[0].at_ns == (good.fired[0].at_ns,)
-    text = "\n".join(telling.verdict_lines(verdict))
+    text = "\n".join(verdict_text.verdict_lines(verdict))
     assert "PASSED" in text and "kept      I1 I2" in text
 
 
@@ -55,7 +54,7 @@ def test_a_broken_promise_fails_and_is_named(good: Outcome) -> None:
     assert verdict.result == "failed"
     assert verdict.signature == ("I10",)
     assert "I10 is broken" in verdict.why
-    assert "11000 ms" in "\n".join(telling.verdict_lines(verdict))
+    assert "11000 ms" in "\n".join(verdict_text.verdict_lines(verdict))
 
 
 def test_while_every_worker_is_cut_off_no_request_recovers(good: Outcome) -> None:
@@ -185,7 +184,7 @@ def test_an_unknown_end_is_counted_and_not_held_against_anybody(good: Outcome) -
     killed = FiredFault(name="f1", what="gateway-kill", target="r0", at_ns=good.ended_ns)
     verdict = judge(replace(expecting(cut), groups=lost, fired=(*good.fired, killed)))
     assert (verdict.result, verdict.unknown) == ("passed", 1)
-    assert "how they ended is unknown" in "\n".join(telling.verdict_lines(verdict))
+    assert "how they ended is unknown" in "\n".join(verdict_text.verdict_lines(verdict))
 
 
 def test_what_was_acknowledged_counts(good: Outcome) -> None:
@@ -199,22 +198,22 @@ def test_what_was_acknowledged_counts(good: Outcome) -> None:
 
 
 def test_figures_are_the_clients_and_the_logs(good: Outcome) -> None:
-    found = figures.figures_of(good, Log(good.groups))
+    found = run_statistics.figures_of(good, Log(good.groups))
     ttft = [(h.first_ns - h.sent_ns) / 1e6 for h in good.histories if h.first_ns]
     assert found["ttft_ms_mean"] == pytest.approx(sum(ttft) / 56)
     assert found["moved_streams"] == 14
     assert 50 < (found["recovery_ms_p99"] or 0) < 1000
     calm = replace(good, histories=(), fired=())
-    found = figures.figures_of(calm, Log(()))
+    found = run_statistics.figures_of(calm, Log(()))
     assert found["requests"] == found["faults_fired"] == 0
     assert found["ttft_ms_mean"] is found["recovery_ms_p99"] is found["makespan_s"] is None
 
 
 def test_quantiles() -> None:
     values = [float(n) for n in range(1, 101)]
-    assert figures.quantile(values, 0.99) == 99
-    assert figures.quantile([3.0], 0.99) == 3
-    assert figures.quantile([], 0.5) is None
+    assert run_statistics.quantile(values, 0.99) == 99
+    assert run_statistics.quantile([3.0], 0.99) == 3
+    assert run_statistics.quantile([], 0.5) is None
 
 
 def test_a_clock_that_jumped_is_put_right(good: Outcome) -> None:

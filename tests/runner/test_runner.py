@@ -23,14 +23,13 @@ from msgspec.structs import replace
 
 from relume.chaos.outcome import Outcome
 from relume.chaos.runner import __main__ as command
-from relume.chaos.runner import artifacts, fuzz, pool, shrink, world
-from relume.chaos.runner import fuzz_progress as fuzzing
+from relume.chaos.runner import artifacts, fuzz, fuzz_progress, pool, shrink, world
 from relume.chaos.runner.cases import Case, case_of, fixed_yaml, parse_fixed, scenario_yaml
 from relume.chaos.runner.compose import compose
 from relume.chaos.runner.judge import judge
 from relume.chaos.runner.report.page import page
 from relume.chaos.runner.report.timeline import timeline
-from relume.chaos.scenario import scenario_reader as reading
+from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable
 from relume.chaos.scenario.problems import ScenarioError
 from tests.runner.recorded import outcome
@@ -67,7 +66,7 @@ def test_composed_scenarios_are_sound_and_reach_every_applicable_fault() -> None
     had, steps = set(), set()
     for seed in range(300):
         scenario = compose(seed)
-        assert reading.parse(scenario_yaml(scenario)) == scenario
+        assert scenario_reader.parse(scenario_yaml(scenario)) == scenario
         had |= {fault.what for fault in scenario.faults}
         steps |= {fault.when.during for fault in scenario.faults}
     assert had == {name for name in FAULTS if applicable(name)}
@@ -75,11 +74,11 @@ def test_composed_scenarios_are_sound_and_reach_every_applicable_fault() -> None
     assert compose(7) == compose(7) != compose(8)
 
 
-@pytest.mark.parametrize("name", reading.named())
+@pytest.mark.parametrize("name", scenario_reader.named())
 def test_the_library_survives_being_written(name: str) -> None:
-    path = reading.find(name)
-    scenario = reading.load(path)
-    assert reading.parse(scenario_yaml(scenario), folder=path.parent) == scenario
+    path = scenario_reader.find(name)
+    scenario = scenario_reader.load(path)
+    assert scenario_reader.parse(scenario_yaml(scenario), folder=path.parent) == scenario
 
 
 def test_a_fixed_case_is_what_it_was(tmp_path: Path) -> None:
@@ -115,9 +114,9 @@ def test_fuzz_tells_who_failed_and_keeps_only_that(played: None, tmp_path: Path,
     names, waiting = fuzz.usable(["calm", "engine-killed-in-decode", "rank-killed"])
     assert waiting == ["rank-killed"]
     everything, _ = fuzz.usable()
-    assert {name for name in reading.named() if name != "rank-killed"} >= set(everything) - {
-        "composed"
-    }
+    assert {name for name in scenario_reader.named() if name != "rank-killed"} >= set(
+        everything
+    ) - {"composed"}
     assert everything[3::4] == ["composed"] * (len(everything) // 4)
     runs = fuzz.asked(names, 0, 6, 30.0, tmp_path)
     seen: list[int] = []
@@ -143,7 +142,7 @@ def test_fuzz_tells_which_faults_found_nothing_to_strike(played: None) -> None:
     for struck in (True, False, True):
         faults = (("engine-kill", struck), ("client-gone", True))
         tally.add(0, replace(ran, result="passed", faults=faults))
-    lines = list(fuzzing.summary_lines({"composed": tally}, [], "", 1.0, Path("out")))
+    lines = list(fuzz_progress.summary_lines({"composed": tally}, [], "", 1.0, Path("out")))
     assert "faults of composed that did not strike: engine-kill 1 of 3" in lines
 
 
@@ -304,7 +303,7 @@ def test_fuzz_that_broke_off_by_itself_proves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], early: str, status: int
 ) -> None:
     tallies = {"calm": fuzz.Tally(runs=1, passed=1)}
-    monkeypatch.setattr(fuzzing, "fuzz", lambda *_: (tallies, early))
+    monkeypatch.setattr(fuzz_progress, "fuzz", lambda *_: (tallies, early))
     assert command.main(["fuzz", "--scenarios", "calm"]) == status
     assert early in capsys.readouterr().out
 
@@ -444,7 +443,7 @@ def test_run_says_how_it_went(
     assert command.main(["run", str(out)]) == 1, "a kept run is a case"
     capsys.readouterr()
     assert command.main(["run", "composed", "--seed", "4", "--print"]) == 0
-    assert reading.parse(capsys.readouterr().out) == compose(4)
+    assert scenario_reader.parse(capsys.readouterr().out) == compose(4)
 
 
 def test_what_cannot_be_run_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from relume.chaos import cli
 from relume.chaos.scenario import __main__ as command
-from relume.chaos.scenario import catalogue, printing
-from relume.chaos.scenario import request_traces as traces
+from relume.chaos.scenario import catalogue, printing, request_traces
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.scenario.scenario_reader import load, named, parse
@@ -154,14 +153,14 @@ def test_a_broken_trace_says_what_is_wrong(tmp_path: Path) -> None:
                           ("prompt_tokens,output_tokens\n0,1\n", "without a prompt")):  # fmt: skip
         file = tmp_path / f"{len(content)}.csv"
         file.write_text(content)
-        with pytest.raises(traces.TraceError, match=said):
-            traces.read(file.name, tmp_path)
+        with pytest.raises(request_traces.TraceError, match=said):
+            request_traces.read(file.name, tmp_path)
 
 
 def test_packaged_traces_tell_their_licence() -> None:
-    for name, path in traces.packaged().items():
+    for name, path in request_traces.packaged().items():
         assert "Licence:" in path.read_text()[:600]
-        assert traces.read(name, Path())[0].at_ns == 0
+        assert request_traces.read(name, Path())[0].at_ns == 0
 
 
 def uncovered(scenarios: dict[str, Scenario]) -> list[str]:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from relume.chaos.runner.judge import judge
-from relume.chaos.scenario import scenario_reader as reading
+from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
 from relume.chaos.sim.sim_fleet import Settings, SimFleet, digest, run
 from relume.chaos.sim.world.throttle import PERIOD_S, Throttle
@@ -34,7 +34,7 @@ SCENARIOS = (
 
 
 def outcome_of(name, seed):
-    return run(reading.load(reading.find(name)), seed)
+    return run(scenario_reader.load(scenario_reader.find(name)), seed)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -65,7 +65,7 @@ def test_a_fleet_goes_with_its_run():
         made.extend(map(weakref.ref, (fleet, fleet.loop, fleet.wires, fleet.etcd, fleet.clients)))
         return fleet
 
-    assert not run(reading.load(reading.find("calm")), 5, make=make).error
+    assert not run(scenario_reader.load(scenario_reader.find("calm")), 5, make=make).error
     assert [one() for one in made] == [None] * 5
 
 
@@ -208,7 +208,11 @@ def test_what_has_no_room_on_disk_stays_in_memory_until_there_is_room():
 
         fleet.loop.call_soon(look)
 
-    outcome = run(reading.load(reading.find("disk-full")), 0, settings=Settings(watching=watching))
+    outcome = run(
+        scenario_reader.load(scenario_reader.find("disk-full")),
+        0,
+        settings=Settings(watching=watching),
+    )
     assert judge(outcome).result == "passed"
     full = [at for at, (is_full, *_) in enumerate(seen) if is_full]
     first, last = seen[full[0]], seen[full[-1]]

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from relume.chaos.sim.agent import Feed
-from relume.chaos.sim.engine import host_types as hosts
-from relume.chaos.sim.engine import step_cost as cost
+from relume.chaos.sim.engine import host_types, step_cost
 from relume.chaos.sim.engine.manners import BROKEN, LATE, break_off, refusal
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.gateway.answer_bytes import (
@@ -69,8 +68,8 @@ class Bench:
                 name=f"w{n}",
                 domain=f"d{n}",
                 model="tiny",
-                spec=hosts.spec("tiny", "cpu"),
-                cost=cost.load("tiny_cpu"),
+                spec=host_types.spec("tiny", "cpu"),
+                cost=step_cost.load("tiny_cpu"),
                 wires=self.wires,
                 etcd=self.etcd,
                 settings=WorkerSettings(),
@@ -311,7 +310,7 @@ def test_blocks_come_back_from_their_holder_and_the_rest_is_computed():
     heard = _restored(bench)
     assert heard.ends == ["length"] and heard.count == 1200
     (done,) = bench.events(v.RestoreDone, stream="w.w2")
-    assert done.tokens == 384 and done.bytes == 12 * hosts.spec("tiny", "cpu").block_bytes
+    assert done.tokens == 384 and done.bytes == 12 * host_types.spec("tiny", "cpu").block_bytes
     (admitted,) = bench.changes(v.RequestAdmitted, stream="w.w2")
     assert admitted.cached_tokens == 384
     dropped = bench.events(v.CheckpointDropped, v.StateDaemonReported, stream="w.w1")

@@ -15,13 +15,13 @@ from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
 from relume.engine_shim.checkpoints.daemon.store.extents import PAGE
 from relume.engine_shim.checkpoints.daemon.store.file_tier import FileTier
 from relume.engine_shim.checkpoints.link.image import digest_of, pack_tokens
-from relume.events.wire.kv import token_chain as prefix
+from relume.events.wire.kv import token_chain
 from relume.events.wire.kv.kv_errors import Refusal
 from relume.events.wire.kv.kv_messages import Piece
 from tests.state_daemon.daemon import BLOCK, fingerprint
 
 IMAGE = PAGE
-PLAIN = prefix.scope("")
+PLAIN = token_chain.scope("")
 NOBODY = ("", 0, 0)
 
 
@@ -80,8 +80,8 @@ def write(store: BlockStore, request: str, words: str, **options: object) -> Non
 
 
 def chains(words: str, scope: bytes = PLAIN, tp: int = 1, model: str = "m") -> list[bytes]:
-    start = prefix.root(fingerprint(tp=tp, model=model), scope)
-    return prefix.chains(start, map(tokens_of, words))
+    start = token_chain.root(fingerprint(tp=tp, model=model), scope)
+    return token_chain.chains(start, map(tokens_of, words))
 
 
 def match(store: BlockStore, words: str, **options: object) -> tuple[str, int, int]:
@@ -101,19 +101,19 @@ def test_the_longest_identical_prefix_is_found(store: BlockStore) -> None:
 
 
 def test_other_salts_models_and_requests_without_a_scope_share_nothing(store: BlockStore) -> None:
-    write(store, "salted", "xyz", scope=prefix.scope("s"))
+    write(store, "salted", "xyz", scope=token_chain.scope("s"))
     write(store, "other", "xyz", model="other")
     write(store, "alone", "xyz", scope=b"")
     assert match(store, "xyz") == NOBODY
-    assert match(store, "xyz", scope=prefix.scope("t")) == NOBODY
-    assert match(store, "xyz", scope=prefix.scope("s")) == ("salted", 0, 3)
+    assert match(store, "xyz", scope=token_chain.scope("t")) == NOBODY
+    assert match(store, "xyz", scope=token_chain.scope("s")) == ("salted", 0, 3)
     assert match(store, "xyz", model="other") == ("other", 0, 3)
 
 
 def test_pieces_that_contradict_each_other_about_it_share_nothing(store: BlockStore) -> None:
     write(store, "a", "xy")
-    put(store, "a", 2, "z", scope=prefix.scope("s"))
-    assert match(store, "xyz") == match(store, "xyz", scope=prefix.scope("s")) == NOBODY
+    put(store, "a", 2, "z", scope=token_chain.scope("s"))
+    assert match(store, "xyz") == match(store, "xyz", scope=token_chain.scope("s")) == NOBODY
     assert store.stats()["prefixes"] == 0
 
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.agent_errors import HostRefused
 from relume.engine_shim.agent.agent_logging import Logger
-from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
+from relume.engine_shim.agent.engine_process import ipc_directory
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.process_identity import ProcessId, free_port, stat_of
 from relume.engine_shim.agent.run_directory import RunDirectory
@@ -61,7 +61,7 @@ def make_order(
             engine_environment.WORKER: config.worker,
             engine_environment.INCARNATION: str(incarnation),
             engine_environment.AGENT_SOCKET: str(run.socket_path),
-            agent_ipc.VARIABLE: str(agent_ipc.ipc_path(run.path)),
+            ipc_directory.VARIABLE: str(ipc_directory.ipc_path(run.path)),
             **failpoint_client.environment(),
         },
         arguments=(

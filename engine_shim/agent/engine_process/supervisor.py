@@ -25,8 +25,7 @@ from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.agent_errors import HostRefused
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.canaries.canary_watch import CanaryWatch
-from relume.engine_shim.agent.engine_process import ipc_directory as agent_ipc
-from relume.engine_shim.agent.engine_process import stack_dump
+from relume.engine_shim.agent.engine_process import ipc_directory, stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost, EngineOrder, make_order
 from relume.engine_shim.agent.engine_process.hang_watch import HangWatch
@@ -226,14 +225,14 @@ class Supervisor:
         if self._checkpoints is not None:
             more = self._checkpoints.engine_arguments(self._directory.state.epoch)
         try:
-            agent_ipc.renew(self._directory.path)
+            ipc_directory.renew(self._directory.path)
         except OSError as error:
             raise HostRefused(str(error)) from None
         return make_order(self._config, self._directory, incarnation, more)
 
     def _tidy(self) -> None:
         """Remove what the engine left."""
-        agent_ipc.remove(self._directory.path)
+        ipc_directory.remove(self._directory.path)
         stack_dump.tidy(self._directory)
 
     def _started(self, engine: EngineProcesses, order: EngineOrder) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from relume.engine_shim.agent.agent_config import AgentConfig, is_unspecified
 from relume.engine_shim.checkpoints.daemon.store import host_memory
-from relume.engine_shim.checkpoints.link import link_auth as auth
+from relume.engine_shim.checkpoints.link import link_auth
 from relume.events.settings.config_error import ConfigError
 
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -131,7 +131,7 @@ def _remote(config: AgentConfig, curve: CurveFile | None) -> tuple[str, dict[str
         return address, remote
     networks = config.checkpoint_private_networks
     try:
-        private = auth.declared_private(host, networks)
+        private = link_auth.declared_private(host, networks)
     except ValueError as error:
         remedy = "give networks as CIDR, e.g. 10.0.0.0/8"
         raise ConfigError("checkpoint_private_networks", networks, str(error), remedy) from None
@@ -191,7 +191,7 @@ def _curve(path: str) -> CurveFile | None:
 def _curve_secret(path: str) -> str:
     setting = "checkpoint_curve_file"
     try:
-        key = auth.read_private(path).decode(errors="replace")
+        key = link_auth.read_private(path).decode(errors="replace")
     except OSError as error:
         raise ConfigError(setting, path, str(error.strerror), _CURVE_REMEDY) from None
     if not _CURVE_KEY.fullmatch(key):
@@ -203,12 +203,12 @@ def _check_secret(path: str) -> None:
     if not path:
         return
     try:
-        secret = auth.read_private(path)
+        secret = link_auth.read_private(path)
     except OSError as error:
         remedy = "name a file that only this user can read (chmod 600)"
         raise ConfigError("checkpoint_secret_file", path, str(error.strerror), remedy) from None
-    if len(secret) < auth.MIN_SECRET_BYTES:
-        problem = f"has {len(secret)} bytes, at least {auth.MIN_SECRET_BYTES} are required"
+    if len(secret) < link_auth.MIN_SECRET_BYTES:
+        problem = f"has {len(secret)} bytes, at least {link_auth.MIN_SECRET_BYTES} are required"
         raise ConfigError("checkpoint_secret_file", path, problem, "write a longer secret")
 
 

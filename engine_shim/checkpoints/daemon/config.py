@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Struct
 
 from relume.engine_shim.checkpoints.daemon.remote_server import RemoteConfig
-from relume.engine_shim.checkpoints.link import link_auth as auth
+from relume.engine_shim.checkpoints.link import link_auth
 from relume.events.settings import sources
 from relume.events.settings.config_error import ConfigError
 from relume.events.settings.declared import option
@@ -96,7 +96,7 @@ def secret(config: DaemonConfig) -> bytes:
     if not config.secret_file:
         return b""
     try:
-        return auth.read_private(config.secret_file)
+        return link_auth.read_private(config.secret_file)
     except OSError as error:
         remedy = "name a file that only this user can read (chmod 600)"
         problem = error.strerror or str(error)

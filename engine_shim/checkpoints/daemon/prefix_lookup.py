@@ -15,7 +15,7 @@ from collections.abc import Sequence as Row
 from relume.engine_shim.checkpoints.daemon.contents import Content
 from relume.engine_shim.checkpoints.daemon.holdings import Holding, Sequence
 from relume.engine_shim.checkpoints.link.image import Buffer
-from relume.events.wire.kv import token_chain as prefix
+from relume.events.wire.kv import token_chain
 from relume.events.wire.kv.fingerprint import TOKEN_BYTES, Fingerprint
 
 TRIED = 8
@@ -44,8 +44,8 @@ class Prefixes:
             tokens = bytes(self._read(blocks[index].content)[:size])
             if len(tokens) < size:
                 return
-            before = chains[-1] if index else prefix.root(holding.fingerprint, holding.scope)
-            chain = prefix.link(before, tokens)
+            before = chains[-1] if index else token_chain.root(holding.fingerprint, holding.scope)
+            chain = token_chain.link(before, tokens)
             chains.append(chain)
             if sequence.rank == 0:
                 self._owners.setdefault(chain, []).append(sequence)

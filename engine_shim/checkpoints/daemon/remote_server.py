@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from relume.engine_shim.checkpoints.daemon.errors import BadConfig
 from relume.engine_shim.checkpoints.daemon.service import Reply, Service, Session
-from relume.engine_shim.checkpoints.link import link_auth as auth
+from relume.engine_shim.checkpoints.link import link_auth
 from relume.engine_shim.checkpoints.link.image import Buffer, collect
 from relume.events.wire.kv import kv_messages as m
 
@@ -95,13 +95,13 @@ class RemoteServer:
         self._leaving: deque[tuple[zmq.MessageTracker, Callable[[], None]]] = deque()
         if not config.curve_secret:
             try:
-                private = auth.declared_private(config.host, config.private_networks)
+                private = link_auth.declared_private(config.host, config.private_networks)
             except ValueError as error:
                 raise BadConfig(f"plaintext needs a numeric address: {error}") from None
             if not private:
                 raise BadConfig(f"{config.host} is in no declared private network; use CURVE")
-            if len(service.secret) < auth.MIN_SECRET_BYTES:
-                raise BadConfig(f"plaintext needs a secret of {auth.MIN_SECRET_BYTES} bytes")
+            if len(service.secret) < link_auth.MIN_SECRET_BYTES:
+                raise BadConfig(f"plaintext needs a secret of {link_auth.MIN_SECRET_BYTES} bytes")
 
     def bind(self) -> None:
         """Listens from here on; call it on the event loop. Raises zmq.ZMQError."""

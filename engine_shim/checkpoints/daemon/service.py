@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from relume.engine_shim.checkpoints.daemon.contents import Content
 from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
-from relume.engine_shim.checkpoints.link import link_auth as auth
+from relume.engine_shim.checkpoints.link import link_auth
 from relume.engine_shim.checkpoints.link.image import Buffer
 from relume.engine_shim.generation import reported
 from relume.events.failpoints import failpoint_client
@@ -133,10 +133,10 @@ class Session:
         self._hello, self._raw_hello, self._open = hello, raw, False
         if self._trusted:
             return self._welcome(hello)
-        if len(hello.nonce) != auth.NONCE_BYTES:
+        if len(hello.nonce) != link_auth.NONCE_BYTES:
             raise Refusal("authentication", "a nonce is needed")
-        self._nonce = auth.new_nonce()
-        mac = auth.server_mac(self._service.secret, hello.nonce, self._nonce, raw)
+        self._nonce = link_auth.new_nonce()
+        mac = link_auth.server_mac(self._service.secret, hello.nonce, self._nonce, raw)
         return Reply(m.encode(m.Challenge(self._nonce, mac)))
 
     def _prove(self, proof: m.Proof) -> Reply:
@@ -144,8 +144,8 @@ class Session:
         self._nonce = b""
         if hello is None or not nonce:
             raise Refusal("authentication", "no challenge is open")
-        expected = auth.client_mac(self._service.secret, hello.nonce, nonce, self._raw_hello)
-        if not auth.equal(expected, proof.mac):
+        expected = link_auth.client_mac(self._service.secret, hello.nonce, nonce, self._raw_hello)
+        if not link_auth.equal(expected, proof.mac):
             raise Refusal("authentication", "the proof is wrong")
         return self._welcome(hello)
 

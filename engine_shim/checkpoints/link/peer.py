@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from relume.engine_shim.checkpoints.link import link_auth as auth
+from relume.engine_shim.checkpoints.link import link_auth
 from relume.engine_shim.checkpoints.link.channel import Channel, Wake
 from relume.engine_shim.checkpoints.link.image import Buffer, digest_of
 from relume.events.wire.kv import kv_messages as m
@@ -332,7 +332,7 @@ class Peer:
 
     def _greet(self, channel: Channel) -> None:
         """Raises Refusal, Unreachable, MalformedMessage."""
-        nonce = b"" if channel.trusted else auth.new_nonce()
+        nonce = b"" if channel.trusted else link_auth.new_nonce()
         hello = msgspec.structs.replace(self._hello, nonce=nonce)
         raw = m.encode(hello)
         channel.send(raw, ())
@@ -340,10 +340,10 @@ class Peer:
         if isinstance(answer, m.Challenge):
             if channel.trusted or not self._secret:
                 raise Refusal("authentication", "a challenge, but no secret")
-            expected = auth.server_mac(self._secret, nonce, answer.nonce, raw)
-            if not auth.equal(expected, answer.mac):
+            expected = link_auth.server_mac(self._secret, nonce, answer.nonce, raw)
+            if not link_auth.equal(expected, answer.mac):
                 raise Refusal("authentication", "the daemon does not know the secret")
-            mac = auth.client_mac(self._secret, nonce, answer.nonce, raw)
+            mac = link_auth.client_mac(self._secret, nonce, answer.nonce, raw)
             channel.send(m.encode(m.Proof(mac)), ())
             answer = self._next(channel)
         elif not channel.trusted and isinstance(answer, m.Welcome):

@@ -20,7 +20,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from relume.engine_shim.engine import plugin
 from relume.engine_shim.engine.hosts.inproc_core import ThreadedCoreClient
 from relume.engine_shim.engine.hosts.vllm_serve import MIDDLEWARE, SCHEDULER
-from relume.engine_shim.engine.vllm_private import model_runner as vllm_private_runner
+from relume.engine_shim.engine.vllm_private import model_runner
 
 _parser: FlexibleArgumentParser | None = None
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     # vLLM's CPU platform starts a process per rank unless configured otherwise.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     plugin.register("core")
-    vllm_private_runner.install()
+    model_runner.install()
     EngineCoreClient.make_async_mp_client = staticmethod(_threaded_client)
     uvloop.run(_serve(parse(argv)))
 

@@ -44,9 +44,9 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request
 
 from relume.engine_shim import identity
-from relume.engine_shim.engine.streams import token_notes as records
+from relume.engine_shim.engine.streams import token_notes
 from relume.engine_shim.engine.streams.handover import HandedOver, note_running
-from relume.engine_shim.engine.vllm_private import engine_core as vllm_private_core
+from relume.engine_shim.engine.vllm_private import engine_core
 from relume.engine_shim.engine.vllm_private.delivered_tokens import TAIL, packed
 from relume.engine_shim.engine.vllm_private.outputs import OrderedCollector, logprobs_of, record_of
 from relume.engine_shim.generation import (
@@ -88,7 +88,7 @@ def install() -> None:
     AsyncLLM._relume = True
     AsyncLLM.generate = _generate
     AsyncLLM.add_request = _add_request
-    vllm_private_core.install()
+    engine_core.install()
     async_llm_module.RequestOutputCollector = _collector
     completion_serving.merge_async_iterators = _merged
     pin_tool_call_ids()
@@ -236,7 +236,7 @@ def _take_whole(
         for begin, end in pairwise(cuts):
             note = b""
             if ranks is not None:
-                note = records.encode(record_of(entry, ranks) for entry in entries[begin:end])
+                note = token_notes.encode(record_of(entry, ranks) for entry in entries[begin:end])
             generation.take(ids[begin:end], index, note)
         if output.finished:
             generation.finish = choice.finish_reason or "-"
@@ -347,7 +347,7 @@ def _hook_core(engine: AsyncLLM) -> None:
         generation = CURRENT.get()
         if generation is not None:
             note_running(generation, request.request_id)
-            request = vllm_private_core.numbered(engine, generation, request, _PROMPT.get())
+            request = engine_core.numbered(engine, generation, request, _PROMPT.get())
         resume = generation.resume if generation is not None else None
         if (
             generation is None

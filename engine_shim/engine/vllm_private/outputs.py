@@ -13,7 +13,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.outputs import LogprobsLists
 
-from relume.engine_shim.engine.streams import token_notes as records
+from relume.engine_shim.engine.streams import token_notes
 from relume.engine_shim.generation import ReplayMismatch
 from relume.events.wire.resumption import DeliveredChoice
 
@@ -122,13 +122,13 @@ class OrderedCollector(RequestOutputCollector):
         return item
 
 
-def record_of(entry: dict[int, Any], ranks: int) -> records.TokenRecord:
+def record_of(entry: dict[int, Any], ranks: int) -> token_notes.TokenRecord:
     """vLLM's log probabilities at one token: the sampled one first, then the best `ranks`
     (-1: all), the sampled one perhaps among them."""
     token, sampled = next(iter(entry.items()))
     best = [(e.rank, t, e.logprob) for t, e in entry.items() if e.rank <= ranks or ranks < 0]
     others = tuple((t, logprob) for _, t, logprob in sorted(best))
-    return records.TokenRecord(token, sampled.logprob, sampled.rank, others)
+    return token_notes.TokenRecord(token, sampled.logprob, sampled.rank, others)
 
 
 def logprobs_of(params: SamplingParams, held: DeliveredChoice, whole: bool) -> LogprobsLists | None:
@@ -137,9 +137,9 @@ def logprobs_of(params: SamplingParams, held: DeliveredChoice, whole: bool) -> L
     if params.logprobs is None:
         return None
     if whole:
-        rows = records.decode(held.note, held.ids)
+        rows = token_notes.decode(held.note, held.ids)
     else:
-        rows = [records.TokenRecord(token, 0.0, 1, ()) for token in held.ids]
+        rows = [token_notes.TokenRecord(token, 0.0, 1, ()) for token in held.ids]
     return LogprobsLists(
         np.array([[r.id, *(token for token, _ in r.others)] for r in rows]),
         np.array([[r.logprob, *(logprob for _, logprob in r.others)] for r in rows], np.float32),

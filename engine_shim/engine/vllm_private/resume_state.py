@@ -45,6 +45,6 @@ def advance_grammar(scheduler: Any, request: Request) -> bool:
 def patch_runner() -> None:
     """Patch the model runner if it lives in this process."""
     if "vllm.v1.worker.gpu_model_runner" in sys.modules:
-        from relume.engine_shim.engine.vllm_private import model_runner as vllm_private_runner
+        from relume.engine_shim.engine.vllm_private import model_runner
 
-        vllm_private_runner.install()
+        model_runner.install()

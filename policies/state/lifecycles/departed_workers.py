@@ -16,8 +16,7 @@ from typing import Any
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EnginePhase
-from relume.policies.state import account
-from relume.policies.state import prefix_cache as cached
+from relume.policies.state import account, prefix_cache
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.lifecycles.worker_life import declared_away
 
@@ -58,7 +57,7 @@ def _on_forgotten(fleet: Fleet, stream: str, epoch: int, event: v.WorkerForgotte
     if worker is None or not _gone(fleet, worker):
         return
     account.clear(worker)
-    cached.forgotten(fleet, worker)
+    prefix_cache.forgotten(fleet, worker)
     del fleet.workers[name]
     fleet.gone.pop(f"w.{name}", None)
     fleet.holders.pop(name, None)

@@ -28,7 +28,7 @@ from relume.policies.state.dirty_set import DirtySet
 from relume.policies.state.dirty_set import of as dirty_set_of
 from relume.policies.state.fleet import Fleet, Receipts, Worker
 from relume.policies.state.fold import places_of
-from relume.policies.state.overlay import receive_clock as receipts
+from relume.policies.state.overlay import receive_clock
 from relume.policies.state.overlay.own_checkpoints import OwnCheckpoints
 from relume.policies.state.overlay.own_prefixes import OwnPrefixes
 
@@ -99,7 +99,7 @@ class View:
         """The replica itself wrote `event` at `position`; the fold may not hold it yet."""
         self.position = position
         if type(event) is v.GroupsReceived:
-            receipts.take(self.receipts, event)
+            receive_clock.take(self.receipts, event)
             return
         handler = _OWN.get(type(event))
         if handler is not None:
@@ -352,7 +352,7 @@ class View:
         if worker.sent_revision and worker.sent_by != self.replica:
             known, last = self.receipts.revisions, -1
             if known and worker.sent_revision >= known[0]:
-                last = receipts.received_us(self.receipts, worker.sent_revision)
+                last = receive_clock.received_us(self.receipts, worker.sent_revision)
         for own in self._own.get(worker.name, {}).values():
             if own.placed and own.at_us > last:
                 last = own.at_us

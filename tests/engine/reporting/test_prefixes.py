@@ -8,7 +8,7 @@ import pytest
 
 from relume.events.vocabulary import RequestAdmitted
 from relume.events.wire import prefix
-from relume.policies.state import prefix_index as prefixes
+from relume.policies.state import prefix_index
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.fold import fold
 from relume.policies.state.overlay.view import View
@@ -51,7 +51,7 @@ class Gateway:
             self._read += 1
             fold(self.fleet, "w.w0", 1, event)
         marks = prefix.of_tokens(tokens, BLOCK, salt)
-        return BLOCK * prefixes.hit_blocks(self.view, self.worker, marks)
+        return BLOCK * prefix_index.hit_blocks(self.view, self.worker, marks)
 
 
 def tokens_of(seed: int, count: int) -> list[int]:

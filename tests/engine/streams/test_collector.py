@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from relume.engine_shim.engine.streams import token_notes as records
+from relume.engine_shim.engine.streams import token_notes
 from relume.engine_shim.engine.streams.framing import FramedResponse
 from relume.engine_shim.generation import Generation, ReplayMismatch
 from relume.events.wire.resumption import Resume
@@ -184,5 +184,5 @@ async def test_of_an_answer_in_one_piece_only_what_is_new_is_framed(ranks: int |
     head, _, note = frame.partition(b"\n")
     assert head.split()[:2] == [b":r", b"2"] and head.split()[3:] == [b"7", b"8"]
     if ranks is not None:
-        told = records.decode(note, (7, 8))
+        told = token_notes.decode(note, (7, 8))
         assert [(r.id, r.logprob) for r in told] == [(7, -7.0), (8, -8.0)]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from relume.events import vocabulary as v
-from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import decisions
 from relume.policies.checkpoints.checkpoint_settings import (
     CheckpointConfig,
     config_of,
@@ -18,7 +18,7 @@ from relume.policies.checkpoints.checkpoint_settings import (
 )
 from relume.policies.checkpoints.decisions import Lost
 from relume.policies.recorded_settings import INTEGERS
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state import coverage
 from relume.policies.state.fleet import Fleet
@@ -154,13 +154,13 @@ def test_the_sums_are_what_recounting_gives_and_own_events_count_before_they_lan
             pending.append(ended(request))
     for event in pending:
         view.own(view.position + 1, event)
-    before = checkpoints.sites(view)
+    before = decisions.sites(view)
     half = len(pending) // 2
     for part in (pending[:half], pending[half:]):
         for event in part:
             story.tell("r.r0", event)
         view.landed()
-        assert checkpoints.sites(view) == before, f"seed {seed}"
+        assert decisions.sites(view) == before, f"seed {seed}"
     assert pending
 
 
@@ -178,14 +178,14 @@ def test_an_index_kept_between_decisions_decides_as_a_new_one(seed: int) -> None
         view.landed()
         new = View("r.r0", story.fleet)
         new.landed()
-        assert checkpoints.place(view, "x", "w0", 9) == checkpoints.place(new, "x", "w0", 9)
+        assert decisions.place(view, "x", "w0", 9) == decisions.place(new, "x", "w0", 9)
 
 
 def test_a_burst_of_own_placements_spreads_before_any_is_in_the_log() -> None:
     story = fleet_of()
     view = View("r.r0", story.fleet)
     for n in range(9):
-        placed, size = checkpoints.place(view, f"q{n}", "w0", 8)
+        placed, size = decisions.place(view, f"q{n}", "w0", 8)
         assert size == 8000 and "w0" not in placed.holders
         view.own(n + 3, chosen(f"q{n}", placed.holders))
     names = [h for n in range(9) for h in view.checkpoints.placement(f"q{n}").holders]
@@ -197,10 +197,10 @@ def test_holders_that_are_still_of_use_stay() -> None:
     view = View("r.r0", story.fleet)
     story.tell("r.r0", arrived("q"), chosen("q", ("w1", "w2")))
     story.tell("w.w2", v.StateDaemonLost("w2", "b1", "killed"))
-    assert checkpoints.displaced(view, "q", "w0") == "holder_lost"
-    placed, _ = checkpoints.place(view, "q", "w0", 8)
+    assert decisions.displaced(view, "q", "w0") == "holder_lost"
+    placed, _ = decisions.place(view, "q", "w0", 8)
     assert placed.holders == ("w1", "w3")
-    placed, _ = checkpoints.place(view, "q", "w1", 8)
+    placed, _ = decisions.place(view, "q", "w1", 8)
     assert set(placed.holders) == {"w0", "w3"}, "w1 runs it now"
 
 
@@ -209,13 +209,13 @@ def test_a_holder_that_took_the_request_over_is_replaced() -> None:
     story = fleet_of()
     view = View("r.r0", story.fleet)
     story.tell("r.r0", arrived("q"), chosen("q", ("w1",)))
-    assert checkpoints.displaced(view, "q", "w0") is None
-    assert checkpoints.displaced(view, "q", "w1") == "recovered"
+    assert decisions.displaced(view, "q", "w0") is None
+    assert decisions.displaced(view, "q", "w1") == "recovered"
 
 
 def test_a_full_fleet_places_nothing_and_says_so() -> None:
     view = View("r.r0", fleet_of(budget=7_999).fleet)
-    placed, _ = checkpoints.place(view, "q", "w0", 8)
+    placed, _ = decisions.place(view, "q", "w0", 8)
     assert (placed.holders, placed.reason) == ((), "budget")
 
 
@@ -234,7 +234,7 @@ def test_a_plan_is_made_for_all_and_routing_keeps_it_while_it_can() -> None:
     view = View("r.r0", story.fleet)
     view.landed()
     view.own(view.position + 1, v.WorkerSuspected("w0", 1, "reset"))
-    one, two = checkpoints.plan(view, "w0", 1, lost)
+    one, two = decisions.plan(view, "w0", 1, lost)
     restored = one.options[one.chosen]
     assert (restored.kind, restored.holder, restored.worker) == ("restore", "w1", "w1")
     other = two.options[two.chosen]
@@ -253,16 +253,18 @@ def test_a_plan_is_made_for_all_and_routing_keeps_it_while_it_can() -> None:
     query = RouteQuery(
         request="q1", model=MODEL, prompt_tokens=2000, delivered=100, avoid=("w0:1",), lost=1
     )
-    assert routing.planned(view, query).worker == "w1"
-    assert checkpoints.sources(view, "q1", "w1", 1) == ("tcp://w1:1",)
-    assert checkpoints.sources(view, "q2", other.worker, 1) == (), "it is computed again"
+    assert choose_worker.planned(view, query).worker == "w1"
+    assert decisions.sources(view, "q1", "w1", 1) == ("tcp://w1:1",)
+    assert decisions.sources(view, "q2", other.worker, 1) == (), "it is computed again"
     later = msgspec.structs.replace(query, lost=2)
-    assert routing.planned(view, later) == routing.least_load(view, later), "of another failure"
+    assert choose_worker.planned(view, later) == choose_worker.least_load(view, later), (
+        "of another failure"
+    )
     story.tell("r.r0", v.WorkerSuspected("w0", 1, "reset"), made)
     view.landed()
-    assert routing.planned(view, query).worker == "w1", "the fold holds it now"
+    assert choose_worker.planned(view, query).worker == "w1", "the fold holds it now"
     story.tell("w.w1", v.EngineDied("w1", 1, "killed"))
-    assert routing.planned(view, query).worker in ("w2", "w3")
+    assert choose_worker.planned(view, query).worker in ("w2", "w3")
     story.tell("r.r0", ended("q1"))
     assert story.fleet.planned.keys() == {"q2"}
 
@@ -272,21 +274,21 @@ def test_without_coverage_there_is_nothing_to_plan() -> None:
     lost = lost_two(story)
     view = View("r.r0", story.fleet)
     story.tell("w.w1", v.StateDaemonLost("w1", "b1", "killed"))
-    assert checkpoints.plan(view, "w0", 1, lost) == ()
-    assert checkpoints.sources(view, "q1", "w2", 1) == ()
+    assert decisions.plan(view, "w0", 1, lost) == ()
+    assert decisions.sources(view, "q1", "w2", 1) == ()
 
 
 def test_blocks_that_a_quarantined_worker_computed_are_not_restored() -> None:
     story = fleet_of()
     lost = lost_two(story)
     view = View("r.r0", story.fleet)
-    assert checkpoints.sources(view, "q1", "w1", 1) == ("tcp://w1:1",)
+    assert decisions.sources(view, "q1", "w1", 1) == ("tcp://w1:1",)
     wrong = v.HealthDecided(
         worker="w0", incarnation=1, state="quarantined", failure="corruption", evidence="", since=1
     )
     story.tell("fleet", wrong)
-    assert checkpoints.plan(view, "w0", 1, lost) == ()
-    assert checkpoints.sources(view, "q1", "w1", 1) == ()
+    assert decisions.plan(view, "w0", 1, lost) == ()
+    assert decisions.sources(view, "q1", "w1", 1) == ()
 
 
 def test_nor_those_that_a_later_attempt_has_written_again() -> None:
@@ -295,21 +297,21 @@ def test_nor_those_that_a_later_attempt_has_written_again() -> None:
     lost_two(story)
     view = View("r.r0", story.fleet)
     story.tell("r.r0", decided("q1", 2, "w2"), chosen("q1", ("w1",), "w2", 2))
-    assert checkpoints.sources(view, "q1", "w3", 2) == ("tcp://w1:1",)
+    assert decisions.sources(view, "q1", "w3", 2) == ("tcp://w1:1",)
     wrong = v.HealthDecided(
         worker="w0", incarnation=1, state="quarantined", failure="corruption", evidence="", since=1
     )
     story.tell("fleet", wrong)
-    assert checkpoints.sources(view, "q1", "w3", 2) == ()
-    assert checkpoints.plan(view, "w2", 1, [Lost("q1", 2, 2100, ("w0:1", "w2:1"))]) == ()
+    assert decisions.sources(view, "q1", "w3", 2) == ()
+    assert decisions.plan(view, "w2", 1, [Lost("q1", 2, 2100, ("w0:1", "w2:1"))]) == ()
 
 
 def test_recompute_restores_nothing() -> None:
     story = fleet_of(config=CheckpointConfig(recovery="recompute"))
     lost = lost_two(story)
     view = View("r.r0", story.fleet)
-    assert checkpoints.plan(view, "w0", 1, lost) == ()
-    assert checkpoints.sources(view, "q1", "w1", 1) == ()
+    assert decisions.plan(view, "w0", 1, lost) == ()
+    assert decisions.sources(view, "q1", "w1", 1) == ()
 
 
 def test_an_unreachable_holder_is_no_option_to_restore() -> None:
@@ -326,7 +328,7 @@ def test_an_unreachable_holder_is_no_option_to_restore() -> None:
         machine="other-machine",
     )
     story.tell("w.w1", far, held("w1", "q1", 100, boot="b2"))
-    choice, _ = checkpoints.plan(View("r.r0", story.fleet), "w0", 1, lost)
+    choice, _ = decisions.plan(View("r.r0", story.fleet), "w0", 1, lost)
     said = {o.worker: o.excluded for o in choice.options if o.kind == "restore"}
     assert said["w2"] == "unreachable" and said["w1"] == "", "its own machine reaches it"
 
@@ -346,7 +348,7 @@ def test_measured_links_replace_the_tiers_and_slow_ones_are_not_used() -> None:
     )
     for name in WORKERS:
         story.tell(f"w.{name}", slow)
-    choice, _ = checkpoints.plan(View("r.r0", story.fleet), "w0", 1, lost)
+    choice, _ = decisions.plan(View("r.r0", story.fleet), "w0", 1, lost)
     assert choice.options[choice.chosen].kind == "recompute"
 
 
@@ -358,7 +360,7 @@ def test_a_link_is_known_by_what_others_measured_of_its_ends() -> None:
         lost = lost_two(story)
         for name, took_us in measured:
             story.tell(f"w.{name}", v.LinkMeasured(1, "tcp://w1:1", 1 << 20, took_us))
-        choice, _ = checkpoints.plan(View("r.r0", story.fleet), "w0", 1, lost)
+        choice, _ = decisions.plan(View("r.r0", story.fleet), "w0", 1, lost)
         option = choice.options[choice.chosen]
         speeds = {o.worker: o.move_us for o in choice.options if o.kind == "restore"}
         return option.kind, "quick" if speeds["w2"] < 100_000 else "slow"
@@ -370,7 +372,7 @@ def test_a_link_is_known_by_what_others_measured_of_its_ends() -> None:
 
 
 def test_logs_that_tell_no_recovery_were_decided_by_completion() -> None:
-    assert checkpoints.config_of(View("r.r9", Fleet())).recovery == "completion"
+    assert decisions.config_of(View("r.r9", Fleet())).recovery == "completion"
     assert CheckpointConfig().recovery == "least_total"
 
 
@@ -383,7 +385,7 @@ def test_the_record_of_a_plan_is_bounded() -> None:
         story.tell("w.w1", held("w1", f"q{n}", 5))
         many.append(Lost(f"q{n}", 1, 120, ("w0:1",)))
     view = View("r.r0", story.fleet)
-    choices = checkpoints.plan(view, "w0", 1, many)
+    choices = decisions.plan(view, "w0", 1, many)
     assert sum(len(c.options) for c in choices) <= 4096
     assert all(c.chosen == 0 and not c.options[0].excluded for c in choices)
     assert len({c.options[0].worker for c in choices}) > 10

@@ -13,7 +13,7 @@ from relume.events import vocabulary as v
 from relume.events.log.codec import encode
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import Segment
-from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import decisions
 from relume.policies.checkpoints.placement import Index, Weights
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet
@@ -46,12 +46,12 @@ WEIGHTS = Weights()
 
 def as_new(view: View) -> None:
     """The index kept with `view` says what one made now would."""
-    kept = {s.worker: s for s in checkpoints.index_of(view, WEIGHTS).sites}
-    assert kept == {s.worker: s for s in checkpoints.sites(view)}
-    tree = Index(checkpoints.sites(view), WEIGHTS)
+    kept = {s.worker: s for s in decisions.index_of(view, WEIGHTS).sites}
+    assert kept == {s.worker: s for s in decisions.sites(view)}
+    tree = Index(decisions.sites(view), WEIGHTS)
     for domain in ("host-w0", "host-w3"):
         avoid = [tree.domain_range(domain)]
-        at = checkpoints.index_of(view, WEIGHTS).least(tree.families(), avoid)
+        at = decisions.index_of(view, WEIGHTS).least(tree.families(), avoid)
         assert at == tree.least(tree.families(), avoid)
 
 
@@ -166,18 +166,18 @@ def test_a_decision_in_a_large_fleet_looks_at_few(monkeypatch: pytest.MonkeyPatc
     view.landed()
     as_new(view)
     looked: list[str] = []
-    look = checkpoints._site
+    look = decisions._site
 
     def counted(view: View, name: str, ahead: Any) -> Any:
         looked.append(name)
         return look(view, name, ahead)
 
-    monkeypatch.setattr(checkpoints, "_site", counted)
+    monkeypatch.setattr(decisions, "_site", counted)
     for count in range(40):
         request, worker = f"q{count}", names[count * 7 % 300]
         for event in (arrived(request), decided(request, 1, worker)):
             view.own(view.position + 1, event)
-        placed, _ = checkpoints.place(view, request, worker, 8)
+        placed, _ = decisions.place(view, request, worker, 8)
         assert placed.holders and len(looked) <= 10, looked
         looked.clear()
         own = chosen(request, placed.holders, worker)

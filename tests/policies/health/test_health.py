@@ -18,7 +18,7 @@ from relume.policies.health.evidence import has_failures
 from relume.policies.health.health_life import LIFE, STATES, Finding, breaker_of
 from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
 from relume.policies.health.health_state import StepPace
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.routing.choose_worker import Choice
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.fleet import StepTime, state_hash
@@ -158,7 +158,7 @@ def test_a_high_overhead_fades_on_a_worker_without_requests(version: int, asked:
     def is_chosen() -> bool:
         view.landed()
         view.now_us = 1_000
-        named = routing.decide(view, query, "predicted_ttft").candidates
+        named = choose_worker.decide(view, query, "predicted_ttft").candidates
         (cost,) = (c.cost for c in named if c.worker == "w0")
         return cost - min(c.cost for c in named) < 10_000
 
@@ -699,7 +699,7 @@ def test_a_suspect_is_second_choice_and_its_prediction_stays(policy: str) -> Non
             view = View("r.r0", fleet.fleet)
             fleet.fleet.replicas["r0"].decisions = turn
             view.now_us = 0
-            found.append(routing.decide(view, query, policy))
+            found.append(choose_worker.decide(view, query, policy))
         return found
 
     before = choices()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relume.events import vocabulary as v
 from relume.events.vocabulary import RecoveryChoice, RecoveryOption
 from relume.events.vocabulary.enums import Tier
-from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import decisions
 from relume.policies.recovery.plan import POLICIES, plan
 from relume.policies.recovery.recovery_options import (
     InterruptedRequest,
@@ -173,8 +173,8 @@ def fill(story: Story, worker: str, kv_used: int) -> None:
 
 def said_of(story: Story, worker: str) -> set[str]:
     """What excludes the options of a lost request of 2,100 tokens on `worker`."""
-    lost = [checkpoints.Lost("q1", 1, 2100, ("w0:1",))]
-    (choice,) = checkpoints.plan(View("r.r0", story.fleet), "w0", 1, lost)
+    lost = [decisions.Lost("q1", 1, 2100, ("w0:1",))]
+    (choice,) = decisions.plan(View("r.r0", story.fleet), "w0", 1, lost)
     return {o.excluded for o in choice.options if o.worker == worker}
 
 
@@ -331,8 +331,8 @@ def test_budget_is_a_recorded_setting_and_moves_have_none() -> None:
     for name in ("w1", "w2"):  # 166 kB/s
         story.tell(f"w.{name}", v.LinkMeasured(1, "tcp://w1:1", 100_000, 600_000))
     assert said_of(story, "w1") == {"", OVER}
-    lost = [checkpoints.Lost("q1", 1, 2100, ("w0:1",))]
-    (request,), estimates = checkpoints.estimates(View("r.r0", story.fleet), "w0", 1, lost)
+    lost = [decisions.Lost("q1", 1, 2100, ("w0:1",))]
+    (request,), estimates = decisions.estimates(View("r.r0", story.fleet), "w0", 1, lost)
     assert OVER not in {o.excluded for o in estimates.options(request)}
     for value, expected in (("0", {""}), ("700", {""}), ("599", {"", OVER})):
         story.tell("fleet", v.ConfigChanged("checkpoints.restore_budget_ms", value, "c"))

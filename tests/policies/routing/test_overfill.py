@@ -7,8 +7,7 @@ import pytest
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Exclusion
 from relume.policies.admission.admission_settings import config_of
-from relume.policies.routing import estimate_index
-from relume.policies.routing import selection as selectors
+from relume.policies.routing import estimate_index, selection
 from relume.policies.routing.choose_worker import decide
 from relume.policies.routing.eligibility import queue_limit
 from relume.policies.routing.route_query import RouteQuery
@@ -130,7 +129,7 @@ def test_what_others_may_have_sent_counts_as_in_the_room() -> None:
     assert chosen[1] != first, "one that nobody heard of yet, of each of three replicas"
 
 
-@pytest.mark.parametrize("policy", selectors.POLICIES)
+@pytest.mark.parametrize("policy", selection.POLICIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_chosen_is_full_only_where_the_room_says_that_all_are(policy: str, seed: int) -> None:
     """And a view of its own, as replay has it, chooses the same."""

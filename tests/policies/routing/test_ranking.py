@@ -9,7 +9,7 @@ import pytest
 
 from relume.events import vocabulary as v
 from relume.policies.recovery.resume_mode import grounded
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.routing.choose_worker import decide
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
@@ -25,7 +25,7 @@ from tests.policies.story import (
     started,
 )
 
-POLICIES = sorted(routing.RECORDED)
+POLICIES = sorted(choose_worker.RECORDED)
 
 
 def fleet_of(count: int) -> Story:
@@ -42,17 +42,19 @@ def view_of(story: Story) -> View:
     return view
 
 
-def whole(view: View, query: RouteQuery, policy: str = "least_load") -> routing.Choice:
+def whole(view: View, query: RouteQuery, policy: str = "least_load") -> choose_worker.Choice:
     """The same by a pass over all workers."""
-    return routing._shortened(view, query, policy, routing.RECORDED[policy](view, query))
+    return choose_worker._shortened(
+        view, query, policy, choose_worker.RECORDED[policy](view, query)
+    )
 
 
 def test_small_fleets_name_everybody() -> None:
-    view = view_of(fleet_of(routing.WHOLE))
+    view = view_of(fleet_of(choose_worker.WHOLE))
     choice = decide(
         view, RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=0), "least_load"
     )
-    assert len(choice.candidates) == routing.WHOLE
+    assert len(choice.candidates) == choose_worker.WHOLE
     assert choice.others == ()
 
 
@@ -81,7 +83,7 @@ def test_no_worker_up_is_counted_by_reason() -> None:
         RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=0),
         "least_load",
     )
-    assert choice == routing.Choice(
+    assert choice == choose_worker.Choice(
         worker="", incarnation=0, candidates=(), others=(("engine dead", 20),)
     )
 
@@ -219,7 +221,10 @@ def test_every_policy_chooses_as_it_does_with_all_named(policy: str) -> None:
             avoid=life.draw.choice(((), ("w3:1",))),
             lost=1,
         )
-        choice, plain = decide(life.view, query, policy), routing.RECORDED[policy](life.view, query)
+        choice, plain = (
+            decide(life.view, query, policy),
+            choose_worker.RECORDED[policy](life.view, query),
+        )
         assert (choice.worker, choice.incarnation) == (plain.worker, plain.incarnation)
         assert len(choice.candidates) + sum(n for _, n in choice.others) == len(life.names)
         assert not choice.worker or choice.worker in {c.worker for c in choice.candidates}
@@ -231,7 +236,7 @@ def test_another_weight_is_another_ranking(monkeypatch: pytest.MonkeyPatch) -> N
         life.one()
     query = RouteQuery(request="q9", model=MODEL, prompt_tokens=50, delivered=0)
     decide(life.view, query, "least_load")
-    monkeypatch.setattr(routing, "REQUEST_TOKENS", 1)
+    monkeypatch.setattr(choose_worker, "REQUEST_TOKENS", 1)
     assert decide(life.view, query, "least_load") == whole(life.view, query)
 
 

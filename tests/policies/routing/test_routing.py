@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from relume.events import vocabulary as v
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.routing.choose_worker import least_load, round_robin
 from relume.policies.routing.eligibility import excluded_at, excluded_for
 from relume.policies.routing.route_query import RouteQuery
@@ -51,7 +51,7 @@ def test_prefill_and_held_requests_both_weigh() -> None:
     """A decoding request costs a step's share, not its prompt (Llumnix Ial)."""
     story = fleet_of(2)
     story.tell("w.w0", engine_step(queued("a", prompt=4000), v.FirstToken("a", 1)))
-    story.tell("w.w1", engine_step(queued("b", prompt=routing.REQUEST_TOKENS)))
+    story.tell("w.w1", engine_step(queued("b", prompt=choose_worker.REQUEST_TOKENS)))
     assert least_load(view_of(story), QUERY).worker == "w0"
 
 
@@ -67,7 +67,7 @@ def test_own_dispatches_spread_before_any_of_them_lands() -> None:
     assert [view.load(w)[1] for w in story.fleet.workers.values()] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("policy", sorted({*routing.POLICIES} - {"power_of_two"}))
+@pytest.mark.parametrize("policy", sorted({*choose_worker.POLICIES} - {"power_of_two"}))
 @pytest.mark.parametrize("events_between", [1, 2, 3, 4])
 def test_idle_fleet_is_used_evenly(policy: str, events_between: int) -> None:
     """Whatever else the replica writes between two decisions."""
@@ -76,7 +76,7 @@ def test_idle_fleet_is_used_evenly(policy: str, events_between: int) -> None:
     used: Counter[str] = Counter()
     for number in range(9):
         name = f"q{number}"
-        used[routing.POLICIES[policy](view, QUERY).worker] += 1
+        used[choose_worker.POLICIES[policy](view, QUERY).worker] += 1
         written: list[Any] = [decided(name, worker="elsewhere"), *[arrived(name)] * events_between]
         for event in written:
             view.own(view.position + 1, event)
@@ -130,16 +130,18 @@ def test_suspicion_is_each_replicas_own() -> None:
     assert least_load(view_of(story, "r1"), QUERY).worker == "w0"
 
 
-@pytest.mark.parametrize("policy", sorted(routing.POLICIES))
+@pytest.mark.parametrize("policy", sorted(choose_worker.POLICIES))
 def test_worker_it_failed_on_is_the_last_resort(policy: str) -> None:
     story = fleet_of(2)
     story.tell("w.w1", engine_step(queued("a", prompt=4000)))
     again = RouteQuery(request="q9", model="m", prompt_tokens=50, delivered=10, avoid=("w0:1",))
-    assert routing.POLICIES[policy](view_of(story), again).worker == "w1"
+    assert choose_worker.POLICIES[policy](view_of(story), again).worker == "w1"
     story.tell("w.w1", died("w1"))
-    assert routing.POLICIES[policy](view_of(story), again).worker == "w0"
+    assert choose_worker.POLICIES[policy](view_of(story), again).worker == "w0"
     story.tell("r.r0", v.WorkerSuspected("w0", 1, "silent"))
-    assert routing.POLICIES[policy](view_of(story), again).worker == "", "health is never traded"
+    assert choose_worker.POLICIES[policy](view_of(story), again).worker == "", (
+        "health is never traded"
+    )
 
 
 def test_restarted_worker_may_take_what_its_last_life_failed() -> None:
@@ -169,7 +171,7 @@ def plainly(view: View, query: RouteQuery) -> tuple[str, list[tuple[str, int, st
     shown, open_, avoided = [], [], []
     for index, worker in enumerate(workers):
         prefill, requests = view.load(worker)
-        cost = prefill + routing.REQUEST_TOKENS * requests
+        cost = prefill + choose_worker.REQUEST_TOKENS * requests
         why = excluded_at(view, worker, query.model) or excluded_for(worker, no_failure)
         if not why:
             rank = cost, (index - view.turn) % len(workers), worker.name

@@ -17,7 +17,7 @@ from relume.policies.routing.saturation import (
     saturation,
 )
 from relume.policies.routing.worker_estimate import estimate_of
-from relume.policies.state.overlay import receive_clock as receipts
+from relume.policies.state.overlay import receive_clock
 from relume.policies.state.overlay.view import View
 from tests.policies.routing.test_ranking import fleet_of, view_of
 from tests.policies.routing.test_selectors import Busy
@@ -59,7 +59,7 @@ def by_all(view: View, config: WaitingConfig, now_us: int) -> tuple[str, int]:
 def test_it_says_what_a_look_at_every_worker_says(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receipts, "KEPT", 40)
+    monkeypatch.setattr(receive_clock, "KEPT", 40)
     life, seen = Small(seed), set()
     for _ in range(300):
         life.one()

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relume.events import vocabulary as v
-from relume.policies.routing import estimate_index
-from relume.policies.routing import selection as selectors
+from relume.policies.routing import estimate_index, selection
 from relume.policies.routing.choose_worker import decide
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.routing.prefix_hits import Hits
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import WorkerEstimate, coarse, estimate_of
-from relume.policies.state.overlay import receive_clock as receipts
+from relume.policies.state.overlay import receive_clock
 from relume.policies.state.overlay.view import View
 from tests.policies.routing.test_ranking import Life, fleet_of, view_of
 from tests.policies.story import MODEL, arrived, decided, ended, engine_step, finished, queued
@@ -110,7 +109,7 @@ class Busy(Life):
         )  # fmt: skip
 
     def board(self, policy: str, view: View) -> estimate_index.EstimateIndex:
-        return selectors.index_of(view, MODEL, policy)
+        return selection.index_of(view, MODEL, policy)
 
 
 def expected_us(of: WorkerEstimate, asked: RouteQuery, name: str) -> int:
@@ -137,8 +136,8 @@ def test_order_of_predicted_ttft_is_that_of_a_pass_over_all(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever happened since the last decision, whoever holds whatever of the prompt."""
-    monkeypatch.setattr(selectors, "HITS", 3)
-    monkeypatch.setattr(receipts, "KEPT", 40)
+    monkeypatch.setattr(selection, "HITS", 3)
+    monkeypatch.setattr(receive_clock, "KEPT", 40)
     life = Busy(seed)
     for _ in range(200):
         life.one()
@@ -146,7 +145,7 @@ def test_order_of_predicted_ttft_is_that_of_a_pass_over_all(
             life.receive()
             asked = life.asked()
             kept = life.board("predicted_ttft", life.view)
-            found = selectors.predicted_ttft(life.view, kept, asked)
+            found = selection.predicted_ttft(life.view, kept, asked)
             names = [(kept.workers[at].name, cost) for cost, *_, at in found]
             assert names == all_by_ttft(life.view, asked), f"seed {seed}"
 
@@ -157,24 +156,24 @@ def test_a_first_token_counts_though_the_engine_told_of_the_end_before_the_dispa
     view = view_of(story)
     sent = msgspec.structs.replace(decided("q1", worker="w4", prompt=64), ttft_us=1_000)
     story.tell("w.w4", engine_step(queued("q1"), finished("q1")))
-    kept = selectors.index_of(view, MODEL, "predicted_ttft")
+    kept = selection.index_of(view, MODEL, "predicted_ttft")
     before = kept.estimates[kept.number_of["w4"]]
     story.tell("r.r1", arrived("q1", prompt=64), sent)
     estimate_index.keep_up(view)
     story.tell("r.r1", msgspec.structs.replace(ended("q1"), ttft_us=400_000))
-    kept = selectors.index_of(view, MODEL, "predicted_ttft")
+    kept = selection.index_of(view, MODEL, "predicted_ttft")
     now = kept.estimates[kept.number_of["w4"]]
     assert now == estimate_of(view, story.fleet.workers["w4"])
     assert now.fixed_us > before.fixed_us
 
 
-@pytest.mark.parametrize("policy", selectors.POLICIES)
+@pytest.mark.parametrize("policy", selection.POLICIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_kept_boards_choose_as_new_ones(
     policy: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What replay finds on a view of its own is what life recorded."""
-    monkeypatch.setattr(receipts, "KEPT", 40)
+    monkeypatch.setattr(receive_clock, "KEPT", 40)
     life = Busy(seed)
     for _ in range(150):
         life.one()
@@ -199,8 +198,8 @@ def test_kept_boards_choose_as_new_ones(
 
 def chosen(view: View, policy: str, asked: RouteQuery) -> tuple[str, dict[str, v.Candidate], bool]:
     """Name of the chosen, whom was looked at, and whether it is refused."""
-    kept = selectors.index_of(view, MODEL, policy)
-    best, looked, late = selectors.select(
+    kept = selection.index_of(view, MODEL, policy)
+    best, looked, late = selection.select(
         view,
         kept,
         policy,
@@ -385,10 +384,10 @@ def test_drawn_numbers_depend_on_replica_seed_and_state() -> None:
     story = fleet_of(2)
     story.replica("r1")
     one, other = view_of(story), View("r.r1", story.fleet)
-    assert selectors.draw(one, "a") == selectors.draw(view_of(story), "a")
-    numbers = {selectors.draw(one, "a"), selectors.draw(other, "a"), selectors.draw(one, "b")}
+    assert selection.draw(one, "a") == selection.draw(view_of(story), "a")
+    numbers = {selection.draw(one, "a"), selection.draw(other, "a"), selection.draw(one, "b")}
     story.tell("w.w0", engine_step())
-    numbers.add(selectors.draw(one, "a"))
+    numbers.add(selection.draw(one, "a"))
     assert len(numbers) == 4
 
 
@@ -441,7 +440,7 @@ def test_a_dispatch_of_another_replica_is_forgotten_with_its_receipt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Though nothing more is heard of the worker it went to."""
-    monkeypatch.setattr(receipts, "KEPT", 8)
+    monkeypatch.setattr(receive_clock, "KEPT", 8)
     story = fleet_of(20)
     view = view_of(story)
     own: list[v.GroupsReceived] = []
@@ -471,11 +470,11 @@ def test_a_dispatch_of_another_replica_is_forgotten_with_its_receipt(
     told("w.w0", *steps[:2])
     told("r.r1", arrived("b"), decided("b", worker="w0", prompt=500))
     told("w.w0", *steps[2:])
-    of = selectors.index_of(view, MODEL, "predicted_ttft").estimates[0]
+    of = selection.index_of(view, MODEL, "predicted_ttft").estimates[0]
     assert of.free_at_us > 0
     for number in range(7):
         told(f"w.w{number + 1}", engine_step())
-        kept = selectors.index_of(view, MODEL, "predicted_ttft").estimates[0]
+        kept = selection.index_of(view, MODEL, "predicted_ttft").estimates[0]
         fresh = View("r.r0", story.fleet)
         for position, event in enumerate(own):
             fresh.own(position + 1, event)

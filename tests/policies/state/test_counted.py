@@ -8,7 +8,7 @@ import msgspec
 
 from relume.events import vocabulary as v
 from relume.events.log.codec import encode
-from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import decisions
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prompt_tokens import SEVERAL, prompt_tokens
 from tests.policies.story import Story, arrived, decided, died, engine_step, queued
@@ -79,6 +79,6 @@ def test_what_is_lost_is_figured_with_the_engines_count() -> None:
     story = story_of()
     story.tell("r.r0", arrived(prompt=100), decided(prompt=100))
     view = View("r.r0", story.fleet)
-    assert checkpoints.tokens_lost(view, "q1", 100, 7) == 107
+    assert decisions.tokens_lost(view, "q1", 100, 7) == 107
     story.tell("w.w0", engine_step(queued(prompt=137)))
-    assert checkpoints.tokens_lost(view, "q1", 100, 7) == 144
+    assert decisions.tokens_lost(view, "q1", 100, 7) == 144

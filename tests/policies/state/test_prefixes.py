@@ -15,8 +15,7 @@ import pytest
 from relume.events import vocabulary as v
 from relume.events.wire import prefix
 from relume.policies.routing.prefix_hits import Hits
-from relume.policies.state import prefix_cache as cached
-from relume.policies.state import prefix_index as prefixes
+from relume.policies.state import prefix_cache, prefix_index
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
 from relume.policies.state.overlay import own_prefixes
 from relume.policies.state.overlay.view import View
@@ -78,7 +77,7 @@ def hits(view: View, *hashes: int) -> dict[str, int]:
     for worker in view.fleet.workers.values():
         blocks = found.get(worker.name, 0)
         assert held.of(worker.name) == BLOCK * blocks
-        assert prefixes.hit_blocks(view, worker, data) == blocks
+        assert prefix_index.hit_blocks(view, worker, data) == blocks
     return found
 
 
@@ -156,7 +155,7 @@ def test_the_cache_goes_with_its_engine(end: v.Event) -> None:
     assert hits(view, 1, 2, 3) == {}
     assert story.fleet.workers["w0"].cached.marks == {}
     assert story.fleet.workers["w0"].prefix_marks == 0
-    assert cached.index_of(story.fleet).masks == {}
+    assert prefix_cache.index_of(story.fleet).masks == {}
 
 
 def test_an_older_incarnation_is_not_heard() -> None:
@@ -174,7 +173,7 @@ def test_an_engine_that_never_said_it_tells_is_not_expected_to() -> None:
     view = view_of(story)
     view.own(99, dispatch("q2", "w0", (1,)))
     assert hits(view, 1) == {}
-    assert prefixes.block_tokens(view, "m") == 0
+    assert prefix_index.block_tokens(view, "m") == 0
 
 
 def test_ragged_bytes_are_read_as_far_as_they_go() -> None:
@@ -261,7 +260,7 @@ def test_memory_is_bounded() -> None:
         story.tell("w.w0", stored(*range(first, first + 500)))
     worker = story.fleet.workers["w0"]
     assert worker.prefix_marks == len(worker.cached.marks) == most
-    assert len(cached.index_of(story.fleet).masks) == most
+    assert len(prefix_cache.index_of(story.fleet).masks) == most
     assert hits(view, most + 999) == {}
     story.tell("w.w0", removed(5, 6), stored(most + 999))
     assert hits(view, most + 999) == {"w0": 1}
@@ -269,8 +268,8 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_large_fleet_shares_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached, "TOTAL", 64)
-    monkeypatch.setattr(cached, "SHARE", 8)
+    monkeypatch.setattr(prefix_cache, "TOTAL", 64)
+    monkeypatch.setattr(prefix_cache, "SHARE", 8)
     story = Story()
     for n in range(16):
         story.worker(f"w{n}")
@@ -396,7 +395,7 @@ class Life:
 @pytest.mark.parametrize("seed", range(3))
 def test_index_equals_a_naive_model(seed: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are compared whole, and how many mark by mark."""
-    monkeypatch.setattr(prefixes, "FEW", few)
+    monkeypatch.setattr(prefix_index, "FEW", few)
     monkeypatch.setattr(own_prefixes, "FEW", few)
     life = Life(seed)
     some = 0
@@ -409,7 +408,7 @@ def test_index_equals_a_naive_model(seed: int, few: int, monkeypatch: pytest.Mon
     assert some > 100
     life.flush()
     built: Fleet = load(dump(life.story.fleet))  # its index is made anew
-    kept, made = cached.index_of(life.story.fleet), cached.index_of(built)
+    kept, made = prefix_cache.index_of(life.story.fleet), prefix_cache.index_of(built)
     assert kept.masks == made.masks
     for worker in built.workers.values():
         assert worker.prefix_marks == len(worker.cached.marks)
@@ -419,7 +418,7 @@ def test_runs_part_the_workers() -> None:
     life = Life(7)
     for _ in range(200):
         life.step()
-        runs = prefixes.runs(life.view, prefix.pack(life.prompt()))
+        runs = prefix_index.runs(life.view, prefix.pack(life.prompt()))
         assert [blocks for blocks, _ in runs] == sorted({b for b, _ in runs}, reverse=True)
         union = 0
         for _, mask in runs:

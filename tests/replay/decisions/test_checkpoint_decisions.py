@@ -16,8 +16,7 @@ from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode, encode
 from relume.events.log.interface import RevisionGroup
-from relume.policies.checkpoints import decisions as checkpoints
-from relume.policies.checkpoints import placement
+from relume.policies.checkpoints import decisions, placement
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.recovery import plan as recovery_plan
 from relume.policies.recovery.recovery_options import Estimates
@@ -158,7 +157,7 @@ def test_a_changed_policy_is_found(
         assert verify(groups, limit=1).divergences[0].what == "decision"
     with monkeypatch.context() as patch:
         patch.setitem(recovery_plan._ORDERS, "least_total", recovery_plan._ORDERS["eq6"])
-        patch.setattr(checkpoints, "prefill_ns", lambda fleet, worker, unknown: 1)
+        patch.setattr(decisions, "prefill_ns", lambda fleet, worker, unknown: 1)
         assert verify(groups, limit=1).divergences[0].what == "decision"
 
 

@@ -15,7 +15,7 @@ from relume.events.log.codec import decode, encode
 from relume.events.log.interface import RevisionGroup
 from relume.policies.decision_versions import DECISION_VERSIONS
 from relume.policies.health.health_settings import HealthConfig
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet
@@ -26,7 +26,7 @@ from tests.replay.tamper import Place, places, replaced
 
 @pytest.fixture(scope="module")
 def groups() -> list[RevisionGroup]:
-    return asyncio.run(eventful_log(1, workers=routing.WHOLE + 4))
+    return asyncio.run(eventful_log(1, workers=choose_worker.WHOLE + 4))
 
 
 def routes(groups: list[RevisionGroup]) -> list[tuple[Place, v.RouteDecided]]:
@@ -44,7 +44,7 @@ def test_eventful_log_of_a_large_fleet_replays(groups: list[RevisionGroup]) -> N
     brief = [event for event in decided if event.others]
     assert len(brief) > 100
     assert {why for event in brief for why, _ in event.others} > {"", "engine dead"}
-    assert max(len(event.candidates) for event in brief) < routing.WHOLE
+    assert max(len(event.candidates) for event in brief) < choose_worker.WHOLE
 
 
 @pytest.mark.parametrize("what", ["counts", "named", "whole"])
@@ -73,8 +73,8 @@ def test_logs_that_name_everybody_verify_as_before(
     groups: list[RevisionGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As large fleets wrote them once."""
-    monkeypatch.setattr(routing, "WHOLE", 1000)
-    whole = asyncio.run(eventful_log(2, workers=routing.NAMED + 12))
+    monkeypatch.setattr(choose_worker, "WHOLE", 1000)
+    whole = asyncio.run(eventful_log(2, workers=choose_worker.NAMED + 12))
     monkeypatch.undo()
     assert not any(event.others for _, event in routes(whole))
     assert_same(verify(whole), 2)
@@ -86,7 +86,7 @@ def test_both_versions_of_least_load_are_taken_again(
 ) -> None:
     """Failures that the fold has count since version 2."""
     monkeypatch.setitem(DECISION_VERSIONS, "route.least_load", version)
-    fleet = LedFleet(routing.WHOLE + 4, config=HealthConfig(unjudged=2))
+    fleet = LedFleet(choose_worker.WHOLE + 4, config=HealthConfig(unjudged=2))
     monkeypatch.undo()
     fleet.fails()
     fleet.fails()
@@ -94,7 +94,7 @@ def test_both_versions_of_least_load_are_taken_again(
     view = View("r.r0", fleet.fleet)
     view.landed()
     query = RouteQuery(request="q", model=MODEL, prompt_tokens=50, delivered=0)
-    choice = routing.decide(view, query, "least_load", version)
+    choice = choose_worker.decide(view, query, "least_load", version)
     assert (("failing", 1) in choice.others) == (version == 2)
     event = decided("q", worker=choice.worker, prompt=50, basis=view.basis)
     others = {"candidates": choice.candidates, "others": choice.others}

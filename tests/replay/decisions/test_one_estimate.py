@@ -15,9 +15,7 @@ from relume.events import vocabulary as v
 from relume.events.log.codec import decode_all
 from relume.events.log.interface import RevisionGroup
 from relume.policies.decision_versions import DECISION_VERSIONS, RETAKEN
-from relume.policies.routing import choose_worker as routing
-from relume.policies.routing import first_token_v1
-from relume.policies.routing import selection as selectors
+from relume.policies.routing import choose_worker, first_token_v1, selection
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import UNHEARD_US
 from tests.replay import frozen
@@ -36,7 +34,7 @@ def disagreements(groups: list[RevisionGroup]) -> Counter[str]:
     chosen worker's own estimate."""
     found: Counter[str] = Counter()
     for event in routes(groups):
-        if event.policy not in selectors.POLICIES or not event.worker:
+        if event.policy not in selection.POLICIES or not event.worker:
             continue
         chosen = next(c for c in event.candidates if c.worker == event.worker)
         estimate = chosen.ttft_us if chosen.ttft_us < UNHEARD_US else -1
@@ -52,7 +50,7 @@ def test_every_simulated_decision_records_the_estimate_it_was_taken_by(name: str
     assert verify(groups).ok
 
 
-@pytest.mark.parametrize("policy", selectors.POLICIES)
+@pytest.mark.parametrize("policy", selection.POLICIES)
 async def test_every_policy_that_weighs_time_records_its_estimate(policy: str) -> None:
     groups = await eventful_log(3, 30, policy=policy, workers=4)
     found = disagreements(groups)
@@ -64,8 +62,8 @@ async def test_a_record_of_another_estimate_is_a_divergence(
 ) -> None:
     groups = await eventful_log(2, 30, policy="predicted_ttft")
     assert verify(groups).ok
-    later = routing.first_token_us
-    monkeypatch.setitem(routing.FIRST_TOKEN, 2, lambda *of: later(*of) + 1)
+    later = choose_worker.first_token_us
+    monkeypatch.setitem(choose_worker.FIRST_TOKEN, 2, lambda *of: later(*of) + 1)
     assert {d.what for d in verify(groups).divergences} == {"prediction"}
 
 
@@ -105,11 +103,11 @@ def test_an_estimate_that_says_nothing_is_not_recorded() -> None:
     story = Story()
     story.worker("w0")
     story.replica("r0")
-    view = routing.View("r.r0", story.fleet)
+    view = choose_worker.View("r.r0", story.fleet)
     view.now_us = 10
     query = RouteQuery(request="q", model="m", prompt_tokens=8, delivered=0)
-    choice = routing.decide(view, query, "predicted_ttft")
+    choice = choose_worker.decide(view, query, "predicted_ttft")
     assert choice.worker == "w0" and choice.ttft_us >= 0
-    assert routing.first_token_us(view, query, "predicted_ttft", choice) == choice.ttft_us
+    assert choose_worker.first_token_us(view, query, "predicted_ttft", choice) == choice.ttft_us
     vague = msgspec.structs.replace(choice, ttft_us=UNHEARD_US + 5)
-    assert routing.first_token_us(view, query, "predicted_ttft", vague) == -1
+    assert choose_worker.first_token_us(view, query, "predicted_ttft", vague) == -1

@@ -10,7 +10,7 @@ from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode
 from relume.events.log.interface import RevisionGroup
-from relume.policies.routing import selection as selectors
+from relume.policies.routing import selection
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from tests.replay.decisions.test_scheduler_replay import assert_same, eventful_log
@@ -27,7 +27,7 @@ def routes(groups: list[RevisionGroup]) -> Iterator[v.RouteDecided]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "workers"), [*((name, 3) for name in selectors.POLICIES), ("predicted_ttft", 20)]
+    ("policy", "workers"), [*((name, 3) for name in selection.POLICIES), ("predicted_ttft", 20)]
 )
 async def test_an_eventful_log_of_each_policy_replays(policy: str, workers: int) -> None:
     groups = await eventful_log(1, 40, policy=policy, workers=workers)

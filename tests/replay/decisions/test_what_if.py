@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relume.chaos.bench.eventlog import replay_log
-from relume.chaos.bench.eventlog import replay_speed as replay
+from relume.chaos.bench.eventlog import replay_log, replay_speed
 from relume.controlplane.cli.relume_command import main
 from relume.controlplane.replay.debugger.folded_log import Timeline
 from relume.controlplane.replay.debugger.log_window import cut, export_window, redacted
@@ -25,7 +24,7 @@ from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
 from relume.events.wire import prefix
 from relume.policies.liveness import stall
-from relume.policies.routing import choose_worker as routing
+from relume.policies.routing import choose_worker
 from relume.policies.state.fleet import dump
 from tests.replay.decisions.test_checkpoint_decisions import log_with_plans, planned, recorded
 from tests.replay.decisions.test_migration_decisions import drained
@@ -112,7 +111,7 @@ def test_another_placement_differs_first_in_a_holder(killed: History) -> None:
 def test_changed_estimates_without_effect_are_counted_separately(killed: History) -> None:
     outcome = asked(killed, "routing.request_tokens=64")
     assert outcome.first is None and outcome.estimates > 50
-    assert routing.REQUEST_TOKENS == 32, "only for the question"
+    assert choose_worker.REQUEST_TOKENS == 32, "only for the question"
 
 
 def test_settings_from_a_revision_on(killed: History) -> None:
@@ -305,7 +304,7 @@ def test_nothing_of_people_goes_out(tmp_path: Path, share: float) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_no_hash_of_a_prompt_goes_out(tmp_path: Path, share: float) -> None:
     """And what workers hold of which prompt is the same as before, so decisions are."""
-    history = History(groups=replay.read(replay_log.make_log(1500, 4)), origin="")
+    history = History(groups=replay_speed.read(replay_log.make_log(1500, 4)), origin="")
     timeline = Timeline(history)
     first, last = timeline.revisions[int(share * timeline.end)], timeline.revisions[-1]
     path = tmp_path / "window.rlog"

@@ -29,9 +29,9 @@ from relume.chaos.validators import check_all
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.log.codec import decode_all
-from relume.policies.checkpoints import decisions as checkpoints
+from relume.policies.checkpoints import decisions
 from relume.policies.state.account import FLIGHT_TICKS, TOMBSTONE_TICKS
-from relume.policies.state.lifecycles import departed_workers as forgetting
+from relume.policies.state.lifecycles import departed_workers
 from relume.policies.state.prefix_cache import index_of
 from tests.policies.state.test_account_histories import nothing_left
 
@@ -210,7 +210,7 @@ def left_of_guests(plane: Any) -> list[str]:
     found: list[str] = []
     seen: dict[int, Any] = {}
     if (kept := plane.replica.view.checkpoints.kept) is not None:
-        checkpoints.index_of(plane.replica.view, kept.index.weights)  # as the next one asked will
+        decisions.index_of(plane.replica.view, kept.index.weights)  # as the next one asked will
     todo: deque[tuple[str, Any]] = deque(((plane.name, plane.replica), ("gateway", plane.gateway)))
     while todo:
         path, here = todo.popleft()
@@ -248,8 +248,8 @@ def parts_of(here: Any) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.full
 def test_nothing_is_left_of_workers_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetting, "FORGET_TICKS", 15)
-    monkeypatch.setattr(forgetting, "REMEMBER_TICKS", 30)
+    monkeypatch.setattr(departed_workers, "FORGET_TICKS", 15)
+    monkeypatch.setattr(departed_workers, "REMEMBER_TICKS", 30)
     made: list[Churning] = []
 
     def make(*given: Any) -> Churning:

@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from relume.chaos.runner.judge import Verdict, judge
-from relume.chaos.scenario import scenario_reader as reading
+from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.language import Bound, Fault, Scenario, When
 from relume.chaos.sim.sim_fleet import run
 
-STORM = reading.load(reading.find("storm"))
+STORM = scenario_reader.load(scenario_reader.find("storm"))
 
 
 def smaller(waiting: dict[str, int], **more: object) -> Scenario:

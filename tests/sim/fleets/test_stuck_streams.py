@@ -7,7 +7,7 @@ from msgspec import structs
 from relume.chaos.outcome import Outcome
 from relume.chaos.runner.judge import judge
 from relume.chaos.scenario.language import Closed, Fault, Fleet, Scenario, Traffic, Uniform, When
-from relume.chaos.sim.engine import host_types as hosts
+from relume.chaos.sim.engine import host_types
 from relume.chaos.sim.sim_fleet import Settings, run
 from relume.chaos.validators.records import events_of
 from relume.events import vocabulary as v
@@ -80,7 +80,7 @@ def test_streams_of_a_gateway_that_was_taken_for_lost_move_after_its_return() ->
 
 def test_preempted_streams_of_a_full_engine_are_not_stuck() -> None:
     """Each is silent for seconds while its engine makes steps."""
-    small = structs.replace(hosts.spec("tiny", "cpu"), kv_blocks=300)
+    small = structs.replace(host_types.spec("tiny", "cpu"), kv_blocks=300)
     outcome = run(scenario((800, 1200), clients=60), 5, settings=Settings(spec=small))
     silent: dict[tuple[str, int], int] = {}
     longest_ms = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relume.chaos.scenario import scenario_reader as reading
+from relume.chaos.scenario import scenario_reader
 from relume.chaos.sim.sim_fleet import run
 from relume.chaos.validators.ground_truth import (
     EngineEnd,
@@ -101,7 +101,7 @@ def test_differences_at_the_end_are_named() -> None:
 
 
 def test_a_simulated_run_records_its_truth() -> None:
-    scenario = reading.load(reading.find("blocks-corrupt"))
+    scenario = scenario_reader.load(scenario_reader.find("blocks-corrupt"))
     outcome = run(scenario, 3)
     truth = outcome.truth
     assert truth is not None and truth.looks > 3 and not truth.found
