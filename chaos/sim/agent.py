@@ -231,7 +231,7 @@ class SimBoard(Board):
     def __init__(self, address: str, loop: VirtualLoop, journal: Journal, repeats: bool) -> None:
         self.address = address
         self._repeats = repeats
-        self.told_at = 0.0
+        self.notified_at = 0.0
         self._loop = loop
         self._journal = journal
         self._hear: list[Callable[[DeathNotice], None]] = []
@@ -251,7 +251,7 @@ class SimBoard(Board):
         """Announce the death of this engine, once."""
         if self._died is not None and incarnation <= self._died.incarnation:
             return
-        self.told_at = self._loop.time()
+        self.notified_at = self._loop.time()
         before, self._died = self._died, DeathNotice(self._journal.epoch, incarnation)
         for hear in self._hear:
             hear(self._died)

@@ -19,7 +19,7 @@ from relume.chaos.sim.world.virtual_loop import Process
 from relume.chaos.sim.world.worker_machine import Machine
 from relume.engine_shim.checkpoints.block_plan import BLOCKS_A_STEP
 from relume.engine_shim.checkpoints.daemon_links import LinkConfig
-from relume.engine_shim.checkpoints.link.block_stream import ASKED_BYTES
+from relume.engine_shim.checkpoints.link.block_stream import REQUESTED_BYTES
 from relume.engine_shim.checkpoints.link.image import digest_of
 from relume.engine_shim.checkpoints.link_probe import LEAST_PROBED, MOST_PROBED, PROBE_BYTES
 from relume.engine_shim.checkpoints.lookup import OTHERS_S
@@ -376,7 +376,7 @@ class Reading:
         if holder.daemon is None:
             return
         daemon, engine, first = holder.daemon, parts.engine.process, self._good
-        at_once = ASKED_BYTES if parts.machine.settings.exact_links else CHUNK_BYTES
+        at_once = REQUESTED_BYTES if parts.machine.settings.exact_links else CHUNK_BYTES
         count = min(self._wanted - first, max(at_once // parts.size, 1))
 
         source = holder.machine

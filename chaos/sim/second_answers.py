@@ -17,15 +17,15 @@ from relume.chaos.sim.engine.step_cost import StepCost
 from relume.chaos.sim.gateway import request_body
 from relume.chaos.sim.gateway.answer_bytes import WRONG, tokens_of
 from relume.chaos.sim.gateway.request_body import RequestBody
-from relume.events.wire.worker_calls import CrossCheckAnswered, CrossCheckAsked
+from relume.events.wire.worker_calls import CrossCheckAnswered, CrossCheckRequest
 
 Reply = Callable[[int, dict[str, Any]], None]
 """Takes the status and the JSON of an answer."""
 
 
-def request_of(body: dict[str, Any]) -> tuple[CrossCheckAsked, RequestBody]:
+def request_of(body: dict[str, Any]) -> tuple[CrossCheckRequest, RequestBody]:
     """The call, and the request that is answered again."""
-    asked = convert(body, CrossCheckAsked)
+    asked = convert(body, CrossCheckRequest)
     return asked, request_body.decode(asked.body)
 
 

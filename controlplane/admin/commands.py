@@ -23,7 +23,7 @@ from relume.events.log.errors import Compacted
 from relume.events.vocabulary.enums import AdminCommand, CommandState
 
 WORKER_COMMANDS = ("drain", "undrain", "restart", "hold", "release", "trust")
-COMMANDS_KEPT = 2048
+MAX_COMMANDS = 2048
 _KEY = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -100,7 +100,7 @@ class CommandBook:
         command = self._commands.get(commanded.command_id)
         if command is None:
             command = self._commands[commanded.command_id] = Command(commanded)
-            if len(self._commands) > COMMANDS_KEPT:
+            if len(self._commands) > MAX_COMMANDS:
                 del self._commands[next(iter(self._commands))]
         return command
 
@@ -115,7 +115,7 @@ class CommandBook:
         if key and not _KEY.fullmatch(key):
             raise BadRequest("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 _ . : -", "Idempotency-Key")
         command_id = f"{principal.name}:{key or uuid.uuid4().hex}"
-        asked = v.AdminCommanded(
+        issued = v.AdminCommanded(
             command_id=command_id,
             principal=principal.name,
             command=AdminCommand(command),
@@ -124,15 +124,15 @@ class CommandBook:
         )
         known = await self._known(command_id)
         if known is None:
-            self._replica.scheduler.emit(asked)
-            known = self._add(asked)
-        _same(known, asked)
+            self._replica.scheduler.emit(issued)
+            known = self._add(issued)
+        _same(known, issued)
         try:
             async with asyncio.timeout(self._wait_s):
                 await known.answered.wait()
         except TimeoutError:
             pass  # accepted: it is in the log, and the next leader carries it out
-        _same(known, asked)
+        _same(known, issued)
         info = known.info()
         if info.state == CommandState.REFUSED:
             raise Conflict(info.message)
@@ -174,10 +174,10 @@ class CommandBook:
                 self.note(entry)
 
 
-def _same(known: Command, asked: v.AdminCommanded) -> None:
+def _same(known: Command, issued: v.AdminCommanded) -> None:
     """Raise Conflict when the key was used for something else."""
     before = known.commanded
-    if before != asked:
+    if before != issued:
         raise Conflict(
             f"this Idempotency-Key was used for {before.command} {before.target} {before.value}",
             "Idempotency-Key",

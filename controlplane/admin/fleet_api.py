@@ -157,8 +157,8 @@ class FleetApi:
         if query.get("worker"):
             found = [r for r in found if query["worker"] in r.workers]
         limit = query.get("limit", "")
-        kept = int(limit) if limit.isdigit() and int(limit) else 100
-        return m.RequestList(self._replica.fleet.revision, found[-kept:])
+        shown = int(limit) if limit.isdigit() and int(limit) else 100
+        return m.RequestList(self._replica.fleet.revision, found[-shown:])
 
     async def request(self, request: web.Request) -> m.RequestDetail:
         """GET requests/{id}."""
@@ -173,21 +173,21 @@ class FleetApi:
         name, course = await self._course(request.match_info["id"])
         return m.DecisionList(name, decisions_of(course, self._replica.view.stream))
 
-    async def _course(self, asked: str) -> tuple[str, RequestHistory]:
+    async def _course(self, wanted: str) -> tuple[str, RequestHistory]:
         """The request called `asked`, and its course. Raises NotFound."""
-        name = self._book.find(asked)
+        name = self._book.find(wanted)
         if name and self._book.courses[name].arrived is not None:
             return name, self._book.courses[name]
-        name, found = await self._search(name or asked)
+        name, found = await self._search(name or wanted)
         if found is None:
-            raise NotFound(f"no request {asked!r} in memory or in the log searched", "id")
+            raise NotFound(f"no request {wanted!r} in memory or in the log searched", "id")
         self._book.keep(name, found)
         return name, found
 
-    async def _search(self, asked: str) -> tuple[str, RequestHistory | None]:
+    async def _search(self, wanted: str) -> tuple[str, RequestHistory | None]:
         """Look for a request in the whole log, within the budget."""
         book = RequestBook()
-        names = {asked, *(asked.removeprefix(prefix) for prefix in RESPONSE_PREFIXES)}
+        names = {wanted, *(wanted.removeprefix(prefix) for prefix in RESPONSE_PREFIXES)}
         cursor: Cursor = (0, 1 << 62)
         deadline = time.monotonic() + SEARCH_BUDGET_S
         while cursor < self._history.end and time.monotonic() < deadline:
@@ -198,7 +198,7 @@ class FleetApi:
                     names.add(event.request)
                 if not names.isdisjoint(entry.requests):
                     book.note(entry)
-        name = book.find(asked)
+        name = book.find(wanted)
         return name, book.courses.get(name)
 
 

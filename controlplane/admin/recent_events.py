@@ -74,8 +74,10 @@ class OlderLog:
         directory = archive.find(Path(self._archive_dir), log_id or "")
         if directory is None:
             return [], 0
-        kept = archive.Archive(directory, directory.name)
-        return (list(kept.read(after, until)), kept.last) if kept.last > after else ([], 0)
+        archived = archive.Archive(directory, directory.name)
+        return (
+            (list(archived.read(after, until)), archived.last) if archived.last > after else ([], 0)
+        )
 
 
 class History:

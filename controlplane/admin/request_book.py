@@ -16,7 +16,7 @@ from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import Guarantee, RequestState
 from relume.policies.state.fleet import Fleet, Request
 
-ENDED_KEPT = 4096
+MAX_ENDED = 4096
 DECISIONS = (v.RouteDecided, v.RequestHeld, v.RequestShed)
 
 
@@ -55,12 +55,12 @@ class RequestHistory:
 class RequestBook:
     """Courses by request id, oldest first; at most `kept` ended ones, twice that in all."""
 
-    def __init__(self, kept: int = ENDED_KEPT, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, limit: int = MAX_ENDED, clock: Callable[[], int] | None = None) -> None:
         self._clock = clock
         self.courses: dict[str, RequestHistory] = {}
         self._of_client: dict[str, str] = {}
         self._ended: dict[str, bool] = {}
-        self._kept = kept
+        self._limit = limit
 
     def note(self, entry: Entry) -> None:
         """Take one event of the log; most are none of our business."""
@@ -96,7 +96,7 @@ class RequestBook:
     def keep(self, request: str, course: RequestHistory) -> None:
         """Hold `course`; the oldest goes when there are too many (some never end here)."""
         self.courses[request] = course
-        if len(self.courses) > 2 * self._kept:
+        if len(self.courses) > 2 * self._limit:
             self._forget(next(iter(self.courses)))
 
     def _course(self, request: str) -> RequestHistory:
@@ -113,7 +113,7 @@ class RequestBook:
 
     def _forget_old(self, request: str) -> None:
         self._ended[request] = True
-        while len(self._ended) > self._kept:
+        while len(self._ended) > self._limit:
             oldest = next(iter(self._ended))
             del self._ended[oldest]
             self._forget(oldest)
@@ -191,11 +191,11 @@ def _actual_us(course: RequestHistory, found: DecisionInfo, stream: str) -> int:
     decision = found.decision
     if "attempt" not in decision:
         return -1
-    attempt, asked_us = decision["attempt"], decision["at_us"]
+    attempt, decided_us = decision["attempt"], decision["at_us"]
     if not decision["worker"]:
         return -1
-    if found.stream == stream and asked_us >= 0 and attempt in course.first:
-        return course.first[attempt] - asked_us
+    if found.stream == stream and decided_us >= 0 and attempt in course.first:
+        return course.first[attempt] - decided_us
     ended = course.ended
     return ended.ttft_us if ended is not None and attempt == 1 else -1
 

@@ -22,7 +22,7 @@ def drain(args: argparse.Namespace) -> int:
 def _wait(client: AdminClient, worker: str, seconds: float) -> int:
     """Print what is left each time it changes, for at most `seconds`."""
     deadline = time.monotonic() + seconds
-    said = ""
+    shown = ""
     while True:
         found = client.get(f"workers/{worker}")
         if not found["draining"]:
@@ -35,9 +35,9 @@ def _wait(client: AdminClient, worker: str, seconds: float) -> int:
             print(f"{worker} is empty")
             return 0
         left = f"{worker}: {found['requests']} requests run there, of {held} it holds checkpoints"
-        if left != said:
+        if left != shown:
             print(left, flush=True)
-            said = left
+            shown = left
         if time.monotonic() >= deadline:
             print(f"{worker} is not empty after {seconds:g} s; the drain continues")
             return EXIT_NO

@@ -130,7 +130,7 @@ class Gateway:
         self._port = 0
         self._group: asyncio.TaskGroup | None = None
         self._runner: asyncio.Task[None] | None = None
-        self._failure_told = False  # `join` raised what broke the gateway
+        self._failure_raised = False  # `join` raised what broke the gateway
         self._stopping = asyncio.Event()
 
     # --- life
@@ -196,7 +196,7 @@ class Gateway:
         runner, self._runner = self._runner, None
         if runner is not None:
             await asyncio.wait([runner])
-            if not self._failure_told:
+            if not self._failure_raised:
                 await runner
 
     async def join(self) -> None:
@@ -207,7 +207,7 @@ class Gateway:
             return
         await asyncio.wait([runner])
         if not runner.cancelled() and runner.exception() is not None:
-            self._failure_told = True
+            self._failure_raised = True
         await runner
 
     async def __aenter__(self) -> Gateway:

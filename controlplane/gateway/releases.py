@@ -16,14 +16,14 @@ from relume.events.wire.worker_calls import RELEASE_PATH, Attach
 AT_ONCE = 256
 
 Place = tuple[str, int]  # worker, incarnation
-Told = tuple[str, int, str]  # request, attempt, claim
+Released = tuple[str, int, str]  # request, attempt, claim
 
 
 class Releases:
     """Of one gateway."""
 
     def __init__(self) -> None:
-        self._due: dict[Place, tuple[Assignment, list[Told]]] = {}
+        self._due: dict[Place, tuple[Assignment, list[Released]]] = {}
 
     def add(self, to: Assignment, claim: str) -> None:
         """The client has all of this attempt's stream."""
@@ -32,13 +32,13 @@ class Releases:
 
     def flush(self, ctx: Context) -> None:
         """Send the releases to the engines."""
-        told, self._due = self._due, {}
-        for to, due in told.values():
+        batch, self._due = self._due, {}
+        for to, due in batch.values():
             for first in range(0, len(due), AT_ONCE):
-                ctx.spawn(_told(ctx, to, due[first : first + AT_ONCE]))
+                ctx.spawn(_send(ctx, to, due[first : first + AT_ONCE]))
 
 
-async def _told(ctx: Context, to: Assignment, streams: list[Told]) -> None:
+async def _send(ctx: Context, to: Assignment, streams: list[Released]) -> None:
     (request, attempt, claim), *also = streams
     call = Attach(
         request=request,

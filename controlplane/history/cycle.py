@@ -200,7 +200,7 @@ class Rounds:
 
     async def _prune(self, known: dict[int, Manifest], epoch: int) -> None:
         committed = await self._maintenance.manifests()
-        kept = sorted(known, reverse=True)[: self._keep]
-        oldest = min(kept, default=0)
+        newest = sorted(known, reverse=True)[: self._keep]
+        oldest = min(newest, default=0)
         await self._maintenance.forget([c for c in committed if c < oldest], epoch)
         await self._vault.prune_snapshots(oldest)

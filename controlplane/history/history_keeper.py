@@ -116,7 +116,7 @@ class Keeper:
         self._take: Callable[[RevisionGroup], None] | None = None
         self._rounds: Rounds | None = None
         self._round_at = self._pressed_at = self._looked_at = float("-inf")
-        self._detail_told_at = float("-inf")
+        self._detail_decided_at = float("-inf")
 
     # --- observers ---------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Keeper:
     def seen(self, stream: str, position: int, event: object) -> None:
         """An event was folded."""
         if type(event) is v.WorkerRegistered:
-            self._detail_told_at = float("-inf")
+            self._detail_decided_at = float("-inf")
         if self._rounds is not None:
             self._rounds.seen(stream, position, event)
 
@@ -161,7 +161,7 @@ class Keeper:
 
     async def _lead(self, epoch: int) -> None:
         """Rounds as they fall due, while our leadership is of `epoch`."""
-        self._looked_at = self._detail_told_at = float("-inf")
+        self._looked_at = self._detail_decided_at = float("-inf")
         async with self._session(epoch) as vault:
             if await self._due_look() < Level.FULL:
                 self.status.snapshot = max(await self._maintenance.manifests(), default=0)
@@ -304,9 +304,9 @@ class Keeper:
         change, and periodically while it is less than all."""
         config, was = self.config.quota, self._fleet.detail
         detail = log_detail.detail(was, size_bytes, config.quota_bytes, config.shed_percent)
-        again = detail == log_detail.SHED and self._since(self._detail_told_at) > RESTATE_S
+        again = detail == log_detail.SHED and self._since(self._detail_decided_at) > RESTATE_S
         if self._leader.epoch and (detail != was or again):
-            self._detail_told_at = time.monotonic()
+            self._detail_decided_at = time.monotonic()
             self._leader.append(
                 v.DetailDecided(
                     detail=detail,

@@ -42,11 +42,11 @@ class IncidentsApi:
 
     async def incident(self, request: web.Request) -> Incident:
         """GET incidents/{id}."""
-        asked = request.match_info["id"]
-        record = find(self._observer.incidents, asked)
+        wanted = request.match_info["id"]
+        record = find(self._observer.incidents, wanted)
         if record is None:
             raise NotFound(
-                f"no incident {asked!r} since revision {self._observer.since}; "
+                f"no incident {wanted!r} since revision {self._observer.since}; "
                 "see /admin/v1/incidents",
                 "id",
             )

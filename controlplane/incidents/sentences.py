@@ -179,16 +179,16 @@ def clock(at_ms: int) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(at_ms / 1000))}.{at_ms % 1000:03d}"
 
 
-def find(records: Iterable[Incident], asked: str) -> Incident | None:
+def find(records: Iterable[Incident], wanted: str) -> Incident | None:
     """The record with this id or number (from 1, in order), or the latest about what is named:
     w0, w0:1, daemon:w0, r0."""
     known = list(records)
     for record in reversed(known):
-        if asked in (record.id, record.subject):
+        if wanted in (record.id, record.subject):
             return record
     for record in reversed(known):
-        if asked == record.name:
+        if wanted == record.name:
             return record
-    if asked.isdecimal() and 0 < int(asked) <= len(known):
-        return known[int(asked) - 1]
+    if wanted.isdecimal() and 0 < int(wanted) <= len(known):
+        return known[int(wanted) - 1]
     return None

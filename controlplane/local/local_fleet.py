@@ -200,8 +200,8 @@ class LocalFleet:
 
     def _judge_etcd(self, binary: str) -> None:
         """Refuse an etcd that loses acknowledged writes; say so when it is merely old."""
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10)
-        judgement = judge(parse_version(said.stdout), members=1)
+        version = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10)
+        judgement = judge(parse_version(version.stdout), members=1)
         if not judgement.usable:
             raise FleetFailed(f"{binary}: {judgement.reason}; set RELUME_ETCD to another one")
         if judgement.reason:
@@ -318,7 +318,7 @@ class LocalFleet:
 
     def _write_fleet_file(self) -> None:
         """Raises OSError; then the old file is unchanged."""
-        told = {
+        facts = {
             "gateways": self.gateways,
             "admins": self.admins,
             "admin_token": self.admin_token,
@@ -327,7 +327,7 @@ class LocalFleet:
             "pids": {name: child.pid for name, child in self.children.items()},
         }
         path = self.dir / "run" / "fleet.json"
-        write_whole(path, json.dumps(told, indent=1).encode(), 0o600)
+        write_whole(path, json.dumps(facts, indent=1).encode(), 0o600)
 
     # --- waiting ---------------------------------------------------------------------
 

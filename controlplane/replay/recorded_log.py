@@ -32,7 +32,7 @@ class History(Struct, kw_only=True):
     origin: str
     base: Fleet | None = None
     footer: Footer | None = None
-    kept: Path | None = None
+    archived: Path | None = None
 
     def until(self, revision: int) -> History:
         """The part up to `revision`."""
@@ -43,12 +43,12 @@ class History(Struct, kw_only=True):
 
     def snapshots(self) -> list[Fleet]:
         """The folds stored beside the archive, except those that cannot be used."""
-        kept, found = self.kept, []
-        for covers in snapshots.present(kept) if kept is not None else ():
-            assert kept is not None
-            path = snapshots.path_of(kept, covers)
+        archived, found = self.archived, []
+        for covers in snapshots.present(archived) if archived is not None else ():
+            assert archived is not None
+            path = snapshots.path_of(archived, covers)
             with suppress(HistoryError):
-                found.append(snapshots.read(path, kept.name).fleet)
+                found.append(snapshots.read(path, archived.name).fleet)
         return found
 
 
@@ -59,7 +59,7 @@ def from_file(path: str | Path) -> History:
         groups, last = read_archive(path)
         if not last:
             raise BadStoredLog(path, "is a directory without an archive")
-        return History(groups=groups, origin=f"archive {path}", kept=find(path))
+        return History(groups=groups, origin=f"archive {path}", archived=find(path))
     with StoredLog(path) as stored:
         groups = list(stored.groups())
         return History(groups=groups, origin=str(path), base=stored.base, footer=stored.footer)
@@ -75,8 +75,10 @@ async def from_etcd(config: EtcdConfig, archive_dir: str | Path = "") -> History
         log_id = await Maintenance(etcd.client).identity()
         if log_id and archive_dir and (Path(archive_dir) / log_id).is_dir():
             groups = await load_history(archive_dir, etcd.reader(), log_id)
-            kept = Path(archive_dir) / log_id
-            return History(groups=groups, origin=f"{origin} and archive {archive_dir}", kept=kept)
+            archived = Path(archive_dir) / log_id
+            return History(
+                groups=groups, origin=f"{origin} and archive {archive_dir}", archived=archived
+            )
         groups = await etcd.reader().read()
     missing = _beginnings(groups)
     if missing:

@@ -222,7 +222,7 @@ _HELD = {
 
 
 def _held(event: v.RequestHeld) -> list[str]:
-    lines = [f"queued: {_HELD.get(event.cause, event.cause)}", *_in_room(event)]
+    lines = [f"queued: {_HELD.get(event.cause, event.cause)}", *_in_queue(event)]
     if event.deadline_us:
         lines.append(f"TTFT goal: {(event.deadline_us - event.at_us) / 1000:.0f} ms from then")
     if event.evicted:
@@ -232,7 +232,7 @@ def _held(event: v.RequestHeld) -> list[str]:
 
 def _shed(event: v.RequestShed) -> list[str]:
     waited = f" after {event.waited_us / 1000:.1f} ms" if event.waited_us >= 0 else " on arrival"
-    lines = [f"refused{waited}: {event.reason}", *_in_room(event)]
+    lines = [f"refused{waited}: {event.reason}", *_in_queue(event)]
     if event.deadline_us:
         due_ms = (event.deadline_us - event.at_us) / 1000
         lines.append(f"TTFT goal: {due_ms:.0f} ms from then")
@@ -242,7 +242,7 @@ def _shed(event: v.RequestShed) -> list[str]:
     return lines
 
 
-def _in_room(event: v.RequestHeld | v.RequestShed) -> list[str]:
+def _in_queue(event: v.RequestHeld | v.RequestShed) -> list[str]:
     """The request and what was before it, at its arrival."""
     owner = f" of tenant {event.tenant}" if event.tenant else ""
     expected = ""

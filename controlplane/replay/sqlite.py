@@ -194,8 +194,8 @@ class _Export:
             first, last = first or group.revision, group.revision
             for entry in entries_of(group):
                 self._take(entry)
-        told = {"schema": SCHEMA_VERSION, "origin": origin, "first": first, "last": last}
-        database.executemany("INSERT INTO meta VALUES (?, ?)", told.items())
+        meta = {"schema": SCHEMA_VERSION, "origin": origin, "first": first, "last": last}
+        database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         database.executescript(_INDEXES)
         database.commit()
         tables = ("events", "decisions", "candidates", "requests", "workers")

@@ -35,7 +35,7 @@ from relume.controlplane.replay.verify_checkpoints import (
     check_migration,
     check_plan,
 )
-from relume.controlplane.replay.verify_waiting import RoomReplay
+from relume.controlplane.replay.verify_waiting import AdmissionReplay
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.errors import BrokenChain, LogError
@@ -248,7 +248,7 @@ class _ReplicaReplay:
         self.stream = view.stream
         self.view = view
         self.view.landed()
-        self._room = RoomReplay(view, verdict) if queues else None
+        self._queue = AdmissionReplay(view, verdict) if queues else None
         self.due = 0
         """Revision of the basis of its next decision."""
         self._began = view.fleet.revision
@@ -279,8 +279,8 @@ class _ReplicaReplay:
                 follow(self, position, event)
             if founded and type(event) is v.RouteDecided:
                 self._check_mode(position, event)
-            if self._room is not None:
-                self._room.seen(position, event, founded and not missing(self.view, "admission"))
+            if self._queue is not None:
+                self._queue.seen(position, event, founded and not missing(self.view, "admission"))
             events.popleft()
             self.view.own(position, event)
             self._doubts.own(self.view, event)
@@ -329,8 +329,8 @@ class _ReplicaReplay:
             found = self._doubts.of(self.view, event)
             doubted = doubted if found is None else found and event.mode != AttemptMode.NEW
         if doubted != event.doubted:
-            told = f"doubted: {event.doubted}", f"doubted: {doubted}"
-            self._verdict.differ(*place, "decision", *told)
+            texts = f"doubted: {event.doubted}", f"doubted: {doubted}"
+            self._verdict.differ(*place, "decision", *texts)
             return
         mode = mode_of(request.verdict, request.stream, event.delivered, doubted)
         if mode != event.mode:

@@ -55,10 +55,10 @@ def check_plan(
     except (KeyError, ValueError) as error:
         verdict.differ(event.basis.revision, stream, position, "decision", event, repr(error))
         return
-    told = partial(planned, event.policy), partial(planned, policy)
+    texts = partial(planned, event.policy), partial(planned, policy)
     same = policy == event.policy and choices == event.choices
     if not same:
-        _differ("plan", verdict, stream, position, event, choices, *told)
+        _differ("plan", verdict, stream, position, event, choices, *texts)
 
 
 def check_migration(
@@ -88,8 +88,8 @@ def check_migration(
         verdict.differ(event.basis.revision, stream, position, "decision", event, repr(error))
         return
     if event.tick != view.fleet.tick:
-        told, now = f"tick {event.tick}", f"tick {view.fleet.tick}"
-        verdict.differ(event.basis.revision, stream, position, "decision", told, now)
+        texts, now = f"tick {event.tick}", f"tick {view.fleet.tick}"
+        verdict.differ(event.basis.revision, stream, position, "decision", texts, now)
     if not leaves or choices != event.choices:
         cause = event.cause if leaves else f"not to be left for {event.cause}"
         words = partial(moved, event.cause), partial(moved, cause)

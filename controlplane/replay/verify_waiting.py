@@ -17,7 +17,7 @@ from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import RouteCause
 from relume.policies.admission import admission_queue
-from relume.policies.admission.admission_queue import QueueDecision, Room, rank_of
+from relume.policies.admission.admission_queue import AdmissionQueue, QueueDecision, rank_of
 from relume.policies.admission.admission_settings import config_of
 from relume.policies.admission.fair_queue import Entry
 from relume.policies.decision_versions import missing
@@ -32,52 +32,56 @@ ON_ARRIVAL = (
 )
 
 
-class RoomReplay:
+class AdmissionReplay:
     """The room of one replica. It is known from a start of the replica on."""
 
     def __init__(self, view: View, verdict: Verdict) -> None:
         self._view = view
         self._verdict = verdict
-        self._room: Room | None = Room() if not view.fleet.revision else None
+        self._queue: AdmissionQueue | None = AdmissionQueue() if not view.fleet.revision else None
         self._evicted: dict[str, str] = {}
 
     def seen(self, position: int, event: Any, founded: bool) -> None:
         """An own event that the view is about to have. `founded`: it is a decision that can be
         repeated, and the view is at its basis."""
-        kind, room = type(event), self._room
+        kind, queue = type(event), self._queue
         if kind is v.ReplicaStarted:
-            self._room, self._evicted = Room(), {}
-        elif room is None:
+            self._queue, self._evicted = AdmissionQueue(), {}
+        elif queue is None:
             return
         elif kind is v.RequestEnded:
-            room.leave(event.request)
+            queue.leave(event.request)
         elif kind is v.RouteDecided:
-            if event.request in room.entries:
-                self._routed(room, position, event, founded)
+            if event.request in queue.entries:
+                self._routed(queue, position, event, founded)
         elif kind is v.RequestHeld:
-            self._held(room, position, event, founded)
+            self._held(queue, position, event, founded)
         elif kind is v.RequestShed:
-            self._shed(room, position, event, founded)
+            self._shed(queue, position, event, founded)
 
-    def _held(self, room: Room, position: int, event: v.RequestHeld, founded: bool) -> None:
+    def _held(
+        self, queue: AdmissionQueue, position: int, event: v.RequestHeld, founded: bool
+    ) -> None:
         if not founded:
-            room.put(entry_of(event), event.at_us)
+            queue.put(entry_of(event), event.at_us)
             return
         view, config = self._view, config_of(self._view)
         cause, _ = saturation(view, event.model, config, event.at_us)
-        cause = held_back(cause, room.waiting(event.model))
-        judged = room.enter(entry_of(event), event.at_us, config)
+        cause = held_back(cause, queue.waiting(event.model))
+        judged = queue.enter(entry_of(event), event.at_us, config)
         self._evicted = dict.fromkeys(judged.evicted, event.request)
-        told = event.cause, event.ahead_requests, event.ahead_tokens, event.predicted_us
+        written = event.cause, event.ahead_requests, event.ahead_tokens, event.predicted_us
         found = cause, judged.ahead_requests, judged.ahead_tokens, judged.predicted_us
         self._compare(
             position, event,
-            (*told, event.depth, event.evicted, ""),
-            (*found, len(room.entries), judged.evicted, judged.refused),
+            (*written, event.depth, event.evicted, ""),
+            (*found, len(queue.entries), judged.evicted, judged.refused),
         )  # fmt: skip
 
-    def _shed(self, room: Room, position: int, event: v.RequestShed, founded: bool) -> None:
-        waited = room.leave(event.request)
+    def _shed(
+        self, queue: AdmissionQueue, position: int, event: v.RequestShed, founded: bool
+    ) -> None:
+        waited = queue.leave(event.request)
         if not founded:
             return
         if event.reason == admission_queue.DISPLACED:
@@ -88,8 +92,8 @@ class RoomReplay:
             in_time = event.at_us < waited.end_us and event.reason != admission_queue.STOPPING
             self._compare(position, event, False, in_time)
         elif event.reason in ON_ARRIVAL:
-            judged = room.enter(entry_of(event), event.at_us, config_of(self._view))
-            room.leave(event.request)
+            judged = queue.enter(entry_of(event), event.at_us, config_of(self._view))
+            queue.leave(event.request)
             recorded = QueueDecision(
                 refused=event.reason,
                 evicted=(),
@@ -99,17 +103,19 @@ class RoomReplay:
             )
             self._compare(position, event, recorded, judged)
 
-    def _routed(self, room: Room, position: int, event: v.RouteDecided, founded: bool) -> None:
+    def _routed(
+        self, queue: AdmissionQueue, position: int, event: v.RouteDecided, founded: bool
+    ) -> None:
         config = config_of(self._view)
         if event.cause == RouteCause.WAIT_OVER and (lacking := missing(self._view, "admission")):
             self._verdict.cannot_take(lacking)
         elif event.cause == RouteCause.WAIT_OVER:
-            found = room.next(event.model, event.at_us, config)
+            found = queue.next(event.model, event.at_us, config)
             if founded:
                 turn = found.request if found is not None else "no request"
                 self._compare(position, event, event.request, turn)
         if event.worker:
-            room.take(event.request, event.at_us, event.ttft_us, config)
+            queue.take(event.request, event.at_us, event.ttft_us, config)
 
     def _compare(self, position: int, event: Any, expected: Any, actual: Any) -> None:
         self._verdict.waits += 1

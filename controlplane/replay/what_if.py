@@ -140,9 +140,11 @@ def _key(given: str) -> str:
 def what_if(history: History, settings: Mapping[str, str], since: int = 0) -> Outcome:
     """Repeat every decision, with `settings` in force from revision `since` on. Raises BadSetting
     if the log has no decision that they concern."""
-    asked = _Questions(dict(settings), since)
-    base, verdict = load(dump(history.base or Fleet())), asked.verdict
-    replay = Replay(list(history.groups), base, asked.checks, asked.view, verdict, queues=False)
+    questions = _Questions(dict(settings), since)
+    base, verdict = load(dump(history.base or Fleet())), questions.verdict
+    replay = Replay(
+        list(history.groups), base, questions.checks, questions.view, verdict, queues=False
+    )
     replay.run(NEVER, None)
     outcome = verdict.outcome
     outcome.decisions, outcome.skipped = verdict.decisions, verdict.skipped
@@ -167,8 +169,8 @@ class ChangedView(View):
 
     def setting(self, name: str, default: str) -> str:
         """See View.setting."""
-        told = self.changed.get(name)
-        return super().setting(name, default) if told is None else told
+        replacement = self.changed.get(name)
+        return super().setting(name, default) if replacement is None else replacement
 
     def recorded(self, name: str) -> str:
         """The setting as the log has it."""
@@ -228,12 +230,12 @@ class _Questions:
 @contextmanager
 def weight(value: str | None) -> Iterator[None]:
     """What a held request weighs in routing, for one question."""
-    kept = choose_worker.REQUEST_TOKENS
-    choose_worker.REQUEST_TOKENS = kept if value is None else int(value)
+    before = choose_worker.REQUEST_TOKENS
+    choose_worker.REQUEST_TOKENS = before if value is None else int(value)
     try:
         yield
     finally:
-        choose_worker.REQUEST_TOKENS = kept
+        choose_worker.REQUEST_TOKENS = before
 
 
 def _order(found: Difference) -> tuple[int, str, int]:

@@ -85,9 +85,9 @@ def why(groups: Iterable[RevisionGroup], request: str) -> Why | None:
     return found.result()
 
 
-def _our_id(groups: list[RevisionGroup], asked: str) -> str:
+def _our_id(groups: list[RevisionGroup], given_id: str) -> str:
     """The request meant; empty when there is none."""
-    known = {asked, *(asked.removeprefix(p) for p in RESPONSE_PREFIXES)}
+    known = {given_id, *(given_id.removeprefix(p) for p in RESPONSE_PREFIXES)}
     of_client = ""
     for group in groups:
         for segment in group.segments:

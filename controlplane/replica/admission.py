@@ -24,7 +24,7 @@ from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import QueueCause, ShedReason, Tier
 from relume.events.wire.headers import TIER
 from relume.policies.admission import admission_queue
-from relume.policies.admission.admission_queue import QueueDecision, Room
+from relume.policies.admission.admission_queue import AdmissionQueue, QueueDecision
 from relume.policies.admission.admission_settings import WaitingConfig, config_of
 from relume.policies.admission.fair_queue import Entry
 from relume.policies.routing import routing_settings
@@ -57,12 +57,12 @@ class ReplicaAdmission:
     worker serves or served a model."""
 
     def __init__(self, decisions: DecisionWriter, never_served: Callable[[str], bool]) -> None:
-        self.room = Room()
+        self.room = AdmissionQueue()
         self._decisions = decisions
         self._never_served = never_served
         self._held: dict[str, _QueuedRequest] = {}
         self._config = WaitingConfig()
-        self._told: object = None
+        self._settings_mark: object = None
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._later_us = -1
@@ -72,9 +72,9 @@ class ReplicaAdmission:
     @property
     def config(self) -> WaitingConfig:
         """The settings in force."""
-        told = self._decisions.view.settings_mark
-        if told != self._told:
-            self._told, self._config = told, config_of(self._decisions.view)
+        mark = self._decisions.view.settings_mark
+        if mark != self._settings_mark:
+            self._settings_mark, self._config = mark, config_of(self._decisions.view)
         return self._config
 
     # --- WaitingPort
@@ -289,7 +289,10 @@ class ReplicaAdmission:
             log.error("refusal_not_written", reason=str(error), request=entry.request)
         status = 503 if reason in (admission_queue.NO_WORKER, admission_queue.STOPPING) else 429
         return Rejected(
-            status, _told(reason, entry, judged, now_us), retry_s, error_codes.OF_REASONS[reason]
+            status,
+            _settings_mark(reason, entry, judged, now_us),
+            retry_s,
+            error_codes.OF_REASONS[reason],
         )
 
     def _arm(self) -> None:
@@ -313,7 +316,7 @@ class ReplicaAdmission:
             self._look()
 
 
-def _told(reason: ShedReason, entry: Entry, judged: QueueDecision, now_us: int) -> str:
+def _settings_mark(reason: ShedReason, entry: Entry, judged: QueueDecision, now_us: int) -> str:
     """A refusal in words for the client, with what it can do."""
     if reason == admission_queue.NO_WORKER:
         return error_codes.NO_WORKER

@@ -193,7 +193,7 @@ class Checkpoints:
             before = self._view.checkpoints.placement(request)
             holders = self._place(live, cause)
             if before is None or holders != before.holders:
-                found.append(self._told(live, holders))
+                found.append(self._change_of(live, holders))
         return found
 
     def held_by(self, holder: str) -> list[HolderChange]:
@@ -203,10 +203,10 @@ class Checkpoints:
         for live in self._live.values():
             placed = self._view.checkpoints.placement(live.arrival.request)
             if live.running and placed is not None and holder in placed.holders:
-                found.append(self._told(live, placed.holders))
+                found.append(self._change_of(live, placed.holders))
         return found
 
-    def _told(self, live: LiveRequest, holders: tuple[str, ...]) -> HolderChange:
+    def _change_of(self, live: LiveRequest, holders: tuple[str, ...]) -> HolderChange:
         endpoints = checkpoints.endpoints(self._view, holders, live.worker)
         return HolderChange(
             request=live.arrival.request,

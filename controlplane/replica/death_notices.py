@@ -28,7 +28,7 @@ from relume.events.vocabulary.enums import EnginePhase, TransportKind
 from relume.events.wire.errors import NoticeError
 from relume.events.wire.notices import DeathNotice, NoticeReader
 
-TOLD = "its agent saw it die"
+SEEN_DEAD = "its agent saw it die"
 IN_THE_LOG = "its death is in the log"
 CONNECT_TIMEOUT_S = 5.0
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0  # before connecting again; doubled
@@ -47,7 +47,7 @@ class NoticeWatch:
         self._due = False
         self._changed = asyncio.Event()
         self._links: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        self._told: dict[str, int] = {}
+        self._noticed: dict[str, int] = {}
         self._died: list[v.EngineDied] = []
         self.connected: set[str] = set()
 
@@ -92,7 +92,7 @@ class NoticeWatch:
         """One link to each worker that is there and says where; no others."""
         workers = self._scheduler.view.fleet.workers
         wanted = {w.name: w.notices for w in workers.values() if w.present and w.notices}
-        self._told = {name: told for name, told in self._told.items() if name in workers}
+        self._noticed = {name: number for name, number in self._noticed.items() if name in workers}
         for name, (address, task) in list(self._links.items()):
             if wanted.get(name) != address:
                 task.cancel()
@@ -134,15 +134,15 @@ class NoticeWatch:
         if (
             worker is None
             or worker.engine != EnginePhase.READY
-            or self._told.get(name) == incarnation
+            or self._noticed.get(name) == incarnation
         ):
             return
         if worker.incarnation != incarnation or notice.epoch < worker.epoch:
             return
-        self._told[name] = incarnation
+        self._noticed[name] = incarnation
         log.warning("engine_told_dead", worker=name, incarnation=incarnation, at=time.monotonic())
         try:
-            self._scheduler.emit(v.WorkerSuspected(name, incarnation, TOLD))
+            self._scheduler.emit(v.WorkerSuspected(name, incarnation, SEEN_DEAD))
         except LogError as error:
             log.warning("notice_not_written", reason=str(error))
         loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ class NoticeWatch:
         loop.call_soon(loop.call_soon, self._move, name, incarnation)
 
     def _move(self, worker: str, incarnation: int) -> None:
-        self._gateway.break_streams(worker, incarnation, TransportKind.ENGINE_DEAD, TOLD)
+        self._gateway.break_streams(worker, incarnation, TransportKind.ENGINE_DEAD, SEEN_DEAD)
 
 
 class _Link(asyncio.Protocol):

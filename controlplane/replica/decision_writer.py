@@ -45,7 +45,7 @@ class DecisionWriter:
         self._decisions = 0
         self._clock = microseconds
         self._began_us = microseconds()
-        self._unsaid = UnrecordedReceipts()
+        self._unrecorded = UnrecordedReceipts()
         self._fixed_us = -1
 
     @property
@@ -99,11 +99,11 @@ class DecisionWriter:
 
     def received(self, revision: int) -> None:
         """A watched revision group arrived now, and is folded next."""
-        if not self._unsaid.received(self.view.receipts, revision, self.now_us()):
+        if not self._unrecorded.received(self.view.receipts, revision, self.now_us()):
             estimate_index.forget(self.view)
 
     def _emit_receipts(self) -> None:
-        event = self._unsaid.told()
+        event = self._unrecorded.record()
         if event is not None:
             self.view.reach(self._writer.append(event))
-            self._unsaid.said(self.view.receipts)
+            self._unrecorded.recorded(self.view.receipts)

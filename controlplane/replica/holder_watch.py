@@ -60,28 +60,28 @@ class HolderWatch:
         self._changed, started, self._started = False, self._started, []
         checkpoints = self._scheduler.checkpoints
         # A daemon that is back may be reached elsewhere, and has all to be offered again.
-        found = [told for holder in started for told in checkpoints.held_by(holder)]
+        found = [change for holder in started for change in checkpoints.held_by(holder)]
         try:
             found += checkpoints.replace()
         except LogError as error:
             log.warning("holders_not_written", reason=str(error))
-        for told in found:
-            self._newest[told.request] = told
-            self._put(told, 1)
+        for change in found:
+            self._newest[change.request] = change
+            self._put(change, 1)
 
-    def _put(self, told: HolderChange, turn: int) -> None:
-        if self._newest.get(told.request) is not told:
+    def _put(self, change: HolderChange, turn: int) -> None:
+        if self._newest.get(change.request) is not change:
             return  # other holders were chosen meanwhile
         try:
-            self._to_tell.put_nowait((told, turn))
+            self._to_tell.put_nowait((change, turn))
         except asyncio.QueueFull:
-            self._done(told, "too many wait")
+            self._done(change, "too many wait")
 
-    def _done(self, told: HolderChange, refusal: str) -> None:
-        if self._newest.get(told.request) is told:
-            del self._newest[told.request]
+    def _done(self, change: HolderChange, refusal: str) -> None:
+        if self._newest.get(change.request) is change:
+            del self._newest[change.request]
         if refusal:
-            log.info("holders_not_told", request=told.request, reason=refusal)
+            log.info("holders_not_told", request=change.request, reason=refusal)
 
     async def run(self) -> None:
         """Inform engines, without end; the caller owns the task."""
@@ -92,16 +92,18 @@ class HolderWatch:
     async def _tell_all(self, session: aiohttp.ClientSession) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            told, turn = await self._to_tell.get()
-            if self._newest.get(told.request) is not told:
+            change, turn = await self._to_tell.get()
+            if self._newest.get(change.request) is not change:
                 continue
             try:
-                fleet, holders = self._scheduler.view.fleet, told.endpoints
-                call = Retarget(told.request, told.attempt, told.incarnation, holders)
-                refusal = await engine_calls.ask(session, fleet, told.worker, CHECKPOINT_PATH, call)
-                self._done(told, refusal)
+                fleet, holders = self._scheduler.view.fleet, change.endpoints
+                call = Retarget(change.request, change.attempt, change.incarnation, holders)
+                refusal = await engine_calls.ask(
+                    session, fleet, change.worker, CHECKPOINT_PATH, call
+                )
+                self._done(change, refusal)
             except engine_calls.LOST as error:
                 if turn == TRIES:
-                    self._done(told, repr(error))
+                    self._done(change, repr(error))
                 else:
-                    loop.call_later(PAUSE_S * 2 ** (turn - 1), self._put, told, turn + 1)
+                    loop.call_later(PAUSE_S * 2 ** (turn - 1), self._put, change, turn + 1)

@@ -301,19 +301,19 @@ class Replica:
         """Restore the fold from history, in place: views and leadership refer to it. Events in
         between were not seen, so a leader steps down: the next leader finishes what is open.
         """
-        kept = await history.restore()
+        snapshot = await history.restore()
         owners = await self._reader.owners()
-        if kept.covers <= self.fleet.revision:
+        if snapshot.covers <= self.fleet.revision:
             return
         for name in Fleet.__struct_fields__:
-            setattr(self.fleet, name, getattr(kept.fleet, name))
+            setattr(self.fleet, name, getattr(snapshot.fleet, name))
         dirty_set.of(self.fleet).everything()
         prefix_cache.forget_index(self.fleet)
         # The watch after `covers` reports changes from there; a snapshot of another
         # leader may not have seen every lease lapse.
         self.fleet.owners = dict(sorted(owners.items()))
-        self.covered = kept.covers
-        self.incidents.restart(kept.covers)
+        self.covered = snapshot.covers
+        self.incidents.restart(snapshot.covers)
         self.leadership.resign("took the fold from history")
         self.scheduler.restarts.forget_begun()
         self.scheduler.advanced()

@@ -73,7 +73,7 @@ class MigrationWatch:
         self._leaving: dict[str, tuple[int, float]] = {}
         """Attempts that were planned to leave, and until when nothing else is."""
         self._failed: dict[tuple[str, int], int] = {}
-        self._told: dict[str, frozenset[tuple[str, int, str]]] = {}
+        self._reasons: dict[str, frozenset[tuple[str, int, str]]] = {}
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """Called with each event folded."""
@@ -90,7 +90,9 @@ class MigrationWatch:
         self._due = False
         sources = list(moves.sources(self._scheduler.view))
         self._forget()
-        self._told = {w: said for w, said in self._told.items() if (w, "drain") in sources}
+        self._reasons = {
+            w: reasons for w, reasons in self._reasons.items() if (w, "drain") in sources
+        }
         for worker, cause in sources:
             try:
                 self._plan(worker, cause)
@@ -114,15 +116,17 @@ class MigrationWatch:
             return  # what is under way may even it out
         running = self._running(worker, incarnation, cause)
         if not running:
-            self._told.pop(worker, None)
+            self._reasons.pop(worker, None)
             return
         basis = self._scheduler.decisions.basis()
         choices = moves.plan(view, cause, worker, incarnation, running)
         if all(c.chosen < 0 for c in choices):
-            said = frozenset((c.request, c.attempt, c.reason) for c in choices)
-            if cause == MigrationCause.IMBALANCE or said <= self._told.get(worker, frozenset()):
+            reasons = frozenset((c.request, c.attempt, c.reason) for c in choices)
+            if cause == MigrationCause.IMBALANCE or reasons <= self._reasons.get(
+                worker, frozenset()
+            ):
                 return  # nothing moves, and why is known
-            self._told[worker] = said
+            self._reasons[worker] = reasons
         name = self._scheduler.decisions.decision_id()
         self._scheduler.emit(
             v.MigrationPlanned(
@@ -167,7 +171,7 @@ class MigrationWatch:
                 continue
             if request in self._leaving or self._failed.get((request, live.attempt), 0) >= TRIES:
                 continue
-            found.append(self._asked(live, delivered))
+            found.append(self._running_of(live, delivered))
         return found
 
     def _away(self, worker: str, incarnation: int) -> dict[str, int]:
@@ -181,7 +185,7 @@ class MigrationWatch:
             if request in live and key_of(request, live[request].attempt) in attempts
         }
 
-    def _asked(self, live: LiveRequest, delivered: int) -> moves.Running:
+    def _running_of(self, live: LiveRequest, delivered: int) -> moves.Running:
         arrival, view = live.arrival, self._scheduler.view
         tokens = decisions.tokens_lost(view, arrival.request, arrival.prompt_tokens, delivered)
         left = config_of(view).output_tokens

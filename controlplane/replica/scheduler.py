@@ -293,8 +293,8 @@ class Scheduler:
 
     def _policy(self) -> str:
         """The routing policy in force; a policy that this version lacks is ignored."""
-        told = self.view.setting(POLICY, self.policy)
-        return told if told in choose_worker.POLICIES else self.policy
+        configured = self.view.setting(POLICY, self.policy)
+        return configured if configured in choose_worker.POLICIES else self.policy
 
     def restart_left_s(self, model: str) -> float:
         """See SchedulerPort.restart_left_s."""

@@ -35,7 +35,7 @@ from relume.policies.state.fleet import Worker
 
 PROBE_MIN_S = 0.2
 RECHECK_S = 0.25
-TOLD = "its agent found it hung"
+FOUND_HUNG = "its agent found it hung"
 LOOKS_APART_S = 0.25
 """Time for an engine to show work between two probes, also on a busy machine."""
 log = structlog.get_logger("relume.stall")
@@ -119,11 +119,11 @@ class StallWatch:
         corrupt, self._corrupt = self._corrupt, []
         for decided in corrupt:
             self._leave_corrupt(decided.worker, decided.incarnation, decided.evidence[:200])
-        told, self._hung = self._hung, []
-        for event in told:
+        found, self._hung = self._hung, []
+        for event in found:
             activity = self._gateway.activity.get((event.worker, event.incarnation))
             if activity is not None and activity.open_streams:
-                self._leave(event.worker, event.incarnation, TOLD)
+                self._leave(event.worker, event.incarnation, FOUND_HUNG)
 
     def _leave_corrupt(self, name: str, incarnation: int, evidence: str) -> None:
         """Streams leave a quarantined engine. Those that left it before have tokens of it too."""

@@ -44,7 +44,7 @@ OF_REASONS: dict[ShedReason, str] = {
     ShedReason.DEADLINE: "deadline_unreachable",
     ShedReason.EXPIRED: "deadline_exceeded",
     ShedReason.TOO_LONG: "overloaded",
-    ShedReason.ROOM_FULL: "overloaded",
+    ShedReason.QUEUE_FULL: "overloaded",
     ShedReason.DISPLACED: "overloaded",
     ShedReason.TENANT_SHARE: "tenant_limit",
     ShedReason.NO_WORKER: OF_MESSAGES[NO_WORKER],

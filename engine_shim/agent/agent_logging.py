@@ -41,8 +41,8 @@ class _PlainLogger:
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
         if level < self._level:
             return
-        told = {**self._bound, **fields}
-        self._output.write(_line(event, logging.getLevelName(level).lower(), told))
+        record = {**self._bound, **fields}
+        self._output.write(_line(event, logging.getLevelName(level).lower(), record))
 
     def debug(self, event: str, **fields: Any) -> None:
         self._write(logging.DEBUG, event, fields)
@@ -59,8 +59,8 @@ class _PlainLogger:
 
 def _line(event: str, level: str, fields: dict[str, Any]) -> str:
     at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    told = {**fields, "event": event, "level": level, "timestamp": at}
-    return json.dumps(told, default=str) + "\n"
+    record = {**fields, "event": event, "level": level, "timestamp": at}
+    return json.dumps(record, default=str) + "\n"
 
 
 def make_logger(level: str = "info", **bound: Any) -> Logger:

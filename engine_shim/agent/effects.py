@@ -115,7 +115,7 @@ class EffectRunner:
         self._journal = journal
         self._supervisor = supervisor
         self._logger = logger
-        self._told: dict[Key, str] = {}
+        self._answered: dict[Key, str] = {}
         self._is_complete = False
         """Whether `_told` has all answers of earlier lives."""
         self._unanswered: dict[Key, None] = {}
@@ -135,7 +135,7 @@ class EffectRunner:
         for group in groups:
             for record in self._records(group, self._journal.stream, _APPLIED_TAG):
                 event: EffectApplied = decode(record)
-                self._told[event.decision, event.index] = event.outcome
+                self._answered[event.decision, event.index] = event.outcome
 
     async def _history(self) -> list[RevisionGroup]:
         while True:
@@ -164,7 +164,7 @@ class EffectRunner:
                 self._logger.error("cannot read which effects were recorded", why=str(error))
                 await asyncio.sleep(MAX_RETRY_S)
         for key in self._unanswered:
-            if key not in self._told:
+            if key not in self._answered:
                 self._tell(key, APPLIED)
 
     async def _follow(self) -> None:
@@ -213,8 +213,8 @@ class EffectRunner:
 
     def _carry_out(self, key: Key, effect: Effect) -> None:
         state = self._directory.state
-        if key in self._told:
-            if key not in state.applied and self._told[key] == APPLIED:
+        if key in self._answered:
+            if key not in state.applied and self._answered[key] == APPLIED:
                 self._remember(key, effect)  # the file is younger than the log
             return
         if key in state.applied:  # we died between the file and the log
@@ -259,5 +259,5 @@ class EffectRunner:
         return True
 
     def _tell(self, key: Key, outcome: str) -> None:
-        self._told[key] = outcome
+        self._answered[key] = outcome
         self._journal.record(EffectApplied(decision=key[0], index=key[1], outcome=outcome))

@@ -158,12 +158,12 @@ class Journal:
 
     async def fenced(self) -> None:
         """Return when another owner has the stream."""
-        told = asyncio.create_task(self._fenced.wait())
+        fence = asyncio.create_task(self._fenced.wait())
         seen = asyncio.create_task(self._writer.fenced())
         try:
-            await asyncio.wait({told, seen}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({fence, seen}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            told.cancel()
+            fence.cancel()
             seen.cancel()
         self._fenced.set()
 

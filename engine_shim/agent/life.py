@@ -114,7 +114,7 @@ class Agent:
     async def _take_stream(self, stack: AsyncExitStack) -> StreamWriter:
         """Own the worker's stream; waits for etcd, and for a dead owner's lease to lapse."""
         stream = f"w.{self._config.worker}"
-        began = told = time.monotonic()
+        began = logged = time.monotonic()
         bound_s = 2 * self._config.lease_ttl_s + 10
         while True:
             try:
@@ -128,8 +128,8 @@ class Agent:
                     raise WorkerOwned(stream, owned.owner, waited_s) from None
             except LogUnavailable as away:
                 began, pause_s, why = time.monotonic(), UNAVAILABLE_POLL_S, str(away)
-            if time.monotonic() - told > TELL_EVERY_S or told == began:
-                told = time.monotonic()
+            if time.monotonic() - logged > TELL_EVERY_S or logged == began:
+                logged = time.monotonic()
                 self._logger.warning("waiting for the worker's stream", stream=stream, why=why)
             await asyncio.sleep(pause_s)
 
@@ -239,17 +239,17 @@ class Agent:
 
     async def _keep_saved(self) -> None:
         """Write the state file when there is room again, for ever."""
-        directory, told = self._directory, False
+        directory, logged = self._directory, False
         while True:
             await asyncio.sleep(SAVE_AGAIN_S)
             if directory.save():
-                if told:
+                if logged:
                     self._logger.info("the state file is up to date again")
-                told = False
-            elif not told:
+                logged = False
+            elif not logged:
                 remedy = f"make room on the disk of {directory.path}"
                 self._logger.error("no room for state", why=directory.unsaved, remedy=remedy)
-                told = True
+                logged = True
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work`; None if a stop was requested before it ended."""

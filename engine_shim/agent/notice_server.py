@@ -50,7 +50,7 @@ class NoticeBoard:
         self._died = 0
         self._line = b""
         self.address = ""
-        self.told_at = 0.0
+        self.notified_at = 0.0
 
     async def __aenter__(self) -> NoticeBoard:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -83,7 +83,7 @@ class NoticeBoard:
             if incarnation <= self._died:
                 return
             self._died = incarnation
-            self.told_at = time.monotonic()
+            self.notified_at = time.monotonic()
             self._line = DeathNotice(self._epoch(), incarnation).line()
             for client in self._open:
                 self._send(client, self._line)

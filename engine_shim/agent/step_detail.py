@@ -50,11 +50,11 @@ def merged_prefixes(first: PrefixBlocksChanged, then: PrefixBlocksChanged) -> Pr
     if then.reset or first.incarnation != then.incarnation:
         return then
     lost = dict.fromkeys(unpack(then.removed))
-    kept = dict.fromkeys(unpack(first.stored))
+    gathered = dict.fromkeys(unpack(first.stored))
     return PrefixBlocksChanged(
         incarnation=then.incarnation,
-        stored=pack([*(one for one in kept if one not in lost), *unpack(then.stored)]),
-        removed=first.removed + pack([one for one in lost if one not in kept]),
+        stored=pack([*(one for one in gathered if one not in lost), *unpack(then.stored)]),
+        removed=first.removed + pack([one for one in lost if one not in gathered]),
         reset=first.reset,
         block_tokens=first.block_tokens,
     )

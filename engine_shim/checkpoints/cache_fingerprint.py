@@ -50,8 +50,8 @@ def effective_digest(files: str, model: Any) -> str:
         for name, value in model.hf_config.to_dict().items()
         if not name.startswith("_") and name != "transformers_version"
     }
-    told = [files, config, str(model.dtype), str(model.quantization)]
-    text = json.dumps(told, sort_keys=True, default=str)
+    parts = [files, config, str(model.dtype), str(model.quantization)]
+    text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

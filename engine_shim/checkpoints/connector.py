@@ -176,9 +176,9 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
         if not on_device and not config.staged:
             return TensorCache(tensors)
         cache = StagedCache(tensors, self._blocks, _copies_for, config.staging_bytes)
-        said = interior_of(self._vllm_config, self._spec) if on_device else None
+        inner = interior_of(self._vllm_config, self._spec) if on_device else None
         order = cache.rows.interior
-        if len(order) > 1 if said is None else order != said:
+        if len(order) > 1 if inner is None else order != inner:
             raise Unshapeable(
                 "blocks that do not lie as vLLM's layout says (the backend divides them?); "
                 "another --block-size or VLLM_KV_CACHE_LAYOUT may help"

@@ -114,7 +114,7 @@ class LinkProbe:
     def _read(self, peer: Peer, what: SavedBlocks, count: int) -> int:
         """Number of blocks, copied as a restore copies them."""
         at_once = min(max(peer.read_bytes // what.size, 1), m.MAX_PIECES)
-        first, read, asked = 0, 0, []
+        first, read, requests = 0, 0, []
         while first < count:
             wanted = min(at_once, count - first)
             get = m.Get(
@@ -126,14 +126,14 @@ class LinkProbe:
                 count=wanted,
                 chain=b"",
             )
-            asked.append(peer.request(get))
+            requests.append(peer.request(get))
             first += wanted
-        for at, question in enumerate(asked):
+        for at, question in enumerate(requests):
             try:
                 with peer.fetch(question, self._timeout_s) as blocks:
                     read += sum(len(bytes(image)) for _, image in blocks)
             except KvStreamError:
-                for other in asked[at + 1 :]:
+                for other in requests[at + 1 :]:
                     peer.forget(other)
                 raise
         return read

@@ -73,20 +73,20 @@ class Lookup:
 
     def _run(self) -> None:
         links, key, sources, _ = self._arguments
-        asked: dict[tuple[int, str], tuple[Any, list[Any]]] = {}
+        requests: dict[tuple[int, str], tuple[Any, list[Any]]] = {}
         try:
             questions: list[m.Ask | m.Match] = [m.Ask(0, (key.request,)), *self._match(links)]
             for order, endpoint in enumerate(() if self.ready else sources):
                 with contextlib.suppress(KvStreamError):
                     peer = links.peer(endpoint)
-                    asked[-order, endpoint] = peer, [peer.request(q) for q in questions]
+                    requests[-order, endpoint] = peer, [peer.request(q) for q in questions]
             best, until_s = (0, True, 0), self.deadline_s
-            while asked and (left_s := until_s - time.monotonic()) > 0:
-                _, first = next(iter(asked.values()))
-                first[-1].done.wait(min(left_s, ASK_POLL_S) if len(asked) > 1 else left_s)
-                answered = [w for w, (_, all_) in asked.items() if all_[-1].done.is_set()]
+            while requests and (left_s := until_s - time.monotonic()) > 0:
+                _, first = next(iter(requests.values()))
+                first[-1].done.wait(min(left_s, ASK_POLL_S) if len(requests) > 1 else left_s)
+                answered = [w for w, (_, all_) in requests.items() if all_[-1].done.is_set()]
                 for who in answered:
-                    _, mine = asked.pop(who)
+                    _, mine = requests.pop(who)
                     found = self._better(who[1], [question.answer for question in mine])
                     # Its own blocks on a tie, and the first named.
                     rank = found.blocks, found.lender is None, who[0]
@@ -94,7 +94,7 @@ class Lookup:
                         best, self.found = rank, found
                 if self.found.blocks:
                     until_s = min(until_s, time.monotonic() + OTHERS_S)
-            for peer, mine in asked.values():
+            for peer, mine in requests.values():
                 for question in mine:
                     peer.forget(question)
         finally:

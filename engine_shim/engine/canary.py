@@ -21,7 +21,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from relume.engine_shim.canary_prompts import COUNT, PROMPTS, TOKENS, TOP, prompt_of
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.generation import CURRENT, UNREPORTED, Generation
-from relume.events.wire.worker_calls import CanaryAnswered, CanaryAsked
+from relume.events.wire.worker_calls import CanaryAnswered, CanaryRequest
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +33,17 @@ async def respond(
 ) -> tuple[int, dict[str, Any]]:
     """Status and content of the answer to `CANARY_PATH`. `page`: on which the engine counts."""
     try:
-        asked = msgspec.json.decode(body, type=CanaryAsked)
+        request = msgspec.json.decode(body, type=CanaryRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return 400, {"error": str(error)}
-    if asked.incarnation != incarnation:
+    if request.incarnation != incarnation:
         return 409, {"error": "stale incarnation", "incarnation": incarnation}
-    if asked.prompts != PROMPTS or not 0 <= asked.canary < COUNT:
+    if request.prompts != PROMPTS or not 0 <= request.canary < COUNT:
         return 404, {"error": "no such canary"}
     try:
-        return 200, msgspec.structs.asdict(await answer(engine, asked.canary, page))
+        return 200, msgspec.structs.asdict(await answer(engine, request.canary, page))
     except Exception as error:  # process edge: whatever vLLM makes of it is an answer
-        logger.warning("canary %d: %s", asked.canary, error)
+        logger.warning("canary %d: %s", request.canary, error)
         return 500, {"error": f"{type(error).__name__}: {error}"[:200]}
 
 

@@ -65,7 +65,7 @@ class Collected:
 
 
 async def answer(
-    app: App, scope: Scope, receive: Receive, asked: worker_calls.CrossCheckAsked
+    app: App, scope: Scope, receive: Receive, check: worker_calls.CrossCheckRequest
 ) -> worker_calls.CrossCheckAnswered:
     """The tokens of the request, from vLLM's own application `app`. `receive` gives the request's
     body first, and later shows that the replica is gone."""
@@ -73,18 +73,18 @@ async def answer(
     generation.uncached = True
     response = FramedResponse(generation, collected.send, "")
     generation.flush = response.flush
-    name = f"check-{next(_numbers)}-{asked.request}"
+    name = f"check-{next(_numbers)}-{check.request}"
     headers = [
         (b"content-type", b"application/json"),
-        (b"content-length", str(len(asked.body.encode())).encode()),
+        (b"content-length", str(len(check.body.encode())).encode()),
         (b"x-request-id", name.encode()),
     ]
-    inner = {**scope, "path": asked.path, "raw_path": asked.path.encode(), "headers": headers}
+    inner = {**scope, "path": check.path, "raw_path": check.path.encode(), "headers": headers}
     began, token = time.monotonic(), CURRENT.set(generation)
     try:
         await app(inner, receive, response.send)
     except Exception as error:  # process edge: whatever vLLM makes of it is an answer
-        logger.warning("cross-check of %s: %s", asked.request, error)
+        logger.warning("cross-check of %s: %s", check.request, error)
         collected.error = collected.error or f"{type(error).__name__}: {error}"[:200]
     finally:
         CURRENT.reset(token)
@@ -96,12 +96,12 @@ async def answer(
 
 def parse(
     body: bytes, incarnation: int, paths: tuple[str, ...]
-) -> worker_calls.CrossCheckAsked | str:
+) -> worker_calls.CrossCheckRequest | str:
     """The call in `body`, or why it is not answered."""
     try:
-        asked = worker_calls.decode(body, worker_calls.CrossCheckAsked)
+        check = worker_calls.decode(body, worker_calls.CrossCheckRequest)
     except CallError as malformed:
         return str(malformed)
-    if asked.incarnation != incarnation:
+    if check.incarnation != incarnation:
         return STALE
-    return asked if asked.path in paths else "no such path"
+    return check if check.path in paths else "no such path"

@@ -78,7 +78,7 @@ class RelumeMiddleware:
             scope["path"] in (worker_calls.ATTACH_PATH, worker_calls.RELEASE_PATH)
             and scope["method"] == "POST"
         ):
-            await self._kept(scope["path"], receive, send)
+            await self._attached(scope["path"], receive, send)
         elif scope["path"] == worker_calls.HANDOVER_PATH and scope["method"] == "POST":
             await self._hand_over(receive, send)
         elif scope["path"] == worker_calls.CANARY_PATH and scope["method"] == "POST":
@@ -115,11 +115,11 @@ class RelumeMiddleware:
             return
         scope = {**scope, "headers": headers}
         if h.GRACE in ours:
-            await self._run_kept(scope, receive, send, generation, ours)
+            await self._run_buffered(scope, receive, send, generation, ours)
         else:
             await self._run(scope, receive, send, generation, ours)
 
-    async def _run_kept(
+    async def _run_buffered(
         self,
         scope: Scope,
         receive: Receive,
@@ -147,18 +147,18 @@ class RelumeMiddleware:
             created = ours.get(h.CREATED, "")
             envelope = Envelope(scope["path"], response_id, created, body)
         packed = envelope.pack()
-        kept = self._buffers.keep(generation, bounds, ours.get(h.CLAIM, ""), packed)
+        buffer = self._buffers.keep(generation, bounds, ours.get(h.CLAIM, ""), packed)
         if sources:
-            kept.preface = frames.encode_envelope(packed)
+            buffer.preface = frames.encode_envelope(packed)
         if self._envelopes is not None and generation.checkpoint:
-            keeping = self._envelopes.keep(*kept.key, generation.checkpoint, packed)
-            kept.held_back = asyncio.create_task(keeping)
-        kept.begin(send)
-        receive = kept.receiving(_replayed(envelope.body, receive))
+            keeping = self._envelopes.keep(*buffer.key, generation.checkpoint, packed)
+            buffer.held_back = asyncio.create_task(keeping)
+        buffer.begin(send)
+        receive = buffer.receiving(_replayed(envelope.body, receive))
         try:
-            await self._run(scope, receive, kept.send, generation, ours)
+            await self._run(scope, receive, buffer.send, generation, ours)
         finally:
-            await kept.settled()
+            await buffer.settled()
 
     async def _recalled(self, request: str, sources: tuple[str, ...]) -> Envelope | None:
         """The request as its client sent it, from one of its holders."""
@@ -170,15 +170,15 @@ class RelumeMiddleware:
         links = self._envelopes.figures() if self._envelopes is not None else {}
         return {**self._buffers.figures(), **links}
 
-    async def _kept(self, path: str, receive: Receive, send: Send) -> None:
+    async def _attached(self, path: str, receive: Receive, send: Send) -> None:
         """Send a buffered stream to the client that resumes it, or erase it."""
         try:
-            asked = worker_calls.decode(await _read(receive), worker_calls.Attach)
-            if asked.incarnation != self._identity.incarnation:
+            call = worker_calls.decode(await _read(receive), worker_calls.Attach)
+            if call.incarnation != self._identity.incarnation:
                 await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
                 return
-            self._buffers.release(asked.also)
-            kept = self._buffers.find(asked.request, asked.attempt, asked.claim)
+            self._buffers.release(call.also)
+            buffer = self._buffers.find(call.request, call.attempt, call.claim)
         except (HeaderError, CallError) as malformed:
             await _send_error(send, 400, str(malformed))
             return
@@ -186,14 +186,14 @@ class RelumeMiddleware:
             await _send_error(send, gone.status, str(gone))
             return
         if path == worker_calls.RELEASE_PATH:
-            self._buffers.forget(kept, RELEASED)
+            self._buffers.forget(buffer, RELEASED)
             await _send_json(send, 200, {"released": True})
             return
-        carrying, sink = kept.attach(send, asked.tokens)
+        carrying, sink = buffer.attach(send, call.tokens)
         watching = asyncio.create_task(_until_gone(receive))
         await asyncio.wait({carrying, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not carrying.done():
-            kept.lost(sink)
+            buffer.lost(sink)
         watching.cancel()
 
     async def _run(
@@ -219,20 +219,18 @@ class RelumeMiddleware:
     async def _retarget(self, receive: Receive, send: Send) -> None:
         """Other holders for a running attempt."""
         try:
-            asked = worker_calls.decode(await _read(receive), worker_calls.Retarget)
+            call = worker_calls.decode(await _read(receive), worker_calls.Retarget)
         except (HeaderError, CallError) as malformed:
             await _send_error(send, 400, str(malformed))
             return
-        if asked.incarnation != self._identity.incarnation:
+        if call.incarnation != self._identity.incarnation:
             await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
-        elif await plugin.retarget(asked.request, asked.attempt, asked.holders):
-            envelope = self._buffers.envelope(asked.request, asked.attempt)
+        elif await plugin.retarget(call.request, call.attempt, call.holders):
+            envelope = self._buffers.envelope(call.request, call.attempt)
             if envelope and self._envelopes is not None:
-                keeping = self._envelopes.keep(
-                    asked.request, asked.attempt, asked.holders, envelope
-                )
+                keeping = self._envelopes.keep(call.request, call.attempt, call.holders, envelope)
                 self._buffers.spawn(keeping)
-            await _send_json(send, 200, {"holders": asked.holders})
+            await _send_json(send, 200, {"holders": call.holders})
         else:
             await _send_error(send, 404, "not here, or without checkpoints")
 
@@ -259,13 +257,13 @@ class RelumeMiddleware:
             body = await _read(receive)
         except HeaderError:
             return  # there is no client to answer
-        asked = cross_check.parse(body, self._identity.incarnation, FRAMED)
-        if isinstance(asked, str):
-            is_stale = asked == cross_check.STALE
-            await _send_error(send, 409 if is_stale else 400, asked, self._identity.incarnation)
+        call = cross_check.parse(body, self._identity.incarnation, FRAMED)
+        if isinstance(call, str):
+            is_stale = call == cross_check.STALE
+            await _send_error(send, 409 if is_stale else 400, call, self._identity.incarnation)
             return
-        receive = _replayed(asked.body.encode(), receive)
-        answer = await cross_check.answer(self._app, scope, receive, asked)
+        receive = _replayed(call.body.encode(), receive)
+        answer = await cross_check.answer(self._app, scope, receive, call)
         await _send_json(send, 200, msgspec.structs.asdict(answer))
 
     async def _turned(self) -> None:

@@ -126,10 +126,10 @@ def parses_output(scope: Any, body: bytes) -> bool:
     if not scope["path"].endswith("/chat/completions"):
         return False
     try:
-        asked = json.loads(body)
+        wanted = json.loads(body)
     except ValueError:
         return False
-    return isinstance(asked, dict) and vllm_private.parses_output(scope["app"].state, asked)
+    return isinstance(wanted, dict) and vllm_private.parses_output(scope["app"].state, wanted)
 
 
 async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool:

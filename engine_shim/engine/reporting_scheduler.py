@@ -118,7 +118,7 @@ class _Reports:
         self._waits_since_ns = 0
         """End of the last step, if requests have waited for the next one since; else 0."""
         self._uncomputed = self._decoding = self._context = self._arrived = 0
-        self._kv_told = 0
+        self._kv_reported = 0
         self._prefixes: prefix_marks.PrefixReport | None = None
         self.changes: list[AnyChange] = []
         self.steps = 0
@@ -271,7 +271,7 @@ class _Reports:
                     wait_us=waited_us,
                 )
             )
-        elif not running and not waiting and kv_used != self._kv_told:
+        elif not running and not waiting and kv_used != self._kv_reported:
             self._tell(waiting, kv_used)  # unreported requests had blocks when it was told last
         self.show(running, waiting, kv_used)
 
@@ -337,7 +337,7 @@ class _Reports:
         return bool(self._in_flight)
 
     def _send(self, step: EngineStep) -> None:
-        self._kv_told = step.kv_used
+        self._kv_reported = step.kv_used
         if self._reporter is None:
             return
         lost = self._reporter.take_lost()

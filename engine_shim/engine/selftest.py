@@ -183,8 +183,8 @@ async def decode(
         name = f"selftest-{len(prompt)}-{len(delivered)}-{salt}"
         choices = options.get("n", 1)
         decoded = SampledTokens([[] for _ in range(choices)], [[] for _ in range(choices)])
-        asked = tokens_input(prompt, cache_salt=salt)
-        async with aclosing(engine.generate(asked, params, name)) as outputs:
+        prompt_input = tokens_input(prompt, cache_salt=salt)
+        async with aclosing(engine.generate(prompt_input, params, name)) as outputs:
             async for output in outputs:
                 for choice in output.outputs:
                     decoded.ids[choice.index] += choice.token_ids

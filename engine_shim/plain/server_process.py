@@ -197,8 +197,8 @@ class PlainWorker:
                 )
                 if not kind.startswith("text/event-stream"):
                     whole = await answer.read()
-                    self._account.stream(number, _told_tokens(whole))
-                    reason = _told_reason(whole)
+                    self._account.stream(number, _token_count(whole))
+                    reason = _finish_reason(whole)
                     await response.prepare(request)
                     await response.write(
                         frames.encode_response(200, whole) + frames.encode_end(reason)
@@ -209,10 +209,10 @@ class PlainWorker:
                 await response.write(frames.encode_end(reason))
                 return response, reason
         except (aiohttp.ClientError, TimeoutError, OSError, EventTooLong) as error:
-            told = f"the plain server: {error!r}"[:200]
+            error_text = f"the plain server: {error!r}"[:200]
             if response is None or not response.prepared:
-                return _error(502, told), "error"
-            await response.write(frames.encode_failure(frames.FailureKind.ENGINE, told))
+                return _error(502, error_text), "error"
+            await response.write(frames.encode_failure(frames.FailureKind.ENGINE, error_text))
             return response, "error"
 
     async def _relay(
@@ -305,12 +305,12 @@ def _read(body: bytes) -> _Answer:
         return _Answer()
 
 
-def _told_tokens(body: bytes) -> int:
+def _token_count(body: bytes) -> int:
     usage = _read(body).usage
     return usage.completion_tokens if usage is not None else 1
 
 
-def _told_reason(body: bytes) -> str:
+def _finish_reason(body: bytes) -> str:
     reasons = [c.finish_reason or "-" for c in _read(body).choices]
     return "-" if not reasons else reasons[0] if len(reasons) == 1 else "multi"
 
@@ -377,13 +377,13 @@ def _report(reporter: Reporter, step: EngineStep) -> None:
 
 async def _found(backend: Backend, name: str) -> dict[str, Any]:
     """What the server says of the model, as soon as it answers; the agent bounds the wait."""
-    told = ""
+    error_text = ""
     while True:
         try:
             return await backend.model(name)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if str(error) != told:
-                told = str(error)
+            if str(error) != error_text:
+                error_text = str(error)
                 print(f"waiting for {backend.url}: {error!r}", file=sys.stderr, flush=True)
         await asyncio.sleep(LOOK_S)
 

@@ -25,15 +25,15 @@ class SteadyOutput:
     number of those that could not (which the stream's own buffer may hold all the same).
     """
 
-    def __init__(self, stream: TextIO, told: Callable[[int], str] = lambda count: "") -> None:
+    def __init__(self, stream: TextIO, describe: Callable[[int], str] = lambda count: "") -> None:
         self._stream = stream
-        self._told = told
+        self._describe = describe
         self.refused = 0
 
     def write(self, text: str) -> int:
         """Write and flush. Raises nothing that a disk or a closed pipe could cause."""
         try:
-            if self.refused and (note := self._told(self.refused)):
+            if self.refused and (note := self._describe(self.refused)):
                 self._stream.write(note)
                 self._stream.flush()
             self._stream.write(text)

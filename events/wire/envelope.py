@@ -30,10 +30,10 @@ class Envelope(msgspec.Struct, frozen=True):
 
     def headers(self, headers: Headers) -> Headers:
         """`headers` of the call that named this envelope, as if its body had come with it."""
-        kept = [(k, v) for k, v in headers if k not in (b"x-request-id", b"content-length")]
-        kept.append((b"content-length", b"%d" % len(self.body)))
-        kept.append((b"x-request-id", self.id.encode("latin-1")))
-        return kept
+        passed = [(k, v) for k, v in headers if k not in (b"x-request-id", b"content-length")]
+        passed.append((b"content-length", b"%d" % len(self.body)))
+        passed.append((b"x-request-id", self.id.encode("latin-1")))
+        return passed
 
 
 _head = msgspec.json.Decoder(Envelope).decode

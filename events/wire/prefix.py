@@ -22,7 +22,7 @@ from hashlib import sha256
 HASH_BYTES = 8
 MAX_MARKS = 256
 """Of one prefix; more than any prompt has."""
-MAX_TOLD = 1 << 15
+MAX_REPORTED = 1 << 15
 """Maximum number of marks that one engine reports."""
 DENSE = 31
 """Up to this number of blocks each prefix is a mark."""

@@ -58,7 +58,7 @@ class Handover(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-class CanaryAsked(msgspec.Struct, frozen=True):
+class CanaryRequest(msgspec.Struct, frozen=True):
     """Body of `CANARY_PATH`: the number of a canary in the prompt set `prompts`."""
 
     canary: int
@@ -77,7 +77,7 @@ class CanaryAnswered(msgspec.Struct, frozen=True, kw_only=True):
     alone: bool = False
 
 
-class CrossCheckAsked(msgspec.Struct, frozen=True, kw_only=True):
+class CrossCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `CROSS_CHECK_PATH`: a finished request, as its client sent it to `path`. The worker
     answers it again, without its prefix cache and without a word in the log."""
 
@@ -95,7 +95,7 @@ class CrossCheckAnswered(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-Call = TypeVar("Call", Retarget, Attach, Handover, CrossCheckAsked)
+Call = TypeVar("Call", Retarget, Attach, Handover, CrossCheckRequest)
 
 encode = msgspec.json.encode
 

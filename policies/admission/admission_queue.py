@@ -51,7 +51,7 @@ MOST_OUTPUT = 1024
 LEAST_RETRY_S, MOST_RETRY_S = 1, 60
 
 DEADLINE, EXPIRED, TOO_LONG = ShedReason.DEADLINE, ShedReason.EXPIRED, ShedReason.TOO_LONG
-FULL, DISPLACED, SHARE = ShedReason.ROOM_FULL, ShedReason.DISPLACED, ShedReason.TENANT_SHARE
+FULL, DISPLACED, SHARE = ShedReason.QUEUE_FULL, ShedReason.DISPLACED, ShedReason.TENANT_SHARE
 NO_WORKER, STOPPING = ShedReason.NO_WORKER, ShedReason.STOPPING
 REASONS = tuple(ShedReason)
 
@@ -94,7 +94,7 @@ class _Share(Struct, gc=False):
     size: int = 0
 
 
-class Room:
+class AdmissionQueue:
     """All waiting requests. `size`: bytes of their bodies."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Room:
         elif entry.deadline_us and predicted_us >= 0 and at_worker_us > entry.deadline_us:
             refused = DEADLINE
         else:
-            refused, evicted = self._make_room(line, entry, config)
+            refused, evicted = self._evict_for(line, entry, config)
         if not refused:
             self._add(line, entry, now_us)
         return QueueDecision(
@@ -165,7 +165,7 @@ class Room:
         left = line.left - before
         return max(now_us - since_us, 1) * tokens // left if left else -1
 
-    def _make_room(
+    def _evict_for(
         self, line: _Line, entry: Entry, config: WaitingConfig
     ) -> tuple[str, tuple[str, ...]]:
         most_bytes = config.mb << 20

@@ -46,12 +46,12 @@ def store_answer(fleet: Fleet, worker: Worker, event: CanaryReported) -> CanaryR
     if isinstance(fleet.canaries, UnsetType):
         fleet.canaries = {}
     if kind not in fleet.canaries:
-        _make_room(fleet, fleet.canaries)
+        _drop_oldest(fleet, fleet.canaries)
         fleet.canaries[kind] = ClassValues()
     return record
 
 
-def _make_room(fleet: Fleet, classes: dict[str, ClassValues]) -> None:
+def _drop_oldest(fleet: Fleet, classes: dict[str, ClassValues]) -> None:
     """Forget classes without workers, the oldest first, if there are too many."""
     for kind in list(classes):
         if len(classes) < MOST_CLASSES:

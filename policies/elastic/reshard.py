@@ -143,18 +143,18 @@ def keep_in_place(
     equal, unlimited, equal, one. Raises BadLayout when the units do not fit."""
     gone = lost(held, total)
     speeds = [(weights or {}).get(rank, 1) for rank in targets]
-    room = [min((capacity or {}).get(rank, total), total) for rank in targets]
-    shards = divide(total, speeds, room)
+    capacity_left = [min((capacity or {}).get(rank, total), total) for rank in targets]
+    shards = divide(total, speeds, capacity_left)
     level = max((Fraction(n, s) for n, s in zip(shards, speeds, strict=True)), default=Fraction(0))
-    limits = [min(r, int(level * s)) for r, s in zip(room, speeds, strict=True)]
+    limits = [min(r, int(level * s)) for r, s in zip(capacity_left, speeds, strict=True)]
 
     moves: list[Move] = []
     spare: dict[int, Spans] = {rank: held[rank] for rank in sorted(held)}
     free: dict[int, int] = {}
     for rank, limit in zip(targets, limits, strict=True):
-        kept, spare[rank] = cut(held.get(rank, ()), limit)
-        free[rank] = limit - size(kept)
-        moves += _moves("keep", rank, rank, kept)
+        fitting, spare[rank] = cut(held.get(rank, ()), limit)
+        free[rank] = limit - size(fitting)
+        moves += _moves("keep", rank, rank, fitting)
 
     loads = [(host or {}).get(rank, 1) for rank in targets]
     for rank, count in zip(targets, divide(size(gone), loads, list(free.values())), strict=True):
@@ -204,8 +204,8 @@ def divide(count: int, speeds: Sequence[int], caps: Sequence[int]) -> list[int]:
     for i in open_:
         shares[i] = count * speeds[i] // together
     for _ in range(count - sum(shares[i] for i in open_)):
-        with_room = (i for i in open_ if shares[i] < caps[i])
-        shares[min(with_room, key=lambda i: (Fraction(shares[i] + 1, speeds[i]), i))] += 1
+        not_full = (i for i in open_ if shares[i] < caps[i])
+        shares[min(not_full, key=lambda i: (Fraction(shares[i] + 1, speeds[i]), i))] += 1
     return shares
 
 

@@ -203,7 +203,7 @@ def _ended(request: Request) -> v.RequestEnded:
     )
 
 
-def _ended_unheard(request: str, told: Unheard) -> v.RequestEnded:
+def _ended_unheard(request: str, dispatched: Unheard) -> v.RequestEnded:
     detail = "its gateway was gone before it wrote of it; its engine did"
     return v.RequestEnded(
         request=request,
@@ -211,7 +211,7 @@ def _ended_unheard(request: str, told: Unheard) -> v.RequestEnded:
         status=0,
         tokens=-1,
         finish="error",
-        attempts=told.attempt,
+        attempts=dispatched.attempt,
         verdict=Guarantee.NONE,
         detail=detail,
     )

@@ -109,13 +109,13 @@ def plan(
     lost = [Lost(r.request, r.attempt, r.tokens, r.avoid, r.tier) for r in running]
     trust_percent = config_of(view).trust_percent if cause == MigrationCause.IMBALANCE else 0
     interrupted, estimates = decisions.estimates(view, worker, incarnation, lost, trust_percent)
-    asked = list(zip(running, interrupted, strict=True))
+    wanted = list(zip(running, interrupted, strict=True))
     ways: dict[MigrationCause, type[_MigrationPlanner]] = {
         MigrationCause.DRAIN: _Drain,
         MigrationCause.IMBALANCE: _Imbalance,
     }
     moving = ways[cause](view, worker, estimates)
-    chosen = {r.request: moving.choose(r, i) for r, i in moving.order(asked)}
+    chosen = {r.request: moving.choose(r, i) for r, i in moving.order(wanted)}
     return tuple(chosen[r.request] for r in running)
 
 
@@ -130,7 +130,7 @@ class _MigrationPlanner:
         self.requests = {w.name: view.load(w)[1] for w in view.fleet.workers.values()}
 
     def order(
-        self, asked: list[tuple[Running, InterruptedRequest]]
+        self, wanted: list[tuple[Running, InterruptedRequest]]
     ) -> Iterable[tuple[Running, InterruptedRequest]]:
         """The order in which requests choose."""
         raise NotImplementedError
@@ -143,8 +143,8 @@ class _MigrationPlanner:
         """Why the best option is not chosen; empty if it is."""
         raise NotImplementedError
 
-    def choose(self, request: Running, asked: InterruptedRequest) -> MigrationChoice:
-        options = self.estimates.options(asked)
+    def choose(self, request: Running, wanted: InterruptedRequest) -> MigrationChoice:
+        options = self.estimates.options(wanted)
         goes = [self._go_us(request, o) for o in options]
         open_ = [
             (goes[at], self.requests[o.worker], at)
@@ -156,17 +156,17 @@ class _MigrationPlanner:
         reason = self.waits(request) or ("" if open_ else _nobody(options))
         reason = reason or self.refuses(options[at], stay_us, go_us)
         if not reason:
-            self.estimates.take(asked, options[at])
+            self.estimates.take(wanted, options[at])
             self.requests[options[at].worker] += 1
             self.requests[self.source.name] -= 1
-        kept, chosen = self.estimates.recorded(options, at)
+        recorded_options, chosen = self.estimates.recorded(options, at)
         return MigrationChoice(
             request=request.request,
             attempt=request.attempt,
             tokens=request.tokens,
             left=request.left,
             chosen=-1 if reason else chosen,
-            options=kept,
+            options=recorded_options,
             stay_us=stay_us,
             go_us=go_us,
             reason=reason,
@@ -193,16 +193,16 @@ class _MigrationPlanner:
 
 def _nobody(options: list[RecoveryOption]) -> str:
     """Why no other worker can take a request."""
-    full = any(option.excluded == Exclusion.NO_KV_ROOM for option in options)
+    full = any(option.excluded == Exclusion.NO_KV_SPACE for option in options)
     return "no KV room elsewhere" if full else "nobody can take it"
 
 
 class _Drain(_MigrationPlanner):
     def order(
-        self, asked: list[tuple[Running, InterruptedRequest]]
+        self, wanted: list[tuple[Running, InterruptedRequest]]
     ) -> Iterable[tuple[Running, InterruptedRequest]]:
         """Higher tiers first, and of these those with most to lose, as after a failure."""
-        most_to_lose = sorted(asked, key=lambda pair: (-pair[0].tokens, pair[0].request))
+        most_to_lose = sorted(wanted, key=lambda pair: (-pair[0].tokens, pair[0].request))
         return by_tier(most_to_lose, lambda pair: pair[0].tier)
 
     def waits(self, request: Running) -> str:
@@ -222,10 +222,10 @@ class _Imbalance(_MigrationPlanner):
         self.left = self._share()
 
     def order(
-        self, asked: list[tuple[Running, InterruptedRequest]]
+        self, wanted: list[tuple[Running, InterruptedRequest]]
     ) -> Iterable[tuple[Running, InterruptedRequest]]:
         """Those with most to gain first, and of these the cheapest to move."""
-        return sorted(asked, key=lambda p: (-p[0].left, p[0].tokens, p[0].request))
+        return sorted(wanted, key=lambda p: (-p[0].left, p[0].tokens, p[0].request))
 
     def waits(self, request: Running) -> str:
         if self.left <= 0:

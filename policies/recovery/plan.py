@@ -165,13 +165,13 @@ def _decide(
 ) -> RecoveryChoice:
     if at >= 0:
         state.take(request, options[at])
-    kept, at = state.recorded(options, at)
+    recorded_options, at = state.recorded(options, at)
     return RecoveryChoice(
         request=request.request,
         attempt=request.attempt,
         tokens=request.tokens,
         chosen=at,
-        options=kept,
+        options=recorded_options,
         avoid=request.avoid,
         tier=request.tier,
     )

@@ -19,7 +19,7 @@ from relume.events.vocabulary.enums import Exclusion, RecoveryKind, Tier
 RECOMPUTE = RecoveryKind.RECOMPUTE
 UNLIMITED = 1 << 52
 """More than any number of blocks."""
-OPTIONS_KEPT = 4096
+MAX_OPTIONS = 4096
 """Options of one plan that are recorded; of each request the chosen one and the next best."""
 
 
@@ -118,7 +118,7 @@ class Estimates:
         self.targets = targets
         self.links = links
         self.rules = rules
-        self.kept = max(2, OPTIONS_KEPT // max(requests, 1))
+        self.kept = max(2, MAX_OPTIONS // max(requests, 1))
         self.free_us = {t.worker: t.wait_us for t in targets}
         self.link_us = {t.worker: 0 for t in targets}
         self.considerate = considerate
@@ -172,7 +172,7 @@ class Estimates:
         fit = [(at, o) for at, o in enumerate(options) if not o.excluded]
         if fit:
             return fit
-        full = [(at, o) for at, o in enumerate(options) if o.excluded == Exclusion.NO_KV_ROOM]
+        full = [(at, o) for at, o in enumerate(options) if o.excluded == Exclusion.NO_KV_SPACE]
         most = max((self.room[o.worker] for _, o in full), default=0)
         return [(at, o) for at, o in full if self.room[o.worker] == most]
 
@@ -190,7 +190,7 @@ class Estimates:
         if not self.requests[target.worker]:
             return Exclusion.NONE
         short = self.blocks(request, target.worker) > self.room[target.worker]
-        return Exclusion.NO_KV_ROOM if short else Exclusion.NONE
+        return Exclusion.NO_KV_SPACE if short else Exclusion.NONE
 
     def blocks(self, request: InterruptedRequest, worker: str) -> int:
         """KV blocks that the request needs on `worker` for its next token."""

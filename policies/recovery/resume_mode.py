@@ -73,10 +73,10 @@ def grounded(
     since = marks, marks.whole  # what engines are and can changes with rare events only
     if view.grounds[0] != since or len(view.grounds[1]) > MOST_GROUNDS:
         view.grounds = since, {}
-    asked = model, verdict, needs, fallback
-    found: tuple[Guarantee, str] | None = view.grounds[1].get(asked)
+    question = model, verdict, needs, fallback
+    found: tuple[Guarantee, str] | None = view.grounds[1].get(question)
     if found is None:
-        found = view.grounds[1][asked] = _grounded(view, *asked)
+        found = view.grounds[1][question] = _grounded(view, *question)
     return found
 
 
@@ -86,16 +86,16 @@ MOST_GROUNDS = 256
 def _grounded(
     view: View, model: str, verdict: Guarantee, needs: tuple[str, ...], fallback: Guarantee
 ) -> tuple[Guarantee, str]:
-    kept: tuple[Guarantee, str] = verdict, ""
+    result: tuple[Guarantee, str] = verdict, ""
     for worker in view.fleet.workers.values():
         if worker.model != model or worker.engine != EnginePhase.READY:
             continue
         if "greedy" not in worker.exact:
             if verdict == Guarantee.EXACT:
-                kept = (
+                result = (
                     Guarantee.BEST_EFFORT,
                     f"{worker.name} failed its self-test of recomputed tokens",
                 )
         elif missing := [need for need in needs if need not in worker.exact]:
             return fallback, f"{worker.name} failed its self-test of {missing[0]}"
-    return kept
+    return result

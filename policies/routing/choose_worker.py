@@ -287,9 +287,9 @@ def _ranked(view: View, ranking: CostIndex) -> Choice:
     )
 
 
-def _others(kept: WorkerIndex, named: int) -> tuple[tuple[str, int], ...]:
+def _others(ranked_index: WorkerIndex, named: int) -> tuple[tuple[str, int], ...]:
     """How many are not named, by reason, with `named` of the open ones named."""
-    left, more = kept.reasons, kept.open - named
+    left, more = ranked_index.reasons, ranked_index.open - named
     if not left:
         return (("", more),) if more > 0 else ()
     return tuple(sorted([*left.items(), *((("", more),) if more > 0 else ())]))

@@ -196,7 +196,7 @@ def limited(
     if estimate.failing:
         return FAILING
     if tokens // estimate.block_tokens >= estimate.room_blocks:
-        return Exclusion.NO_KV_ROOM
+        return Exclusion.NO_KV_SPACE
     if query.at_us > estimate.silent_at_us:
         return Exclusion.SILENT
     if query.slo_us and ttft_us > query.slo_us:

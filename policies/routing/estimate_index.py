@@ -113,9 +113,9 @@ class EstimateIndex(WorkerIndex):
         ):  # as after any rare change, the set of living workers may differ too
             self._settings, self.config, self._marks = told, config_of(view), None
             self.replicas = sum(replica.alive for replica in fleet.replicas.values())
-            room = room_of(view)
-            spread = self.config.overfill == "off" and room.requests
-            self.limit = queue_limit(view, room) if spread else QueueLimit()
+            room_bound = room_of(view)
+            spread = self.config.overfill == "off" and room_bound.requests
+            self.limit = queue_limit(view, room_bound) if spread else QueueLimit()
 
     def quickest(self, at_us: int, tokens: int, turn: int) -> Iterator[tuple[int, int, int, int]]:
         """(microseconds to its first token, end of its prompts, its turn, at) of open workers in
@@ -280,13 +280,13 @@ FORGET = 4096
 def keep_up(view: View) -> None:
     """Look again at what changed since: the fold has advanced, and a decision is not to wait for
     it."""
-    for name, kept in list(view.indexes.items()):
-        if type(kept) is EstimateIndex:
-            kept.idle += 1
-            if kept.idle > FORGET:
+    for name, indexed in list(view.indexes.items()):
+        if type(indexed) is EstimateIndex:
+            indexed.idle += 1
+            if indexed.idle > FORGET:
                 del view.indexes[name]
             else:
-                kept.update(view)
+                indexed.update(view)
 
 
 def forget(view: View) -> None:

@@ -87,7 +87,7 @@ class _Status(Struct, gc=False, kw_only=True):
     batch: int
     context: int
     budget: int
-    room: int
+    space: int
     token_us: float
     credit_us: float
     chunk: int = 0
@@ -95,9 +95,9 @@ class _Status(Struct, gc=False, kw_only=True):
     steps_left: int = 0
     grown: int = 0
 
-    def begin_step(self, costs: Costs, tokens: int, room: int) -> None:
+    def begin_step(self, costs: Costs, tokens: int, space: int) -> None:
         """The next step computes as many of `tokens` as its budget and `room` allow."""
-        self.chunk = max(min(self.budget - self.batch, tokens, room), 0)
+        self.chunk = max(min(self.budget - self.batch, tokens, space), 0)
         self.step_us = (
             costs.base
             + self.chunk * self.token_us
@@ -107,14 +107,14 @@ class _Status(Struct, gc=False, kw_only=True):
         if self.chunk:
             self.step_us += costs.mixed
 
-    def compute(self, credit_us: float, tokens: int, room: int) -> tuple[int, int]:
+    def compute(self, credit_us: float, tokens: int, space: int) -> tuple[int, int]:
         """(steps, prompt tokens) that `credit_us` is enough for, of `tokens`; it is used up."""
         steps = min(
             int(credit_us / self.step_us),
             (tokens + self.chunk - 1) // self.chunk,
             self.steps_left,
         )
-        done = min(steps * self.chunk, room)
+        done = min(steps * self.chunk, space)
         self.credit_us -= steps * self.step_us - (steps * self.chunk - done) * self.token_us
         self.steps_left -= steps
         return steps, done
@@ -139,11 +139,11 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
         batch=worker.decoding,
         context=worker.context,
         budget=worker.step_tokens or STEP_TOKENS,
-        room=(worker.kv_blocks - used) * worker.block_size if worker.kv_blocks else left,
+        space=(worker.kv_blocks - used) * worker.block_size if worker.kv_blocks else left,
         token_us=costs.prompt + costs.work * (each >> 1),
         credit_us=float(age),
     )
-    status.begin_step(costs, left, status.room)
+    status.begin_step(costs, left, status.space)
     silent = _take_silence(status, age)
     arrived_us = 0.0 if silent else _arrived_us(view, worker, status)
     status.steps_left = _unreported(worker, costs, status.step_us, status.credit_us)
@@ -151,7 +151,7 @@ def _forecast(view: View, worker: Worker, costs: Costs) -> Forecast:
     if arrived_us > 0 and not status.left and status.steps_left:
         _compute_unconfirmed(status, costs, arrived_us)
     if status.grown:
-        status.begin_step(costs, status.left, status.room - status.grown)
+        status.begin_step(costs, status.left, status.space - status.grown)
     elif not status.left:
         status.begin_step(costs, 0, 0)
     _decode_on(status, costs)
@@ -202,8 +202,8 @@ def _compute_confirmed(status: _Status, coming: int, each: int) -> None:
     """Compute prompts of the `coming` requests that the engine has, of `each` tokens."""
     if not (status.chunk and status.credit_us >= status.step_us and status.steps_left):
         return
-    room = min(status.left, status.room)
-    steps, done = status.compute(status.credit_us, room, room)
+    space = min(status.left, status.space)
+    steps, done = status.compute(status.credit_us, space, space)
     status.decode(steps, coming * done // status.left, each)
     status.grown = done
     status.left -= done
@@ -211,13 +211,13 @@ def _compute_confirmed(status: _Status, coming: int, each: int) -> None:
 
 def _compute_unconfirmed(status: _Status, costs: Costs, arrived_us: float) -> None:
     """Compute prompts of requests that were sent and are in no report yet."""
-    flying, room = status.flying, status.room - status.grown
+    flying, space = status.flying, status.space - status.grown
     each = flying // max(status.unconfirmed, 1)
     status.token_us = costs.prompt + costs.work * (each >> 1)
-    status.begin_step(costs, flying, room)
+    status.begin_step(costs, flying, space)
     credit_us = min(status.credit_us, arrived_us)
     if status.chunk and credit_us >= status.step_us:
-        steps, done = status.compute(credit_us, flying, min(flying, room))
+        steps, done = status.compute(credit_us, flying, min(flying, space))
         joined = status.unconfirmed * done // flying
         status.decode(steps, joined, each)
         status.grown += done
@@ -259,19 +259,19 @@ def age_us(view: View, worker: Worker) -> int:
 
 
 def ttft_us(
-    view: View, worker: Worker, extra_tokens: int, cached: int = 0, told: Forecast | None = None
+    view: View, worker: Worker, extra_tokens: int, cached: int = 0, known: Forecast | None = None
 ) -> int:
     """Time to first token of one more request with `extra_tokens` prompt tokens to compute behind
     `cached` ones: the rest of the step under way, then what waits ahead of it and itself, in steps
     of the engine's budget. `told`: the worker's forecast, if it is at hand."""
     costs = Costs(view.fleet, worker)
-    now = told if told is not None else _forecast(view, worker, costs)
+    now = known if known is not None else _forecast(view, worker, costs)
     ahead = now.prefill_tokens - (now.chunk if now.rest_us else 0)
     tokens = max(ahead, 0) + max(extra_tokens, 1)
     each = worker.prefilling_tokens // worker.prefilling if worker.prefilling else extra_tokens
     work = max(ahead, 0) * (each >> 1) + extra_tokens * (cached + (extra_tokens >> 1))
-    room = max((worker.step_tokens or STEP_TOKENS) - now.batch, 1)
-    steps = (tokens + room - 1) // room
+    space = max((worker.step_tokens or STEP_TOKENS) - now.batch, 1)
+    steps = (tokens + space - 1) // space
     one = costs.base + costs.mixed + now.batch * costs.request + now.context * costs.context
     computing = steps * one + tokens * costs.prompt + work * costs.work
     return now.rest_us + int(computing) + worker.overhead_us
@@ -282,11 +282,11 @@ def tpot_us(
     worker: Worker,
     extra_requests: int = 1,
     extra_context: int = 0,
-    told: Forecast | None = None,
+    known: Forecast | None = None,
 ) -> int:
     """Time per output token with `extra_requests` more in the decode batch, of `extra_context`
     tokens in all; steps that compute no prompts."""
     costs = Costs(view.fleet, worker)
-    now = told if told is not None else _forecast(view, worker, costs)
+    now = known if known is not None else _forecast(view, worker, costs)
     batch, context = now.batch + extra_requests, now.context + extra_context
     return int(costs.base + batch * costs.request + context * costs.context)

@@ -106,22 +106,22 @@ def estimate_of(
     left = worker.prefill_left - worker.flight_left
     batch, context = worker.decoding, worker.context
     one = base + batch * request + context * token
-    room = (worker.step_tokens or STEP_TOKENS) - batch
-    if room < 1:
-        room = 1
+    step_room = (worker.step_tokens or STEP_TOKENS) - batch
+    if step_room < 1:
+        step_room = 1
     each_step = one + mixed
-    price = prompt + each_step / room
+    price = prompt + each_step / step_room
     fixed = each_step + worker.overhead_us
     flying = (prefill - left) * price
     free_at, silent_at = 0, LATE
     if left > 0 or batch:
         fixed += one / 2  # of the step under way
         heard = silent_at = _heard_us(view, worker.step_revision)
-        patience = 3 * int(one + min(left, room) * prompt)
+        patience = 3 * int(one + min(left, step_room) * prompt)
         if left > 0:
             coming = worker.prefilling
             each = worker.prefilling_tokens // coming if coming else 0
-            took = -(-left // room) * each_step + left * (prompt + work * (each >> 1))
+            took = -(-left // step_room) * each_step + left * (prompt + work * (each >> 1))
             begun = heard
             if worker.prompts_revision > worker.step_revision:
                 begun = _heard_us(view, worker.prompts_revision)

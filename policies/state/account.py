@@ -62,21 +62,21 @@ def clear(worker: Worker) -> None:
 def next_report(worker: Worker, revision: int, took: int, waited: int) -> None:
     """The first step of another revision, which took `took` microseconds, in `waited` of which it
     waited for a CPU: the time that the one before reported is known now."""
-    told, usual = worker.reported_us, worker.report_us
+    delay_us, usual = worker.reported_us, worker.report_us
     pace = worker.pace
     if not isinstance(pace, UnsetType):
         steps = worker.step - pace.step
         if steps > 0 and pace.prompts == worker.prefill_tokens:
             steps = pace.records if pace.records >= 0 else steps
             pace.steps += steps
-            pace.us += pace.first_us + told - pace.wait_us
+            pace.us += pace.first_us + delay_us - pace.wait_us
             pace.requests += steps * worker.batch
             pace.context += steps * worker.sum_context
         pace.step, pace.prompts, pace.first_us = worker.step, worker.prefill_tokens, took
         pace.wait_us = waited
         if pace.records >= 0:
             pace.records = 1
-    worker.report_us = told if told > usual else usual - ((usual - told + 3) >> 2)
+    worker.report_us = delay_us if delay_us > usual else usual - ((usual - delay_us + 3) >> 2)
     worker.report_revision = revision
     worker.reported_us = 0
 

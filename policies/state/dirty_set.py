@@ -18,7 +18,7 @@ from typing import Any
 from relume.events import vocabulary as v
 from relume.policies.state.fleet import Fleet
 
-KEPT = 2048
+MAX_MARKS = 2048
 """Maximum number of separate notes; older ones are merged into a set of names."""
 NAMES = 16_384
 """With more names, among them those of workers long gone, it is all of them again."""
@@ -42,7 +42,7 @@ class DirtySet:
         recent = self._recent
         recent.append(name)
         self.count += 1
-        if len(recent) > KEPT:
+        if len(recent) > MAX_MARKS:
             self._old.update(recent)
             self._begin = self.count
             recent.clear()

@@ -14,12 +14,12 @@ from itertools import chain
 from msgspec import UnsetType
 
 from relume.events.vocabulary.enums import EnginePhase
-from relume.events.wire.prefix import MAX_TOLD, unpack
+from relume.events.wire.prefix import MAX_REPORTED, unpack
 from relume.policies.state.account import MOST_TOKENS, TOMBSTONES, key_of
 from relume.policies.state.coverage import share
 from relume.policies.state.fleet import Fleet, Holder, Worker
 from relume.policies.state.fold import RECENT_TICKS
-from relume.policies.state.lifecycles.unacknowledged import KEPT
+from relume.policies.state.lifecycles.unacknowledged import MAX_ENTRIES
 from relume.policies.state.prefix_cache import Index
 
 WITHOUT_ENGINE = (EnginePhase.NONE, EnginePhase.DEAD)
@@ -104,7 +104,7 @@ def _cache(worker: Worker) -> Iterator[str]:
     """What is known of a worker's prefix cache. Only attempts that it has are expected to fill
     it."""
     cached, recent = worker.cached, worker.recent
-    if worker.prefix_marks != len(cached.marks) or len(cached.marks) > MAX_TOLD:
+    if worker.prefix_marks != len(cached.marks) or len(cached.marks) > MAX_REPORTED:
         yield f"{worker.name} has {worker.prefix_marks} marks; stored are {len(cached.marks)}"
     for key in cached.expected:
         if key not in worker.attempts:
@@ -128,10 +128,10 @@ def _requests(fleet: Fleet) -> Iterator[str]:
         for name in rows:
             if name not in requests:
                 yield f"{name} is {table}, and no live request"
-    for name, told in fleet.unacknowledged.items():
-        if name in requests or told.replica not in fleet.replicas:
+    for name, entry in fleet.unacknowledged.items():
+        if name in requests or entry.replica not in fleet.replicas:
             yield f"{name} is unacknowledged, and live or of an unknown replica"
-    if len(fleet.unacknowledged) > KEPT:
+    if len(fleet.unacknowledged) > MAX_ENTRIES:
         yield f"{len(fleet.unacknowledged)} requests are unacknowledged"
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from itertools import repeat
 
 from relume.events import vocabulary as v
-from relume.events.wire.prefix import MAX_TOLD, unpack
+from relume.events.wire.prefix import MAX_REPORTED, unpack
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.lifecycles.engine_life import taken_in
 
@@ -153,9 +153,9 @@ def changed(fleet: Fleet, stream: str, epoch: int, event: v.PrefixBlocksChanged)
             index.lost(worker, gone)
     if event.stored:
         new = unpack(event.stored)
-        room = min(MAX_TOLD, max(SHARE, TOTAL // len(fleet.workers))) - len(marks)
-        if len(new) > room:
-            new = new[: max(room, 0)]
+        space = min(MAX_REPORTED, max(SHARE, TOTAL // len(fleet.workers))) - len(marks)
+        if len(new) > space:
+            new = new[: max(space, 0)]
         for one in new:
             marks[one] = None
         if index is not None:

@@ -41,12 +41,12 @@ def hit_blocks(view: View, worker: Worker, prefix: bytes) -> int:
     sure = view.expected.on(worker, prefix)
     expected = worker.cached.expected
     if len(expected) <= FEW:
-        told: Container[int] = worker.cached.marks
+        held: Container[int] = worker.cached.marks
         sure = max(sure, max((common(prefix, other) for other in expected.values()), default=0))
     else:
-        told = _PrefixHolders(view, worker)
+        held = _PrefixHolders(view, worker)
     marks = unpack(prefix)
-    while sure < len(marks) and marks[sure] in told:
+    while sure < len(marks) and marks[sure] in held:
         sure += 1
     return blocks_at(sure)
 

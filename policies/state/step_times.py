@@ -218,34 +218,34 @@ def _solved(m: list[float], targets: list[float], old: list[float]) -> list[floa
     """Weights that solve the equations, damped towards `old` so that what steps do not distinguish
     stays where it was. One that would be negative is 0 and the others are solved again."""
     found = _all_solved(m, targets, old)
-    kept: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
-    while negative := [i for i in kept if found[i] < 0.0]:
+    columns: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    while negative := [i for i in columns if found[i] < 0.0]:
         for i in negative:
             found[i] = 0.0
-        kept = tuple([i for i in kept if i not in negative])
-        _solve(_equations(kept, m, targets, old), kept, found)
+        columns = tuple([i for i in columns if i not in negative])
+        _solve(_equations(columns, m, targets, old), columns, found)
     found[0] = max(found[0], 1.0)
     return found
 
 
 @cache
-def _rows(kept: tuple[int, ...]) -> tuple[Callable[[list[float]], tuple[float, ...]], ...]:
+def _rows(columns: tuple[int, ...]) -> tuple[Callable[[list[float]], tuple[float, ...]], ...]:
     """What takes each row of the weights `kept` out of the products, and a place for its right
     side."""
     found = []
-    for i in kept:
-        places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for j in kept]
+    for i in columns:
+        places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for j in columns]
         found.append(itemgetter(*places, 0))
     return tuple(found)
 
 
 def _equations(
-    kept: tuple[int, ...], m: list[float], targets: list[float], old: list[float]
+    columns: tuple[int, ...], m: list[float], targets: list[float], old: list[float]
 ) -> list[list[float]]:
     """Those of the weights `kept`, each with its right side last."""
     rows = []
-    for place, take in enumerate(_rows(kept)):
-        row, i = list(take(m)), kept[place]
+    for place, take in enumerate(_rows(columns)):
+        row, i = list(take(m)), columns[place]
         damp = row[place] * GRIP + TINY
         row[place] += damp
         row[-1] = targets[i] + damp * old[i]
@@ -253,10 +253,10 @@ def _equations(
     return rows
 
 
-def _solve(rows: list[list[float]], kept: tuple[int, ...], found: list[float]) -> None:
+def _solve(rows: list[list[float]], columns: tuple[int, ...], found: list[float]) -> None:
     """Gauss's elimination. Both triangles are computed: their roundings differ, and weights stand
     in logs."""
-    size = len(kept)
+    size = len(columns)
     for i in range(size):
         top = rows[i]
         pivot = top[i]
@@ -268,8 +268,8 @@ def _solve(rows: list[list[float]], kept: tuple[int, ...], found: list[float]) -
         row = rows[i]
         value = row[size]
         for j in range(i + 1, size):
-            value -= row[j] * found[kept[j]]
-        found[kept[i]] = value / row[i]
+            value -= row[j] * found[columns[j]]
+        found[columns[i]] = value / row[i]
 
 
 def _all_solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:

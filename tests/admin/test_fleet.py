@@ -158,7 +158,7 @@ async def test_the_book_of_requests_is_bounded():
     from relume.controlplane.admin.request_book import RequestBook
     from relume.events.log.entries import Entry
 
-    book = RequestBook(kept=10)
+    book = RequestBook(limit=10)
     for number in range(1000):
         name = f"r{number}"
         arrived = v.RequestArrived(

@@ -162,6 +162,44 @@ def test_modules_are_imported_by_their_own_names() -> None:
     assert len(found) == MOST_ALIASES, "lower MOST_ALIASES: some are gone"
 
 
+VAGUE = frozenset(("told", "kept", "asked", "said", "room"))
+MOST_VAGUE = {"events": 4, "policies": 67, "controlplane": 28, "engine_shim": 6, "chaos": 504}
+"""Identifiers with a word that names nothing (docs: plain names). These numbers may only fall."""
+
+
+def vague(source: str) -> int:
+    """How often `source` names something by such a word."""
+    count = 0
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                pass
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                pass
+            case ast.ClassDef(name=name) | ast.keyword(arg=str(name)):
+                pass
+            case _:
+                continue
+        words = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_")
+        count += not VAGUE.isdisjoint(words)
+    return count
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_names_say_what_they_name(package: str) -> None:
+    files = sorted((CHECKOUT / package).rglob("*.py"))
+    found = {path: vague(path.read_text()) for path in files}
+    most = sorted(found, key=lambda path: found[path])[-3:]
+    total = sum(found.values())
+    assert total <= MOST_VAGUE[package], f"{total}, most in {[str(path) for path in most]}"
+    assert total == MOST_VAGUE[package], f"lower MOST_VAGUE: {total} are left"
+
+
+def test_a_vague_name_is_seen() -> None:
+    source = "def asked(room):\n    told_at = f(kept=1).said\n    return roommate\n"
+    assert vague(source) == 5
+
+
 def test_an_alias_is_seen() -> None:
     modules = frozenset(("policies.state.fold", "events.vocabulary"))
     source = "from relume.policies.state import fold as folding\nfrom relume.events import vocabulary as v\n"

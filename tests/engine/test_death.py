@@ -69,9 +69,9 @@ def test_terminated_engine_breaks_streams_so_that_they_continue_elsewhere(
 ) -> None:
     with engine_of(zygote.fork()) as engine, running_stream(engine, stream) as rest:
         os.kill(engine.pid, signal.SIGTERM)
-        told_at = time.monotonic()
+        notified_at = time.monotonic()
         assert_broken(rest())
-        assert time.monotonic() - told_at < SOON_S
+        assert time.monotonic() - notified_at < SOON_S
         wait_until(lambda: not engine.alive(), "process ends", SOON_S)
 
 

@@ -14,7 +14,7 @@ TEXT = "/v1/completions"
 BODY = json.dumps({"model": "m", "prompt": "hi", "temperature": 0}).encode()
 
 
-class Room(NoRoom):
+class AdmissionQueue(NoRoom):
     """Everybody waits until told otherwise."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Room(NoRoom):
 
 async def test_a_held_request_is_answered_when_it_is_called(rig):
     async with rig() as r:
-        room = r.scheduler.waiting = Room()
+        room = r.scheduler.waiting = AdmissionQueue()
         asked = asyncio.create_task(r.ask(TEXT, BODY))
         await asyncio.wait_for(room.came.wait(), 10)
         assert not r.engines[0].seen
@@ -47,7 +47,7 @@ async def test_a_held_request_is_answered_when_it_is_called(rig):
 
 async def test_a_refused_client_is_told_when_to_retry(rig):
     async with rig() as r:
-        room = r.scheduler.waiting = Room()
+        room = r.scheduler.waiting = AdmissionQueue()
         asked = asyncio.create_task(r.ask(TEXT, BODY))
         await asyncio.wait_for(room.came.wait(), 10)
         room.callers[0].refused(Rejected(429, "all workers are busy", 7, "overloaded"))
@@ -60,7 +60,7 @@ async def test_a_refused_client_is_told_when_to_retry(rig):
 
 async def test_a_client_that_leaves_while_it_waits_ends_its_request(rig):
     async with rig() as r:
-        room = r.scheduler.waiting = Room()
+        room = r.scheduler.waiting = AdmissionQueue()
         asked = asyncio.create_task(r.ask(TEXT, BODY))
         await asyncio.wait_for(room.came.wait(), 10)
         for client in list(r.gateway.clients):
@@ -81,7 +81,7 @@ async def test_a_draining_gateway_closes_the_room(rig):
 
 async def held(r, headers):
     """The arrival of a request with these headers, or its refusal."""
-    room = r.scheduler.waiting = Room()
+    room = r.scheduler.waiting = AdmissionQueue()
     asked = asyncio.create_task(r.ask(TEXT, BODY, headers=headers))
     came = asyncio.create_task(room.came.wait())
     await asyncio.wait({asked, came}, timeout=10, return_when=asyncio.FIRST_COMPLETED)

@@ -106,11 +106,11 @@ def test_chunks_wait_for_room_in_staging_while_the_daemon_reads_nothing(tmp_path
             with ThreadPoolExecutor(len(envelopes)) as threads:
                 asking = threads.map(keep, envelopes)
                 deadline = time.monotonic() + 20
-                while len(peer._questions) < len(envelopes) or not peer._asked:
+                while len(peer._questions) < len(envelopes) or not peer._in_flight:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
                 for _ in range(1000):
-                    assert sum(list(peer._asked.values())) <= window
+                    assert sum(list(peer._in_flight.values())) <= window
                     time.sleep(0)  # the threads go on meanwhile
                 daemon.process.send_signal(signal.SIGCONT)
                 assert all(isinstance(answer, m.Done) for answer in asking)

@@ -17,8 +17,8 @@ from relume.policies.admission.admission_queue import (
     EXPIRED,
     FULL,
     SHARE,
+    AdmissionQueue,
     QueueDecision,
-    Room,
     by_tier,
     cost,
     rank_of,
@@ -51,7 +51,9 @@ def entry(
     )
 
 
-def taken(room: Room, count: int, config: WaitingConfig = CONFIG, at_us: int = 0) -> list[str]:
+def taken(
+    room: AdmissionQueue, count: int, config: WaitingConfig = CONFIG, at_us: int = 0
+) -> list[str]:
     """Whoever goes next, `count` times."""
     found = []
     for _ in range(count):
@@ -62,7 +64,7 @@ def taken(room: Room, count: int, config: WaitingConfig = CONFIG, at_us: int = 0
     return found
 
 
-def empty(room: Room) -> None:
+def empty(room: AdmissionQueue) -> None:
     """Nothing is left of anybody."""
     assert not room.entries
     assert room.size == 0
@@ -73,7 +75,7 @@ def empty(room: Room) -> None:
 
 
 def test_higher_tiers_go_first_and_a_tenant_keeps_its_order() -> None:
-    room = Room()
+    room = AdmissionQueue()
     for name, tier in (
         ("b", "batch"),
         ("s1", "standard"),
@@ -86,7 +88,7 @@ def test_higher_tiers_go_first_and_a_tenant_keeps_its_order() -> None:
 
 
 def test_a_flood_of_one_tenant_does_not_keep_another_waiting() -> None:
-    room = Room()
+    room = AdmissionQueue()
     for number in range(1000):
         room.enter(entry(f"a{number}", tenant="a", tokens=QUANTUM), 0, WIDE)
     for number in range(10):
@@ -96,7 +98,7 @@ def test_a_flood_of_one_tenant_does_not_keep_another_waiting() -> None:
 
 
 def test_a_full_room_gives_the_place_of_who_is_worth_least() -> None:
-    room = Room()
+    room = AdmissionQueue()
     for number in range(4):
         room.enter(entry(f"b{number}", "batch", "big" if number else "small"), 0, CONFIG)
     for number in range(4):
@@ -110,7 +112,7 @@ def test_a_full_room_gives_the_place_of_who_is_worth_least() -> None:
 
 
 def test_bytes_count_too_and_a_refused_newcomer_displaces_none() -> None:
-    room = Room()
+    room = AdmissionQueue()
     for number in range(4):
         room.enter(entry(f"b{number}", "batch", size=200_000), 0, CONFIG)
     for number in range(3):
@@ -125,7 +127,7 @@ def test_bytes_count_too_and_a_refused_newcomer_displaces_none() -> None:
 
 
 def test_a_named_tenant_has_its_share_and_its_own_lower_tier_goes_for_a_higher() -> None:
-    room = Room()
+    room = AdmissionQueue()
     for number in range(4):
         assert not room.enter(entry(f"b{number}", "batch", "t"), 0, CONFIG).refused
     assert room.enter(entry("b4", "batch", "t"), 0, CONFIG).refused == SHARE
@@ -134,7 +136,7 @@ def test_a_named_tenant_has_its_share_and_its_own_lower_tier_goes_for_a_higher()
 
 
 def test_who_would_come_too_late_is_refused_at_once_and_told_when_to_come_back() -> None:
-    room, config = Room(), WIDE
+    room, config = AdmissionQueue(), WIDE
     for number in range(40):
         room.enter(entry(f"q{number}"), 0, config)
     assert room.retry_s("m", 0, 5) == 5, "nothing is foretold yet"
@@ -158,7 +160,7 @@ def test_who_would_come_too_late_is_refused_at_once_and_told_when_to_come_back()
 
 
 def test_a_deadline_that_passes_ends_the_wait_and_so_does_the_longest_wait() -> None:
-    room = Room()
+    room = AdmissionQueue()
     room.enter(entry("soon", deadline_us=5_000_000), 0, CONFIG)
     room.enter(entry("later"), 0, CONFIG)
     assert room.next_end_us() == 5_000_000
@@ -173,7 +175,10 @@ def test_a_deadline_that_passes_ends_the_wait_and_so_does_the_longest_wait() -> 
 
 def test_low_tiers_do_not_starve_and_take_no_more_than_their_part() -> None:
     """An endless flood of higher requests, and one of the lowest that is aged."""
-    room, config = Room(), WaitingConfig(requests=1 << 20, age_ms=1000, tenant_percent=100)
+    room, config = (
+        AdmissionQueue(),
+        WaitingConfig(requests=1 << 20, age_ms=1000, tenant_percent=100),
+    )
     for number in range(50):
         room.enter(entry(f"b{number}", "batch", tokens=200), 0, config)
     order: list[str] = []
@@ -187,7 +192,7 @@ def test_low_tiers_do_not_starve_and_take_no_more_than_their_part() -> None:
 
 
 def test_no_request_ages_before_the_time() -> None:
-    room = Room()
+    room = AdmissionQueue()
     room.enter(entry("b", "batch", tokens=1), 0, CONFIG)
     for number in range(7):
         room.enter(entry(f"i{number}", "interactive", tokens=1000), 0, CONFIG)
@@ -212,7 +217,7 @@ class Steps:
     """A room that random callers come to and leave."""
 
     def __init__(self, config: WaitingConfig) -> None:
-        self.room, self.config, self.now_us = Room(), config, 0
+        self.room, self.config, self.now_us = AdmissionQueue(), config, 0
         self.order: list[Any] = []
 
     def act(self, act: tuple[Any, ...], number: int) -> None:
@@ -302,7 +307,7 @@ def test_bounds_hold_nothing_leaks_and_the_order_is_the_same_again(
 def test_tenants_that_wait_get_the_same_but_for_a_quantum_and_two_requests(
     costs: list[list[int]],
 ) -> None:
-    room = Room()
+    room = AdmissionQueue()
     for tenant, own in enumerate(costs):
         for number, tokens in enumerate(own):
             room.enter(entry(f"{tenant}.{number}", tenant=f"t{tenant}", tokens=tokens), 0, WIDE)
@@ -324,7 +329,7 @@ def test_a_storm_costs_each_of_its_requests_the_same(tenants: int) -> None:
     """Ten times the requests take far less than a hundred times as long."""
 
     def took_s(count: int) -> float:
-        room = Room()
+        room = AdmissionQueue()
         config = WaitingConfig(requests=count, mb=65_536, tenant_percent=100)
         began = time.process_time()
         for number in range(count + count // 2):

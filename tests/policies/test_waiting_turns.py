@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relume.policies.admission.admission_queue import AGED_PART, ENOUGH, Room
+from relume.policies.admission.admission_queue import AGED_PART, ENOUGH, AdmissionQueue
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.admission.fair_queue import QUANTUM
 from tests.policies.test_waiting import WIDE, entry, taken
@@ -11,7 +11,7 @@ AGES = WaitingConfig(requests=1 << 20, age_ms=1000, tenant_percent=100)
 
 
 def test_grants_of_a_request_that_left_without_its_turn_serve_no_others_of_its_tenant() -> None:
-    room = Room()
+    room = AdmissionQueue()
     room.enter(entry("large", tenant="a", tokens=20 * QUANTUM), 0, WIDE)
     for number in range(20):
         room.enter(entry(f"a{number}", tenant="a", tokens=QUANTUM), 0, WIDE)
@@ -24,7 +24,7 @@ def test_grants_of_a_request_that_left_without_its_turn_serve_no_others_of_its_t
 
 
 def test_the_tier_of_the_request_that_waits_longest_is_served_first() -> None:
-    room = Room()
+    room = AdmissionQueue()
     room.enter(entry("older", "standard"), 0, AGES)
     room.enter(entry("younger", "batch", at_us=500_000), 500_000, AGES)
     now_us = 9_000_000
@@ -35,7 +35,7 @@ def test_the_tier_of_the_request_that_waits_longest_is_served_first() -> None:
 
 
 def test_a_time_without_requests_does_not_make_the_queue_look_slow() -> None:
-    room, second = Room(), 1_000_000
+    room, second = AdmissionQueue(), 1_000_000
 
     def fill(since_us: int) -> None:
         """A request leaves each second, so that one more waits for each one ahead."""

@@ -224,7 +224,7 @@ async def test_a_hung_tokenizer_delays_requests_briefly(rig, folder: Path) -> No
             assert all(arrival.estimated for arrival in arrivals(r))
         finally:
             os.kill(tokens.pid, signal.SIGCONT)
-        await until(lambda: not tokens._asked, "it has answered")
+        await until(lambda: not tokens._pending, "it has answered")
         await until_counted(r)
 
 
@@ -246,7 +246,7 @@ async def test_a_tokenizer_that_dies_is_started_again(rig, folder: Path) -> None
         first = tokens.pid
         os.kill(first, signal.SIGSTOP)
         asked = asyncio.create_task(r.ask(COMPLETIONS, body_of("x")))
-        await until(lambda: tokens._asked, "it is asked")
+        await until(lambda: tokens._pending, "it is asked")
         os.kill(first, signal.SIGKILL)
         assert (await asked).status == 200
         assert arrivals(r)[0].estimated
@@ -310,13 +310,13 @@ async def test_a_client_that_leaves_while_it_is_counted_has_its_end(rig, folder:
         client = r.client()
         async with client:
             client.send(COMPLETIONS, body_of("x", stream=True))
-            await until(lambda: tokens._asked, "it is asked")
+            await until(lambda: tokens._pending, "it is asked")
             assert not arrivals(r)
         await until(lambda: r.scheduler.endings(), "its end is written")
         assert len(arrivals(r)) == 1
         assert r.scheduler.endings()[0][0] == "cancelled"
         os.kill(tokens.pid, signal.SIGCONT)
-        await until(lambda: not tokens._asked and not tokens._asked_bytes, "it has answered")
+        await until(lambda: not tokens._pending and not tokens._pending_bytes, "it has answered")
 
 
 async def test_a_counted_request_survives_its_engine(rig, folder: Path) -> None:

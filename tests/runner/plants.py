@@ -186,7 +186,7 @@ def _effects_again(patch: Set) -> None:
     carry = EffectRunner._carry_out
 
     def again(self: EffectRunner, key: Any, effect: Any) -> None:
-        self._told.pop(key, None)
+        self._answered.pop(key, None)
         applied = tuple(one for one in self._directory.state.applied if one != key)
         self._directory.update(applied=applied)
         carry(self, key, effect)

@@ -16,7 +16,7 @@ from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream.retry_budget import RetryBudget
 from relume.events.vocabulary.enums import RequestOutcome
-from relume.policies.admission.admission_queue import FULL, Room
+from relume.policies.admission.admission_queue import FULL, AdmissionQueue
 from relume.policies.admission.fair_queue import FairQueue
 from relume.policies.checkpoints import decisions
 
@@ -25,14 +25,14 @@ Set = Callable[[Any, str, Any], None]
 
 def _half_full_is_full(patch: Set) -> None:
     """a queue that is half full refuses newcomers as if it were full"""
-    make_room = Room._make_room
+    make_room = AdmissionQueue._evict_for
 
-    def half(self: Room, line: Any, entry: Any, config: Any) -> Any:
+    def half(self: AdmissionQueue, line: Any, entry: Any, config: Any) -> Any:
         if 2 * len(self.entries) >= config.requests:
             return FULL, ()
         return make_room(self, line, entry, config)
 
-    patch(Room, "_make_room", half)
+    patch(AdmissionQueue, "_evict_for", half)
 
 
 def _one_try(patch: Set) -> None:

@@ -11,7 +11,7 @@ from relume.chaos.sim.sim_clients import Call, Clients
 from relume.chaos.validators.promises.requests import i3_indices
 
 
-class Room:
+class AdmissionQueue:
     """A run's clients, as a call uses them."""
 
     def ended(self, call: Call) -> None:
@@ -22,7 +22,7 @@ def call_of(style: object) -> Call:
     """A call whose answer has that style."""
     names = (f"q{n}" for n in range(100))
     name = next(name for name in names if style_of(name, "streaming") is style)
-    clients: Clients = Room()  # type: ignore[assignment]
+    clients: Clients = AdmissionQueue()  # type: ignore[assignment]
     return Call(clients, Request(name=name, at_ns=0, prompt_tokens=8, output_tokens=4))
 
 

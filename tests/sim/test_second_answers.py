@@ -13,7 +13,7 @@ from relume.chaos.sim.canary_answers import first_wrong
 from relume.chaos.sim.gateway.answer_bytes import WRONG, tokens_of
 from relume.chaos.sim.gateway.request_body import RequestBody, encode
 from relume.chaos.sim.world.http_transport import Session
-from relume.events.wire.worker_calls import CROSS_CHECK_PATH, CrossCheckAnswered, CrossCheckAsked
+from relume.events.wire.worker_calls import CROSS_CHECK_PATH, CrossCheckAnswered, CrossCheckRequest
 from tests.sim.test_worker import Bench
 
 TOKENS = 60
@@ -25,7 +25,7 @@ async def ask(bench: Bench, asked: str, incarnation: int = 1, total_s: float = 3
     async def call() -> Any:
         timeout = aiohttp.ClientTimeout(total=total_s)
         body = encode(RequestBody(asked=asked, prompt_tokens=40, output_tokens=TOKENS)).decode()
-        check = CrossCheckAsked(request="q", incarnation=incarnation, path="/v1", body=body)
+        check = CrossCheckRequest(request="q", incarnation=incarnation, path="/v1", body=body)
         url = f"http://w0:9001{CROSS_CHECK_PATH}"
         async with Session(bench.wires, timeout=timeout).post(
             url, json=msgspec.to_builtins(check)

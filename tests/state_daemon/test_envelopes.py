@@ -124,7 +124,7 @@ def test_a_damaged_envelope_is_neither_taken_nor_given(large: BlockStore) -> Non
     assert refused.code == "digest" and large.stats()["memory_used"] == 0
     for envelope in (LARGE, b"a small one"):
         assert isinstance(ask(m.KeepChunk(2, "q", 1, digest_of(envelope)), envelope)[0], m.Done)
-        kept = large.envelopes._kept["q"]
+        kept = large.envelopes._stored["q"]
         large.arena.view(kept.offset, kept.length)[3] ^= 4
         assert ask(m.Recall(3, "q"))[0].code == "digest"
         assert ask(m.Recall(4, "q"))[0].code == "unknown", "it is forgotten"

@@ -43,7 +43,7 @@ from relume.chaos.bench.engine.engine_processes import Engine, engines
 from relume.chaos.bench.failover.failover_parts import wide_model
 from relume.controlplane.local.child_processes import Child, free_port
 from relume.engine_shim.checkpoints.link.block_stream import (
-    ASKED_BYTES,
+    REQUESTED_BYTES,
     BlockIn,
     BlockOut,
     gather,
@@ -186,7 +186,7 @@ def bare_zmq(socket: zmq.Socket[bytes], size: int) -> float:
     began = time.perf_counter()
     asked = got = 0
     while got < size:
-        while asked < size and asked - got < ASKED_BYTES:
+        while asked < size and asked - got < REQUESTED_BYTES:
             part = min(READ_BYTES, size - asked)
             socket.send(b"%d" % part)
             asked += part

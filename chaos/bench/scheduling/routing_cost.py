@@ -67,7 +67,7 @@ class Plane:
         self.rng = random.Random(seed)
         self.fleet = Fleet()
         self.view = View("r.r0", self.fleet)
-        self.unsaid = UnrecordedReceipts()
+        self.unrecorded = UnrecordedReceipts()
         self.now_us = 0
         self.ready = 0.0
         self.policy = policy
@@ -104,7 +104,7 @@ class Plane:
     def tell(self, stream: str, event: Any) -> None:
         """A group of another stream arrives: `relume.controlplane.replica.loop` and its scheduler."""
         self.fleet.revision += 1
-        if not self.unsaid.received(self.view.receipts, self.fleet.revision, self.now_us):
+        if not self.unrecorded.received(self.view.receipts, self.fleet.revision, self.now_us):
             estimate_index.forget(self.view)
         fold(self.fleet, stream, 1, event)
         self.now_us += GROUP_US
@@ -119,12 +119,12 @@ class Plane:
 
     def receive(self) -> None:
         """The replica records what it received since its last such record."""
-        said = self.unsaid.told()
-        if said is not None:
+        recorded = self.unrecorded.record()
+        if recorded is not None:
             self.written += 1
             self.view.reach(self.written)
-            self.unsaid.said(self.view.receipts)
-            self.landing.append(said)
+            self.unrecorded.recorded(self.view.receipts)
+            self.landing.append(recorded)
 
     def own(self, event: Any) -> None:
         """The replica writes."""

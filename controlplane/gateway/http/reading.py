@@ -23,7 +23,7 @@ log = structlog.get_logger("relume.gateway")
 
 IDLE, HEAD, BODY = "idle", "head", "body"  # what is being read
 
-_KEPT_HEADERS = frozenset(
+_PASSED_HEADERS = frozenset(
     b"authorization content-type content-encoding x-request-id expect accept content-length "
     b"transfer-encoding traceparent last-event-id x-session-id x-tenant-id "
     b"x-gateway-inference-fairness-id x-slo-ttft-ms".split()
@@ -178,7 +178,7 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._seen_bytes += len(name) + len(value)
         name = name.lower()
-        if name in _KEPT_HEADERS:
+        if name in _PASSED_HEADERS:
             self._headers[name] = value
 
     def on_headers_complete(self) -> None:

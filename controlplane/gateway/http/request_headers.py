@@ -80,8 +80,8 @@ def ttft_of(request: Request) -> int:
     if not given:
         return 0
     if not given.isdigit() or len(given) > 9 or not 1 <= int(given) <= MOST_TTFT_MS:
-        told = f"x-slo-ttft-ms must be whole milliseconds from 1 to {MOST_TTFT_MS}"
-        raise ClientError(400, told, "x-slo-ttft-ms")
+        error = f"x-slo-ttft-ms must be whole milliseconds from 1 to {MOST_TTFT_MS}"
+        raise ClientError(400, error, "x-slo-ttft-ms")
     return int(given)
 
 

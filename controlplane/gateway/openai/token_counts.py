@@ -24,9 +24,9 @@ log = structlog.get_logger("relume.gateway")
 
 MAX_BODY_BYTES = 4 << 20
 """Longer ones are estimated: no model's context holds them."""
-MAX_ASKED = 256
-MAX_ASKED_BYTES = 32 << 20
-MAX_TOLD_BYTES = 1 << 20
+MAX_PENDING = 256
+MAX_PENDING_BYTES = 32 << 20
+MAX_REPLY_BYTES = 1 << 20
 HUNG_S = 10.0
 """After this time without an answer the process is ended."""
 PAUSES_S = (0.5, 2.0, 10.0, 60.0)
@@ -57,10 +57,10 @@ class Tokens:
         self.pid = 0
         """Of the process; 0 while none answers."""
         self._clock = clock
-        self._asked: dict[int, tuple[asyncio.Future[CountReply | None], int]] = {}
+        self._pending: dict[int, tuple[asyncio.Future[CountReply | None], int]] = {}
         """By number, the questions that the process has not answered, including those whose request
         no longer waits; and the sizes of their bodies. None: the process ended."""
-        self._asked_bytes = 0
+        self._pending_bytes = 0
         self._number = 0
         self._waiting_since = 0.0
         self._writer: asyncio.StreamWriter | None = None
@@ -111,16 +111,16 @@ class Tokens:
         self, model: str, chat: bool, block_tokens: int, body: bytes
     ) -> asyncio.Future[CountReply | None] | None:
         writer, size = self._writer, len(body)
-        if writer is None or len(self._asked) >= MAX_ASKED:
+        if writer is None or len(self._pending) >= MAX_PENDING:
             return None
-        if self._asked_bytes + size > MAX_ASKED_BYTES or self._silent_s() > self.wait_s:
+        if self._pending_bytes + size > MAX_PENDING_BYTES or self._silent_s() > self.wait_s:
             return None
-        if not self._asked:
+        if not self._pending:
             self._waiting_since = self._clock()
         self._number += 1
         future: asyncio.Future[CountReply | None] = asyncio.get_running_loop().create_future()
-        self._asked[self._number] = future, size
-        self._asked_bytes += size
+        self._pending[self._number] = future, size
+        self._pending_bytes += size
         writer.write(
             frame(
                 CountRequest(
@@ -136,7 +136,7 @@ class Tokens:
 
     def _silent_s(self) -> float:
         """The time without an answer while a question is pending."""
-        return self._clock() - self._waiting_since if self._asked else 0.0
+        return self._clock() - self._waiting_since if self._pending else 0.0
 
     # --- the process
 
@@ -178,11 +178,11 @@ class Tokens:
             watch.cancel()
             self._writer, self.pid = None, 0
             self._ready.clear()
-            for future, _ in self._asked.values():
+            for future, _ in self._pending.values():
                 if not future.done():
                     future.set_result(None)
-            self._asked.clear()
-            self._asked_bytes = 0
+            self._pending.clear()
+            self._pending_bytes = 0
             writer.close()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -194,18 +194,18 @@ class Tokens:
         decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(CountReply).decode
         while True:
             (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-            if length > MAX_TOLD_BYTES:
+            if length > MAX_REPLY_BYTES:
                 raise ValueError(f"a frame of {length} bytes")
             answer = decode(await reader.readexactly(length))
             if not answer.number:
                 self._writer, self.pid = writer, pid
                 self._ready.set()
                 continue
-            if answer.number not in self._asked:
+            if answer.number not in self._pending:
                 raise ValueError(f"an answer to question {answer.number}, which is not pending")
             self._waiting_since = self._clock()
-            future, size = self._asked.pop(answer.number)
-            self._asked_bytes -= size
+            future, size = self._pending.pop(answer.number)
+            self._pending_bytes -= size
             if not future.done():
                 future.set_result(answer)
 

@@ -80,10 +80,10 @@ class Tokenizer:
             if template is None:
                 raise Unusable("no chat template")
             ids = self._encode(template.render(body), body.get("add_special_tokens", False))
-            return self._told(ask, [ids], body)
+            return self._reply(ask, [ids], body)
         given, special = body["prompt"], body.get("add_special_tokens", True)
         many = given if isinstance(given, list) and not _are_ids(given) else [given]
-        return self._told(ask, [self._ids(one, special) for one in many], body)
+        return self._reply(ask, [self._ids(one, special) for one in many], body)
 
     def _ids(self, given: Any, special: bool) -> list[int]:
         if isinstance(given, str):
@@ -97,7 +97,7 @@ class Tokenizer:
         encoding = self._fast.encode_batch_fast([text], add_special_tokens=bool(special))[0]
         return list(encoding.ids)
 
-    def _told(
+    def _reply(
         self, ask: CountRequest, prompts: list[list[int]], body: dict[str, Any]
     ) -> CountReply:
         marks = b""
@@ -144,11 +144,11 @@ class Server:
             tokenizer = self._tokenizers.get(ask.model) or self._tokenizers.get("")
             if tokenizer is None:
                 raise Unusable("no tokenizer for this model")
-            told = tokenizer.tell(ask)
+            reply = tokenizer.tell(ask)
         except Exception as error:  # the prompt is a client's: the engine will judge it
-            told = CountReply(ask.number, -1, why=f"{error!s:.200}")
+            reply = CountReply(ask.number, -1, why=f"{error!s:.200}")
         with self._lock:
-            self._sink.write(frame(told))
+            self._sink.write(frame(reply))
             self._sink.flush()
 
 

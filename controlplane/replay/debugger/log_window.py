@@ -164,14 +164,16 @@ class _Pseudonyms:
             return replace(event, evidence=self._evidence(event.evidence))
         if kind is v.LeaderResigned:
             asked, _, who = event.reason.partition("asked by ")
-            return event if asked else replace(event, reason=self._asked(who, event.reason))
+            return event if asked else replace(event, reason=self._reason_of(who, event.reason))
         if kind in (v.TransportObserved, v.RequestEnded, v.EngineDied) and stream != "fleet":
             return replace(event, detail="")
         return event
 
     def state(self, fleet: Fleet) -> Fleet:
         """The fold before the window without people in it. Changes and returns `fleet`."""
-        fleet.commands = {self.of("command", name): kept for name, kept in fleet.commands.items()}
+        fleet.commands = {
+            self.of("command", name): earlier for name, earlier in fleet.commands.items()
+        }
         for command in fleet.open_commands.values():
             command.principal = self.of("principal", command.principal)
         fleet.open_commands = {
@@ -206,8 +208,8 @@ class _Pseudonyms:
             decided = codec.decode(change.dispatch)
         except LogError:
             return replace(change, dispatch=b"")
-        told = codec.encode(self._decided(decided)) if type(decided) is v.RouteDecided else b""
-        return replace(change, dispatch=told)
+        encoded = codec.encode(self._decided(decided)) if type(decided) is v.RouteDecided else b""
+        return replace(change, dispatch=encoded)
 
     def _prefix(self, packed: bytes) -> bytes:
         return prefix.pack([self._mark(one) for one in prefix.unpack(packed)])
@@ -230,7 +232,7 @@ class _Pseudonyms:
         principal, found, what = cause.partition(": ")
         return f"{self.of('principal', principal)}: {what}" if found else cause
 
-    def _asked(self, who: str, reason: str) -> str:
+    def _reason_of(self, who: str, reason: str) -> str:
         return f"asked by {self.of('principal', who)}" if who else reason
 
 

@@ -34,9 +34,9 @@ _COLOURS = {
 }
 
 
-def show(console: Console, name: str, told: Data) -> None:
+def show(console: Console, name: str, data: Data) -> None:
     """Print the answer `told` of command `name`."""
-    _SHOWN[name](console, told)
+    _SHOWN[name](console, data)
 
 
 def show_help(console: Console, name: str = "") -> None:
@@ -80,19 +80,19 @@ def _table(console: Console, headings: Sequence[str], rows: Iterable[Sequence[An
     console.print(table)
 
 
-def _place(console: Console, told: Data) -> None:
-    clock = _clock(told["at_ms"])
-    line = f"revision {told['revision']}, transaction {told['place']} of {told['of']}{clock}"
+def _place(console: Console, data: Data) -> None:
+    clock = _clock(data["at_ms"])
+    line = f"revision {data['revision']}, transaction {data['place']} of {data['of']}{clock}"
     console.print(Text(line, style="bold"))
 
 
-def _moved(console: Console, told: Data) -> None:
-    if "reason" in told:
-        style = "yellow" if told["found"] else "bold yellow"
-        verb = "stopped at" if told["found"] else "reached the"
-        console.print(Text(f"{verb} {told['reason']}", style=style))
-    _place(console, told)
-    _events(console, told.get("events", []))
+def _moved(console: Console, data: Data) -> None:
+    if "reason" in data:
+        style = "yellow" if data["found"] else "bold yellow"
+        verb = "stopped at" if data["found"] else "reached the"
+        console.print(Text(f"{verb} {data['reason']}", style=style))
+    _place(console, data)
+    _events(console, data.get("events", []))
 
 
 def _events(console: Console, events: list[Data]) -> None:
@@ -109,17 +109,17 @@ def _events(console: Console, events: list[Data]) -> None:
         console.print(Text(f"and {len(events) - _EVENTS} more (--json has all)", style="dim"))
 
 
-def _state(console: Console, told: Data) -> None:
-    if "hash" not in told:
-        console.print(Text(json.dumps(told, indent=2)))
+def _state(console: Console, data: Data) -> None:
+    if "hash" not in data:
+        console.print(Text(json.dumps(data, indent=2)))
         return
     console.print(
-        Text(f"revision {told['revision']}, tick {told['tick']}, hash {told['hash']}", style="bold")
+        Text(f"revision {data['revision']}, tick {data['tick']}, hash {data['hash']}", style="bold")
     )
     console.print(
         Text(
-            f"{told['arrived']} requests arrived, {told['ended']} ended, {told['live']} live; "
-            f"{told['decisions']} decisions; leader {told['leader'] or 'none'}"
+            f"{data['arrived']} requests arrived, {data['ended']} ended, {data['live']} live; "
+            f"{data['decisions']} decisions; leader {data['leader'] or 'none'}"
         )
     )
     _table(
@@ -136,17 +136,17 @@ def _state(console: Console, told: Data) -> None:
                 w["deaths"],
                 _marks(w),
             )
-            for w in told["workers"]
+            for w in data["workers"]
         ],
     )
-    if told["holders"]:
+    if data["holders"]:
         _table(
             console,
             ("holder", "state", "requests", "bytes held", "budget"),
             [
                 (h["name"], "up" if h["alive"] else "lost", h["requests"], h["held_bytes"],
                  h["budget_bytes"])
-                for h in told["holders"]
+                for h in data["holders"]
             ],
         )  # fmt: skip
 
@@ -166,8 +166,8 @@ def _marks(worker: Data) -> str:
     return ", ".join(marks)
 
 
-def _requests(console: Console, told: Data) -> None:
-    if not told["requests"]:
+def _requests(console: Console, data: Data) -> None:
+    if not data["requests"]:
         console.print("no live requests")
         return
     _table(
@@ -176,22 +176,22 @@ def _requests(console: Console, told: Data) -> None:
         [
             (r["request"], r["gateway"], r["attempt"], ", ".join(r["workers"]),
              ", ".join(r["holders"]), r["verdict"])
-            for r in told["requests"]
+            for r in data["requests"]
         ],
     )  # fmt: skip
 
 
-def _breaks(console: Console, told: Data) -> None:
-    if not told["breaks"]:
+def _breaks(console: Console, data: Data) -> None:
+    if not data["breaks"]:
         console.print("no breakpoints")
         return
-    _table(console, ("", "stop at"), [(b["number"], b["stop"]) for b in told["breaks"]])
+    _table(console, ("", "stop at"), [(b["number"], b["stop"]) for b in data["breaks"]])
 
 
-def _diff(console: Console, told: Data) -> None:
-    console.print(Text(f"revision {told['from']} -> {told['to']}", style="bold"))
+def _diff(console: Console, data: Data) -> None:
+    console.print(Text(f"revision {data['from']} -> {data['to']}", style="bold"))
     rows = []
-    for change in told["changes"]:
+    for change in data["changes"]:
         before, after = change["before"], change["after"]
         rows.append(
             (
@@ -213,13 +213,13 @@ def _value(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _lines(console: Console, told: Data) -> None:
-    for line in told["text"]:
+def _lines(console: Console, data: Data) -> None:
+    for line in data["text"]:
         console.print(Text(line))
 
 
-def _incidents(console: Console, told: Data) -> None:
-    if not told["incidents"]:
+def _incidents(console: Console, data: Data) -> None:
+    if not data["incidents"]:
         console.print("nothing failed in this log")
         return
     _table(
@@ -227,24 +227,24 @@ def _incidents(console: Console, told: Data) -> None:
         ("", "id", "name", "class", "what"),
         [
             (r["number"], r["id"], Text(r["subject"], style="red"), r["failure"], r["summary"])
-            for r in told["incidents"]
+            for r in data["incidents"]
         ],
     )
 
 
-def show_outcome(console: Console, told: Data) -> None:
+def show_outcome(console: Console, data: Data) -> None:
     """A what-if's answer."""
-    changed = ", ".join(f"{key}={value}" for key, value in told["settings"].items())
+    changed = ", ".join(f"{key}={value}" for key, value in data["settings"].items())
     console.print(
         Text(
-            f"{told['decisions']} decisions repeated with {changed}: {told['different']} come "
-            f"out differently, {told['estimates']} weigh otherwise and choose the same"
+            f"{data['decisions']} decisions repeated with {changed}: {data['different']} come "
+            f"out differently, {data['estimates']} weigh otherwise and choose the same"
         )
     )
-    for what, count in told["untaken"].items():
+    for what, count in data["untaken"].items():
         console.print(Text(f"left out: {count} decisions this build cannot retake: {what}"))
-    if told["broken"]:
-        broken = told["broken"]
+    if data["broken"]:
+        broken = data["broken"]
         console.print(
             Text(
                 f"the log itself does not replay ({broken['what']} at revision "
@@ -252,11 +252,11 @@ def show_outcome(console: Console, told: Data) -> None:
                 style="bold red",
             )
         )
-    first = told["first"]
+    first = data["first"]
     if first is None:
         console.print("no decision in this log would have gone otherwise")
         return
-    kinds = ", ".join(f"{count} {kind}" for kind, count in told["by_kind"].items())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in data["by_kind"].items())
     console.print(Text(f"by kind: {kinds}; each repeated on the recorded history", style="dim"))
     console.print(
         Text(
@@ -276,25 +276,25 @@ def _side(console: Console, name: str, choice: str, estimates: Sequence[str], co
         console.print(Text(f"    {'->' if chosen else '  '} {line}"))
 
 
-def _exported(console: Console, told: Data) -> None:
+def _exported(console: Console, data: Data) -> None:
     console.print(
-        Text(f"{told['records']} records of revisions {told['first']} to {told['last']} in "
-             f"{told['file']}")
+        Text(f"{data['records']} records of revisions {data['first']} to {data['last']} in "
+             f"{data['file']}")
     )  # fmt: skip
-    if told["divergences"]:
+    if data["divergences"]:
         console.print(
             Text(
                 "it does not verify; does the log? `relume replay --verify` says so",
                 style="bold red",
             )
         )
-    elif not told["verified"]:
+    elif not data["verified"]:
         console.print(
             Text("no decision between several workers in it: as a test it proves nothing; "
                  "take more", style="yellow")
         )  # fmt: skip
     else:
-        console.print(Text(f"it verifies: {told['decisions']} decisions", style="green"))
+        console.print(Text(f"it verifies: {data['decisions']} decisions", style="green"))
 
 
 def _clock(at_ms: int) -> str:

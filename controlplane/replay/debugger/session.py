@@ -92,11 +92,11 @@ class Debugger:
 
     def _stopped(self, search: Callable[..., Any], wanted: list[Match], edge: str) -> Data:
         entries, found = search(self.timeline, wanted)
-        told = self._here()
-        told["reason"] = found.text if found is not None else edge
-        told["found"] = found is not None
-        told["events"] = [_entry(entry) for entry in entries]
-        return told
+        data = self._here()
+        data["reason"] = found.text if found is not None else edge
+        data["found"] = found is not None
+        data["events"] = [_entry(entry) for entry in entries]
+        return data
 
     # --- breakpoints ---------------------------------------------------------------------
 
@@ -200,14 +200,16 @@ class Debugger:
 
     def incident(self, words: list[str]) -> Data:
         """One failure: its streams and the chain of its causes."""
-        (asked,) = _words(words, 1, "incident ID, NAME or NUMBER, as `incidents` lists them")
+        (incident_name,) = _words(
+            words, 1, "incident ID, NAME or NUMBER, as `incidents` lists them"
+        )
         found = incidents_of(self.timeline.groups)
-        record = sentences.find(found, asked)
+        record = sentences.find(found, incident_name)
         if record is None:
             names = ", ".join(dict.fromkeys(r.subject for r in found)) or "the log has none"
-            raise BadQuestion(f"no incident {asked!r}: {names}")
-        told = {"subject": record.subject, **msgspec.to_builtins(sentences.whole(record))}
-        return {**told, "text": list(sentences.lines(record))}
+            raise BadQuestion(f"no incident {incident_name!r}: {names}")
+        data = {"subject": record.subject, **msgspec.to_builtins(sentences.whole(record))}
+        return {**data, "text": list(sentences.lines(record))}
 
     # --- what if, and what goes out ---------------------------------------------------------
 
@@ -247,15 +249,15 @@ class Debugger:
     def _here(self, show: bool = False) -> Data:
         timeline = self.timeline
         entries = timeline.entries(timeline.at)
-        told: Data = {
+        data: Data = {
             "revision": timeline.revision,
             "place": timeline.at,
             "of": timeline.end,
             "at_ms": max((entry.at_ms for entry in entries), default=0),
         }
         if show:
-            told["events"] = [_entry(entry) for entry in entries]
-        return told
+            data["events"] = [_entry(entry) for entry in entries]
+        return data
 
     def _place(self, word: str) -> int:
         return self.timeline.place(self._revision(word))
@@ -327,9 +329,9 @@ def outcome_of(outcome: Outcome, since: int = 0) -> Data:
 
 
 def _entry(entry: Entry) -> Data:
-    told = to_json(entry.event)
-    told.pop("dispatch", None)
-    told["type"] = entry.kind
+    data = to_json(entry.event)
+    data.pop("dispatch", None)
+    data["type"] = entry.kind
     return {
         "revision": entry.revision,
         "stream": entry.stream,
@@ -337,7 +339,7 @@ def _entry(entry: Entry) -> Data:
         "at_ms": entry.at_ms,
         "about": sorted(entry.requests),
         "text": rendering.brief(entry.event),
-        "event": told,
+        "event": data,
     }
 
 

@@ -27,7 +27,7 @@ from relume.events.wire.token_digest import digest_of
 from relume.events.wire.worker_calls import (
     CROSS_CHECK_PATH,
     CrossCheckAnswered,
-    CrossCheckAsked,
+    CrossCheckRequest,
 )
 from relume.policies.crosscheck import choice
 from relume.policies.crosscheck.choice import CheckChoice
@@ -176,14 +176,14 @@ class CrossCheckWatch:
         self, session: aiohttp.ClientSession, offer: Offer, decided: v.CrossCheckDecided, by: Worker
     ) -> CrossCheckAnswered:
         url = f"http://{by.host}:{by.port}{CROSS_CHECK_PATH}"
-        asked = CrossCheckAsked(
+        check = CrossCheckRequest(
             request=decided.request,
             incarnation=decided.by_incarnation,
             path=offer.path,
             body=offer.body.decode(),
         )
         try:
-            async with session.post(url, json=msgspec.to_builtins(asked)) as answer:
+            async with session.post(url, json=msgspec.to_builtins(check)) as answer:
                 if answer.status != 200:
                     return CrossCheckAnswered(error=f"status {answer.status}")
                 found = msgspec.json.decode(await answer.read(), type=CrossCheckAnswered)

@@ -210,8 +210,8 @@ def _send(stream: Stream, state: Connecting, envelope_at: tuple[str, ...]) -> St
         return fail(stream, state, 502, NO_ENVELOPE)
     if to.mode not in RESUMING_MODES and stream.delivered:
         if stream.begun or stream.have > (0, 0):
-            told = "the stream cannot start over: the client has a part of it"
-            return fail(stream, state, 502, told)
+            error = "the stream cannot start over: the client has a part of it"
+            return fail(stream, state, 502, error)
         answer.restart(array("I"))
     stream.effects.append(dispatch_request(stream, to, envelope_at))
     return HandingOver(to) if stream.is_absent else AwaitingFirst(to, reception)

@@ -80,9 +80,9 @@ def end(
     """The terminal event. `reuse`: the attempt's connection may serve others."""
     effects, answer = stream.effects, stream.answer
     to = attempt_of(state)
-    kept = to or left_of(state)
-    if outcome != RequestOutcome.COMPLETED and kept is not None:
-        release(stream, kept)
+    assigned = to or left_of(state)
+    if outcome != RequestOutcome.COMPLETED and assigned is not None:
+        release(stream, assigned)
     effects.append(StopWaiting())
     if to is not None:
         effects.append(Close(reuse))

@@ -202,8 +202,8 @@ def on_grace_over(stream: Stream, state: State, event: GraceOver, now: float) ->
         return let_go(stream, state)  # the log has not said yet that it is ours
     seconds = stream.limits.resume.grace_s
     stream.effects.append(RecordTimer(TimerKind.GRACE))
-    told = f"the client did not come back within {seconds} s"
-    return end(stream, state, RequestOutcome.CANCELLED, 499, told)
+    explanation = f"the client did not come back within {seconds} s"
+    return end(stream, state, RequestOutcome.CANCELLED, 499, explanation)
 
 
 def on_delivered(stream: Stream, state: Delivering, event: Delivered, now: float) -> State:

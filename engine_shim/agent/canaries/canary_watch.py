@@ -153,10 +153,10 @@ class CanaryWatch:
         near = all(abs(one - other) <= DIFFERS for one, other in pairs)
         return answer.tokens != first.tokens or not near
 
-    def _report(self, number: int, said: CanaryAnswered | str, confirms: bool = False) -> None:
+    def _report(self, number: int, outcome: CanaryAnswered | str, confirms: bool = False) -> None:
         """Write it into the log, and note what it cost."""
-        error = said if isinstance(said, str) else ""
-        answer = CanaryAnswered() if isinstance(said, str) else said
+        error = outcome if isinstance(outcome, str) else ""
+        answer = CanaryAnswered() if isinstance(outcome, str) else outcome
         self._schedule.note_cost(answer.took_us)
         if not error:
             self._first.setdefault(number, answer)

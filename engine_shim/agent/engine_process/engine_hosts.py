@@ -140,16 +140,16 @@ class ZygoteHost:
 
     async def available(self) -> None:
         """See EngineHost.available: the zygote listens."""
-        told = False
+        warned = False
         while True:
             try:
                 _, writer = await asyncio.open_unix_connection(self._socket_path)
             except OSError as error:
-                if not told:
+                if not warned:
                     self._logger.warning(
                         "waiting for the zygote", why=f"{self._socket_path}: {error}"
                     )
-                    told = True
+                    warned = True
                 await asyncio.sleep(ZYGOTE_POLL_S)
             else:
                 writer.close()

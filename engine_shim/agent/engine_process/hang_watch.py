@@ -95,9 +95,9 @@ class HangWatch:
         before, state = self._state, self._engine.read()
         turned = (state["steps"], state["turns"]) != (before["steps"], before["turns"])
         if not turned:
-            asked = self._now()
+            probed_s = self._now()
             turned = await self._engine.turned(PROBE_S)
-            late_s = max(late_s, self._now() - asked - PROBE_S)
+            late_s = max(late_s, self._now() - probed_s - PROBE_S)
             state = self._engine.read()
         self._state = state
         cpu_us = wait_us = -1

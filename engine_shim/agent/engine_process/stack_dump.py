@@ -23,7 +23,7 @@ from relume.engine_shim.engine.stacks import SIGNAL, path_of
 
 WRITING_S = 0.2
 _POLL_S = 0.02
-KEPT_FILES = 8
+MAX_FILES = 8
 MOST_THREADS = 64
 """Threads of a process that are listed."""
 STOPPED = "Tt"
@@ -35,13 +35,13 @@ async def dump(engine: EngineProcesses, run: RunDirectory, incarnation: int) -> 
     processes = {engine.leader: "engine", **engine.members}
     files = {p: Path(path_of(str(run.socket_path), p.pid)) for p in processes}
     begun = {p: _size(file) for p, file in files.items()}
-    asked = [p for p, size in begun.items() if size >= 0 and _has_signal(p)]
+    signalled = [p for p, size in begun.items() if size >= 0 and _has_signal(p)]
     deadline = time.monotonic() + WRITING_S
-    while asked and time.monotonic() < deadline:
-        sizes = [_size(files[p]) for p in asked]
+    while signalled and time.monotonic() < deadline:
+        sizes = [_size(files[p]) for p in signalled]
         await asyncio.sleep(_POLL_S)
-        now = [_size(files[p]) for p in asked]
-        if now == sizes and all(size > begun[p] for p, size in zip(asked, now, strict=True)):
+        now = [_size(files[p]) for p in signalled]
+        if now == sizes and all(size > begun[p] for p, size in zip(signalled, now, strict=True)):
             break
     parts = [_about(p, role, files[p], begun[p]) for p, role in processes.items()]
     return _keep(run.path / "stacks", f"engine-{incarnation}", "\n\n".join(parts))
@@ -115,7 +115,7 @@ def _keep(directory: Path, name: str, text: str) -> str:
             number += 1
         path.write_text(text + "\n")
         files = sorted(directory.glob("engine-*.txt"), key=lambda file: file.stat().st_mtime_ns)
-        for old in files[:-KEPT_FILES]:
+        for old in files[:-MAX_FILES]:
             old.unlink()
     except OSError:
         return ""

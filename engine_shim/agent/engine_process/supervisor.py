@@ -87,7 +87,7 @@ class Supervisor:
         self._starting: asyncio.Task[EngineProcesses] | None = None
         self._order: EngineOrder | None = None
         self._canaries: CanaryWatch | None = None
-        self._told_dead = True
+        self._death_noted = True
         self._watched = True
         self._ready_at = 0.0
         self._wake = asyncio.Event()
@@ -242,7 +242,7 @@ class Supervisor:
         config = self._config
         self._starting = None
         self._engine = engine
-        self._told_dead = False
+        self._death_noted = False
         engine.on_dying = partial(self._board.tell, order.incarnation)
         self._directory.remember_engine(EngineRecord(order.incarnation, engine.leader))
         self._journal.record(
@@ -261,13 +261,13 @@ class Supervisor:
     async def _bury(self, engine: EngineProcesses, reason: str, detail: str) -> None:
         """The engine is dead or condemned: notify gateways and the log first, then clean up."""
         engine.kill()
-        if not self._told_dead:
+        if not self._death_noted:
             self._board.tell(self.incarnation)
         self._cancel_timers()
         self._reports.end()
         self.phase = "cleaning"
-        if not self._told_dead:
-            self._told_dead = True
+        if not self._death_noted:
+            self._death_noted = True
             incarnation = self.incarnation
             self._journal.record(
                 EngineDied(self._config.worker, incarnation, DeathReason(reason), detail)
@@ -277,7 +277,7 @@ class Supervisor:
                 incarnation=incarnation,
                 reason=reason,
                 detail=detail,
-                told_at=self._board.told_at,
+                notified_at=self._board.notified_at,
                 output=str(self._directory.engine_log),
             )
         await engine.destroy()

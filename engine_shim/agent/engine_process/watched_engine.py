@@ -26,7 +26,7 @@ from relume.events.wire.worker_calls import (
     CANARY_PATH,
     PROBE_PATH,
     CanaryAnswered,
-    CanaryAsked,
+    CanaryRequest,
 )
 
 CANARY_S = 10.0
@@ -88,8 +88,8 @@ class ServingEngine:
 
     async def canary(self, number: int) -> CanaryAnswered | str:
         """See CanaryEngine."""
-        asked = CanaryAsked(number, PROMPTS, self._incarnation)
-        body = msgspec.json.encode(asked)
+        canary_request = CanaryRequest(number, PROMPTS, self._incarnation)
+        body = msgspec.json.encode(canary_request)
         head = (
             f"POST {CANARY_PATH} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"

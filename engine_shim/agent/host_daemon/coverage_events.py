@@ -39,7 +39,7 @@ SILENCES = 3
 """Number of unanswered polls after which the daemon is killed."""
 
 LAST_ATTEMPT = (1 << 31) - 1
-KEPT_RELEASES = 4096
+MAX_RELEASES = 4096
 _STAGING_BYTES = 1 << 16
 
 
@@ -76,14 +76,14 @@ class StateDaemonKeeper:
     def release(self, requests: tuple[str, ...]) -> None:
         """They ended: the daemon drops what it holds of them, soon."""
         self._released.update(dict.fromkeys(requests))
-        while len(self._released) > KEPT_RELEASES:
+        while len(self._released) > MAX_RELEASES:
             del self._released[next(iter(self._released))]
 
     def void(self, attempts: tuple[tuple[str, int], ...]) -> None:
         """What these attempts and earlier ones wrote is wrong: the daemon drops it, soon."""
         for request, attempt in attempts:
             self._voided[request] = max(attempt, self._voided.pop(request, 0))
-        while len(self._voided) > KEPT_RELEASES:
+        while len(self._voided) > MAX_RELEASES:
             del self._voided[next(iter(self._voided))]
 
     def renew(self) -> None:
@@ -114,18 +114,18 @@ class StateDaemonKeeper:
                 return False
         process = self._id
         ended = asyncio.create_task(self._process.ended(process))
-        told = asyncio.create_task(self._tell())
+        reported = asyncio.create_task(self._tell())
         try:
-            await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
-            if told.done() and not ended.done():
-                told.result()
+            await asyncio.wait({ended, reported}, return_when=asyncio.FIRST_COMPLETED)
+            if reported.done() and not ended.done():
+                reported.result()
                 self._logger.error("state daemon does not answer; killing it", pid=process.pid)
                 await self._process.end(process)
             reason = await ended
         finally:
-            for task in (ended, told):
+            for task in (ended, reported):
                 task.cancel()
-            await asyncio.gather(ended, told, return_exceptions=True)
+            await asyncio.gather(ended, reported, return_exceptions=True)
         self._id = None
         served = bool(self._boot)
         self._lost(reason)
@@ -247,8 +247,8 @@ class StateDaemonKeeper:
         figures = (await self._ask(peer, m.StatsAsk(0))).figures
         if figures != self._figures:
             self._figures = figures
-            told = tuple(figures.items())
-            self._journal.record(StateDaemonReported(self._worker, self._boot, told))
+            reported = tuple(figures.items())
+            self._journal.record(StateDaemonReported(self._worker, self._boot, reported))
 
     # --- leaving -------------------------------------------------------------------------
 

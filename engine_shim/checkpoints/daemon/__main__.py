@@ -106,7 +106,7 @@ async def _keep_house(service: Service, abandoned_s: float, stop: asyncio.Event)
         for request in service.store.expire(service.now()):
             logger.info("expired %s", request)
         service.store.arena.trim()
-        silent_s = service.now() - service.asked_s
+        silent_s = service.now() - service.polled_s
         if abandoned_s and silent_s > abandoned_s and not service.store.stats()["blocks"]:
             logger.warning("no agent for %.0f s, and nothing is held: ends", silent_s)
             stop.set()

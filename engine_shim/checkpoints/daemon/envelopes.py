@@ -23,12 +23,12 @@ class Envelopes:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._kept: dict[str, _StoredEnvelope] = {}
+        self._stored: dict[str, _StoredEnvelope] = {}
         self.bytes = 0
         self.taken = self.refused = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._stored)
 
     def keep(
         self, request: str, attempt: int, envelope: Buffer, now_s: float, digest: bytes = b""
@@ -45,7 +45,7 @@ class Envelopes:
     def _keep(
         self, request: str, attempt: int, envelope: Buffer, now_s: float, digest: bytes
     ) -> None:
-        older = self._kept.get(request)
+        older = self._stored.get(request)
         if older is not None and attempt < older.attempt:
             raise Refusal("fenced", f"attempt {older.attempt} of {request} is live")
         offset = self._arena.allocate(len(envelope))
@@ -58,7 +58,7 @@ class Envelopes:
             self._arena.release(offset)
             raise Refusal("digest", f"the envelope of {request} is not as it was sent")
         self.drop(request, attempt)
-        self._kept[request] = _StoredEnvelope(
+        self._stored[request] = _StoredEnvelope(
             attempt=attempt, offset=offset, length=len(envelope), touched_s=now_s, digest=found
         )
         self.bytes += len(envelope)
@@ -66,33 +66,33 @@ class Envelopes:
     def recall(self, request: str) -> tuple[int, memoryview]:
         """(attempt, view of the envelope). Raises Refusal: unknown, digest (it is damaged, and
         dropped)."""
-        kept = self._kept.get(request)
-        if kept is None:
+        stored = self._stored.get(request)
+        if stored is None:
             raise Refusal("unknown", f"no envelope of {request} is held")
-        held = self._arena.read(kept.offset, kept.length)
-        if digest_of(held) != kept.digest:
-            self.drop(request, kept.attempt)
+        held = self._arena.read(stored.offset, stored.length)
+        if digest_of(held) != stored.digest:
+            self.drop(request, stored.attempt)
             raise Refusal("digest", f"the envelope of {request} is damaged")
-        return kept.attempt, held
+        return stored.attempt, held
 
     def touch(self, request: str, now_s: float) -> None:
         """The request is alive."""
-        if (kept := self._kept.get(request)) is not None:
-            kept.touched_s = now_s
+        if (stored := self._stored.get(request)) is not None:
+            stored.touched_s = now_s
 
     def drop(self, request: str, attempt: int) -> None:
         """The request ended, or was written again; later attempts stay."""
-        kept = self._kept.get(request)
-        if kept is not None and kept.attempt <= attempt:
-            del self._kept[request]
-            self.bytes -= kept.length
-            self._arena.view(kept.offset, kept.length)[:] = bytes(kept.length)
-            self._arena.release(kept.offset)
+        stored = self._stored.get(request)
+        if stored is not None and stored.attempt <= attempt:
+            del self._stored[request]
+            self.bytes -= stored.length
+            self._arena.view(stored.offset, stored.length)[:] = bytes(stored.length)
+            self._arena.release(stored.offset)
 
     def stats(self) -> dict[str, int]:
         """Statistics by name: what is held, and what arrived since the start."""
         return {
-            "envelopes": len(self._kept),
+            "envelopes": len(self._stored),
             "envelope_bytes": self.bytes,
             "envelopes_taken": self.taken,
             "envelopes_refused": self.refused,
@@ -100,6 +100,6 @@ class Envelopes:
 
     def expire(self, before_s: float) -> None:
         """Drop what was last used before then."""
-        for request, kept in list(self._kept.items()):
-            if kept.touched_s < before_s:
-                self.drop(request, kept.attempt)
+        for request, stored in list(self._stored.items()):
+            if stored.touched_s < before_s:
+                self.drop(request, stored.attempt)

@@ -19,7 +19,7 @@ class Assembly:
         self.have: dict[int, int] = {}
         self.missing = content.length
 
-    def room(self, offset: int, length: int) -> bool | None:
+    def fits(self, offset: int, length: int) -> bool | None:
         """True: new bytes; False: a duplicate; None: overlaps what has come."""
         if self.have.get(offset) == length:
             return False

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from relume.events.wire.kv.kv_messages import Change
 
-ENDS_KEPT = 65_536
+MAX_ENDS = 65_536
 
 
 class Ledger:
@@ -26,7 +26,7 @@ class Ledger:
         old = self._changes.pop(key, None)
         self._ends += bool(change.reason) - bool(old and old[1].reason)
         self._changes[key] = (self._count, change)
-        if self._ends > ENDS_KEPT:
+        if self._ends > MAX_ENDS:
             self._forget_oldest_end()
 
     def _forget_oldest_end(self) -> None:
@@ -47,7 +47,7 @@ class Ledger:
         found.reverse()
         if len(found) <= limit:
             return self._count, found, False
-        kept = found[:limit]
-        change = kept[-1]
+        newest = found[:limit]
+        change = newest[-1]
         last = self._changes[change.request, change.child, change.rank][0]
-        return last, kept, True
+        return last, newest, True

@@ -26,7 +26,7 @@ from relume.events.wire.kv import kv_messages as m
 SESSIONS = 4096
 HIGH_WATER = 64
 BACKLOG = 128
-BUFFERS_KEPT = 8
+MAX_BUFFERS = 8
 SEE_OFF_S = 0.1
 
 
@@ -68,7 +68,7 @@ class Buffers:
         """The parts, concatenated in memory that has no other user until it is `lent` and sent."""
         while self._lent and self._lent[0][1].done:
             self._free.append(self._lent.popleft()[0])
-        del self._free[BUFFERS_KEPT:]
+        del self._free[MAX_BUFFERS:]
         size = sum(map(len, parts))
         fit = (n for n, buffer in enumerate(self._free) if size <= len(buffer) <= 2 * size)
         number = next(fit, None)

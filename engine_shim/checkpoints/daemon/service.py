@@ -51,7 +51,7 @@ class Service:
         self.secret = secret
         self.now = now
         self.notes: tuple[str, ...] = ()
-        self.asked_s = now()
+        self.polled_s = now()
         """Time of its agent's last poll."""
         self._writers: dict[str, tuple[int, int]] = {}
 
@@ -312,12 +312,12 @@ class Session:
         return Reply(m.encode(m.Done(void.seq, blocks, size)))
 
     def _keep(self, hello: m.Hello, keep: m.Keep, chunk: memoryview) -> Reply:
-        return self._kept(hello, keep, keep.envelope, m.MAX_INLINE_ENVELOPE)
+        return self._store(hello, keep, keep.envelope, m.MAX_INLINE_ENVELOPE)
 
     def _keep_chunk(self, hello: m.Hello, keep: m.KeepChunk, chunk: memoryview) -> Reply:
-        return self._kept(hello, keep, chunk, m.MAX_ENVELOPE_BYTES, keep.digest)
+        return self._store(hello, keep, chunk, m.MAX_ENVELOPE_BYTES, keep.digest)
 
-    def _kept(
+    def _store(
         self, hello: m.Hello, keep: m.Keep | m.KeepChunk, envelope: Buffer, limit: int,
         digest: bytes = b"",
     ) -> Reply:  # fmt: skip
@@ -340,7 +340,7 @@ class Session:
 
     def _changes(self, hello: m.Hello, ask: m.Changes, chunk: memoryview) -> Reply:
         _control_only(hello)
-        self._service.asked_s = self._service.now()
+        self._service.polled_s = self._service.now()
         limit = min(max(ask.limit, 1), m.MAX_REQUESTS)
         cursor, changes, more = self._service.store.ledger.since(ask.cursor, limit)
         changed = m.ChangesAnswer(

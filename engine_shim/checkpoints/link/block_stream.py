@@ -34,7 +34,7 @@ from relume.events.wire.kv.kv_errors import (
 
 CHUNK_BYTES = 1 << 20
 """Size of a batch: small, so that little waits for it."""
-ASKED_BYTES = 32 << 20
+REQUESTED_BYTES = 32 << 20
 """Size of blocks requested and not copied yet; more if the transport delivers more per chunk."""
 
 
@@ -173,9 +173,9 @@ class _GatherState:
         self._wanted = wanted
         self._peer = peer
         self._request, self._child, self._rank = request, child, rank
-        self._asked = 0
+        self._requested = 0
         self._digest = RunningDigest()
-        self._reads = max(2, ASKED_BYTES // peer.read_bytes)
+        self._reads = max(2, REQUESTED_BYTES // peer.read_bytes)
         self._on_way: deque[tuple[int, Any]] = deque()
         self._done = self._bytes = 0
 
@@ -206,14 +206,14 @@ class _GatherState:
 
     def _ask_ahead(self) -> None:
         if not self._on_way:
-            self._asked = self._done
+            self._requested = self._done
         wanted = self._wanted
-        while self._asked < len(wanted) and len(self._on_way) < self._reads:
-            first = wanted[self._asked]
+        while self._requested < len(wanted) and len(self._on_way) < self._reads:
+            first = wanted[self._requested]
             pieces = self._view.pieces(first.block_id)
             size = TOKEN_BYTES * len(first.tokens) + sum(len(piece) for piece in pieces)
             count = min(
-                len(wanted) - self._asked, max(1, self._peer.read_bytes // size), m.MAX_PIECES
+                len(wanted) - self._requested, max(1, self._peer.read_bytes // size), m.MAX_PIECES
             )
             get = m.Get(
                 seq=0,
@@ -225,7 +225,7 @@ class _GatherState:
                 chain=first.chain,
             )
             self._on_way.append((count, self._peer.request(get)))
-            self._asked += count
+            self._requested += count
 
     def _accept(self, block: BlockIn, at: m.BlockAt, image: memoryview) -> bool:
         """Copies the image to its place; whether it is there as it was written."""

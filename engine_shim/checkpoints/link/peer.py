@@ -146,7 +146,7 @@ class Peer:
         self._ticking = False
         self._hurried = 0
         self._questions: OrderedDict[int, _Question] = OrderedDict()
-        self._asked: dict[int, int] = {}  # bytes of chunks that are not answered, by seq
+        self._in_flight: dict[int, int] = {}  # bytes of chunks that are not answered, by seq
         self._wake = Wake()
         self._closing = False
         self._channel: Channel | None = None
@@ -369,7 +369,7 @@ class Peer:
                 self._waiting.extendleft(reversed(self._unanswered.values()))
                 self._unanswered.clear()
                 self._waiting_bytes = self._bytes
-            self._asked.clear()
+            self._in_flight.clear()
             for question in self._questions.values():
                 question.sent = False
         if lost:
@@ -410,7 +410,7 @@ class Peer:
                 if question is not None:
                     question.sent = True
                     if question.bytes:
-                        self._asked[question.seq] = question.bytes
+                        self._in_flight[question.seq] = question.bytes
                 batch = self._next_batch(channel, due) if question is None else None
             if question is not None:
                 channel.send(question.header, question.parts)
@@ -430,26 +430,26 @@ class Peer:
         return None
 
     def _fits(self, channel: Channel, size: int) -> bool:
-        return size <= self._room(channel) or not (self._asked or self._unanswered)
+        return size <= self._space(channel) or not (self._in_flight or self._unanswered)
 
     def _next_batch(self, channel: Channel, due: bool) -> _Batch | None:
         """The next one to send, while the channel has room for what is not answered yet."""
         if not self._waiting or not (due or self._waiting_bytes >= JOIN_BYTES):
             return None
         first = self._waiting[0]
-        room = self._room(channel)
-        if (self._unanswered or self._asked) and first.bytes > room:
+        space = self._space(channel)
+        if (self._unanswered or self._in_flight) and first.bytes > space:
             return None
         self._waiting.popleft()
-        while self._waiting and first.join(self._waiting[0], min(room, JOIN_BYTES)):
+        while self._waiting and first.join(self._waiting[0], min(space, JOIN_BYTES)):
             self._waiting.popleft()
         self._waiting_bytes -= first.bytes
         self._unanswered[first.seq] = first
         return first
 
-    def _room(self, channel: Channel) -> int:
+    def _space(self, channel: Channel) -> int:
         """Bytes the channel takes now, beside what is unanswered."""
-        waiting = sum(self._asked.values()) if self._asked else 0
+        waiting = sum(self._in_flight.values()) if self._in_flight else 0
         return channel.window_bytes - self._bytes + self._waiting_bytes - waiting
 
     def _may_tick(self, channel: Channel) -> bool:
@@ -458,7 +458,7 @@ class Peer:
         with self._lock:
             if self._questions or self._hurried or not (self._waiting or self._unanswered):
                 return False
-            full = self._waiting and self._waiting[0].bytes > self._room(channel)
+            full = self._waiting and self._waiting[0].bytes > self._space(channel)
             if full and self._unanswered:
                 return False  # answers make room
             self._ticking = True
@@ -471,7 +471,7 @@ class Peer:
             if batch is not None:
                 self._bytes -= batch.bytes
             question = self._questions.pop(seq, None)
-            self._asked.pop(seq, None)
+            self._in_flight.pop(seq, None)
         if question is not None:
             if isinstance(message, m.RefusalAnswer):
                 if message.code == "session":

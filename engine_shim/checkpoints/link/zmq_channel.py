@@ -83,12 +83,12 @@ class ZmqChannel:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK, copy=True)
             except zmq.Again:
-                self._wait_for_room()
+                self._wait_for_space()
                 self._socket.send_multipart(frames, zmq.NOBLOCK, copy=True)
         except zmq.ZMQError as error:
             raise Unreachable(self._address, str(error)) from None
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_space(self) -> None:
         """Until there is a connection that takes a message. Raises Unreachable, at once when
         it is refused."""
         poller = zmq.Poller()

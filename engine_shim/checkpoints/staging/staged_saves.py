@@ -129,7 +129,7 @@ class StagedSaves:
         stagings: list[Staging] = []
         where: dict[int, tuple[Staging, int]] = {}
         for sending in sendings:
-            for block_id in sending.job.block_ids[: self._room(sending.job)]:
+            for block_id in sending.job.block_ids[: self._space(sending.job)]:
                 place = where.get(block_id) or self._place(block_id, stagings)
                 if place is None:
                     break
@@ -152,7 +152,7 @@ class StagedSaves:
         stagings.append(staging)
         return staging, staging.place(block_id)
 
-    def _room(self, job: SaveJob) -> int:
+    def _space(self, job: SaveJob) -> int:
         """Blocks its link would take, beside those on their way to it; one where there are
         none. What would be shed there need not be copied."""
         try:

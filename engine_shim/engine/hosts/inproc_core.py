@@ -49,7 +49,7 @@ class ThreadedCoreClient(EngineCoreClient):
         self._loop_thread = threading.get_ident()
         self._inputs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outputs: asyncio.Queue[EngineCoreOutputs | Exception] = asyncio.Queue()
-        self._told = threading.Event()
+        self._informed = threading.Event()
         self.resources = SimpleNamespace(engine_dead=False)
         self.engine_ranks_managed = [0]
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
@@ -66,20 +66,20 @@ class ThreadedCoreClient(EngineCoreClient):
         if threading.get_ident() != self._loop_thread:
             # AsyncLLM cancels its output handler next; first it must have passed the
             # error on, or streams would wait for ever.
-            self._told.wait(TELL_TIMEOUT_S)
+            self._informed.wait(TELL_TIMEOUT_S)
             self._thread.join(timeout or STOP_TIMEOUT_S)
 
     # --- the core's thread ---------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            self._step_until_told()
+            self._step_until_informed()
         except Exception:  # thread edge: the loop must hear of it
             logger.exception("engine core failed")
             self.resources.engine_dead = True
             self._deliver(EngineDeadError())
 
-    def _step_until_told(self) -> None:
+    def _step_until_informed(self) -> None:
         core = self._core
         while self._take_inputs():
             outputs, executed = core.step_fn()
@@ -112,7 +112,7 @@ class ThreadedCoreClient(EngineCoreClient):
     async def get_output_async(self) -> EngineCoreOutputs:
         outputs = await self._outputs.get()
         if isinstance(outputs, Exception):
-            self._loop.call_soon(self._told.set)
+            self._loop.call_soon(self._informed.set)
             raise outputs
         # A queue with items returns at once; let handlers run between two steps' outputs.
         await asyncio.sleep(0)

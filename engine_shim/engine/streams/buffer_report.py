@@ -24,7 +24,7 @@ class BufferReport:
         self._incarnation = incarnation
         self._figures = figures
         self._tell = tell
-        self._told = figures()
+        self._reported = figures()
         self._due_s = 0.0
 
     def look(self, now_s: float) -> None:
@@ -32,7 +32,7 @@ class BufferReport:
         if now_s < self._due_s:
             return
         figures = self._figures()
-        if figures == self._told:
+        if figures == self._reported:
             return
-        self._told, self._due_s = figures, now_s + REPORT_S
+        self._reported, self._due_s = figures, now_s + REPORT_S
         self._tell(encode(StreamsReported(self._incarnation, tuple(figures.items()))))

@@ -13,10 +13,10 @@ from relume.engine_shim.generation import Generation
 from relume.events.wire.headers import Grace
 
 TOMBSTONES = 256
-NO_ROOM = "no room for detached streams"
+NO_SPACE = "no room for detached streams"
 TOO_MANY = "too many detached streams"
 RELEASED = "released"
-COUNTED = {GRACE_OVER: "expired", NO_ROOM: "refused_bytes", TOO_MANY: "refused_streams"}
+COUNTED = {GRACE_OVER: "expired", NO_SPACE: "refused_bytes", TOO_MANY: "refused_streams"}
 """Ends of streams whose clients were absent, by their name in the statistics."""
 
 
@@ -34,7 +34,7 @@ class StreamBuffers:
     def __init__(self) -> None:
         self.bytes = 0
         self.counts = dict.fromkeys(("taken_up", "cut_short", *COUNTED.values()), 0)
-        self._kept: dict[tuple[str, int], StreamBuffer] = {}
+        self._buffers: dict[tuple[str, int], StreamBuffer] = {}
         self._gone: dict[tuple[str, int], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -43,46 +43,48 @@ class StreamBuffers:
     ) -> StreamBuffer:
         """A new stream; an older one of the same attempt is erased."""
         key = generation.request, generation.attempt
-        if (older := self._kept.get(key)) is not None:
+        if (older := self._buffers.get(key)) is not None:
             self.forget(older, "sent again")
-        kept = self._kept[key] = StreamBuffer(self, generation, bounds, claim, envelope)
-        self.bytes += kept.bytes
-        return kept
+        buffer = self._buffers[key] = StreamBuffer(self, generation, bounds, claim, envelope)
+        self.bytes += buffer.bytes
+        return buffer
 
     def find(self, request: str, attempt: int, claim: str) -> StreamBuffer:
         """Raises Gone."""
-        kept = self._kept.get((request, attempt))
-        if kept is None:
+        buffer = self._buffers.get((request, attempt))
+        if buffer is None:
             why = self._gone.get((request, attempt), "it is not here")
             raise StreamGone(404, f"the stream is not kept: {why}")
-        if not hmac.compare_digest(kept.claim.encode(), claim.encode()):
+        if not hmac.compare_digest(buffer.claim.encode(), claim.encode()):
             raise StreamGone(403, "not this stream's claim")
-        return kept
+        return buffer
 
     def envelope(self, request: str, attempt: int) -> bytes:
         """Of a stream that is buffered here; empty for any other."""
-        kept = self._kept.get((request, attempt))
-        return kept.envelope if kept is not None else b""
+        buffer = self._buffers.get((request, attempt))
+        return buffer.envelope if buffer is not None else b""
 
-    def detached(self, kept: StreamBuffer) -> None:
+    def detached(self, buffer: StreamBuffer) -> None:
         """No connection is attached, and its end has not been written out."""
         loop = asyncio.get_running_loop()
-        kept.detached_at = loop.time()
-        kept.expire_in(kept.bounds.grace_s)
-        self._bound(kept.bounds.streams)
+        buffer.detached_at = loop.time()
+        buffer.expire_in(buffer.bounds.grace_s)
+        self._bound(buffer.bounds.streams)
 
-    def rest(self, kept: StreamBuffer) -> None:
+    def rest(self, buffer: StreamBuffer) -> None:
         """It is complete: until its gateway releases it, its client may have missed its end."""
-        if kept.detached_at:
+        if buffer.detached_at:
             return  # it was never written out: its grace runs
-        kept.expire_in(kept.bounds.grace_s)
-        self._bound(kept.bounds.streams)
+        buffer.expire_in(buffer.bounds.grace_s)
+        self._bound(buffer.bounds.streams)
 
     def _bound(self, streams: int) -> None:
         """Erase what is too many: complete ones first, then the one detached longest."""
-        if len(self._kept) <= streams:
+        if len(self._buffers) <= streams:
             return
-        away = [k for k in self._kept.values() if k.detached_at or (k.finished and not k.attached)]
+        away = [
+            k for k in self._buffers.values() if k.detached_at or (k.finished and not k.attached)
+        ]
         away.sort(key=lambda k: (not k.finished, k.detached_at))
         for old in away[: -streams or None]:
             self.forget(old, TOO_MANY)
@@ -97,33 +99,33 @@ class StreamBuffers:
         """Stay within the bytes for all: complete streams go first, then what `writing` has
         written out, then the one detached longest, whose client gets an error."""
         total = writing.bounds.total_bytes
-        for kept in [k for k in self._kept.values() if k.finished and not k.attached]:
+        for buffer in [k for k in self._buffers.values() if k.finished and not k.attached]:
             if self.bytes <= total:
                 return
-            self.forget(kept, NO_ROOM)
+            self.forget(buffer, NO_SPACE)
         while self.bytes > total and writing.drop_sent():
             pass
-        waiting = [k for k in self._kept.values() if k.detached_at]
-        for kept in sorted(waiting, key=lambda k: k.detached_at):
+        waiting = [k for k in self._buffers.values() if k.detached_at]
+        for buffer in sorted(waiting, key=lambda k: k.detached_at):
             if self.bytes <= total:
                 return
-            self.forget(kept, NO_ROOM)
+            self.forget(buffer, NO_SPACE)
 
-    def forget(self, kept: StreamBuffer, why: str) -> None:
+    def forget(self, buffer: StreamBuffer, why: str) -> None:
         """Erase a stream and abort its request if it runs."""
-        if self._kept.get(kept.key) is kept:
-            if kept.detached_at and why in COUNTED:
+        if self._buffers.get(buffer.key) is buffer:
+            if buffer.detached_at and why in COUNTED:
                 self.counts[COUNTED[why]] += 1
-            del self._kept[kept.key]
-            self._gone[kept.key] = why
+            del self._buffers[buffer.key]
+            self._gone[buffer.key] = why
             if len(self._gone) > TOMBSTONES:
                 del self._gone[next(iter(self._gone))]
-        kept.close()
+        buffer.close()
 
     def close(self) -> None:
         """The engine stops: streams of absent clients are dropped."""
-        for kept in [k for k in self._kept.values() if not k.attached]:
-            self.forget(kept, "the worker stopped")
+        for buffer in [k for k in self._buffers.values() if not k.attached]:
+            self.forget(buffer, "the worker stopped")
 
     def spawn(self, work: Any) -> None:
         """Run `work` on its own."""
@@ -135,9 +137,9 @@ class StreamBuffers:
         """For `/relume/state` and the log. `taken_up`: streams a connection attached to,
         `cut_short` of them when payload it lacked had been dropped; the others counted ended
         while their clients were away."""
-        away = [k for k in self._kept.values() if k.detached_at]
+        away = [k for k in self._buffers.values() if k.detached_at]
         return {
-            "streams": len(self._kept),
+            "streams": len(self._buffers),
             "bytes": self.bytes,
             "detached": len(away),
             "detached_bytes": sum(k.bytes for k in away),

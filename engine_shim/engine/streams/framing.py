@@ -167,9 +167,9 @@ class FramedResponse:
             await failpoint_client.reach_async(point, request=request, tokens=tokens)
         if not self._started:
             self._started = True
-            kept = self._start["headers"] if self._start else []
+            ours = self._start["headers"] if self._start else []
             dropped = (b"content-type", b"content-length")
-            headers = [(k, v) for k, v in kept if k.lower() not in dropped]
+            headers = [(k, v) for k, v in ours if k.lower() not in dropped]
             headers.append((b"content-type", frames.CONTENT_TYPE))
             if cached := self._generation.cached_tokens:
                 headers.append((CACHED_BYTES, b"%d" % cached))

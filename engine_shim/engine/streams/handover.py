@@ -46,14 +46,14 @@ async def answer(body: bytes, incarnation: int, hand_over: Any) -> tuple[int, di
     """(status, JSON) of a call with `body`; `hand_over(request, attempt)` returns whether the
     attempt was here."""
     try:
-        asked = decode(body, Handover)
+        call = decode(body, Handover)
     except CallError as malformed:
         return 400, _error(400, str(malformed))
-    if asked.incarnation != incarnation:
+    if call.incarnation != incarnation:
         return 409, {**_error(409, "stale incarnation"), "incarnation": incarnation}
-    if not await hand_over(asked.request, asked.attempt):
+    if not await hand_over(call.request, call.attempt):
         return 404, _error(404, "not here, or at its end")
-    return 200, {"request": asked.request, "attempt": asked.attempt}
+    return 200, {"request": call.request, "attempt": call.attempt}
 
 
 def _error(status: int, message: str) -> dict[str, Any]:

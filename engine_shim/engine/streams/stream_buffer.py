@@ -43,15 +43,15 @@ class Owner(Protocol):
         """Bring `bytes` within the bound for all; `writing` has just grown."""
         ...
 
-    def detached(self, kept: StreamBuffer) -> None:
+    def detached(self, buffer: StreamBuffer) -> None:
         """No connection is attached, and the stream's end has not been written out."""
         ...
 
-    def rest(self, kept: StreamBuffer) -> None:
+    def rest(self, buffer: StreamBuffer) -> None:
         """The stream is complete."""
         ...
 
-    def forget(self, kept: StreamBuffer, why: str) -> None:
+    def forget(self, buffer: StreamBuffer, why: str) -> None:
         """Erase the stream and abort its request if it runs."""
         ...
 
@@ -107,7 +107,7 @@ class StreamBuffer:
         self.held_back: asyncio.Task[None] | None = None
         """The first byte waits for it, a while."""
         self._over = asyncio.Event()
-        self._room = asyncio.Event()
+        self._space = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     # --- the handler's side
@@ -162,8 +162,8 @@ class StreamBuffer:
             return
         sink.wake.set()
         while self._sink is sink and self._waiting(sink) > BACKLOG_BYTES:
-            self._room.clear()
-            await self._room.wait()
+            self._space.clear()
+            await self._space.wait()
 
     async def settled(self) -> None:
         """Wait until the first connection no longer needs its handler."""
@@ -267,7 +267,7 @@ class StreamBuffer:
                 last = self.finished and sink.next == self._first + len(self._writes)
                 sink.ended = sink.ended or last
                 await sink.send({"type": "http.response.body", "body": data, "more_body": not last})
-                self._room.set()
+                self._space.set()
             if self.finished and not sink.ended and sink.next >= self._first + len(self._writes):
                 sink.ended = True
                 await sink.send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -283,7 +283,7 @@ class StreamBuffer:
             return
         sink.ended = True
         sink.wake.set()
-        self._room.set()
+        self._space.set()
         if sink.task is not None:
             sink.task.cancel()
         last = frames.encode_failure(
@@ -297,7 +297,7 @@ class StreamBuffer:
             return
         sink.ended = True
         sink.wake.set()
-        self._room.set()
+        self._space.set()
         if sink.task is not None:
             sink.task.cancel()
         self._sink = None
@@ -326,7 +326,7 @@ class StreamBuffer:
         self._closed = True
         self._stop_timer()
         self._over.set()
-        self._room.set()
+        self._space.set()
         self._take_from(self._sink)
         self._sink = None
         self._buffers.bytes -= self.bytes

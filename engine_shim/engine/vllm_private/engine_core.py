@@ -90,11 +90,11 @@ def numbered(
     cores) says nothing of it."""
     state = engine.output_processor.request_states.get(request.request_id)
     choice = prompt * generation.width + (state.request_index if state is not None else 0)
-    told = copy(request)
-    params = told.sampling_params = copy(request.sampling_params)  # children share theirs
+    request_copy = copy(request)
+    params = request_copy.sampling_params = copy(request.sampling_params)  # children share theirs
     extra = params.extra_args
     params.extra_args = {**extra, IDENTITY_KEY: {**extra[IDENTITY_KEY], "c": choice}}
-    return told
+    return request_copy
 
 
 async def _rejected(

@@ -48,7 +48,7 @@ class PrefixReport:
         self._algorithm = algorithm
         self._root = root
         self._send = send
-        self._told: dict[int, None] = {}
+        self._reported: dict[int, None] = {}
         self._stored: dict[int, None] = {}
         self._removed: dict[int, None] = {}
         self._reset = True
@@ -107,7 +107,7 @@ class PrefixReport:
         keys = self._stock_remove(block)
         for key in keys:
             one = prefix.of_key(key) if self._mapped is None else self._mapped.get(key, -1)
-            if one in self._told and not self._holds(key):
+            if one in self._reported and not self._holds(key):
                 self._lost(one)
                 if self._mapped is not None:
                     del self._mapped[key]
@@ -116,7 +116,7 @@ class PrefixReport:
     def _reset_cache(self) -> bool:
         if not self._stock_reset():
             return False
-        self._told.clear()
+        self._reported.clear()
         if self._mapped is not None:
             self._mapped.clear()
         self._stored.clear()
@@ -130,10 +130,10 @@ class PrefixReport:
         return self._pool.cached_block_hash_to_block.get_one_block(key) is not None
 
     def _gained(self, one: int) -> bool:
-        told = self._told
-        if one in told or len(told) >= prefix.MAX_TOLD:
+        reported = self._reported
+        if one in reported or len(reported) >= prefix.MAX_REPORTED:
             return False
-        told[one] = None
+        reported[one] = None
         if one in self._removed:
             del self._removed[one]
         else:
@@ -141,7 +141,7 @@ class PrefixReport:
         return True
 
     def _lost(self, one: int) -> None:
-        del self._told[one]
+        del self._reported[one]
         if one in self._stored:
             del self._stored[one]
         else:
@@ -181,8 +181,8 @@ class PrefixReport:
         return chain
 
 
-def _forget(gathered: dict[int, None], told: Iterable[int]) -> None:
-    for one in told:
+def _forget(gathered: dict[int, None], reported: Iterable[int]) -> None:
+    for one in reported:
         del gathered[one]
 
 

@@ -254,7 +254,7 @@ class EtcdClient:
                 if not last and self._token_is_stale(error):
                     await self._renew(endpoint, token)
                     continue
-                typed = _typed(error, method, address, _asked(request))
+                typed = _typed(error, method, address, _requested_revision(request))
                 if isinstance(typed, CallFailed):
                     self.rotate(address)
                 raise typed from None
@@ -311,20 +311,20 @@ class EtcdClient:
             return self._token
 
 
-def _asked(request: Any) -> int:
+def _requested_revision(request: Any) -> int:
     """The revision a request is pinned at, for Compacted."""
     return getattr(request, "revision", 0)
 
 
-def _typed(error: aio.AioRpcError, method: str, endpoint: str, asked: int) -> LogError:
+def _typed(error: aio.AioRpcError, method: str, endpoint: str, requested: int) -> LogError:
     """etcd's gRPC status as our error. Codes and texts: etcd api/v3rpc/rpctypes/error.go."""
     code, detail = error.code(), error.details() or ""
     if "database space exceeded" in detail:
         return NoSpace(detail)
     if "has been compacted" in detail:
-        return Compacted(asked, 0)
+        return Compacted(requested, 0)
     if "future revision" in detail:
-        return LogWentBack(asked, 0)
+        return LogWentBack(requested, 0)
     if "lease not found" in detail:
         return LeaseGone(0)
     if "message larger than max" in detail.lower():

@@ -132,7 +132,7 @@ class _Stream:
         self._loop = asyncio.get_running_loop()
         self._reading: asyncio.Task[Any] | None = None
         self._answers: deque[Any] = deque()
-        self._room: asyncio.Future[None] | None = None
+        self._space: asyncio.Future[None] | None = None
         self._news: asyncio.Future[bool] | None = None
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -167,8 +167,8 @@ class _Stream:
                 if not self._answers:
                     raise self._failed(self._reading) from None
                 answer = self._answers.popleft()
-                if self._room is not None and not self._room.done():
-                    self._room.set_result(None)
+                if self._space is not None and not self._space.done():
+                    self._space.set_result(None)
                 if answer is aio.EOF:
                     raise await self._client.ended(self._call, "Watch", self.endpoint)
                 return answer
@@ -193,8 +193,8 @@ class _Stream:
             self._answers.append(answer)
             self._tell(True)
             if len(self._answers) > 1:
-                self._room = self._loop.create_future()
-                await self._room
+                self._space = self._loop.create_future()
+                await self._space
 
     async def _heard(self, silence_s: float) -> bool:
         """Whether there was something within that time: an answer, or the end."""

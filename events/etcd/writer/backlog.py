@@ -68,7 +68,7 @@ class Backlog:
         usable = self._create is not None and self.disk_error is None
         return self._total_limit if usable else self._memory_limit
 
-    def has_room(self, size: int) -> bool:
+    def has_space(self, size: int) -> bool:
         """Whether records of `size` bytes may be added."""
         if self.bytes + size <= self._memory_limit:
             return True

@@ -200,7 +200,7 @@ class EtcdWriter:
                 raise RecordTooLarge(len(record), _CUT_BYTES - 4)
             size += len(record)
         backlog = self._backlog
-        if not backlog.has_room(size):
+        if not backlog.has_space(size):
             raise LogFull(self.stream, backlog.limit_bytes)
         if backlog.passes_memory(size):
             self._journal()

@@ -95,7 +95,7 @@ _ROWS: dict[Input, Row] = {
 }  # fmt: skip
 
 LIFE: dict[Input, dict[State, State | None]] = {
-    told: dict(zip(State, row, strict=True)) for told, row in _ROWS.items()
+    event: dict(zip(State, row, strict=True)) for event, row in _ROWS.items()
 }
 """The table. `None`: what happens is ignored in that state."""
 
@@ -109,14 +109,14 @@ def state_of(fleet: Fleet, request: str) -> State:
         if known.due:
             return IN_GRACE
         return ORPHANED if known.orphaned else LIVE
-    told = fleet.unacknowledged.get(request)
-    if told is None:
+    event = fleet.unacknowledged.get(request)
+    if event is None:
         return ABSENT
-    if told.ended:
+    if event.ended:
         return ENDED_FIRST
-    return ABANDONED if told.due else UNACKNOWLEDGED
+    return ABANDONED if event.due else UNACKNOWLEDGED
 
 
-def follows(fleet: Fleet, request: str, told: Input) -> State | None:
+def follows(fleet: Fleet, request: str, event: Input) -> State | None:
     """The next state of `request`; None if the record is ignored."""
-    return LIFE[told][state_of(fleet, request)]
+    return LIFE[event][state_of(fleet, request)]

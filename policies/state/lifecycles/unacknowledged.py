@@ -20,7 +20,7 @@ from relume.policies.state.lifecycles.request_life import Input, State, follows
 WAIT_TICKS = 60
 """Time after its engine's report at which a request of a lost replica is ended."""
 
-KEPT = 4096
+MAX_ENTRIES = 4096
 """Maximum number of stored requests; the oldest are dropped first."""
 
 
@@ -46,7 +46,7 @@ def queued(fleet: Fleet, change: v.RequestQueued) -> None:
     fleet.unacknowledged[change.request] = Unheard(
         replica=name, boot=boot, attempt=change.attempt, tick=max(fleet.tick, 0)
     )
-    if len(fleet.unacknowledged) > KEPT:
+    if len(fleet.unacknowledged) > MAX_ENTRIES:
         del fleet.unacknowledged[next(iter(fleet.unacknowledged))]
 
 
@@ -59,10 +59,10 @@ def arrived(fleet: Fleet, request: str) -> bool:
 
 def ended(fleet: Fleet, request: str) -> None:
     """Its terminal event. It is remembered as long as its arrival may come."""
-    told = fleet.unacknowledged.get(request)
-    if told is not None:
-        told.ended = True
-        if _over(fleet, told):
+    entry = fleet.unacknowledged.get(request)
+    if entry is not None:
+        entry.ended = True
+        if _over(fleet, entry):
             del fleet.unacknowledged[request]
 
 
@@ -72,29 +72,29 @@ def began(fleet: Fleet, stream: str, replica: Replica, boot: str) -> None:
     # The head is that of the segment before: this one may begin with what the last life left.
     replica.began = max(head.position if head is not None else 0, replica.decided)
     replica.decided = 0
-    for request, told in list(fleet.unacknowledged.items()):
-        if told.replica == replica.name and told.boot != boot and told.ended:
+    for request, entry in list(fleet.unacknowledged.items()):
+        if entry.replica == replica.name and entry.boot != boot and entry.ended:
             del fleet.unacknowledged[request]
 
 
 def expire(fleet: Fleet, tick: int) -> None:
     """Mark those whose gateway will not record them."""
-    for told in fleet.unacknowledged.values():
-        if told.due or told.ended:
+    for entry in fleet.unacknowledged.values():
+        if entry.due or entry.ended:
             continue
-        lost = not fleet.replicas[told.replica].alive
-        if _over(fleet, told) or (lost and tick - told.tick >= WAIT_TICKS):
-            told.due = tick
+        lost = not fleet.replicas[entry.replica].alive
+        if _over(fleet, entry) or (lost and tick - entry.tick >= WAIT_TICKS):
+            entry.due = tick
 
 
 def expired(fleet: Fleet, tick: int = 0) -> list[tuple[str, Unheard]]:
     """Those that `tick` found due; 0: all that are due and not ended."""
     return [
-        (request, told)
-        for request, told in fleet.unacknowledged.items()
-        if told.due and not told.ended and tick in (0, told.due)
+        (request, entry)
+        for request, entry in fleet.unacknowledged.items()
+        if entry.due and not entry.ended and tick in (0, entry.due)
     ]
 
 
-def _over(fleet: Fleet, told: Unheard) -> bool:
-    return fleet.replicas[told.replica].boot != told.boot
+def _over(fleet: Fleet, entry: Unheard) -> bool:
+    return fleet.replicas[entry.replica].boot != entry.boot

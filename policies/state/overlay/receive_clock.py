@@ -13,7 +13,7 @@ from collections import deque
 from relume.events import vocabulary as v
 from relume.policies.state.fleet import Receipts
 
-KEPT = 1024
+MAX_TIMES = 1024
 """Number of stored times; an older revision counts as received with the oldest of them."""
 UNSAID = 256
 """Maximum number of times not yet recorded."""
@@ -25,11 +25,11 @@ class UnrecordedReceipts:
     """What a replica received and has not recorded yet. Its receive clock has it immediately, so
     that worker indexes can follow the fold; the record before the next decision says the same."""
 
-    __slots__ = ("_pairs", "_said_us")
+    __slots__ = ("_pairs", "_recorded_us")
 
     def __init__(self) -> None:
         self._pairs: deque[tuple[int, int]] = deque()
-        self._said_us = 0
+        self._recorded_us = 0
 
     def received(self, known: Receipts, revision: int, at_us: int) -> bool:
         """`revision` is there. False if the oldest had to be dropped for it: then nothing computed
@@ -49,21 +49,21 @@ class UnrecordedReceipts:
         _trim(known)
         return whole
 
-    def told(self) -> v.GroupsReceived | None:
+    def record(self) -> v.GroupsReceived | None:
         """The record of it; None when there is nothing to say. `said` when it is written."""
         if not self._pairs:
             return None
-        base, said = self._pairs[0][0], self._said_us
+        base, recorded = self._pairs[0][0], self._recorded_us
         deltas: list[int] = []
         for revision, at_us in self._pairs:
-            deltas += (revision - base, at_us - said)
-            said = at_us
+            deltas += (revision - base, at_us - recorded)
+            recorded = at_us
         return v.GroupsReceived(base, tuple(deltas))
 
-    def said(self, known: Receipts) -> None:
+    def recorded(self, known: Receipts) -> None:
         """The record was written: `take` would find all of it known."""
-        known.clock_us += self._pairs[-1][1] - self._said_us
-        self._said_us = self._pairs[-1][1]
+        known.clock_us += self._pairs[-1][1] - self._recorded_us
+        self._recorded_us = self._pairs[-1][1]
         self._pairs.clear()
 
 
@@ -86,7 +86,7 @@ def take(receipts: Receipts, event: v.GroupsReceived) -> None:
 
 
 def _trim(receipts: Receipts) -> None:
-    over = len(receipts.revisions) - KEPT
+    over = len(receipts.revisions) - MAX_TIMES
     if over > 0:
         del receipts.revisions[:over], receipts.times[:over]
 

@@ -78,8 +78,10 @@ class View:
         self.receipts = Receipts()
         """When this replica received what, up to `position`."""
         if (known := fleet.replicas.get(self.replica)) is not None:
-            told = known.receipts
-            self.receipts = Receipts(list(told.revisions), list(told.times), told.clock_us)
+            known_times = known.receipts
+            self.receipts = Receipts(
+                list(known_times.revisions), list(known_times.times), known_times.clock_us
+            )
         self.moved = DirtySet()
         """Workers whose load in the overlay may have changed."""
         self.indexes: dict[str, Any] = {}
@@ -144,7 +146,7 @@ class View:
         elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
             self.checkpoints.forget_plan(position, event)
         else:
-            self._forget_told(event, position)
+            self._forget_folded(event, position)
         for worker, key in pending.closes:
             own = self._own.get(worker, {}).get(key)
             if own is not None and own.closed == position:
@@ -159,12 +161,12 @@ class View:
                 del self.failed[worker]
             self.moved.note(worker)
 
-    def _forget_told(self, event: Any, position: int) -> None:
+    def _forget_folded(self, event: Any, position: int) -> None:
         """What was held against a worker."""
-        told = self._suspicion.get(event.worker)
-        if told and told[0][0] == position:
-            del told[0]
-            if not told:
+        known_times = self._suspicion.get(event.worker)
+        if known_times and known_times[0][0] == position:
+            del known_times[0]
+            if not known_times:
                 del self._suspicion[event.worker]
         here = self.failed.get(event.worker)
         if here and here.get(getattr(event, "request", ""), (0, 0))[0] == position:
@@ -237,13 +239,13 @@ class View:
     def _on_suspected(
         self, position: int, event: v.WorkerSuspected | v.TransportObserved
     ) -> list[tuple[str, str]]:
-        told = self._suspicion.setdefault(event.worker, [])
-        told.append((position, True, event.incarnation))
+        known_times = self._suspicion.setdefault(event.worker, [])
+        known_times.append((position, True, event.incarnation))
         return []
 
     def _on_cleared(self, position: int, event: v.WorkerCleared) -> list[tuple[str, str]]:
-        told = self._suspicion.setdefault(event.worker, [])
-        told.append((position, False, event.incarnation))
+        known_times = self._suspicion.setdefault(event.worker, [])
+        known_times.append((position, False, event.incarnation))
         return []
 
     def _close(self, position: int, places: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -306,10 +308,12 @@ class View:
     def suspected(self) -> dict[str, int]:
         """The same, in no order, of workers the fleet may not know too."""
         replica = self.fleet.replicas.get(self.replica)
-        told = replica.suspects if replica is not None and self._started is None else {}
-        if not told and not self._suspicion:
+        known_times = replica.suspects if replica is not None and self._started is None else {}
+        if not known_times and not self._suspicion:
             return {}
-        return {name: seen for name in (*told, *self._suspicion) if (seen := self.suspect(name))}
+        return {
+            name: seen for name in (*known_times, *self._suspicion) if (seen := self.suspect(name))
+        }
 
     def failed_on(self, worker: Worker) -> Collection[str]:
         """Requests that failed on the worker's engine, by own events that the fold does not

@@ -125,14 +125,14 @@ def test_what_is_told_is_what_is_found(
 
 def test_a_reader_that_stays_away_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be told is bounded, and told when it can be."""
-    monkeypatch.setattr(prefix, "MAX_TOLD", 40)
+    monkeypatch.setattr(prefix, "MAX_REPORTED", 40)
     pool = Pool("sha256", monkeypatch, "")
     agent, report = pool.agent, pool.report
     for turn in range(60):
         agent.full = 2 < turn < 55
         pool.compute(pool.request([1000 * turn + n for n in range(400)], ""))
         report.step(prefilled=True, running=1)
-        assert len(report._stored) + len(report._removed) <= 2 * prefix.MAX_TOLD
-        assert agent.full or agent.held == set(report._told)
-    assert len(agent.held) == prefix.MAX_TOLD
+        assert len(report._stored) + len(report._removed) <= 2 * prefix.MAX_REPORTED
+        assert agent.full or agent.held == set(report._reported)
+    assert len(agent.held) == prefix.MAX_REPORTED
     assert agent.resets == 1

@@ -9,7 +9,7 @@ import os
 import msgspec
 import pytest
 
-from relume.controlplane.replica.death_notices import IN_THE_LOG, TOLD
+from relume.controlplane.replica.death_notices import IN_THE_LOG, SEEN_DEAD
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.events import vocabulary as v
@@ -77,10 +77,12 @@ async def test_streams_move_at_once_and_the_log_tells_why(away: bool) -> None:
         assert await asyncio.gather(*asked) == [WANT] * 6
         observed = [e for e in s.told() if type(e) is v.TransportObserved]
         first = [e for e in observed if e.worker == "w0"]
-        assert [(e.kind, e.detail, e.delivered) for e in first] == [("engine_dead", TOLD, 5)] * 3
+        assert [(e.kind, e.detail, e.delivered) for e in first] == [
+            ("engine_dead", SEEN_DEAD, 5)
+        ] * 3
         assert [(e.worker, e.incarnation, e.reason) for e in s.suspected()] == [
-            ("w0", INCARNATION, TOLD),
-            ("w1", INCARNATION, TOLD),
+            ("w0", INCARNATION, SEEN_DEAD),
+            ("w1", INCARNATION, SEEN_DEAD),
         ]
         causes = [e.cause for e in s.told() if type(e) is v.RouteDecided and e.worker]
         assert causes[:9] == ["arrival"] * 6 + ["engine_dead"] * 3
@@ -171,7 +173,9 @@ async def test_stale_notices_garbage_and_lost_connections_are_no_evidence() -> N
         s.script(Behaviour())
         connections[-1].write(good)
         await until(lambda: ("w0", now) not in held)
-        assert [(e.worker, e.incarnation, e.reason) for e in s.suspected()] == [("w0", now, TOLD)]
+        assert [(e.worker, e.incarnation, e.reason) for e in s.suspected()] == [
+            ("w0", now, SEEN_DEAD)
+        ]
         observed = [e for e in s.told() if type(e) is v.TransportObserved]
         assert [(e.kind, e.incarnation) for e in observed] == [("engine_dead", now)]
         connections[-1].transport.abort()
@@ -200,7 +204,11 @@ async def test_replica_that_starts_later_and_an_agent_that_starts_again_are_conn
         for stream in ("r.r0", "r.r1"):
             await until(lambda stream=stream: s.suspected(stream))
             (told,) = s.suspected(stream)
-            assert (told.worker, told.incarnation, told.reason) == ("w0", INCARNATION + 1, TOLD)
+            assert (told.worker, told.incarnation, told.reason) == (
+                "w0",
+                INCARNATION + 1,
+                SEEN_DEAD,
+            )
         worker.writer.append(v.WorkerDeregistered("w0", "gone"))
         await s.listening(worker, gateways=0)
 

@@ -13,7 +13,7 @@ import pytest
 
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.controlplane.replay.why import why
-from relume.controlplane.replica.death_notices import TOLD
+from relume.controlplane.replica.death_notices import SEEN_DEAD
 from relume.events import vocabulary as v
 from tests.live.conftest import Scene, same, scene_of, whole
 from tests.signals import stop
@@ -73,9 +73,11 @@ async def _log_tells(scene: Scene, hit: dict, incarnation: int) -> None:
     """Once the spool has landed: who was suspected and why, and each stream's move."""
     events = await scene.events("r.r0")
     suspected = [e for e in events if type(e) is v.WorkerSuspected]
-    assert [(e.worker, e.incarnation, e.reason) for e in suspected] == [("w0", incarnation, TOLD)]
+    assert [(e.worker, e.incarnation, e.reason) for e in suspected] == [
+        ("w0", incarnation, SEEN_DEAD)
+    ]
     observed = [e for e in events if type(e) is v.TransportObserved]
-    assert {(e.kind, e.detail) for e in observed} == {("engine_dead", TOLD)}
+    assert {(e.kind, e.detail) for e in observed} == {("engine_dead", SEEN_DEAD)}
     assert await scene.hung() == []
     moved = {name: made for name, made in (await scene.routes(hit)).items() if len(made) > 1}
     assert len(moved) == len(observed) >= 2

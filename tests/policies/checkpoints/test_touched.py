@@ -200,7 +200,7 @@ def test_two_views_of_one_fleet_keep_apart() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_all_that_was_touched_since_is_named(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks, however long ago it asked before; and not everybody, after a short time."""
-    monkeypatch.setattr(dirty_set, "KEPT", 10)
+    monkeypatch.setattr(dirty_set, "MAX_MARKS", 10)
     draw, marks = random.Random(seed), dirty_set.DirtySet()
     told: list[str | None] = []
     stood: list[tuple[int, int]] = []

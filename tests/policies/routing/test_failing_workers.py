@@ -147,7 +147,7 @@ def test_a_worker_that_is_merely_full_comes_before_one_that_fails() -> None:
     replica.fleet.tell("w.w1", full)
     replica.own(*map(failed, "abc"))
     replica.view.landed()
-    assert replica.reasons() == {"w0": Exclusion.FAILING, "w1": Exclusion.NO_KV_ROOM}
+    assert replica.reasons() == {"w0": Exclusion.FAILING, "w1": Exclusion.NO_KV_SPACE}
     choice = replica.chooses()
     assert choice.candidates[0].worker == "w0" and choice.worker == "w1"
 

@@ -15,5 +15,5 @@ def test_prompts_that_a_worker_is_yet_to_compute_take_its_room() -> None:
     replica.fleet.tell("w.w0", engine_step(queued("large", prompt=tokens)))
     replica.view.landed()
     assert replica.asked().prompt_tokens > 16 * room_blocks
-    assert replica.reasons()["w0"] == Exclusion.NO_KV_ROOM
+    assert replica.reasons()["w0"] == Exclusion.NO_KV_SPACE
     assert replica.chooses().worker == "w1"

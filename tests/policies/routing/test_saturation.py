@@ -59,7 +59,7 @@ def by_all(view: View, config: WaitingConfig, now_us: int) -> tuple[str, int]:
 def test_it_says_what_a_look_at_every_worker_says(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receive_clock, "KEPT", 40)
+    monkeypatch.setattr(receive_clock, "MAX_TIMES", 40)
     life, seen = Small(seed), set()
     for _ in range(300):
         life.one()

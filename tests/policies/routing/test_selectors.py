@@ -137,7 +137,7 @@ def test_order_of_predicted_ttft_is_that_of_a_pass_over_all(
 ) -> None:
     """Whatever happened since the last decision, whoever holds whatever of the prompt."""
     monkeypatch.setattr(selection, "HITS", 3)
-    monkeypatch.setattr(receive_clock, "KEPT", 40)
+    monkeypatch.setattr(receive_clock, "MAX_TIMES", 40)
     life = Busy(seed)
     for _ in range(200):
         life.one()
@@ -173,7 +173,7 @@ def test_kept_boards_choose_as_new_ones(
     policy: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What replay finds on a view of its own is what life recorded."""
-    monkeypatch.setattr(receive_clock, "KEPT", 40)
+    monkeypatch.setattr(receive_clock, "MAX_TIMES", 40)
     life = Busy(seed)
     for _ in range(150):
         life.one()
@@ -440,7 +440,7 @@ def test_a_dispatch_of_another_replica_is_forgotten_with_its_receipt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Though nothing more is heard of the worker it went to."""
-    monkeypatch.setattr(receive_clock, "KEPT", 8)
+    monkeypatch.setattr(receive_clock, "MAX_TIMES", 8)
     story = fleet_of(20)
     view = view_of(story)
     own: list[v.GroupsReceived] = []

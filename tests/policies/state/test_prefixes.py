@@ -255,7 +255,7 @@ def test_memory_is_bounded() -> None:
     story = two_workers()
     view = view_of(story)
     assert hits(view, 0) == {}
-    most = prefix.MAX_TOLD
+    most = prefix.MAX_REPORTED
     for first in range(0, most + 1000, 500):
         story.tell("w.w0", stored(*range(first, first + 500)))
     worker = story.fleet.workers["w0"]

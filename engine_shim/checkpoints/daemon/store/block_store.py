@@ -26,7 +26,7 @@ from relume.events.wire.kv.fingerprint import Fingerprint
 from relume.events.wire.kv.kv_errors import Refusal
 from relume.events.wire.kv.kv_messages import Change, Piece, Position
 
-ENDED_KEPT = 16_384
+MAX_ENDED = 16_384
 COUNTS = (
     "blocks", "assemblies", "taken", "refused", "evicted", "demoted", "expired", "dropped",
     "voided", "corrupt", "served", "lent", "bytes_in", "bytes_out",
@@ -137,13 +137,13 @@ class BlockStore:
         """One of several pieces of a block, in any order, perhaps again."""
         assembly = self._assembly(holding, sequence, piece, now_s)
         assembly.digest = piece.digest or assembly.digest
-        room = assembly.room(piece.offset, piece.length)
-        if room is None:
+        fits = assembly.fits(piece.offset, piece.length)
+        if fits is None:
             self._abandon(sequence, piece.index)
             raise Refusal("malformed", f"pieces of block {piece.index} overlap")
         content = assembly.content
         image = self.contents.writable(content)
-        if room:
+        if fits:
             image[piece.offset : piece.offset + piece.length] = data
             assembly.have[piece.offset] = piece.length
             assembly.missing -= piece.length
@@ -214,11 +214,11 @@ class BlockStore:
         while (
             content := self.contents.allocate(holding.family, piece.digest, piece.total)
         ) is None:
-            if not self._make_room(holding, piece, now_s):
+            if not self._evict_for(holding, piece, now_s):
                 raise Refusal("budget", f"no room for {piece.total} bytes of {piece.request}")
         return content
 
-    def _make_room(self, wanting: Holding, piece: Piece, now_s: float) -> bool:
+    def _evict_for(self, wanting: Holding, piece: Piece, now_s: float) -> bool:
         """Frees something for `wanting`; False when nothing may go for it."""
         if self.arena.host_short():
             self.arena.trim()
@@ -353,7 +353,7 @@ class BlockStore:
         (blocks, bytes) that were held. Later attempts are left."""
         if not moved:
             self._ended[request] = max(attempt, self._ended.pop(request, -1))
-        while len(self._ended) > ENDED_KEPT:
+        while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self.envelopes.drop(request, attempt)
         holding = self._holdings.get(request)
