@@ -63,15 +63,24 @@ def summary(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from table(columns, rows)
 
 
+def _command(command: str, deleted: str | None) -> str:
+    """As it is typed; of a bench that is deleted, without its program."""
+    return command.removeprefix("relume-chaos ") if deleted else command
+
+
 def section(bench: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {bench['bench']}: {verdict(bench)}\n"
     about = bench["about"][0].upper() + bench["about"][1:]
     deleted = bench.get("deleted_after")
-    until = f", deleted after {deleted}" if deleted else ""
-    yield f"{about}. Command: `{bench['command']}`{until}.\n"
+    until = f" of relume-chaos, deleted after {deleted}" if deleted else ""
+    yield f"{about}. Command: `{_command(bench['command'], deleted)}`{until}.\n"
     others = {row["command"] for row in bench["rows"] if "command" in row} - {bench["command"]}
     if others:
-        yield "Also: " + ", ".join(f"`{command}`" for command in sorted(others)) + ".\n"
+        yield (
+            "Also: "
+            + ", ".join(f"`{_command(command, deleted)}`" for command in sorted(others))
+            + ".\n"
+        )
     for one in bench["tables"]:
         yield f"{one['title']}:\n"
         yield from table(one["columns"], one["rows"])
