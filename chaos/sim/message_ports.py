@@ -172,12 +172,13 @@ class Caller(Protocol):
         """More of the answer; times are those at which it left the engine or gateway."""
         ...
 
-    def end(self, finish: str) -> None:
-        """The clean end."""
+    def end(self, finish: str, status: int = 200) -> None:
+        """The clean end of an answer with that status."""
         ...
 
     def refused(self, status: int, message: str) -> None:
-        """An error, before or instead of the rest: status of the answer, or of an error event."""
+        """An error, before or instead of the rest: status of the answer, or of an error event. No
+        message: a worker's own answer on a relayed route."""
         ...
 
     def cut(self) -> None:

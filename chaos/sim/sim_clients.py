@@ -110,12 +110,12 @@ class Call:
         self.record.token_count += len(tokens)
         self.record.other_tokens = self._reader.other_tokens
 
-    def end(self, finish: str) -> None:
+    def end(self, finish: str, status: int = 200) -> None:
         """See ports.Caller."""
         if not self.over:
             if not self._reader.is_complete:
                 self._had([WRONG])  # an end without the last event
-            self.record.finish, self.record.status = finish, 200
+            self.record.finish, self.record.status = finish, status
             self._ended("completed")
 
     def refused(self, status: int, message: str) -> None:
@@ -233,10 +233,10 @@ class ReturningCall(Call):
         self._had(self._reader.read(self._raw[:most]))
         self._raw = b""
 
-    def end(self, finish: str) -> None:
+    def end(self, finish: str, status: int = 200) -> None:
         """See ports.Caller."""
         self._take()
-        super().end(finish)
+        super().end(finish, status)
 
     def refused(self, status: int, message: str) -> None:
         """See ports.Caller."""
@@ -308,10 +308,10 @@ class OfConnection:
         if self._call.is_at(self._turn):
             self._call.tokens(stretch)
 
-    def end(self, finish: str) -> None:
+    def end(self, finish: str, status: int = 200) -> None:
         """See ports.Caller."""
         if self._call.is_at(self._turn):
-            self._call.end(finish)
+            self._call.end(finish, status)
 
     def refused(self, status: int, message: str) -> None:
         """See ports.Caller."""

@@ -48,7 +48,8 @@ class HeldBlocks(NamedTuple):
 class ClientCall(NamedTuple):
     """A request on its client's side. `gateway`: the stream of its replica, empty if its client
     returned and may have been elsewhere. `status` and `message` of the error that ended it (0: none
-    did). Times in ns of the run's loop; `first_ns` 0: it got no token."""
+    did; no message: an engine's own answer on a relayed route). Times in ns of the run's loop;
+    `first_ns` 0: it got no token."""
 
     gateway: str = ""
     kind: str = "streaming"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from relume.chaos.scenario.schedule import Request
 from relume.chaos.sim.gateway.answer_bytes import LARGE, SMALL, style_of, tokens_of
-from relume.chaos.sim.message_ports import Stretch
+from relume.chaos.sim.gateway.client_connection import SimClientConnection
+from relume.chaos.sim.message_ports import Ask, Stretch
 from relume.chaos.sim.sim_clients import Call, Clients
 from relume.chaos.validators.promises.requests import i3_indices
 
 
 class AdmissionQueue:
     """A run's clients, as a call uses them."""
+
+    loop = SimpleNamespace(now_ns=7)
 
     def ended(self, call: Call) -> None:
         pass
@@ -46,3 +51,15 @@ def test_a_gap_and_a_repetition_are_recorded(second: int, fine: bool) -> None:
     for start in (0, second):
         call.tokens(stretch(start, 1, LARGE.shown(tokens_of(call.request.name, start, 1)), 5))
     assert (call.record.starts == [0]) is fine
+
+
+@pytest.mark.parametrize(("status", "refusal"), [(302, 0), (400, 400)])
+def test_a_relayed_answer_has_the_status_of_its_worker(status: int, refusal: int) -> None:
+    """I25 of composed 9028 compared 200 with the log's 302."""
+    call = call_of(SMALL)
+    ask = Ask(client_id="q0", asked="q0", prompt_tokens=8, output_tokens=4, kind="relayed")
+    connection = SimClientConnection(call, ask, {})
+    answer = SimpleNamespace(finish="-")
+    connection.session = SimpleNamespace(stream=SimpleNamespace(answer=answer))  # type: ignore[assignment]
+    connection.begin(b"HTTP/1.1 %d \r\n" % status, b"", last=True)
+    assert (call.record.status, call.refusal, call.message) == (status, refusal, "")

@@ -190,7 +190,7 @@ class Client:
     def tokens(self, stretch):
         self.told.append(stretch)
 
-    def end(self, finish):
+    def end(self, finish, status=200):
         self.told.append(finish)
 
     def refused(self, status, message):

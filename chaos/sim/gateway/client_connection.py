@@ -66,11 +66,11 @@ class SimClientConnection:
 
     def _end(self) -> None:
         if self._status >= 400:
-            self._caller.refused(self._status, "a worker's answer to a relayed request")
+            self._caller.refused(self._status, "")
         else:
             finish = self.session.stream.answer.finish
             # If the end frame is lost, a client still knows the finish from the last event.
-            self._caller.end("length" if finish == "-" else finish)
+            self._caller.end("length" if finish == "-" else finish, self._status)
 
     def write(self, data: bytes) -> None:
         """See ClientPort."""

@@ -121,8 +121,8 @@ class CallerSender(TokenSender):
         """Whether the connection is gone."""
         return self._end.closed
 
-    def end(self, finish: str) -> None:
-        self._end.send(self._over, self._to.end, finish)
+    def end(self, finish: str, status: int = 200) -> None:
+        self._end.send(self._over, self._to.end, finish, status)
 
     def refused(self, status: int, message: str) -> None:
         self._end.send(self._over, self._to.refused, status, message)

@@ -58,6 +58,18 @@ def test_an_engines_own_refusal_has_its_own_words() -> None:
     assert found(story(**refusal), record, ClientCall(status=413, message="too large")) == ""
 
 
+def test_an_engines_own_answer_on_a_relayed_route_has_no_words_in_the_log() -> None:
+    refusal = {"outcome": "rejected", "status": 400, "tokens": 0, "finish": "-"}
+    record = ClientRecord(request="q1", outcome="rejected", status=400)
+    call = ClientCall(kind="relayed", status=400)
+    assert found(story(**refusal), record, call) == ""
+    assert f"was told '', the log says {LOST!r}" in found(
+        story(**refusal, detail=LOST), record, call
+    )
+    call = ClientCall(kind="relayed", status=400, message=LOST)
+    assert f"was told {LOST!r}, the log says ''" in found(story(**refusal), record, call)
+
+
 @pytest.mark.parametrize("tokens", [4, 6])
 def test_other_tokens_of_a_failed_stream_are_named(tokens: int) -> None:
     call = ClientCall(status=502, message=LOST)

@@ -10,7 +10,8 @@ and finish. This compares the rest, by the clients' records alone:
 And by what is known of a simulated run (`relume.chaos.validators.ground_truth`):
 
 - The status and the words of an error, also in the middle of a stream, are those in the log. The log
-  may give a reason after them. Of an engine's own refusal the log has the status alone.
+  may give a reason after them. Of an engine's own refusal the log has the status alone, and of its
+  answer on a relayed route too.
 - A stream that is gone (410) had ended otherwise in the log: it was left, or failed. No other request
   gets 410.
 - A replica's own counters of outcomes and of tokens are the sums over its ends in the log.
@@ -116,8 +117,15 @@ def _of_error(call: ClientCall, end: v.RequestEnded) -> Iterator[str]:
         return
     if call.status != end.status:
         yield f"its client was told {call.status}, the log says {end.status}"
-    elif not end.detail.startswith((call.message[:MOST_DETAIL], OF_WORKER)):
+    elif not _are_same(call.message, end.detail):
         yield f"its client was told {call.message!r}, the log says {end.detail!r}"
+
+
+def _are_same(message: str, detail: str) -> bool:
+    """Whether the log has the words of an error; those of an engine it never has."""
+    if not message:
+        return not detail
+    return detail.startswith((message[:MOST_DETAIL], OF_WORKER))
 
 
 def _of_counters(log: Sequence[RevisionGroup], truth: GroundTruth) -> Iterator[Violation]:
