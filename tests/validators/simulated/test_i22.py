@@ -163,3 +163,36 @@ def test_an_engine_that_a_fault_lets_break_off_has_the_last_word() -> None:
     assert found(told, truth(502), strikes=[DIED]) != ""
     broken = replace(DIED, what="answer-broken")
     assert found(told, truth(502), strikes=[broken]) == ""
+
+
+def test_what_was_sampled_is_not_kept_for_ever_after_its_gateway_died() -> None:
+    """Nothing generates it again. It may be gone once its client was away for its grace time."""
+    assert found(returned(40), truth(502, 40), strikes=[GATEWAY_DIED]) == ""
+    assert found(returned(40), truth(502, 40)) != ""
+    assert found(returned(20), truth(502, 20), strikes=[GATEWAY_DIED]) != ""
+    exact = returned(40, verdict="exact")
+    assert found(exact, truth(502, 40), strikes=[GATEWAY_DIED]) != ""
+
+
+def test_a_gateway_that_died_before_an_earlier_return_is_no_reason() -> None:
+    told = returned(40, earlier_s=5)
+    assert found(told, truth(502, 40), strikes=[GATEWAY_DIED]) != ""
+
+
+GATEWAY_DIED = Strike(what="gateway-kill", targets=frozenset(("r0",)), since_ms=2000, until_ms=2000)
+
+
+def returned(at_s: int, earlier_s: int = 0, verdict: str = "sampled") -> Story:
+    """The client of q1, which may be away for 30 s, returns then, and its worker lacks its stream."""
+    told = Story()
+    told.worker()
+    told.replica()
+    arrival = replace(arrived(), verdict=verdict, resumable="abc", grace_ticks=30)
+    told.tell("r.r0", arrival, decided())
+    for second in filter(None, (earlier_s, at_s)):
+        told.at_ms = 1000 * second
+        back = v.ClientReturned(request="q1", claim="c", attempt=1, tokens=5, events=1)
+        told.tell("r.r0", back)
+    end = replace(ended(), outcome="failed", status=502)
+    told.tell("r.r0", observed(kind="detached"), end)
+    return told

@@ -16,6 +16,8 @@ failure without an explanation breaks the promise.
 - Any error: faults ended its attempts. If it could continue elsewhere, they ended as many as the
   settings permit. One is enough for a request that cannot be continued, for an engine's own refusal,
   for an answer that its engine broke off, and for tokens of a worker that computes wrong results.
+- Another error: its gateway was killed, and its client returned when no worker need have the
+  stream any more. What was sampled without a seed is not generated again.
 
 The log is asked only where an attempt ran, and when; the words of an error count for nothing but
 the choice of its rule. A request that the log lacks was served by a replica that was killed before
@@ -62,6 +64,9 @@ LOG_LATE = "the log was too late"
 MS = 1_000_000
 BEGINS = (v.RequestArrived, v.TransportObserved, v.ClientReturned)
 """Events with which a request begins to wait for a worker."""
+OWNS = (v.RequestArrived, v.ClientReturned)
+"""Events with which a replica becomes the owner of a request."""
+TICK_MS = 1000
 FRAGILE = frozenset(("choices", "relayed", "unnamed", "restarting", "resumable"))
 """Kinds of requests that one failure may end: they cannot be continued, or a part of the stream is
 lost with the gateway."""
@@ -203,7 +208,9 @@ class _Rules:
         if call.status in (BUSY, NO_WORKER):
             return len(blows) >= self._limits.errors
         last = begun[-1].worker if begun else ""
-        if self._breaks_off(course, begun[-1] if begun else None, at_ms):
+        if self._is_kept_no_more(course) or self._breaks_off(
+            course, begun[-1] if begun else None, at_ms
+        ):
             return True
         by_one = bool(blows) or self._is_felt(last, at_ms, at_ms)
         if call.status <= OF_ENGINE or _is_fragile(call, course):
@@ -220,6 +227,18 @@ class _Rules:
             return False
         breaks = [strike for strike in self._strikes if strike.what == "answer-broken"]
         return is_struck(breaks, (last.worker,), at_ms - FELT_MS, at_ms + SLACK_MS)
+
+    def _is_kept_no_more(self, course: Course) -> bool:
+        """Whether a fault killed its gateway, and its client was away for the grace time after that."""
+        assert course.arrived is not None
+        arrival = course.arrived.event
+        owned = [at for at in course.events if type(at.event) in OWNS]
+        if len(owned) < 2 or arrival.verdict != Guarantee.SAMPLED:
+            return False
+        last, returned = owned[-2:]
+        kills = [strike for strike in self._strikes if strike.what == "gateway-kill"]
+        until_ms = returned.at_ms - TICK_MS * arrival.grace_ticks
+        return is_struck(kills, (last.stream.removeprefix("r."),), last.at_ms, until_ms)
 
     def _struck_replica(self, at_ms: int) -> bool:
         """Whether a replica was struck by then, or soon after."""
