@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.scenario.catalogue import FAULTS
 from relume.chaos.validators.strikes import THE_LOG, Strike
@@ -11,10 +13,11 @@ LASTING = frozenset(("weights-flipped", "weights-flipped-unseen"))
 
 
 def strikes_of(run: Outcome) -> tuple[Strike, ...]:
-    """The faults of processes and links; not clients that hang up."""
-    return tuple(
-        _strike(run, fired) for fired in run.fired if FAULTS[fired.what].target != "request"
-    )
+    """The faults of processes and links; not clients that hang up. A fault that kills a holder too
+    is two."""
+    struck = [fired for fired in run.fired if FAULTS[fired.what].target != "request"]
+    holders = [replace(f, what="holder-kill", target=f.holder) for f in struck if f.holder]
+    return tuple(_strike(run, fired) for fired in (*struck, *holders))
 
 
 def _strike(run: Outcome, fired: FiredFault) -> Strike:

@@ -80,6 +80,8 @@ class Faults:
         self._began_ns = 0
         self._traffic = True
         self._lasting: dict[str, tuple[int, PlannedFault, str, list[Undo]]] = {}
+        self._holders: dict[str, str] = {}
+        """By fault, the worker whose state daemon it killed too."""
 
     def start(self) -> None:
         """The run begins: schedule its faults."""
@@ -170,7 +172,12 @@ class Faults:
         self.open -= 1
         self.fired.append(
             FiredFault(
-                name=planned.name, what=planned.what, target=names, at_ns=at_ns, until_ns=until_ns
+                name=planned.name,
+                what=planned.what,
+                target=names,
+                at_ns=at_ns,
+                until_ns=until_ns,
+                holder=self._holders.get(planned.name, ""),
             )
         )
 
@@ -407,6 +414,7 @@ class Faults:
         assert host.engine is not None
         host.engine.kill()
         holder.kill_daemon()
+        self._holders[planned.name] = holder.name
 
     def _block_corrupt(self, planned: PlannedFault, target: str) -> None:
         if not self._fleet.hosts[target].corrupt(int(planned.amount or 1), self._random):
