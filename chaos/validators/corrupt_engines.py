@@ -23,14 +23,11 @@ def verdicts(
     found: dict[Engine, int] = {}
     if not corrupt:
         return found
-    for at in events_of(groups, "w."):
-        if type(at.event) is v.EngineReady:
-            for worker, since_ms in corrupt:
-                if at.stream[2:] == worker and at.at_ms <= since_ms:
-                    older = worker, at.event.incarnation - 1
-                    if found.get(older) == NEVER:
-                        del found[older]
-                    found[worker, at.event.incarnation] = NEVER
+    ready = [at for at in events_of(groups, "w.") if type(at.event) is v.EngineReady]
+    for worker, since_ms in corrupt:
+        by_then = [at for at in ready if at.stream[2:] == worker and at.at_ms <= since_ms]
+        if by_then:
+            found[worker, by_then[-1].event.incarnation] = NEVER
     for at in events_of(groups, "fleet"):
         event = at.event
         if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
