@@ -145,7 +145,7 @@ class KnownHolder:
 class Dispatch(Struct, frozen=True, kw_only=True):
     """A dispatch in the log, of the replica of `stream`. `failed`: engines that failed this request
     before, as this replica recorded. `left`: the worker that the request had to leave by a plan of
-    migration, if this attempt comes after it."""
+    migration, if this attempt comes after it and the one before did not fail."""
 
     stream: str
     revision: int
@@ -311,8 +311,9 @@ class KnownFacts:
         elif event.kind in FAILED_ONE:
             self.failing.setdefault(place, revision)
         if event.kind != TransportKind.MOVED:
-            failed = self._replica(stream).failed
-            failed[event.request] = (*failed.get(event.request, ()), place)
+            replica = self._replica(stream)
+            replica.failed[event.request] = (*replica.failed.get(event.request, ()), place)
+            replica.left.pop(event.request, None)
 
     def _suspected(
         self,

@@ -14,10 +14,11 @@ from relume.controlplane.replica.decision_writer import DecisionWriter
 from relume.controlplane.replica.live_requests import LiveRequest, LiveRequests
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
-from relume.events.vocabulary.enums import PlacementCause, TransportKind
+from relume.events.vocabulary.enums import PlacementCause, RouteCause, TransportKind
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import config_of
 from relume.policies.liveness.suspicious import SUSPICIOUS
+from relume.policies.state.fleet import Planned
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prompt_tokens import prompt_tokens
 
@@ -102,12 +103,14 @@ class Checkpoints:
 
     # --- a failure ---------------------------------------------------------------------
 
-    def planned(self, live: LiveRequest) -> bool:
+    def planned(self, live: LiveRequest, cause: RouteCause) -> bool:
         """Whether there is a plan for the attempt that `live` lost; one is made when its
-        failure has none yet, for all that the same engine was running."""
+        failure has none yet, for all that the same engine was running. A plan to move the request
+        counts only if this replica moved it: its worker may drain, and takes back only such requests."""
         if not live.attempt or live.running or not live.arrival.protected:
             return False
-        if live.failure == TransportKind.MOVED and self._keeps(live):
+        is_moved = live.failure == TransportKind.MOVED and cause != RouteCause.RETURNED
+        if is_moved and self._plan_of(live) is not None:
             return True
         place, now = (live.worker, live.incarnation), self._clock()
         made_at, considered = self._planned.get(place, (0, frozenset()))
@@ -116,12 +119,13 @@ class Checkpoints:
                 p: made for p, made in self._planned.items() if now - made[0] <= STALE_PLAN_US
             }
             self._planned[place] = now, self._plan(live, place)
-        return self._keeps(live)
+        plan = self._plan_of(live)
+        return plan is not None and not plan.source
 
-    def _keeps(self, live: LiveRequest) -> bool:
-        """Whether there is a plan for the attempt that ended."""
+    def _plan_of(self, live: LiveRequest) -> Planned | None:
+        """The plan for the attempt that ended."""
         plan = self._view.checkpoints.plan(live.arrival.request)
-        return plan is not None and plan.attempt == live.attempt
+        return plan if plan is not None and plan.attempt == live.attempt else None
 
     def _plan(self, live: LiveRequest, place: tuple[str, int]) -> frozenset[str]:
         """Decide how all requests that are lost with `live` continue; returns these requests."""

@@ -237,7 +237,7 @@ class Scheduler:
             session=arrival.session,
             tier=arrival.tier,
         )
-        planned = cause != RouteCause.WAIT_OVER and self.checkpoints.planned(live)
+        planned = cause != RouteCause.WAIT_OVER and self.checkpoints.planned(live, cause)
         policy = "planned" if planned else self._policy()
         basis = self.decisions.basis()
         at_us = view.now_us = self.decisions.decision_us()

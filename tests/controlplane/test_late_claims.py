@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relume.controlplane.replica.resumptions import UNSERVED_TICKS
+from relume.controlplane.stream.arrival import Assignment
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import TransportKind
+from relume.events.vocabulary.enums import EffectKind, RouteCause, TransportKind
+from tests.controlplane.test_doubted_streams import Fleet
 from tests.controlplane.test_resumptions import OURS, LateReturn
 from tests.controlplane.test_waiting import plane
+from tests.policies.story import died, ready, started
 
 THEIRS = v.ClientReturned(request="q", claim="x", attempt=1, tokens=0, events=0)
 
@@ -56,3 +61,48 @@ async def test_a_request_avoids_an_engine_that_failed_it_and_not_one_that_it_was
             assert name in p.sent
             p.scheduler.observed(name, 1, kind, 3)
             assert p.scheduler.live[name].avoid == avoided
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "returns"),
+    [
+        (TransportKind.MOVED, RouteCause.MOVED, True),
+        (TransportKind.MOVED, RouteCause.RETURNED, False),
+        (TransportKind.ENGINE_DEAD, RouteCause.ENGINE_DEAD, False),
+        (TransportKind.ENGINE_DEAD, RouteCause.RETURNED, False),
+    ],
+)
+def test_only_a_request_that_was_moved_returns_to_the_worker_that_drains(
+    kind: TransportKind, cause: RouteCause, returns: bool
+) -> None:
+    """Composed seed 9027: the plan of a move was abandoned, the engine died, and the client returned
+    when an operator drained the next engine of that worker."""
+    fleet = Fleet()
+    first = fleet.arrive("q")
+    place = first.worker, first.incarnation
+    other = next(name for name in fleet.story.fleet.workers if name != first.worker)
+    option = v.RecoveryOption(
+        worker=other, kind="recompute", holder="", restored=0, wait_us=0, move_us=0, compute_us=0,
+        done_us=0,
+    )  # fmt: skip
+    choice = v.MigrationChoice(
+        request="q", attempt=1, tokens=9, left=9, chosen=0, options=(option,)
+    )
+    plan = v.MigrationPlanned(
+        decision="d", basis=v.Basis(0, 0), worker=place[0], incarnation=place[1], cause="drain",
+        tick=1, choices=(choice,),
+    )  # fmt: skip
+    fleet.story.tell("r.r0", plan)
+    fleet.lost(first, 4, kind)
+    for name in fleet.story.fleet.workers:
+        if name != first.worker:
+            fleet.story.tell(f"w.{name}", died(name))
+    fleet.story.tell(f"w.{first.worker}", died(first.worker))
+    fleet.story.tell(f"w.{first.worker}", started(first.worker, 2), ready(first.worker, 2))
+    drain = v.EffectsDecided(
+        decision="c", basis=v.Basis(0, 0), cause="an operator",
+        effects=(v.Effect(EffectKind.DRAIN, first.worker),),
+    )  # fmt: skip
+    fleet.story.tell("fleet", drain)
+    found = fleet.assign("q", cause, 4)
+    assert found is None if not returns else isinstance(found, Assignment)

@@ -103,6 +103,22 @@ def test_a_request_returns_to_a_draining_worker_if_no_other_could_take_it(
     assert "q1/3: sent to w0:1 although it drains" in found(story), "the plan is over"
 
 
+def test_one_that_failed_before_its_handover_or_whose_client_returned_does_not(
+    story: Story,
+) -> None:
+    story.tell("r.r0", arrived())
+    send(story)
+    story.tell("fleet", effect(EffectKind.DRAIN))
+    story.tell("w.w1", died("w1"))
+    story.tell("r.r0", plan(), observed(kind="declined"))
+    send(story, attempt=2)
+    assert "q1/2: sent to w0:1 although it drains" in found(story)
+    story.tell("r.r0", plan(), observed(kind="moved"))
+    story.tell("r.r0", v.ClientReturned(request="q1", claim="c", attempt=1, tokens=0, events=0))
+    send(story, attempt=2)
+    assert len(found(story).splitlines()) == 2
+
+
 def test_a_suspected_engine_gets_none_of_that_replica(story: Story) -> None:
     story.replica("r1")
     story.tell("r.r0", v.WorkerSuspected("w0", 1, "silent"))
