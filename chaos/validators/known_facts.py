@@ -194,6 +194,7 @@ class KnownFacts:
         self._chosen: dict[str, frozenset[str]] = {}
         self._live: set[str] = set()
         self._ended: set[str] = set()
+        self._owners: dict[str, str] = {}
         self._void: dict[str, int] = {}
         for group in groups:
             self._take(group)
@@ -295,9 +296,13 @@ class KnownFacts:
             known.set(position, 0)
 
     def _arrived(self, revision: int, stream: str, _: int, event: Any) -> None:
-        """The request is this replica's from now on; it knows of no earlier failures of it."""
+        """The request is this replica's from now on. It knows of no earlier failures of it, unless
+        it had the request before."""
         if event.request not in self._ended:
             self._live.add(event.request)
+        before, self._owners[event.request] = self._owners.get(event.request), stream
+        if before == stream:
+            return
         replica = self._replica(stream)
         replica.failed.pop(event.request, None)
         replica.left.pop(event.request, None)

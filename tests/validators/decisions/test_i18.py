@@ -13,6 +13,7 @@ from relume.events.vocabulary.enums import EffectKind
 from tests.policies.story import Story, arrived, decided, died, observed, ready, started
 
 BEYOND = 1 << 30
+RETURNED = v.ClientReturned(request="q1", claim="c", attempt=1, tokens=0, events=0)
 
 
 def found(story: Story) -> str:
@@ -103,9 +104,10 @@ def test_a_request_returns_to_a_draining_worker_if_no_other_could_take_it(
     assert "q1/3: sent to w0:1 although it drains" in found(story), "the plan is over"
 
 
-def test_one_that_failed_before_its_handover_or_whose_client_returned_does_not(
+def test_one_that_failed_before_its_handover_or_that_another_replica_moved_does_not(
     story: Story,
 ) -> None:
+    story.replica("r1")
     story.tell("r.r0", arrived())
     send(story)
     story.tell("fleet", effect(EffectKind.DRAIN))
@@ -114,8 +116,8 @@ def test_one_that_failed_before_its_handover_or_whose_client_returned_does_not(
     send(story, attempt=2)
     assert "q1/2: sent to w0:1 although it drains" in found(story)
     story.tell("r.r0", plan(), observed(kind="moved"))
-    story.tell("r.r0", v.ClientReturned(request="q1", claim="c", attempt=1, tokens=0, events=0))
-    send(story, attempt=2)
+    story.tell("r.r1", RETURNED)
+    story.tell("r.r1", decided(attempt=2, basis=v.Basis(story.revision, BEYOND)))
     assert len(found(story).splitlines()) == 2
 
 
@@ -193,13 +195,35 @@ def test_it_goes_back_if_the_others_could_not(story: Story, why: str) -> None:
     assert found(story) == ""
 
 
-def test_a_handover_is_no_failure_and_neither_is_one_before_the_client_returned(
-    story: Story,
-) -> None:
+def test_a_handover_is_no_failure_and_neither_is_one_at_another_replica(story: Story) -> None:
+    story.replica("r1")
+    story.tell("r.r0", arrived())
     send(story)
     story.tell("r.r0", observed(kind="moved"))
     send(story, attempt=2)
     story.tell("r.r0", observed(attempt=2, kind="declined"))
-    story.tell("r.r0", v.ClientReturned(request="q1", claim="c", attempt=2, tokens=0, events=0))
+    story.tell("r.r1", RETURNED)
+    story.tell("r.r1", decided(attempt=3, basis=v.Basis(story.revision, BEYOND)))
+    assert found(story) == ""
+    story.tell("r.r0", RETURNED)
+    send(story, attempt=4)
+    assert found(story) == "", "it let go of the request meanwhile"
+
+
+def test_the_replica_to_which_its_own_client_returns_knows_the_failures(story: Story) -> None:
+    """Composed seed 9249: both workers had failed the request, and it went back to one."""
+    story.tell("r.r0", arrived())
+    send(story, worker="w1")
+    story.tell("r.r0", observed(worker="w1", kind="declined"))
+    send(story, attempt=2)
+    story.tell("r.r0", RETURNED, observed(attempt=2, kind="detached"))
     send(story, attempt=3)
     assert found(story) == ""
+
+
+def test_it_does_not_go_back_after_the_return_if_another_could_take_it(story: Story) -> None:
+    story.tell("r.r0", arrived())
+    send(story)
+    story.tell("r.r0", observed(kind="declined"), RETURNED)
+    send(story, attempt=2)
+    assert "q1/2: sent back to w0:1, which failed it, and w1 could take it" in found(story)

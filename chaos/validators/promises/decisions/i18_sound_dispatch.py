@@ -13,10 +13,11 @@ Exceptions:
 - What became known after the basis does not count: an engine may have died meanwhile.
 - A request that a plan moves off a draining worker may return there. This holds for the attempt
   after that plan only, and if no other worker could take the request. It does not hold if the
-  attempt failed before the handover, or if the client returned: then the request waits.
+  attempt failed before the handover, or if the client returned to another replica: then the request
+  waits.
 - A request may go back to an engine that failed it, if no other worker could take the request.
   A handover (`moved`) is no failure. Only failures that this replica recorded count: one to which
-  a client returns knows none of them.
+  a client returns from another knows none of them.
 
 A worker could take a request if by the same basis all of the above holds for it, and no breaker,
 probe or quarantine is against it, no request failed on its engine by an error, and this request
