@@ -19,13 +19,14 @@ def verdicts(
     groups: Sequence[RevisionGroup], corrupt: Sequence[tuple[str, int]]
 ) -> dict[Engine, int]:
     """The revision at which each corrupt engine was quarantined; NEVER: it was not. `corrupt`:
-    workers, and when (wall ms) their engines became so."""
+    workers, and when (wall ms) their engines became so: an engine that served then, perhaps before
+    its late agent wrote that it was ready. So its start counts."""
     found: dict[Engine, int] = {}
     if not corrupt:
         return found
-    ready = [at for at in events_of(groups, "w.") if type(at.event) is v.EngineReady]
+    started = [at for at in events_of(groups, "w.") if type(at.event) is v.EngineStarted]
     for worker, since_ms in corrupt:
-        by_then = [at for at in ready if at.stream[2:] == worker and at.at_ms <= since_ms]
+        by_then = [at for at in started if at.stream[2:] == worker and at.at_ms <= since_ms]
         if by_then:
             found[worker, by_then[-1].event.incarnation] = NEVER
     for at in events_of(groups, "fleet"):

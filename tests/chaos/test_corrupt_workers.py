@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from relume.chaos.validators.corrupt_engines import NEVER, verdicts
 from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.promises.workers import i14_no_bad_block
 from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation
 from relume.events import vocabulary as v
-from tests.policies.story import Story, arrived, decided, ended
+from tests.policies.story import Story, arrived, decided, died, ended, ready, started
 
 FLIPPED = [("w0", 1 << 60)]
 """It becomes corrupt after everything that the log says of its start."""
@@ -277,3 +278,16 @@ def test_nor_those_that_another_attempt_restored_before_and_wrote_again() -> Non
     assert log.of_blocks() == []
     log.restored(3, "w2")
     assert log.of_blocks() == ["q/3 restored 16 tokens that w0 wrote, which is corrupt"]
+
+
+def test_an_engine_is_corrupt_though_its_late_agent_wrote_afterwards_that_it_was_ready() -> None:
+    """Composed seed 9404: an operator had restarted the engine, and the fault struck the next one."""
+    story = Story()
+    story.worker("w0")
+    story.at_ms = 700
+    story.tell("w.w0", died(), started("w0", 2))
+    story.at_ms = 1500
+    story.tell("w.w0", ready("w0", 2))
+    story.at_ms = 3000
+    story.tell("w.w0", died("w0", 2), started("w0", 3), ready("w0", 3))
+    assert verdicts(story.groups, [("w0", 1400)]) == {("w0", 2): NEVER}
