@@ -23,6 +23,12 @@ def test_each_entry_fits_the_code(guard: Guard) -> None:
     line = guard.line(source)
     assert any(isinstance(n, ast.If) and n.lineno == line for n in ast.walk(ast.parse(source)))
     assert [g.name for g in GUARDS].count(guard.name) == 1
+    # What `when` names stands in that file too: a run would end with an error where it does not.
+    used = {n.attr for n in ast.walk(ast.parse(guard.when)) if isinstance(n, ast.Attribute)}
+    used |= {n.id for n in ast.walk(ast.parse(guard.when)) if isinstance(n, ast.Name)}
+    known = {n.attr for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
+    known |= {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
+    assert used <= known
 
 
 def test_an_entry_whose_text_has_moved_on_is_refused() -> None:
