@@ -51,7 +51,7 @@ chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 chaos-nightly: models ## every applicable fault on real processes, three seeds each (half an hour or so)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
-fuzz-nightly: env ## 1,000 seeds of simulated fleets; fails too if no run reaches a guard of the product (about half an hour on two cores)
+fuzz-nightly: env ## 1,000 seeds of simulated fleets; fails too if no run reaches a guard of the product (a quarter of an hour on two cores)
 	@exec $(BIN)/relume-chaos fuzz --seeds 1000 --guards --limit 120s $(ARGS)
 
 lint: env ## ruff, mypy, the arrows between packages, spelling, the documentation site

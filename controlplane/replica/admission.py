@@ -290,7 +290,7 @@ class ReplicaAdmission:
         status = 503 if reason in (admission_queue.NO_WORKER, admission_queue.STOPPING) else 429
         return Rejected(
             status,
-            _settings_mark(reason, entry, judged, now_us),
+            _refusal_text(reason, entry, judged, now_us),
             retry_s,
             error_codes.OF_REASONS[reason],
         )
@@ -316,7 +316,7 @@ class ReplicaAdmission:
             self._look()
 
 
-def _settings_mark(reason: ShedReason, entry: Entry, judged: QueueDecision, now_us: int) -> str:
+def _refusal_text(reason: ShedReason, entry: Entry, judged: QueueDecision, now_us: int) -> str:
     """A refusal in words for the client, with what it can do."""
     if reason == admission_queue.NO_WORKER:
         return error_codes.NO_WORKER
