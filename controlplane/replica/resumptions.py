@@ -34,6 +34,10 @@ BEHIND_S = 2.0
 """Time without anything new in the log, which has a tick each second, after which this replica may lack
 streams of others."""
 
+SETTLED_S = 5.0
+"""Time after the log came back, or this replica began, within which others write what they held back
+meanwhile."""
+
 
 class RecordFailure(Protocol):
     """Records that an attempt failed (`SchedulerPort.observed`)."""
@@ -62,6 +66,7 @@ class StreamResumptions:
         self._changed = changed
         self._microseconds = microseconds
         self._advanced_us = microseconds()
+        self._settled_us = self._advanced_us + SETTLED_S * 1e6
         self._unserved: dict[str, int] = {}
         self._ending: dict[str, tuple[int, v.ClientReturned]] = {}
         self.let_go: Callable[[str], None] = lambda request: None
@@ -69,13 +74,18 @@ class StreamResumptions:
 
     def advanced(self) -> None:
         """The fold advanced."""
-        self._advanced_us = self._microseconds()
+        now_us = self._microseconds()
+        if now_us - self._advanced_us > BEHIND_S * 1e6:
+            self._settled_us = now_us + SETTLED_S * 1e6
+        self._advanced_us = now_us
 
     @property
     def is_behind(self) -> bool:
         """Whether there may be streams that are not known here: nothing new came from the log, as when
-        it is away, or after this process stood still."""
-        return self._microseconds() - self._advanced_us > BEHIND_S * 1e6
+        it is away, or after this process stood still; or that was so a moment ago, and others may not
+        have written yet what they held back."""
+        now_us = self._microseconds()
+        return now_us < self._settled_us or now_us - self._advanced_us > BEHIND_S * 1e6
 
     def known(self, request: str) -> tuple[Arrival, str] | None:
         """A live stream that may be resumed: as it arrived, and the digest of its claim."""

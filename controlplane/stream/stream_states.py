@@ -111,7 +111,9 @@ class Receiving(Attempt, frozen=True):
 
 
 class AwaitingFirst(Receiving, frozen=True):
-    """Sent; no token of this attempt has come."""
+    """Sent; no token of this attempt has come. `has_begun`: the head of the answer has."""
+
+    has_begun: bool = False
 
 
 class Attaching(Receiving, frozen=True):

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from relume.controlplane.replica.live_requests import LiveRequest
-from relume.controlplane.replica.resumptions import BEHIND_S, UNSERVED_TICKS, StreamResumptions
+from relume.controlplane.replica.resumptions import (
+    BEHIND_S,
+    SETTLED_S,
+    UNSERVED_TICKS,
+    StreamResumptions,
+)
 from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Guarantee, RequestOutcome, TransportKind
@@ -119,13 +124,39 @@ def test_a_return_that_lands_after_the_end_of_its_stream_leaves_nothing_here() -
     assert late.left == ["q"] and late.written == []
 
 
-def test_a_replica_that_hears_nothing_from_the_log_knows_that_it_is_behind() -> None:
+def wait(late: LateReturn, seconds: float) -> None:
+    """The log says something at the end of that time."""
+    late.now_us += round(seconds * 1e6)
+    late.returns.advanced()
+
+
+def settled() -> LateReturn:
+    """A replica that has followed the log for a while."""
     late = LateReturn(let_go=False)
+    for _ in range(round(SETTLED_S)):
+        wait(late, 1.0)
+    return late
+
+
+def test_a_replica_that_hears_nothing_from_the_log_knows_that_it_is_behind() -> None:
+    late = settled()
     late.now_us += round(BEHIND_S * 1e6)
     assert not late.returns.is_behind
     late.now_us += 1
     assert late.returns.is_behind
-    late.returns.advanced()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_so_does_one_to_which_others_may_still_write_what_they_held_back(begins: bool) -> None:
+    """Composed 21047: etcd was full for 4.6 s. A replica that had just begun said 410 to a client whose
+    stream was in another's spool."""
+    late = LateReturn(let_go=False) if begins else settled()
+    wait(late, 1.0 if begins else BEHIND_S + 1.0)
+    assert late.returns.is_behind
+    wait(late, 1.0)
+    assert late.returns.is_behind
+    for _ in range(round(SETTLED_S)):
+        wait(late, 1.0)
     assert not late.returns.is_behind
 
 

@@ -40,3 +40,62 @@ def test_one_that_is_noticed_after_it_does_so_too() -> None:
     request.feed(HEAD, e.HandoverNoticed())
     assert request.only(do.RecordFailure).attempt == 2
     assert request.only(do.Assign) == do.Assign(RouteCause.MOVED, 2)
+
+
+def leaving(*events: object) -> OneRequest:
+    """Its engine died after two tokens, and its client leaves after these events."""
+    request = OneRequest(resumable=True)
+    request.begin()
+    request.feed(e.EngineGivenUp(TransportKind.ENGINE_DEAD, "signal 9"))
+    request.feed(e.Assigned(request.assignment("continue")), *events, e.ClientGone())
+    return request
+
+
+def test_an_attempt_that_its_client_leaves_before_it_begins_is_let_go_of_once_it_has_begun() -> (
+    None
+):
+    """Composed 9307, 9419, 20247, 21503: nobody had the stream when its client returned to another
+    replica, since the worker had sent nothing of this attempt yet, and stopped it."""
+    request = leaving(e.Connected())
+    assert not [effect for effect in request.effects if type(effect) is do.Close]
+    request.feed(HEAD)
+    assert request.only(do.Close)
+    assert request.machine.state == s.Detached(request.machine.placeable)
+    assert request.machine.placeable.worker == "w2"
+
+
+def test_one_that_is_not_sent_yet_is_sent() -> None:
+    request = leaving()
+    assert not [effect for effect in request.effects if type(effect) is do.RecordFailure]
+    request.feed(e.Connected())
+    assert request.only(do.Send)
+    request.feed(HEAD)
+    assert request.machine.placeable.worker == "w2"
+
+
+def test_one_that_has_begun_is_let_go_of_at_once() -> None:
+    request = leaving(e.Connected(), HEAD)
+    assert request.only(do.Close)
+    assert request.machine.placeable.worker == "w2"
+
+
+def test_a_stream_that_cannot_continue_without_its_client_waits_for_it() -> None:
+    """It came from another gateway, and the tokens that its client has are not known here."""
+    request = OneRequest(resumable=True, adopted=True)
+    request.feed(e.Adopted((2, 0)), e.Owned(True, request.assignment("attach")))
+    request.feed(e.ClientGone())
+    assert request.only(do.Close)
+    assert isinstance(request.machine.state, s.Detached)
+
+
+def test_an_engine_that_dies_while_the_client_is_absent_is_left_at_once() -> None:
+    """Its client may return to another replica, which does not have what it takes to continue."""
+    request = OneRequest(resumable=True)
+    request.begin()
+    request.feed(e.ClientGone(), e.EngineGivenUp(TransportKind.ENGINE_DEAD, "signal 9"))
+    failure = request.only(do.RecordFailure)
+    assert (failure.kind, failure.attempt) == (TransportKind.ENGINE_DEAD, 1)
+    assert request.only(do.Assign) == do.Assign(RouteCause.ENGINE_DEAD, 2)
+    request.send_to("continue")
+    request.feed(HEAD)
+    assert request.machine.placeable.worker == "w2"

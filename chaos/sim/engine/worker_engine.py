@@ -293,7 +293,7 @@ class EngineProcess:
         """See ports.Endpoint."""
         name = f"{request}/{attempt}"
         track = self.tracks.get(name)
-        begun = track is None or track.joined >= 0 or track.told > track.what.delivered
+        begun = track is None or track.joined >= 0 or track.told > 0
         if self.kept.left(name, answer, begun):
             return
         if track is not None and track.answer is answer and not track.leaving:

@@ -77,7 +77,7 @@ def settle(stream: Stream, state: Receiving, now: float) -> State:
     if stream.begun and stream.answer.first_at >= 0 and stream.failover is None:
         take = stream.answer.take if stamp is None else stream.answer.take_with_id
         return Streaming(to, reception, take)
-    return AwaitingFirst(to, reception)
+    return AwaitingFirst(to, reception, has_begun=True)
 
 
 def _garbled(stream: Stream, state: Receiving, error: FrameError, now: float) -> State:
@@ -140,7 +140,7 @@ def _take_run(
         stamp.skipped(len(ids))
     if type(state) is Attaching and len(answer.ids) >= stream.have[0]:
         if state.base <= stream.have[0]:
-            return AwaitingFirst(state.to, state.reception)
+            return AwaitingFirst(state.to, state.reception, has_begun=True)
         # The engine dropped the part that the client lacks: its tokens are known now.
         release(stream, state.to)
         return lose(

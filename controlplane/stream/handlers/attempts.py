@@ -288,7 +288,7 @@ def on_head(stream: Stream, state: AwaitingFirst | HandingOver, event: Head, now
             return Detached(state.to)  # it has begun there, and is buffered
         if stream.again:
             greet(stream)
-        return state
+        return AwaitingFirst(state.to, state.reception, has_begun=True)
     if status == 409:
         return lose(stream, state, TransportKind.STALE, "another incarnation answered", now)
     if status == 429 or status >= 500 or status < 400:

@@ -29,7 +29,7 @@ from relume.controlplane.stream.stream_states import (
 )
 from relume.events.vocabulary.enums import RequestOutcome, TransportKind
 
-LOST = "the worker that buffered the stream is lost together with its gateway"
+LOST = "neither a worker nor this gateway has the stream any more"
 NO_ENVELOPE = f"{LOST}, and no holder has the request: send it again"
 UNREPEATABLE = (
     f"{LOST}, and what was sampled without a seed cannot be generated again: "

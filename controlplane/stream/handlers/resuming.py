@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from relume.controlplane.stream.arrival import Assignment
 from relume.controlplane.stream.errors import IllegalEvent
-from relume.controlplane.stream.handlers.attempts import hand_over
+from relume.controlplane.stream.handlers.attempts import hand_over, lose
 from relume.controlplane.stream.handlers.endings import (
     NO_CLIENT,
     drop_plan,
@@ -46,11 +46,15 @@ from relume.controlplane.stream.stream_events import (
 )
 from relume.controlplane.stream.stream_states import (
     Adopting,
+    AwaitingFirst,
+    BackingOff,
+    Connecting,
     Counting,
     Delivering,
     Detached,
     HandingOver,
     State,
+    Waiting,
 )
 from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind, TransportKind
 
@@ -58,23 +62,43 @@ NOT_OURS = "the stream is over, or the log does not answer"
 
 
 def detach(stream: Stream, state: State, now: float) -> State:
-    """The client is absent: let go of the engine and wait."""
-    drop_plan(stream, state)
-    left = leave(stream, state)
+    """The client is absent: let go of the engine, once the attempt has begun there, and wait."""
+    unattended = _placed_on(stream, state)
+    if unattended is None:
+        drop_plan(stream, state)
+        left = leave(stream, state)
+        unattended = state if isinstance(state, Adopting) else Detached(left)
     stream.out.clear()
     stream.absent_until = now + stream.limits.resume.grace_s
     stream.effects.append(Detach())
-    return state if isinstance(state, Adopting) else Detached(left)
+    return unattended
+
+
+def _placed_on(stream: Stream, state: State) -> State | None:
+    """The state in which an attempt that has not begun at its worker is placed on without the
+    client. Nothing would be kept of it otherwise: a worker stops a request of which it has sent
+    nothing, and another replica could not go on with it."""
+    if stream.is_doubted or not _is_continuable(stream):
+        return None
+    if isinstance(state, AwaitingFirst) and not state.has_begun:
+        return HandingOver(state.to)
+    is_sent = isinstance(state, Connecting) and state.attach
+    is_waiting = isinstance(state, Waiting | BackingOff | Connecting)
+    return state if is_waiting and not is_sent else None
 
 
 def can_be_placed(stream: Stream, state: State) -> bool:
     """Whether the attempt runs on for an absent client, and another worker can take the stream up
     after what that client has."""
-    if not isinstance(state, Detached) or state.left is None or stream.answer.is_complete:
+    return isinstance(state, Detached) and state.left is not None and _is_continuable(stream)
+
+
+def _is_continuable(stream: Stream) -> bool:
+    """Whether all is known here that another worker needs to take the stream up after what its
+    client has."""
+    if stream.again or not stream.body or stream.answer.is_complete:
         return False
-    if stream.again or not stream.body or len(stream.answer.ids) < stream.have[0]:
-        return False
-    return not stream.obstacle()
+    return len(stream.answer.ids) >= stream.have[0] and not stream.obstacle()
 
 
 def _go_on(stream: Stream, state: State, left: Assignment | None, now: float) -> State:
@@ -170,10 +194,12 @@ def on_handover_noticed(
 def on_unattended_given_up(
     stream: Stream, state: Detached, event: EngineGivenUp, now: float
 ) -> State:
-    """The engine on which it runs for its absent client is not to be used: the next attempt waits
-    for the client."""
+    """The engine on which it runs for its absent client is not to be used: it continues on another
+    one. What its client has of a corrupt engine must be compared, which waits for the client."""
     if event.cause == TransportKind.CORRUPT:
         stream.found_corrupt()
+    elif state.left is not None and can_be_placed(stream, state):
+        return lose(stream, HandingOver(state.left), event.cause, event.detail, now)
     return _leave_unattended(stream, state, event.cause, event.detail)
 
 

@@ -136,7 +136,8 @@ class StreamBuffer:
 
     @property
     def _begun(self) -> bool:
-        return self._start is not None
+        """Whether its client may have a part of the stream, of this attempt or an earlier one."""
+        return self._start is not None or self.generation.delivered > 0
 
     async def send(self, message: Message) -> None:
         """ASGI send for what frames the handler's answer."""
@@ -145,6 +146,9 @@ class StreamBuffer:
         if message["type"] == "http.response.start":
             self._start = message
             self._plain = message["status"] != 200
+            if self._sink is not self._first_sink:
+                self._begin_unattended()
+                return
         if self._plain:
             if self._sink is not None and not self._sink.ended:
                 await self._sink.send(message)
@@ -164,6 +168,12 @@ class StreamBuffer:
         while self._sink is sink and self._waiting(sink) > BACKLOG_BYTES:
             self._space.clear()
             await self._space.wait()
+
+    def _begin_unattended(self) -> None:
+        """The answer begins, and the connection that the request came on is lost. One that attached
+        meanwhile had a head of its own."""
+        if self._plain:
+            self._buffers.forget(self, "the engine refused it while no client was there")
 
     async def settled(self) -> None:
         """Wait until the first connection no longer needs its handler."""

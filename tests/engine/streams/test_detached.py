@@ -52,9 +52,16 @@ class Wire:
         return frames.FrameReader().feed(data)
 
 
-def _kept(buffers: StreamBuffers, wire: Wire, request: str = "q", **bounds: int) -> StreamBuffer:
+def _kept(
+    buffers: StreamBuffers,
+    wire: Wire,
+    request: str = "q",
+    resume: Resume | None = None,
+    **bounds: int,
+) -> StreamBuffer:
     limits = {"grace_s": 60, "stream_bytes": 1 << 20, "total_bytes": 1 << 20, "streams": 8}
-    kept = buffers.keep(Generation(request, 1), Grace(**{**limits, **bounds}), "claim", b"{}\nbody")
+    generation = Generation(request, 1, resume=resume)
+    kept = buffers.keep(generation, Grace(**{**limits, **bounds}), "claim", b"{}\nbody")
     kept.begin(wire.send)
     return kept
 
@@ -102,6 +109,53 @@ async def test_a_lost_connection_is_gone_on_with_from_any_token() -> None:
     handler.cancel()
     buffers.forget(kept, "test")
     assert buffers.bytes == 0
+
+
+def _continued() -> Resume:
+    """Its client has three tokens of an earlier attempt."""
+    return Resume.of("continue", [1000, 1001, 1002])
+
+
+async def test_an_attempt_that_continues_a_stream_is_kept_before_it_begins() -> None:
+    """Its client has a part of the stream, and may return to it at a replica that has nothing of
+    it."""
+    buffers, first, second = StreamBuffers(), Wire(), Wire()
+    kept = _kept(buffers, first, resume=_continued())
+    handler = await _lose(kept, first)
+    kept.attach(second.send, 1)
+    await kept.send(START)
+    await _write(kept, 3, 2)
+    await _finish(kept)
+    await second.ended.wait()
+    assert _ids(second) == [1000 + n for n in range(5)]
+    assert not handler.done()
+    handler.cancel()
+
+
+async def test_it_may_begin_while_no_connection_is_there() -> None:
+    buffers, first, second = StreamBuffers(), Wire(), Wire()
+    kept = _kept(buffers, first, resume=_continued())
+    handler = await _lose(kept, first)
+    await kept.send(START)
+    await _write(kept, 3, 2)
+    kept.attach(second.send, 1)
+    await _finish(kept)
+    await second.ended.wait()
+    assert _ids(second) == [1000 + n for n in range(5)]
+    handler.cancel()
+
+
+async def test_if_the_engine_refuses_it_then_nothing_is_kept() -> None:
+    buffers, first, second = StreamBuffers(), Wire(), Wire()
+    kept = _kept(buffers, first, resume=_continued())
+    handler = await _lose(kept, first)
+    kept.attach(second.send, 1)
+    await kept.send({**START, "status": 400})
+    await second.ended.wait()
+    assert second.frames[-1].kind == "taken"
+    with pytest.raises(StreamGone):
+        buffers.find("q", 1, "claim")
+    assert (await handler)["type"] == "http.disconnect"
 
 
 async def test_the_newest_connection_wins() -> None:

@@ -196,3 +196,25 @@ def returned(at_s: int, earlier_s: int = 0, verdict: str = "sampled") -> Story:
     end = replace(ended(), outcome="failed", status=502)
     told.tell("r.r0", observed(kind="detached"), end)
     return told
+
+
+def test_faults_count_at_the_time_of_the_attempts_however_late_the_log_has_them() -> None:
+    """Composed 20163: etcd was away for 26 s, and the replica's records of the whole time came after
+    it. The attempts had failed by a fault that was over long before."""
+    told = Story()
+    told.worker()
+    told.replica()
+    told.at_ms = 60_000
+    end = replace(ended(), outcome="failed", status=502)
+    failed = [
+        event
+        for number in (1, 2, 3)
+        for event in (decided(attempt=number), observed(attempt=number, kind="engine_error"))
+    ]
+    told.tell("r.r0", arrived(), *failed, end)
+    begun = [(f"q1/{number}", "w0", number * NS) for number in (1, 2, 3)]
+    known = truth(502, 5, until_ns=120 * NS, attempts={"q1": begun})
+    repeats = replace(DIED, what="frame-repeated", until_ms=5000)
+    assert found(told, known, strikes=[repeats]) == ""
+    late = replace(repeats, since_ms=50_000, until_ms=60_000)
+    assert "0 of its attempts" in found(told, known, strikes=[late])

@@ -116,3 +116,16 @@ def test_other_counts_of_a_replica_are_named() -> None:
     wrong = {**counted, "completed": 1}
     told = found(story(**FAILURE), failed(), call, counted={"r.r0": wrong})
     assert "counted 1 for completed, the log 0" in told
+
+
+def test_an_end_that_a_replica_repeats_counts_where_it_was_first() -> None:
+    """Composed 308: r0 owned the stream again before the end of r1, which had given the client all of
+    it, was in the log."""
+    told = story()
+    told.replica("r1", "b2")
+    end = ended()
+    told.tell("r.r1", end)
+    record, counted = ClientRecord(request="q1", status=200), {"r.r1": {"completed": 0}}
+    assert found(told, record, ClientCall(), counted=counted) == ""
+    told.tell("r.r1", replace(end, tokens=end.tokens - 1))
+    assert "the log 1" in found(told, record, ClientCall(), counted=counted)

@@ -180,16 +180,26 @@ class _Rules:
         """Its attempts that a fault ended."""
         if course is None:
             return []
-        sent: dict[int, int] = {}
-        blows = []
-        for at in course.events:
-            event = at.event
-            if type(event) is v.RouteDecided:
-                sent[event.attempt] = at.at_ms
-            elif type(event) is v.TransportObserved and event.kind != TransportKind.MOVED:
-                if self._is_felt(event.worker, sent.get(event.attempt, at.at_ms), at.at_ms):
-                    blows.append(at)
-        return blows
+        return [
+            at
+            for at in course.events
+            if type(at.event) is v.TransportObserved
+            and at.event.kind != TransportKind.MOVED
+            and self._is_felt(at.event.worker, *self._ran_in(call, course, at))
+        ]
+
+    def _ran_in(self, call: ClientCall, course: Course, failed: Entry) -> tuple[int, int]:
+        """When an attempt that failed began, and by when it had failed, ms. The log may have been
+        away, and have its records late."""
+        assert course.arrived is not None
+        begun = [
+            (int(name.rpartition("/")[2]), self._ms(at_ns))
+            for name, _, at_ns in self._truth.attempts.get(course.arrived.event.client_id, ())
+        ]
+        attempt = failed.event.attempt
+        since_ms = max((ms for n, ms in begun if n <= attempt), default=self._ms(call.sent_ns))
+        until_ms = min((ms for n, ms in begun if n > attempt), default=self._ms(call.ended_ns))
+        return since_ms, max(since_ms, min(until_ms, failed.at_ms))
 
     def _is_felt(self, worker: str, since_ms: int, until_ms: int) -> bool:
         """Whether a fault of the worker may end an attempt that ran there in that time."""
@@ -253,8 +263,12 @@ class _Rules:
         """When it began to wait for a worker the last time, ns."""
         if course is None:
             return call.sent_ns
+        begun = [
+            self._ran_in(call, course, at)[1] if type(at.event) is v.TransportObserved else at.at_ms
+            for at in course.events
+            if type(at.event) in BEGINS
+        ]
         ended_ms = self._ms(call.ended_ns)
-        begun = [at.at_ms for at in course.events if type(at.event) in BEGINS]
         since_ms = max((ms for ms in begun if ms <= ended_ms), default=ended_ms)
         return self._truth.began_ns + (since_ms - self._began_ms) * MS
 

@@ -24,7 +24,8 @@ Exceptions:
 - A client that returned may have a part of one more frame (`PART_OF_FRAME`).
 - An answer in one piece, and one on a relayed route, shows its tokens only as a whole. The client
   of a worker that does not name its tokens counts what the log cannot.
-- Ends that a replica writes for requests that it does not serve (`OTHERS`) are not in its counters.
+- Ends that a replica writes for requests that it does not serve are not in its counters: `OTHERS`, and
+  ends that it repeats from the replica that gave the client its stream.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
 from relume.chaos.validators.records import (
     ClientRecord,
     Course,
+    Entry,
     Violation,
     courses,
     events_of,
@@ -131,11 +133,15 @@ def _are_same(message: str, detail: str) -> bool:
 def _of_counters(log: Sequence[RevisionGroup], truth: GroundTruth) -> Iterator[Violation]:
     """Replicas whose counters differ from their ends in the log."""
     sums: dict[str, Counter[str]] = {}
+    ends: dict[str, Entry] = {}
     for at in events_of(log, "r."):
         event = at.event
         if type(event) is v.ReplicaStarted:
             sums[at.stream] = Counter()
         elif type(event) is v.RequestEnded and OTHERS not in event.detail:
+            first = ends.setdefault(event.request, at)
+            if first.stream != at.stream and first.event == event:
+                continue
             counts = sums.setdefault(at.stream, Counter())
             counts[event.outcome] += 1
             counts["tokens"] += max(event.tokens, 0)
