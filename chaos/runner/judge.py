@@ -10,7 +10,7 @@ part that arrived.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -24,6 +24,7 @@ from relume.chaos.sim.gateway.request_body import may_keep
 from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
 from relume.chaos.validators.records import THE_RUN, Log, Violation
 from relume.chaos.validators.service_limits import limits_of
+from relume.chaos.validators.strikes import WRONG_WEIGHTS, Strike
 
 Result = Literal["passed", "failed", "inconclusive"]
 OF_TRAFFIC = ("requests", "faults_fired")
@@ -139,54 +140,37 @@ def not_yet() -> list[str]:
 
 
 def _known(run: Outcome) -> RecordedFacts:
-    given = run.scenario.fleet.checkpoint_bytes
+    given, strikes = run.scenario.fleet.checkpoint_bytes, strikes_of(run)
     return RecordedFacts(
         given_bytes=given or None,
-        stopped=_stopped(run),
-        killed=_killed(run),
+        stopped=[
+            (f"r.{name}", strike.until_ms - strike.since_ms)
+            for name, strike in _struck(strikes, ("leader-stop",))
+        ],
+        killed=[
+            (f"r.{name}", strike.since_ms) for name, strike in _struck(strikes, ("gateway-kill",))
+        ],
         unserved_ms=_unserved_ms(run),
         shared=_shared(run),
         landed=run.landed,
         commands=run.commands,
-        corrupt=_corrupt(run),
+        corrupt=[(name, strike.since_ms) for name, strike in _struck(strikes, WRONG_WEIGHTS)],
         unkept=_unkept(run),
         truth=run.truth,
         began_ms=run.began_ms,
         away={name for _, _, name in _away(run)},
         cut_off=_cut_off(run) if run.kind == "sim" else None,
-        strikes=strikes_of(run),
+        strikes=strikes,
         limits=limits_of(run.scenario.fleet.waiting),
     )
 
 
-def _stopped(run: Outcome) -> list[tuple[str, int]]:
-    """Streams of replicas that a fault stopped, and the duration in ms."""
-    return [
-        (f"r.{name}", ((fired.until_ns or run.ended_ns) - fired.at_ns) // 1_000_000)
-        for fired in run.fired
-        if fired.what == "leader-stop"
-        for name in fired.target.split(",")
-    ]
-
-
-def _corrupt(run: Outcome) -> list[tuple[str, int]]:
-    """Workers whose weights a fault damaged, and when, ms."""
-    return [
-        (name, run.began_ms + fired.at_ns // 1_000_000)
-        for fired in run.fired
-        if fired.what in ("weights-flipped", "weights-flipped-unseen")
-        for name in fired.target.split(",")
-    ]
-
-
-def _killed(run: Outcome) -> list[tuple[str, int]]:
-    """Streams of replicas that a fault killed, and when, ms."""
-    return [
-        (f"r.{name}", run.began_ms + fired.at_ns // 1_000_000)
-        for fired in run.fired
-        if fired.what == "gateway-kill"
-        for name in fired.target.split(",")
-    ]
+def _struck(strikes: Iterable[Strike], what: Collection[str]) -> Iterator[tuple[str, Strike]]:
+    """Whom faults of these kinds struck."""
+    for strike in strikes:
+        if strike.what in what:
+            for name in sorted(strike.targets):
+                yield name, strike
 
 
 _OF_AGENTS = ("agent-kill", "agent-stop", "cpu-limit")

@@ -6,10 +6,7 @@ from msgspec.structs import replace
 
 from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.scenario.catalogue import FAULTS
-from relume.chaos.validators.strikes import THE_LOG, Strike
-
-LASTING = frozenset(("weights-flipped", "weights-flipped-unseen"))
-"""Faults that are struck once and stay."""
+from relume.chaos.validators.strikes import THE_LOG, WRONG_WEIGHTS, Strike
 
 
 def strikes_of(run: Outcome) -> tuple[Strike, ...]:
@@ -26,7 +23,7 @@ def _strike(run: Outcome, fired: FiredFault) -> Strike:
         names = frozenset((THE_LOG,))
     elif kind.target == "domain":
         names = frozenset(name for name, domain in run.schedule.workers.items() if domain in names)
-    lasts = kind.lasts == "must" or fired.what in LASTING
+    lasts = kind.lasts == "must" or fired.what in WRONG_WEIGHTS
     until_ns = fired.until_ns or (run.ended_ns if lasts else fired.at_ns)
     return Strike(
         what=fired.what,

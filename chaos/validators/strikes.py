@@ -8,6 +8,11 @@ from msgspec import Struct
 
 THE_LOG = "the log"
 """Target of a fault that stops or slows members of etcd."""
+FELT_MS = 15_000
+"""Time after a fault in which requests may still suffer from it: an engine loads for 5 s, and its
+start may be put off or fail; a hung one is found within seconds."""
+WRONG_WEIGHTS = frozenset(("weights-flipped", "weights-flipped-unseen"))
+"""Faults that damage the weights of an engine: they strike once and stay."""
 
 
 class Strike(Struct, frozen=True, kw_only=True):

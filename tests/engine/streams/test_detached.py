@@ -82,8 +82,9 @@ async def _lose(kept: StreamBuffer, wire: Wire) -> asyncio.Task[Any]:
     """The connection is lost, as the handler's own `receive` finds out."""
     handler = asyncio.create_task(kept.receiving(wire.receive)())
     wire.gone.set()
-    while kept.attached:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        while kept.attached:
+            await asyncio.sleep(0)
     return handler
 
 

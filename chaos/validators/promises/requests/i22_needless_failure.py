@@ -41,7 +41,7 @@ from relume.chaos.validators.records import (
     of_clients,
 )
 from relume.chaos.validators.service_limits import ServiceLimits, limits_of
-from relume.chaos.validators.strikes import Strike, is_struck
+from relume.chaos.validators.strikes import FELT_MS, WRONG_WEIGHTS, Strike, is_struck
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import Guarantee, TransportKind
@@ -56,9 +56,6 @@ SLACK_MS = 1000
 LATE_MS = 2000
 IDLE_MS = 1000
 """Time around a refusal in which its replica may not know yet that an engine is idle."""
-FELT_MS = 15_000
-"""Time after a fault in which attempts may still fail by it: an engine loads for 5 s, and its start
-may be put off or fail; a hung one is found within seconds."""
 LOG_LATE = "the log was too late"
 """How a return ends that the log, away meanwhile, did not record in time: its 410 is permitted."""
 MS = 1_000_000
@@ -71,7 +68,6 @@ FRAGILE = frozenset(("choices", "relayed", "unnamed", "restarting", "resumable")
 """Kinds of requests that one failure may end: they cannot be continued, or a part of the stream is
 lost with the gateway."""
 DEATHS = frozenset((TransportKind.RESET, TransportKind.EOF, TransportKind.ENGINE_DEAD))
-FLIPPED = frozenset(("weights-flipped", "weights-flipped-unseen"))
 
 
 def check(
@@ -213,7 +209,7 @@ class _Rules:
             return call.status != BUSY and self._struck_replica(at_ms)
         begun = [at.event for at in course.events if type(at.event) is v.RouteDecided]
         ran_on = {event.worker for event in begun if event.worker}
-        if any(strike.targets & ran_on for strike in self._strikes if strike.what in FLIPPED):
+        if any(strike.targets & ran_on for strike in self._strikes if strike.what in WRONG_WEIGHTS):
             return True
         if call.status in (BUSY, NO_WORKER):
             return len(blows) >= self._limits.errors

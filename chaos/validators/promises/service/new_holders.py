@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from relume.chaos.validators.records import Log, events_of
-from relume.chaos.validators.strikes import THE_LOG, Strike, is_struck
+from relume.chaos.validators.strikes import FELT_MS, THE_LOG, Strike, is_struck
 from relume.events import vocabulary as v
 
 BOUND_MS = 500
 """The replica decides when it folds the loss; the rest is its way into the log and back."""
-FELT_MS = 15_000
 
 
 class _Placed(Struct, kw_only=True):

@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from relume.chaos.validators.records import Log, events_of
-from relume.chaos.validators.strikes import THE_LOG, Strike, is_struck
+from relume.chaos.validators.strikes import FELT_MS, THE_LOG, Strike, is_struck
 from relume.events import vocabulary as v
 
 BOUND_MS = 1000
 """A notice takes a message over the network, and its record the next segment."""
 KNOWN_MS = 3000
 """Time after the start of a replica or an engine in which the connection for notices may be new."""
-FELT_MS = 15_000
-"""Time after another fault in which the agent or the connection may still be away."""
 KILLS = frozenset(("engine-kill", "primary-and-holder-kill"))
 NEVER = 1 << 62
 Engine = tuple[str, int]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from relume.chaos.validators.known_facts import Dispatch, KnownFacts
 from relume.chaos.validators.records import Log, courses, events_of
-from relume.chaos.validators.strikes import THE_LOG, Strike, is_struck
+from relume.chaos.validators.strikes import FELT_MS, THE_LOG, WRONG_WEIGHTS, Strike, is_struck
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AttemptMode, RouteCause
 
@@ -28,19 +28,17 @@ LINK_BYTES_S = 100e6
 """A tenth of the slowest link of the simulated hosts."""
 LATENCY_US = 1000
 """Of one restore: to find the blocks, and to begin."""
-FELT_MS = 15_000
 AFTER_MS = 500
 """Time in which the engine that gets the attempt must begin the restore."""
 KILLS = frozenset(("engine-kill", "agent-kill"))
 """Faults that leave the blocks which the host holds for others."""
-FLIPPED = frozenset(("weights-flipped", "weights-flipped-unseen"))
 STAYS = frozenset((RouteCause.ARRIVAL, RouteCause.MOVED, RouteCause.CORRUPT))
 """Causes of dispatches without a dead engine before them."""
 
 
 def unused_restores(log: Log, strikes: Sequence[Strike]) -> Iterator[str]:
     """How many restores were missed, if they are too many."""
-    if any(strike.what in FLIPPED for strike in strikes):
+    if any(strike.what in WRONG_WEIGHTS for strike in strikes):
         return
     known = log.known
     open_to = [at for at in known.dispatches if _continues(at)]

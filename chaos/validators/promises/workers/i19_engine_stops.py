@@ -15,14 +15,13 @@ from collections.abc import Iterator, Sequence
 
 from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
 from relume.chaos.validators.records import ClientRecord, Violation
-from relume.chaos.validators.strikes import Strike
+from relume.chaos.validators.strikes import FELT_MS, Strike
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
 
 PROMISE = "I19"
 BOUND_MS = 500
 """The gateway closes the connection at once; an engine ends a request after its current step."""
-FELT_MS = 15_000
 MS = 1_000_000
 
 
