@@ -18,8 +18,8 @@ from relume.chaos.papers.dejavu.dejavu_study import (
 )
 from relume.chaos.papers.dejavu.dejavu_tables import SETTINGS
 from relume.chaos.papers.dejavu.inputs import OPT_66B, a100, fits, token_ns
+from relume.chaos.papers.dejavu.machine_split import Work, together_us
 from relume.chaos.papers.dejavu.pipeline import Job, apart, ends, together
-from relume.policies.disaggregation.machine_split import Work, together_us
 
 jobs_ = st.lists(
     st.builds(Job, st.integers(0, 300), st.integers(0, 40), st.integers(1, 30)),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relume.policies.disaggregation.machine_split import (
+from relume.chaos.papers.dejavu.machine_split import (
     DoesNotFit,
     Footprint,
     Split,

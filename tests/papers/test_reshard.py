@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from relume.policies.elastic.reshard import (
+from relume.chaos.papers.anchortp.reshard import (
     BadLayout,
     Held,
     Plan,
@@ -23,8 +23,8 @@ from relume.policies.elastic.reshard import (
     lost,
     own_only,
 )
-from relume.policies.elastic.reshard_time import Links, busiest_us
-from relume.policies.elastic.spans import common, cut, normal, size, without
+from relume.chaos.papers.anchortp.reshard_time import Links, busiest_us
+from relume.chaos.papers.anchortp.spans import common, cut, normal, size, without
 
 
 @st.composite

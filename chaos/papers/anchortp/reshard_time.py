@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from relume.policies.elastic.reshard import Plan
+from relume.chaos.papers.anchortp.reshard import Plan
 
 
 class Links(Struct, frozen=True, kw_only=True):

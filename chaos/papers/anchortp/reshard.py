@@ -25,7 +25,7 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from relume.policies.elastic.spans import Span, Spans, common, cut, normal, size, without
+from relume.chaos.papers.anchortp.spans import Span, Spans, common, cut, normal, size, without
 
 Held = Mapping[int, Spans]
 """Units of each living rank: normal spans, disjoint between ranks."""

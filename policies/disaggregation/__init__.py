@@ -1,1 +1,0 @@
-"""How many machines compute prompts and how many generate tokens."""
