@@ -122,25 +122,25 @@ class Store:
 
     # --- reading -------------------------------------------------------------------------
 
-    def range(self, asked: Range) -> Found:
+    def range(self, request: Range) -> Found:
         """Raises OutOfHistory."""
-        revision = asked.revision or self.revision
+        revision = request.revision or self.revision
         if revision > self.revision:
             raise OutOfHistory("etcdserver: mvcc: required revision is a future revision")
         if revision < self.compacted:
             raise OutOfHistory("etcdserver: mvcc: required revision has been compacted")
         header = Header(self.revision)
-        if not asked.end:
-            found = self._at(asked.key, revision)
+        if not request.end:
+            found = self._at(request.key, revision)
             kvs = [found] if found is not None else []
         else:
-            keys = self._keys_in(asked.key, asked.end)
+            keys = self._keys_in(request.key, request.end)
             kvs = [kv for key in keys if (kv := self._at(key, revision)) is not None]
         count = len(kvs)
-        if asked.count_only:
+        if request.count_only:
             kvs = []
-        elif asked.limit:
-            kvs = kvs[: asked.limit]
+        elif request.limit:
+            kvs = kvs[: request.limit]
         return Found(kvs, count, header)
 
     def changes_from(self, revision: int) -> Iterable[tuple[int, tuple[Event, ...]]]:

@@ -223,20 +223,20 @@ class SimEtcd:
         end.peer.lost = lambda *_: self._client_gone(member, end.peer)
         return end
 
-    def serve(self, end: End, method: str, asked: Any, reply: Reply) -> None:
+    def serve(self, end: End, method: str, request: Any, reply: Reply) -> None:
         """A client's message to a member."""
         assert end.served is not None
         member: Member = end.served.what
         if method in ("Range", "Txn", "LeaseGrant", "LeaseRevoke", "DeleteRange"):
-            self._propose(member, method, asked, reply)
+            self._propose(member, method, request, reply)
         elif method == "watch":
-            number, what = asked
+            number, what = request
             self._watch(member, end, number, what, reply)
         elif method == "keep":
-            self._keep(asked[1], reply)
+            self._keep(request[1], reply)
         else:
             for watching in member.watchers.values():
-                watching.pop((end, asked[0]), None)
+                watching.pop((end, request[0]), None)
 
     def _client_gone(self, member: Member, end: End) -> None:
         for watching in member.watchers.values():
@@ -259,17 +259,17 @@ class SimEtcd:
     def _quorum(self) -> bool:
         return 2 * sum(m.runs for m in self._members.values()) > len(self._members)
 
-    def _propose(self, member: Member, method: str, asked: Any, reply: Reply) -> None:
-        if self.no_space and (method == "LeaseGrant" or (type(asked) is Txn and asked.puts)):
+    def _propose(self, member: Member, method: str, request: Any, reply: Reply) -> None:
+        if self.no_space and (method == "LeaseGrant" or (type(request) is Txn and request.puts)):
             reply(_NO_SPACE)
             return
-        proposal = member, method, asked, reply
+        proposal = member, method, request, reply
         if self.leader is None or not self.leader.runs or not self._quorum:
             # Without a leader some are dropped at once, some wait for the next one.
             if self._random.random() < 0.5:
                 self._waiting.append(proposal)
             return
-        if method == "Range" or (method == "Txn" and not (asked.puts or asked.drops)):
+        if method == "Range" or (method == "Txn" and not (request.puts or request.drops)):
             process = self.leader.process
             process.call_at(self.loop.time() + READ_S, self._carry_out, *proposal)
             return
@@ -304,11 +304,11 @@ class SimEtcd:
         if self._batch:
             self._next_batch()
 
-    def _carry_out(self, member: Member, method: str, asked: Any, reply: Reply) -> None:
+    def _carry_out(self, member: Member, method: str, request: Any, reply: Reply) -> None:
         store = self.store
         before = store.revision
         try:
-            answer = self._answer(method, asked)
+            answer = self._answer(method, request)
         except OutOfHistory as error:
             answer = Failure(grpc.StatusCode.OUT_OF_RANGE, str(error))
         except NoSuchLease:
@@ -327,22 +327,22 @@ class SimEtcd:
         elif member.process.alive:
             member.process.call_soon(reply, answer)
 
-    def _answer(self, method: str, asked: Any) -> Any:
+    def _answer(self, method: str, request: Any) -> Any:
         store = self.store
         if method == "Range":
-            return store.range(asked)
+            return store.range(request)
         if method == "Txn":
-            return store.txn(asked)
+            return store.txn(request)
         if method == "LeaseGrant":
             self._leases += 1
-            lease = Lease(0x7000 + self._leases, max(asked, 2), 0.0)
+            lease = Lease(0x7000 + self._leases, max(request, 2), 0.0)
             lease.deadline_s = self.loop.time() + lease.ttl_s
             store.grant(lease)
             return SimpleNamespace(ID=lease.id, TTL=lease.ttl_s)
         if method == "LeaseRevoke":
-            store.revoke(asked)
+            store.revoke(request)
         else:
-            store.delete(*asked)
+            store.delete(*request)
         return SimpleNamespace(header=Header(store.revision))
 
     # --- watches -------------------------------------------------------------------------
@@ -351,10 +351,10 @@ class SimEtcd:
         key, last, start = what
         store = self.store
         if start <= store.compacted:
-            reply(_told(member, compact_revision=store.compacted + 1, canceled=True))
+            reply(_watch_response(member, compact_revision=store.compacted + 1, canceled=True))
             return
         member.watchers.setdefault((key, last), {})[end, number] = reply
-        reply(_told(member, created=True))
+        reply(_watch_response(member, created=True))
         if 0 < start <= member.applied:
             events = []
             for at, changed in store.changes_from(start):
@@ -362,7 +362,7 @@ class SimEtcd:
                     break
                 events += _within(changed, key, last)
             if events:
-                reply(_told(member, events=events))
+                reply(_watch_response(member, events=events))
 
     def _spread(self) -> None:
         """The store changed: each running member applies it and notifies its watchers."""
@@ -383,9 +383,9 @@ class SimEtcd:
                 continue
             for at in range(seen + 1, store.revision + 1):
                 if events := _within(store.changes[at - 1], key, last):
-                    told = _told(member, events=events)
+                    response = _watch_response(member, events=events)
                     for reply in list(watching.values()):
-                        reply(told)
+                        reply(response)
 
     # --- leaders -------------------------------------------------------------------------
 
@@ -460,7 +460,7 @@ def _within(events: Sequence[Event], key: bytes, last: bytes) -> list[Event]:
     return [e for e in events if e.kv.key == key]
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class WatchResponse(Struct, frozen=True, kw_only=True):
     """As `WatchResponse`."""
 
     header: Header
@@ -472,5 +472,5 @@ class Told(Struct, frozen=True, kw_only=True):
     cancel_reason: str = ""
 
 
-def _told(member: Member, **what: Any) -> Told:
-    return Told(header=Header(member.applied, CLUSTER), **what)
+def _watch_response(member: Member, **what: Any) -> WatchResponse:
+    return WatchResponse(header=Header(member.applied, CLUSTER), **what)

@@ -44,7 +44,7 @@ class Cluster(Protocol):
         """A connection to the member at `address`; None when it is not running."""
         ...
 
-    def serve(self, end: End, method: str, asked: Any, reply: Reply) -> None:
+    def serve(self, end: End, method: str, request: Any, reply: Reply) -> None:
         """Receive a client's message in the member's process; answers go to `reply`."""
         ...
 
@@ -66,24 +66,26 @@ class Form:
     """The request of the appends of one stream under one epoch, parsed once: later appends differ in
     their keys and data alone."""
 
-    __slots__ = ("_asked", "_names")
+    __slots__ = ("_names", "_template")
 
     def __init__(self, append: Append) -> None:
-        self._asked = txn_of(append.request)
+        self._template = txn_of(append.request)
         self._names = names_of(append)
 
     def txn(self, append: Append) -> Txn:
         """The content of `append.request`."""
         of = dict(zip(self._names, names_of(append), strict=True)).get
-        asked = self._asked
+        template = self._template
         return Txn(
             compares=tuple(
-                (of(key, key), revision, there) for key, revision, there in asked.compares
+                (of(key, key), revision, there) for key, revision, there in template.compares
             ),
-            puts=tuple((of(key, key), append.data, lease) for key, _, lease in asked.puts),
-            reads=tuple(replace(read, key=of(read.key, read.key)) for read in asked.reads),
-            otherwise=tuple(replace(read, key=of(read.key, read.key)) for read in asked.otherwise),
-            drops=asked.drops,
+            puts=tuple((of(key, key), append.data, lease) for key, _, lease in template.puts),
+            reads=tuple(replace(read, key=of(read.key, read.key)) for read in template.reads),
+            otherwise=tuple(
+                replace(read, key=of(read.key, read.key)) for read in template.otherwise
+            ),
+            drops=template.drops,
         )
 
 
