@@ -76,7 +76,7 @@ def simulate(workers: int, requests: Sequence[Request]) -> Ran:
             heapq.heapreplace(fewest, (engine.load, who))
         else:
             engine = engines[who]
-            done = sum(told.what == "finished" for told in engine.advance(now))
+            done = sum(event.what == "finished" for event in engine.advance(now))
             if done:
                 ran.finished += done
                 heapq.heappush(fewest, (engine.load, who))

@@ -57,7 +57,7 @@ SILENT = dict.fromkeys(
 TAGS = (
     b"effects_decided/1", b"checkpoints_released/1", b"checkpoints_voided/1", b"detail_decided/1",
 )  # fmt: skip
-KEPT_REPORTS = 4096
+REPORT_LIMIT = 4096
 """Maximum number of queued reports to an agent that does not read; engines drop and count more."""
 
 
@@ -166,7 +166,7 @@ class Reports:
         self._process = process
         self._journal = journal
         self._delay_s = disorder.report_delay_ms / 1e3
-        self._kept = disorder.kept_reports or KEPT_REPORTS
+        self._report_limit = disorder.kept_reports or REPORT_LIMIT
         self._waiting: deque[bytes] = deque()
         self._coming = 0
         self._retry: asyncio.TimerHandle | None = None
@@ -176,7 +176,7 @@ class Reports:
 
     def send(self, record: bytes) -> bool:
         """A report from the engine; False: it was dropped."""
-        if self._coming + len(self._waiting) >= self._kept:
+        if self._coming + len(self._waiting) >= self._report_limit:
             return False
         self._coming += 1
         if self._delay_s:

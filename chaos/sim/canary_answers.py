@@ -22,9 +22,9 @@ WRONG_SHARE = 1 / 3
 """Of the requests, those that get wrong tokens from an engine with a flipped bit."""
 
 
-def first_wrong(asked: str, output_tokens: int) -> int:
-    """The first token of the answer to `asked` that a flipped bit makes wrong; -1: none."""
-    draw = Random(f"{asked}:flipped")
+def first_wrong(content_id: str, output_tokens: int) -> int:
+    """The first token of the answer to `content_id` that a flipped bit makes wrong; -1: none."""
+    draw = Random(f"{content_id}:flipped")
     return draw.randrange(output_tokens) if draw.random() < WRONG_SHARE else -1
 
 

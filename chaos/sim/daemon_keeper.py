@@ -165,8 +165,8 @@ class SimKeeper:
         figures = daemon.store.stats()
         if figures != self._figures:
             self._figures = figures
-            told = tuple(figures.items())
-            self._journal.record(StateDaemonReported(self._machine.name, self._boot, told))
+            statistics = tuple(figures.items())
+            self._journal.record(StateDaemonReported(self._machine.name, self._boot, statistics))
 
     async def leave(self, reason: str) -> None:
         """End the daemon: the worker leaves, or is fenced."""

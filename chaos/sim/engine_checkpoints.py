@@ -200,7 +200,7 @@ class EngineCheckpoints:
         for track, first, last in blocks:
             what = track.what
             for index in range(first, last):
-                image, digest = image_of(what.asked, index)
+                image, digest = image_of(what.content_id, index)
                 pieces.append(
                     m.Piece(
                         request=what.request,
@@ -454,17 +454,17 @@ class Reading:
 
 
 _IMAGES: dict[tuple[str, int], tuple[bytes, bytes]] = {}
-_KEPT = 200_000
+_MAX_IMAGES = 200_000
 
 
-def image_of(asked: str, index: int) -> tuple[bytes, bytes]:
+def image_of(content_id: str, index: int) -> tuple[bytes, bytes]:
     """Substitute for the bytes of a request's block, and its digest."""
-    found = _IMAGES.get((asked, index))
+    found = _IMAGES.get((content_id, index))
     if found is None:
-        if len(_IMAGES) >= _KEPT:
+        if len(_IMAGES) >= _MAX_IMAGES:
             _IMAGES.clear()
-        image = hashlib.blake2b(f"{asked}:{index}".encode(), digest_size=16).digest()
-        found = _IMAGES[asked, index] = image, digest_of(image)
+        image = hashlib.blake2b(f"{content_id}:{index}".encode(), digest_size=16).digest()
+        found = _IMAGES[content_id, index] = image, digest_of(image)
     return found
 
 

@@ -55,9 +55,9 @@ class Watch:
         waiting, self._waiting = self._waiting, []
         return len(waiting)
 
-    def met(self, request: str, asked: str) -> None:
+    def met(self, request: str, content_id: str) -> None:
         """An engine received an attempt of a client's request."""
-        self.requests[request] = asked
+        self.requests[request] = content_id
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Watch:
                         if type(event) not in OF_ENGINES:
                             self._take(segment.stream, event)
 
-    def told(self, worker: str, event: Any) -> None:
+    def on_report(self, worker: str, event: Any) -> None:
         """An engine reports to its agent."""
         if self._waiting:
             self._take(f"w.{worker}", event)

@@ -19,16 +19,16 @@ from relume.events.wire.worker_calls import Attach
 
 class Dispatch(Struct, frozen=True, kw_only=True):
     """One attempt as it reaches an engine (headers of the worker protocol). The tokens depend on
-    `asked`: token i of equal `asked` is the same on every healthy engine. `record`: the encoded
-    decision that came with it. `delivered` tokens exist already (mode continue or replay). `claim`:
-    the resume token, with which a connection may attach to the stream within `grace_s`;
+    `content_id`: token i of equal `content_id` is the same on every healthy engine. `record`: the
+    encoded decision that came with it. `delivered` tokens exist already (mode continue or replay).
+    `claim`: the resume token, with which a connection may attach to the stream within `grace_s`;
     `envelope`: state daemons that may have the request."""
 
     request: str
     attempt: int
     incarnation: int
     mode: str
-    asked: str
+    content_id: str
     prompt_tokens: int
     output_tokens: int
     delivered: int
@@ -144,7 +144,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     the answer is on its way."""
 
     client_id: str
-    asked: str
+    content_id: str
     prompt_tokens: int
     output_tokens: int
     verdict: str = "exact"

@@ -25,8 +25,8 @@ Reply = Callable[[int, dict[str, Any]], None]
 
 def request_of(body: dict[str, Any]) -> tuple[CrossCheckRequest, RequestBody]:
     """The call, and the request that is answered again."""
-    asked = convert(body, CrossCheckRequest)
-    return asked, request_body.decode(asked.body)
+    call = convert(body, CrossCheckRequest)
+    return call, request_body.decode(call.body)
 
 
 def took_ns(cost: StepCost, request: RequestBody) -> int:
@@ -40,8 +40,8 @@ def took_ns(cost: StepCost, request: RequestBody) -> int:
 
 def answer(request: RequestBody, wrong: bool, flipped: bool, ns: int) -> dict[str, Any]:
     """What the engine answers: the tokens that its clients get."""
-    tokens = tokens_of(request.asked, 0, request.output_tokens)
-    first = first_wrong(request.asked, request.output_tokens) if flipped else -1
+    tokens = tokens_of(request.content_id, 0, request.output_tokens)
+    first = first_wrong(request.content_id, request.output_tokens) if flipped else -1
     if wrong or first >= 0:
         first = 0 if wrong else first
         tokens[first:] = [WRONG] * (len(tokens) - first)

@@ -168,11 +168,14 @@ class Call:
 
     def history(self, began_ns: int) -> History:
         """Its history."""
-        told = self.record.token_count > 0
+        has_tokens = self.record.token_count > 0
         return History(
-            request=self.request.name, record=self.record, sent_ns=self.sent_ns - began_ns,
-            first_ns=self.first_ns - began_ns if told else None, last_ns=self.last_ns - began_ns if told else None,
-        )  # fmt: skip
+            request=self.request.name,
+            record=self.record,
+            sent_ns=self.sent_ns - began_ns,
+            first_ns=self.first_ns - began_ns if has_tokens else None,
+            last_ns=self.last_ns - began_ns if has_tokens else None,
+        )
 
 
 class ReturningCall(Call):
@@ -411,7 +414,7 @@ class Clients:
             connection=call.connection,
             last_event_id=last_event_id,
             client_id=request.name,
-            asked=request.name,
+            content_id=request.name,
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
             verdict=verdict_of(request),

@@ -401,10 +401,10 @@ class Faults:
             raise CannotStrike(f"{target} has nothing in files")
         disk.full = True
 
-        def room() -> None:
+        def end_disk_full() -> None:
             disk.full = False
 
-        return room
+        return end_disk_full
 
     def _primary_and_holder_kill(self, planned: PlannedFault, target: str) -> None:
         host = self._engine(target)
@@ -471,10 +471,10 @@ class Faults:
         etcd = self._fleet.etcd
         etcd.no_space = True
 
-        def room() -> None:
+        def end_no_space() -> None:
             etcd.no_space = False
 
-        return room
+        return end_no_space
 
     def _disk_slow(self, planned: PlannedFault, target: str) -> Undo:
         etcd = self._fleet.etcd

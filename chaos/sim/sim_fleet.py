@@ -89,8 +89,8 @@ class SimFleet:
         self.etcd = SimEtcd(loop, self.wires, schedule.etcd, log_limits(fleet.limits))
         replica = settings.replica
         if fleet.waiting:
-            room = msgspec.structs.replace(WaitingConfig(), **fleet.waiting)
-            replica = msgspec.structs.replace(replica or ReplicaConfig(), waiting=room)
+            waiting = msgspec.structs.replace(WaitingConfig(), **fleet.waiting)
+            replica = msgspec.structs.replace(replica or ReplicaConfig(), waiting=waiting)
         if fleet.cross_checks:
             checks = msgspec.structs.replace(CrossCheckConfig(), **fleet.cross_checks)
             replica = msgspec.structs.replace(replica or ReplicaConfig(), cross_checks=checks)
@@ -137,7 +137,7 @@ class SimFleet:
         self.faults = Faults(self, watch)
         if any(planned.event is not None for planned in schedule.faults):
             for host in self.hosts.values():
-                host.seen, host.met = watch.told, watch.met
+                host.seen, host.met = watch.on_report, watch.met
         self.operator: Operator | None = None
         self.began_ns = 0
         self.drained = False

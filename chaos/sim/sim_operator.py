@@ -78,11 +78,11 @@ class Operator:
             if replica is None or process is None or process.stopped:
                 continue
             name = f"{PRINCIPAL}:c{len(self._given)}"
-            asked = v.AdminCommanded(
+            event = v.AdminCommanded(
                 command_id=name, principal=PRINCIPAL, command=AdminCommand(command), target=target
             )
             try:
-                position = process.context.run(replica.scheduler.emit, asked)
+                position = process.context.run(replica.scheduler.emit, event)
             except LogError:
                 continue
             self._given.append((name, replica, position))

@@ -57,7 +57,7 @@ def test_a_gap_and_a_repetition_are_recorded(second: int, fine: bool) -> None:
 def test_a_relayed_answer_has_the_status_of_its_worker(status: int, refusal: int) -> None:
     """I25 of composed 9028 compared 200 with the log's 302."""
     call = call_of(SMALL)
-    ask = Ask(client_id="q0", asked="q0", prompt_tokens=8, output_tokens=4, kind="relayed")
+    ask = Ask(client_id="q0", content_id="q0", prompt_tokens=8, output_tokens=4, kind="relayed")
     connection = SimClientConnection(call, ask, {})
     answer = SimpleNamespace(finish="-")
     connection.session = SimpleNamespace(stream=SimpleNamespace(answer=answer))  # type: ignore[assignment]

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from relume.chaos.sim.engine.engine_model import EngineConfig, Job, SimEngine, Told
+from relume.chaos.sim.engine.engine_model import EngineConfig, Job, JobEvent, SimEngine
 from relume.chaos.sim.engine.speed import PausedStepCost
 from relume.chaos.sim.engine.step_cost import StepCost, load
 from relume.chaos.sim.world.virtual_clock import Clock
@@ -44,19 +44,19 @@ def jobs(seed: int, count: int, shared: bool = True) -> list[tuple[int, Job]]:
     return found
 
 
-def serve(engine: SimEngine, arrivals: list[tuple[int, Job]]) -> list[Told]:
-    told: list[Told] = []
+def serve(engine: SimEngine, arrivals: list[tuple[int, Job]]) -> list[JobEvent]:
+    events: list[JobEvent] = []
     for at, job in arrivals:
-        told += engine.advance(at)
-        told += engine.submit(job, at)
+        events += engine.advance(at)
+        events += engine.submit(job, at)
     while engine.next_ns is not None:
-        told += engine.advance(engine.next_ns)
-    return told
+        events += engine.advance(engine.next_ns)
+    return events
 
 
-def times(told: list[Told], what: str) -> dict[str, int]:
+def times(events: list[JobEvent], what: str) -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in told:
+    for one in events:
         if one.what == what:
             found.setdefault(one.name, one.at_ns)
     return found
@@ -100,10 +100,10 @@ def test_a_pause_before_each_step_delays_it_and_is_no_part_of_it() -> None:
     while engine.next_ns is not None:
         engine.advance(engine.next_ns)
         steps.append(engine.last)
-    told = serve(plain, [(0, job)])
+    events = serve(plain, [(0, job)])
     assert [s.gap_ns for s in steps] == [0] + [60_000_000] * 4, "the first follows no other"
     assert steps[-1].took_ns == plain.last.took_ns
-    assert engine.busy_ns == plain.busy_ns == times(told, "finished")["j"]
+    assert engine.busy_ns == plain.busy_ns == times(events, "finished")["j"]
     assert engine.runs.over_ns == plain.runs.over_ns + 5 * 60_000_000
 
 
@@ -112,14 +112,14 @@ def test_looking_often_changes_nothing() -> None:
     seldom, often = SimEngine(config, COST), SimEngine(config, COST)
     arrivals = jobs(6, 40)
     expected = serve(seldom, arrivals)
-    told: list[Told] = []
+    events: list[JobEvent] = []
     for at in range(0, arrivals[-1][0] + 60_000_000_000, 7_777_777):
         while arrivals and arrivals[0][0] <= at:
             due, job = arrivals.pop(0)
-            told += often.advance(due)
-            told += often.submit(job, due)
-        told += often.advance(at)
-    assert told == expected
+            events += often.advance(due)
+            events += often.submit(job, due)
+        events += often.advance(at)
+    assert events == expected
 
 
 def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
@@ -127,19 +127,19 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
     engine.submit(Job(name="short", prompt_tokens=16, output_tokens=1000), 0)
     engine.advance(3_000_000_000)
     before = engine.steps
-    told = engine.submit(Job(name="long", prompt_tokens=5000, output_tokens=10), 3_000_000_000)
-    while "long" not in times(told, "first"):
-        told += engine.advance(engine.next_ns or 0)
+    events = engine.submit(Job(name="long", prompt_tokens=5000, output_tokens=10), 3_000_000_000)
+    while "long" not in times(events, "first"):
+        events += engine.advance(engine.next_ns or 0)
     assert engine.steps - before >= 10  # 511 tokens a step beside the one that decodes
     assert engine.running["short"].generated + engine._decoded - engine.running["short"].joined > 10
 
 
 def test_no_more_run_at_once_than_places() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=4000, max_seqs=2, max_tokens=512), COST)
-    told = serve(
+    events = serve(
         engine, [(0, Job(name=f"j{i}", prompt_tokens=10, output_tokens=50)) for i in range(4)]
     )
-    admitted, finished = times(told, "admitted"), times(told, "finished")
+    admitted, finished = times(events, "admitted"), times(events, "finished")
     assert admitted["j2"] >= min(finished["j0"], finished["j1"])
     assert list(admitted) == ["j0", "j1", "j2", "j3"]
 
@@ -177,36 +177,36 @@ def test_unused_prefixes_make_room() -> None:
 
 def test_the_last_admitted_is_preempted_and_computed_again() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=20, max_seqs=8, max_tokens=512), COST)
-    told = serve(
+    events = serve(
         engine,
         [
             (0, Job(name="old", prompt_tokens=100, output_tokens=150)),
             (1, Job(name="young", prompt_tokens=100, output_tokens=150)),
         ],
     )
-    preempted = [t for t in told if t.what == "preempted"]
+    preempted = [t for t in events if t.what == "preempted"]
     assert [t.name for t in preempted] == ["young"] and 1 < preempted[0].tokens < 150
-    finished = times(told, "finished")
+    finished = times(events, "finished")
     assert finished["old"] < finished["young"]
-    again = [t for t in told if t.name == "young" and t.what == "first"]
+    again = [t for t in events if t.name == "young" and t.what == "first"]
     assert again[1].tokens == preempted[0].tokens + 1
 
 
 def test_prompts_that_fill_all_blocks_are_served_in_their_order() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=20, max_seqs=4, max_tokens=64), COST)
-    told = serve(
+    events = serve(
         engine, [(0, Job(name=f"j{i}", prompt_tokens=300, output_tokens=5)) for i in range(3)]
     )
-    assert list(times(told, "finished")) == ["j0", "j1", "j2"]
+    assert list(times(events, "finished")) == ["j0", "j1", "j2"]
     assert_empty(engine)
 
 
 def test_a_job_continues_after_what_it_has() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=400), COST)
-    told = serve(
+    events = serve(
         engine, [(0, Job(name="moved", prompt_tokens=100, output_tokens=50, generated=49))]
     )
-    assert [(t.what, t.tokens) for t in told if t.what != "chunk"] == [
+    assert [(t.what, t.tokens) for t in events if t.what != "chunk"] == [
         ("admitted", 49),
         ("first", 50),
         ("finished", 50),
@@ -237,11 +237,11 @@ def test_a_job_that_comes_as_a_step_ends_waits_for_the_next_one() -> None:
     engine.submit(Job(name="old", prompt_tokens=100, output_tokens=60), 0)
     engine.advance(engine.next_ns or 0)
     ends = [engine._began + engine._took(steps) for steps in (20, 21)]
-    told = engine.advance(ends[0]) + engine.submit(
+    events = engine.advance(ends[0]) + engine.submit(
         Job(name="new", prompt_tokens=100, output_tokens=5), ends[0]
     )
-    told += engine.advance(ends[1])
-    assert times(told, "admitted") == {"new": ends[1]}
+    events += engine.advance(ends[1])
+    assert times(events, "admitted") == {"new": ends[1]}
 
 
 @pytest.mark.parametrize("at", [1, 100_000_000, 900_000_000])
@@ -249,12 +249,12 @@ def test_an_aborted_job_leaves_nothing(at: int) -> None:
     engine = SimEngine(EngineConfig(kv_blocks=60, max_seqs=2, max_tokens=64), COST)
     for index in range(3):
         engine.submit(Job(name=f"j{index}", prompt_tokens=100, output_tokens=100), 0)
-    told = engine.advance(at)
+    events = engine.advance(at)
     assert all(engine.abort(f"j{index}", at) for index in (0, 2))
     assert not engine.abort("unknown", at)
     while engine.next_ns is not None:
-        told += engine.advance(engine.next_ns)
-    assert list(times(told, "finished")) == ["j1"]
+        events += engine.advance(engine.next_ns)
+    assert list(times(events, "finished")) == ["j1"]
     assert_empty(engine)
 
 

@@ -227,7 +227,7 @@ def test_a_client_and_a_gateway_hear_of_each_other_through_the_door(loop):
 
     async def main():
         for name, client in (("c0", told), ("c1", left), ("c2", cut)):
-            door.ask(Ask(client_id=name, asked="q", prompt_tokens=4, output_tokens=4), client)
+            door.ask(Ask(client_id=name, content_id="q", prompt_tokens=4, output_tokens=4), client)
         await asyncio.sleep(1)
         door.flush("c0")
         gateway.callers["c0"].end("length")
@@ -235,7 +235,7 @@ def test_a_client_and_a_gateway_hear_of_each_other_through_the_door(loop):
         await asyncio.sleep(1)
         replica.kill()
         await asyncio.sleep(1)
-        door.ask(Ask(client_id="c3", asked="q", prompt_tokens=4, output_tokens=4), late)
+        door.ask(Ask(client_id="c3", content_id="q", prompt_tokens=4, output_tokens=4), late)
         await asyncio.sleep(1)
 
     loop.run(_in(clients, main()))
@@ -260,7 +260,7 @@ def test_tokens_held_up_on_the_way_are_as_late_as_they_came(loop):
 
     async def main():
         wires.door("r0:8000").ask(
-            Ask(client_id="c0", asked="q", prompt_tokens=4, output_tokens=4), client
+            Ask(client_id="c0", content_id="q", prompt_tokens=4, output_tokens=4), client
         )
         rule = wires.cut("r0", "clients", both=False)
         await asyncio.sleep(5)
@@ -281,7 +281,7 @@ def test_a_client_that_has_left_acknowledges_no_end(loop, leaves):
     door = wires.door("r0:8000")
 
     async def main():
-        door.ask(Ask(client_id="c0", asked="q", prompt_tokens=4, output_tokens=4), client)
+        door.ask(Ask(client_id="c0", content_id="q", prompt_tokens=4, output_tokens=4), client)
         await asyncio.sleep(1)
         gateway.callers["c0"].end("length")
         if leaves:

@@ -19,12 +19,14 @@ from tests.sim.test_worker import Bench
 TOKENS = 60
 
 
-async def ask(bench: Bench, asked: str, incarnation: int = 1, total_s: float = 30.0) -> Any:
+async def ask(bench: Bench, content_id: str, incarnation: int = 1, total_s: float = 30.0) -> Any:
     """A replica's call: status and answer. Raises aiohttp.ClientError, TimeoutError."""
 
     async def call() -> Any:
         timeout = aiohttp.ClientTimeout(total=total_s)
-        body = encode(RequestBody(asked=asked, prompt_tokens=40, output_tokens=TOKENS)).decode()
+        body = encode(
+            RequestBody(content_id=content_id, prompt_tokens=40, output_tokens=TOKENS)
+        ).decode()
         check = CrossCheckRequest(request="q", incarnation=incarnation, path="/v1", body=body)
         url = f"http://w0:9001{CROSS_CHECK_PATH}"
         async with Session(bench.wires, timeout=timeout).post(

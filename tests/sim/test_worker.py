@@ -114,7 +114,7 @@ class Bench:
             attempt=attempt,
             incarnation=engine.incarnation,
             mode="continue" if delivered else "new",
-            asked=request,
+            content_id=request,
             prompt_tokens=100,
             output_tokens=output,
             delivered=delivered,

@@ -56,8 +56,8 @@ def simulate(formula: Formula, requests: Sequence[ServedRequest]) -> list[Served
     first: dict[str, int] = {}
     last: dict[str, int] = {}
 
-    def note(told: list) -> None:
-        for one in told:
+    def note(events: list) -> None:
+        for one in events:
             if one.what == "first":
                 first.setdefault(one.name, one.at_ns)
             elif one.what == "finished":

@@ -56,7 +56,7 @@ class Job(Struct, frozen=True, kw_only=True):
     restored: int = 0
 
 
-class Told(Struct, frozen=True, gc=False, kw_only=True):
+class JobEvent(Struct, frozen=True, gc=False, kw_only=True):
     """An event of a job: `admitted` (`amount` tokens need no computing), `chunk` (`amount` of its
     tokens were computed), `first` (token since its admission), `preempted`, `finished`, `aborted`.
     `tokens` of its output exist."""
@@ -162,7 +162,7 @@ class SimEngine:
         left = sum(sequence.target for sequence in self.waiting)
         return left + sum(s.target - s.computed for s in self._prefilling.values())
 
-    def submit(self, job: Job, now_ns: int) -> list[Told]:
+    def submit(self, job: Job, now_ns: int) -> list[JobEvent]:
         """Accept a job with a new name; `advance` must have been called up to
         `now_ns`.
 
@@ -174,12 +174,12 @@ class SimEngine:
         if self.kv.for_tokens(most) > self.kv.total:
             raise ValueError(f"{job.name}: {most} tokens do not fit {self.kv.total} blocks")
         self.waiting.append(_Sequence(job))
-        told: list[Told] = []
+        events: list[JobEvent] = []
         if self._due is None:
-            self._schedule(now_ns, told)
+            self._schedule(now_ns, events)
         elif self._may_admit():
             self._cut(now_ns)
-        return told
+        return events
 
     def abort(self, name: str, now_ns: int) -> bool:
         """Drop a job: at once if it waits, else after the current step. False: it is not here."""
@@ -267,16 +267,16 @@ class SimEngine:
         chunks = sum(sequence.chunk for sequence in self._prefilling.values())
         return self.estimate.of(chunks if self._due is not None else 0)
 
-    def advance(self, now_ns: int) -> list[Told]:
+    def advance(self, now_ns: int) -> list[JobEvent]:
         """Simulate up to and including `now_ns`; returns the events in order."""
-        told: list[Told] = []
+        events: list[JobEvent] = []
         if self._held_ns is not None:
-            return told
+            return events
         while self._due is not None and self._due <= now_ns:
             at = self._due
-            self._apply(at, told)
-            self._schedule(at, told)
-        return told
+            self._apply(at, events)
+            self._schedule(at, events)
+        return events
 
     # --- a run ---------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class SimEngine:
         self._count = steps + 1
         self._due = self._began + self._took(steps + 1)
 
-    def _apply(self, now_ns: int, told: list[Told]) -> None:
+    def _apply(self, now_ns: int, events: list[JobEvent]) -> None:
         """The run is over: give every sequence its tokens."""
         count = self._count
         self.steps += count
@@ -327,25 +327,29 @@ class SimEngine:
                 self._leave(sequence)
                 del self.running[name]
                 self._gone.discard(name)
-                told.append(
-                    Told(
+                events.append(
+                    JobEvent(
                         what="finished", name=name, at_ns=now_ns, tokens=sequence.job.output_tokens
                     )
                 )
         for name, sequence in list(self._prefilling.items()):
             if sequence.chunk:
-                self._computed(name, sequence, now_ns, told)
+                self._computed(name, sequence, now_ns, events)
         for name in sorted(self._gone):
             sequence = self.running.pop(name)
             self._leave(sequence)
-            told.append(Told(what="aborted", name=name, at_ns=now_ns, tokens=sequence.generated))
+            events.append(
+                JobEvent(what="aborted", name=name, at_ns=now_ns, tokens=sequence.generated)
+            )
         self._gone.clear()
 
-    def _computed(self, name: str, sequence: _Sequence, now_ns: int, told: list[Told]) -> None:
+    def _computed(
+        self, name: str, sequence: _Sequence, now_ns: int, events: list[JobEvent]
+    ) -> None:
         """A chunk of a prompt is computed."""
         sequence.computed += sequence.chunk
-        told.append(
-            Told(
+        events.append(
+            JobEvent(
                 what="chunk",
                 name=name,
                 at_ns=now_ns,
@@ -359,12 +363,14 @@ class SimEngine:
             return
         del self._prefilling[name]
         sequence.generated += 1
-        told.append(Told(what="first", name=name, at_ns=now_ns, tokens=sequence.generated))
+        events.append(JobEvent(what="first", name=name, at_ns=now_ns, tokens=sequence.generated))
         if sequence.generated == sequence.job.output_tokens:
             self._leave(sequence)
             del self.running[name]
             self._gone.discard(name)
-            told.append(Told(what="finished", name=name, at_ns=now_ns, tokens=sequence.generated))
+            events.append(
+                JobEvent(what="finished", name=name, at_ns=now_ns, tokens=sequence.generated)
+            )
             return
         sequence.context = sequence.computed
         sequence.joined = self._decoded
@@ -413,22 +419,22 @@ class SimEngine:
     def _may_admit(self) -> bool:
         return bool(self.waiting) and len(self.running) < self.config.max_seqs
 
-    def _schedule(self, now_ns: int, told: list[Told]) -> None:
+    def _schedule(self, now_ns: int, events: list[JobEvent]) -> None:
         """Choose the next run, or become idle."""
         before = self.preemptions
         while self._spare() < 0:
-            self._preempt(now_ns, told)
+            self._preempt(now_ns, events)
         left = max(self.config.max_tokens - self._decoding * self.cost.width, 0)
         for name, sequence in list(self._prefilling.items()):
             wanted = min(sequence.target - sequence.computed, left)
             while name in self._prefilling and self._spare() < self._chunk_blocks(sequence, wanted):
-                self._preempt(now_ns, told)
+                self._preempt(now_ns, events)
             if name in self._prefilling:
                 left -= self._chunk(sequence, left)
         preempted = self.preemptions > before
         if not preempted:
             while left > 0 and self._may_admit():
-                taken = self._admit(left, now_ns, told)
+                taken = self._admit(left, now_ns, events)
                 if not taken:
                     break
                 left -= taken
@@ -476,14 +482,16 @@ class SimEngine:
             low, high = (middle, high) if self._blocks_for(middle) <= most else (low, middle)
         return low
 
-    def _preempt(self, now_ns: int, told: list[Told]) -> None:
+    def _preempt(self, now_ns: int, events: list[JobEvent]) -> None:
         """Preempt the sequence admitted last; it is computed again later."""
         name, sequence = self.running.popitem()
         self._leave(sequence)
         sequence.reset()
         self.waiting.appendleft(sequence)
         self.preemptions += 1
-        told.append(Told(what="preempted", name=name, at_ns=now_ns, tokens=sequence.generated))
+        events.append(
+            JobEvent(what="preempted", name=name, at_ns=now_ns, tokens=sequence.generated)
+        )
 
     def _chunk(self, sequence: _Sequence, left: int) -> int:
         """Give a prompt its next chunk, of at most `left` tokens, with its blocks, which must be
@@ -503,7 +511,7 @@ class SimEngine:
         """Blocks that decoding sequences do not begin in the next step."""
         return self.kv.available - self._begin_block[self._decoded % self.config.block_tokens]
 
-    def _admit(self, left: int, now_ns: int, told: list[Told]) -> int:
+    def _admit(self, left: int, now_ns: int, events: list[JobEvent]) -> int:
         """Admit the job that has waited longest if blocks for its first chunk are available;
         returns the tokens of that chunk; 0: it must wait."""
         sequence = self.waiting[0]
@@ -526,8 +534,8 @@ class SimEngine:
         sequence.segments = self.kv.use(hit)
         sequence.computed = cached
         sequence.restored = 0  # used once; after a preemption the tokens are computed
-        told.append(
-            Told(
+        events.append(
+            JobEvent(
                 what="admitted",
                 name=job.name,
                 at_ns=now_ns,

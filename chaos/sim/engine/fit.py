@@ -67,7 +67,7 @@ def _solved(matrix: list[list[float]]) -> list[float]:
     size, rank = len(matrix), 0
     least = ALIKE * max((matrix[i][i] for i in range(size)), default=0.0)
     found = [0.0] * size
-    told: list[int] = []
+    pivot_columns: list[int] = []
     for i in range(size):
         pivot = max(range(rank, size), key=lambda k: abs(matrix[k][i]))
         if abs(matrix[pivot][i]) <= least:
@@ -77,9 +77,9 @@ def _solved(matrix: list[list[float]]) -> list[float]:
             if k != rank:
                 factor = matrix[k][i] / matrix[rank][i]
                 matrix[k] = [x - factor * y for x, y in zip(matrix[k], matrix[rank], strict=True)]
-        told.append(i)
+        pivot_columns.append(i)
         rank += 1
-    for row, i in enumerate(told):
+    for row, i in enumerate(pivot_columns):
         found[i] = matrix[row][size] / matrix[row][i]
     return found
 

@@ -26,7 +26,7 @@ class Track(Protocol):
     name: str
     what: Dispatch
     answer: Answer
-    told: int
+    sent_tokens: int
 
 
 class Nobody:
@@ -45,7 +45,7 @@ class Nobody:
 NOBODY = Nobody()
 
 
-class Kept(Struct, eq=False, kw_only=True):
+class BufferedStream(Struct, eq=False, kw_only=True):
     """One stream. `finish`: how it ended, empty while it runs. `grace`: counts graces begun or
     ended."""
 
@@ -54,7 +54,7 @@ class Kept(Struct, eq=False, kw_only=True):
     grace: int = 0
 
 
-class KeptStreams:
+class StreamBuffers:
     """All streams of one engine. `later` runs a function after seconds; `abort` ends an attempt."""
 
     def __init__(
@@ -63,83 +63,83 @@ class KeptStreams:
         abort: Callable[[str], object],
         now_ns: Callable[[], int],
     ) -> None:
-        self._kept: dict[str, Kept] = {}
+        self._streams: dict[str, BufferedStream] = {}
         self._later = later
         self._abort = abort
         self._now_ns = now_ns
 
     def keep(self, track: Any) -> None:
         """A new stream."""
-        self._kept[track.name] = Kept(track=track)
+        self._streams[track.name] = BufferedStream(track=track)
 
     def finished(self, name: str, finish: str) -> None:
         """The stream has ended; its client may miss the end."""
-        kept = self._kept.get(name)
-        if kept is not None:
-            kept.finish = finish
-            self._begin_grace(kept)
+        stream = self._streams.get(name)
+        if stream is not None:
+            stream.finish = finish
+            self._begin_grace(stream)
 
     def forget(self, name: str) -> None:
         """The stream is over; drop its buffer."""
-        self._kept.pop(name, None)
+        self._streams.pop(name, None)
 
     def left(self, name: str, answer: Answer, begun: bool) -> bool:
         """The connection of `answer` is gone. False: abort its attempt."""
-        kept = self._kept.get(name)
-        if kept is None:
+        stream = self._streams.get(name)
+        if stream is None:
             return False
-        if kept.track.answer is not answer:
+        if stream.track.answer is not answer:
             return True  # another connection has it
         if not begun:
             self.forget(name)
             return False
-        kept.track.answer = NOBODY
-        self._begin_grace(kept)
+        stream.track.answer = NOBODY
+        self._begin_grace(stream)
         return True
 
     def attach(self, what: Attach, answer: Answer, wrong: bool, short: float = 0.0) -> None:
         """`answer` has the stream from now on. A share `short` of streams has only its end here."""
-        kept = self._kept.get(f"{what.request}/{what.attempt}")
-        if kept is None or kept.track.what.claim != what.claim:
-            answer.refused(404 if kept is None else 403)
+        stream = self._streams.get(f"{what.request}/{what.attempt}")
+        if stream is None or stream.track.what.claim != what.claim:
+            answer.refused(404 if stream is None else 403)
             return
-        track = kept.track
+        track = stream.track
         track.answer.taken()
         track.answer = answer
-        kept.grace += 1
+        stream.grace += 1
         base = track.what.delivered
         again = zlib.crc32(f"{track.name}:{what.tokens}".encode()) % LEAST_KNOWN
-        known = max(base, min(what.tokens, track.told) - again)
+        known = max(base, min(what.tokens, track.sent_tokens) - again)
         if Random(f"{track.name}:{what.tokens}:short").random() < short:
-            base = known = track.told
+            base = known = track.sent_tokens
         answer.attached(base, known)
         now = self._now_ns()
-        if track.told > known:
-            count = track.told - known
+        if track.sent_tokens > known:
+            count = track.sent_tokens - known
             answer.tokens(Stretch(start=known, count=count, first_ns=now, last_ns=now, wrong=wrong))
-        if kept.finish:
-            answer.end(kept.finish)
+        if stream.finish:
+            answer.end(stream.finish)
             track.answer = NOBODY
-            self._begin_grace(kept)
+            self._begin_grace(stream)
 
     def release(self, what: Attach) -> None:
         """No client will return for these."""
         for request, attempt, claim in ((what.request, what.attempt, what.claim), *what.also):
             name = f"{request}/{attempt}"
-            kept = self._kept.get(name)
-            if kept is not None and kept.track.what.claim == claim:
+            stream = self._streams.get(name)
+            if stream is not None and stream.track.what.claim == claim:
                 self._erase(name)
 
-    def _begin_grace(self, kept: Kept) -> None:
-        kept.grace += 1
-        self._later(kept.track.what.grace_s, self._expire, kept, kept.grace)
+    def _begin_grace(self, stream: BufferedStream) -> None:
+        stream.grace += 1
+        self._later(stream.track.what.grace_s, self._expire, stream, stream.grace)
 
-    def _expire(self, kept: Kept, grace: int) -> None:
-        if kept.grace == grace and self._kept.get(kept.track.name) is kept:
-            self._erase(kept.track.name)
+    def _expire(self, stream: BufferedStream, grace: int) -> None:
+        if stream.grace == grace and self._streams.get(stream.track.name) is stream:
+            self._erase(stream.track.name)
 
     def _erase(self, name: str) -> None:
-        kept = self._kept.pop(name)
-        kept.track.answer = NOBODY
-        if not kept.finish:
+        stream = self._streams.pop(name)
+        stream.track.answer = NOBODY
+        if not stream.finish:
             self._abort(name)

@@ -14,10 +14,10 @@ from msgspec import convert
 
 from relume.chaos.sim import second_answers
 from relume.chaos.sim.canary_answers import first_wrong
-from relume.chaos.sim.engine.engine_model import Job, SimEngine, Told
-from relume.chaos.sim.engine.kept_streams import KeptStreams
+from relume.chaos.sim.engine.engine_model import Job, JobEvent, SimEngine
 from relume.chaos.sim.engine.manners import BROKEN, LATE, break_off, errs, refusal
 from relume.chaos.sim.engine.step_reports import StepReports
+from relume.chaos.sim.engine.stream_buffers import StreamBuffers
 from relume.chaos.sim.message_ports import Answer, Dispatch, Stretch
 from relume.chaos.sim.world.virtual_loop import NS
 from relume.chaos.sim.world.worker_machine import Machine
@@ -36,19 +36,20 @@ EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "
 
 
 class Track:
-    """One attempt in the engine. `told`: number of tokens of its stream that were sent. Decode step
-    `joined + n` gives token `base + n` (`joined` < 0: it does not decode). `stuck`: what it
-    generates from now on does not leave the engine."""
+    """One attempt in the engine. `sent_tokens`: number of tokens of its stream that were sent.
+    Decode step `joined + n` gives token `base + n` (`joined` < 0: it does not decode). `stuck`: what
+    it generates from now on does not leave the engine."""
 
     __slots__ = (
-        "answer", "base", "blocks", "joined", "last_ns", "late", "leaving", "name", "pump", "stuck", "told", "what",
+        "answer", "base", "blocks", "joined", "last_ns", "late", "leaving", "name", "pump", "sent_tokens",
+        "stuck", "what",
     )  # fmt: skip
 
     def __init__(self, name: str, what: Dispatch, answer: Answer) -> None:
         self.name = name
         self.what = what
         self.answer = answer
-        self.told = what.delivered
+        self.sent_tokens = what.delivered
         self.base = 0
         self.joined = -1
         self.blocks = 0
@@ -67,7 +68,7 @@ class Track:
         """Tokens of its stream after a number of decode steps of the engine, with those that
         existed before the attempt."""
         if self.joined < 0:
-            return self.told
+            return self.sent_tokens
         return min(self.base + decoded - self.joined, self.what.output_tokens)
 
 
@@ -108,7 +109,7 @@ class EngineProcess:
         self.engine = SimEngine(machine.spec.engine(machine.settings.prefix_cache), machine.cost)
         self.address = f"{machine.name}:{9000 + incarnation}"
         self.tracks: dict[str, Track] = {}
-        self.kept = KeptStreams(self._after, self._released, lambda: machine.loop.now_ns)
+        self.buffers = StreamBuffers(self._after, self._released, lambda: machine.loop.now_ns)
         self.checkpoints: Checkpoints | None = None
         self.serving = False
         self._loop = machine.loop
@@ -197,12 +198,12 @@ class EngineProcess:
             return
         self.step()
         if self.machine.met is not None:
-            self.machine.met(what.request, what.asked)
+            self.machine.met(what.request, what.content_id)
         track = self.tracks[name] = Track(name, what, answer)
         tokens = what.prompt_tokens + track.given
         self.reports.change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
         if what.claim:
-            self.kept.keep(track)
+            self.buffers.keep(track)
         kind, seconds = break_off(name, what.mode, self.machine.breaking)
         if kind in LATE:
             track.late = kind
@@ -293,8 +294,8 @@ class EngineProcess:
         """See ports.Endpoint."""
         name = f"{request}/{attempt}"
         track = self.tracks.get(name)
-        begun = track is None or track.joined >= 0 or track.told > 0
-        if self.kept.left(name, answer, begun):
+        begun = track is None or track.joined >= 0 or track.sent_tokens > 0
+        if self.buffers.left(name, answer, begun):
             return
         if track is not None and track.answer is answer and not track.leaving:
             self._abort(track, "abort")
@@ -305,7 +306,7 @@ class EngineProcess:
             answer.refused(409)
             return
         self.flush(what.request, what.attempt)
-        self.kept.attach(what, answer, self.wrong, self.machine.breaking)
+        self.buffers.attach(what, answer, self.wrong, self.machine.breaking)
 
     def _after(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
         self.process.call_at(self._loop.time() + seconds, work, *args)
@@ -342,7 +343,7 @@ class EngineProcess:
         if body.get("incarnation", self.incarnation) != self.incarnation:
             return 409, {"error": "stale incarnation", "incarnation": self.incarnation}
         if path == RELEASE_PATH:
-            self.kept.release(convert(body, Attach))
+            self.buffers.release(convert(body, Attach))
             return 200, {"released": True}
         track = self.tracks.get(f"{body.get('request')}/{body.get('attempt')}")
         if path == HANDOVER_PATH:
@@ -359,8 +360,8 @@ class EngineProcess:
 
     def cross_check(self, body: dict[str, Any], reply: second_answers.Reply) -> Callable[[], None]:
         """See ports.Endpoint."""
-        asked, request = second_answers.request_of(body)
-        if asked.incarnation != self.incarnation:
+        call, request = second_answers.request_of(body)
+        if call.incarnation != self.incarnation:
             reply(409, {"error": "stale incarnation", "incarnation": self.incarnation})
             return lambda: None
         ns = second_answers.took_ns(self.machine.steps, request)
@@ -392,11 +393,11 @@ class EngineProcess:
 
     # --- steps -----------------------------------------------------------------------------
 
-    def step(self, first: list[Told] | None = None) -> None:
+    def step(self, first: list[JobEvent] | None = None) -> None:
         """Advance the engine to now; send the resulting reports and tokens."""
-        told = self.engine.advance(self._loop.now_ns)
-        for one in (*first, *told) if first else told:
-            _TOLD[one.what](self, self.tracks[one.name], one)
+        events = self.engine.advance(self._loop.now_ns)
+        for event in (*first, *events) if first else events:
+            _HANDLERS[event.what](self, self.tracks[event.name], event)
         if self.engine.last.gap_ns:
             self.reports.paused()
         self.reports.write()
@@ -413,41 +414,41 @@ class EngineProcess:
             self._armed = None
             self.step()
 
-    def _admitted(self, track: Track, told: Told) -> None:
+    def _admitted(self, track: Track, event: JobEvent) -> None:
         what, sequence = track.what, self.engine.running[track.name]
         blocks = sequence.blocks + sequence.segments
         track.blocks = 0
         self.reports.change(
-            v.RequestAdmitted(what.request, what.attempt, told.amount, blocks), True
+            v.RequestAdmitted(what.request, what.attempt, event.amount, blocks), True
         )
 
-    def _chunk(self, track: Track, told: Told) -> None:
+    def _chunk(self, track: Track, event: JobEvent) -> None:
         what = track.what
-        self.reports.chunk(told.amount, self.engine.last.took_ns)
+        self.reports.chunk(event.amount, self.engine.last.took_ns)
         self.reports.change(
-            v.PrefillChunkDone(what.request, what.attempt, told.amount, told.tokens)
+            v.PrefillChunkDone(what.request, what.attempt, event.amount, event.tokens)
         )
-        full = told.tokens // self.machine.spec.block_tokens
+        full = event.tokens // self.machine.spec.block_tokens
         if full > track.blocks:
             track.blocks = full
             self.reports.change(v.KvBlocksFilled(what.request, what.attempt, full))
 
-    def _first(self, track: Track, told: Told) -> None:
+    def _first(self, track: Track, event: JobEvent) -> None:
         what = track.what
         self.reports.change(v.FirstToken(what.request, what.attempt), True)
-        track.base, track.joined = told.tokens, self.engine.decoded
-        if told.tokens > track.told:
-            self._send(track, told.tokens, told.at_ns, told.at_ns, 0)
+        track.base, track.joined = event.tokens, self.engine.decoded
+        if event.tokens > track.sent_tokens:
+            self._send(track, event.tokens, event.at_ns, event.at_ns, 0)
 
-    def _preempted(self, track: Track, told: Told) -> None:
-        self._stretch(track, told.tokens)
+    def _preempted(self, track: Track, event: JobEvent) -> None:
+        self._stretch(track, event.tokens)
         track.joined = -1
-        what, tokens = track.what, track.what.prompt_tokens + told.tokens
+        what, tokens = track.what, track.what.prompt_tokens + event.tokens
         self.reports.change(v.RequestPreempted(what.request, what.attempt, tokens), True)
 
-    def _finished(self, track: Track, told: Told) -> None:
-        self._stretch(track, told.tokens)
-        self._finish(track, "length", told.tokens)
+    def _finished(self, track: Track, event: JobEvent) -> None:
+        self._stretch(track, event.tokens)
+        self._finish(track, "length", event.tokens)
 
     def _finish(self, track: Track, reason: str, tokens: int) -> None:
         what = track.what
@@ -459,12 +460,12 @@ class EngineProcess:
             self.checkpoints.finished(track, ended=True)
         if not track.stuck:
             track.answer.end(track.late or reason)
-        self.kept.finished(track.name, reason)
+        self.buffers.finished(track.name, reason)
 
-    def _aborted(self, track: Track, told: Told) -> None:
+    def _aborted(self, track: Track, event: JobEvent) -> None:
         if track.leaving in BROKEN:
-            self._stretch(track, told.tokens)
-        self._gone(track, max(told.tokens - track.given, 0))
+            self._stretch(track, event.tokens)
+        self._gone(track, max(event.tokens - track.given, 0))
 
     def _gone(self, track: Track, tokens: int) -> None:
         """It left without its end: aborted, or handed over."""
@@ -473,7 +474,7 @@ class EngineProcess:
         self.reports.change(v.EngineFinished(what.request, what.attempt, "abort", tokens), True)
         if self.checkpoints is not None:
             self.checkpoints.finished(track, ended=False)
-        self.kept.forget(track.name)
+        self.buffers.forget(track.name)
         if track.leaving == "moved":
             track.answer.moved()
         elif track.leaving in BROKEN:
@@ -491,17 +492,17 @@ class EngineProcess:
 
     def _stretch(self, track: Track, tokens: int) -> None:
         """Send its stream up to `tokens`, which decode steps up to now generated."""
-        if tokens <= track.told or track.joined < 0:
+        if tokens <= track.sent_tokens or track.joined < 0:
             return
         offset = track.joined - track.base
         now = self.engine.running_run(self._loop.now_ns)
-        times = self.engine.runs.times(offset + track.told + 1, offset + tokens, now)
+        times = self.engine.runs.times(offset + track.sent_tokens + 1, offset + tokens, now)
         self._send(track, tokens, *times)
 
     def _send(
         self, track: Track, tokens: int, first_ns: int, last_ns: int, longest_ns: int
     ) -> None:
-        start, track.told = track.told, tokens
+        start, track.sent_tokens = track.sent_tokens, tokens
         if track.stuck:
             return
         track.last_ns = max(track.last_ns, last_ns)
@@ -525,10 +526,10 @@ class EngineProcess:
 
     def _is_wrong(self, what: Dispatch, tokens: int) -> bool:
         """Whether damaged weights made one of the first `tokens` wrong. Resumable streams stay right:
-        what their buffers hold is told as right (`KeptStreams`)."""
+        what their buffers hold is sent as right (`StreamBuffers`)."""
         if not self.flipped or what.claim:
             return False
-        return 0 <= first_wrong(what.asked, what.output_tokens) < tokens
+        return 0 <= first_wrong(what.content_id, what.output_tokens) < tokens
 
     # --- reporting -------------------------------------------------------------------------
 
@@ -543,7 +544,7 @@ class EngineProcess:
             self.machine.truth.engine_reports(self, event)
 
 
-_TOLD: dict[str, Callable[[EngineProcess, Track, Told], None]] = {
+_HANDLERS: dict[str, Callable[[EngineProcess, Track, JobEvent], None]] = {
     "admitted": EngineProcess._admitted,
     "chunk": EngineProcess._chunk,
     "first": EngineProcess._first,

@@ -26,10 +26,10 @@ _NOTE, _USAGE, _DONE = 0xFFFD, 0xFFFE, 0xFFFF
 DONE = b"data: [DONE]\n\n"
 
 
-def tokens_of(asked: str, start: int, count: int) -> list[int]:
+def tokens_of(content_id: str, start: int, count: int) -> list[int]:
     """Tokens `start..start+count-1` of the fault-free answer."""
     found: list[int] = []
-    at = (zlib.crc32(asked.encode()) + start) % _CYCLE
+    at = (zlib.crc32(content_id.encode()) + start) % _CYCLE
     while len(found) < count:
         found += _TABLE[at : at + count - len(found)]
         at = (at + len(found)) % _CYCLE if len(found) < count else at
@@ -83,14 +83,14 @@ def second_choice(tokens: Sequence[int]) -> list[int]:
     return [token if token == WRONG else (token + _CYCLE // 2) % _CYCLE for token in tokens]
 
 
-def style_of(asked: str, kind: str) -> Style:
+def style_of(content_id: str, kind: str) -> Style:
     """The style of an answer to a client of that kind. One streaming one of eight is in small
     frames; one of two that cannot be continued does not stream."""
-    if kind == "restarting" and zlib.crc32(asked.encode()) % 2:
+    if kind == "restarting" and zlib.crc32(content_id.encode()) % 2:
         return WHOLE
     if kind in _STYLES:
         return _STYLES[kind]
-    return SMALL if zlib.crc32(asked.encode()) % 8 == 0 else LARGE
+    return SMALL if zlib.crc32(content_id.encode()) % 8 == 0 else LARGE
 
 
 def has_note(at: int) -> bool:

@@ -15,7 +15,7 @@ from msgspec import Struct
 class RequestBody(Struct, frozen=True, kw_only=True):
     """As `message_ports.Ask` has them."""
 
-    asked: str
+    content_id: str
     prompt_tokens: int
     output_tokens: int
 
@@ -25,6 +25,6 @@ _DECODER = msgspec.json.Decoder(RequestBody)
 decode = _DECODER.decode
 
 
-def may_keep(asked: str) -> bool:
+def may_keep(content_id: str) -> bool:
     """Whether its prompt may be kept after its end; one in sixteen clients says no."""
-    return zlib.crc32(f"{asked}:store".encode()) % 16 != 0
+    return zlib.crc32(f"{content_id}:store".encode()) % 16 != 0

@@ -45,7 +45,7 @@ METHODS = ("POST", "GET", "HEAD")
 
 
 def _relayed(what: Ask) -> RelayedRequest:
-    return RelayedRequest(METHODS[zlib.crc32(what.asked.encode()) % 3], (("accept", "*/*"),))
+    return RelayedRequest(METHODS[zlib.crc32(what.content_id.encode()) % 3], (("accept", "*/*"),))
 
 
 class PromptCounts:
@@ -131,13 +131,13 @@ class SimGateway(Gateway):
         is_relayed = what.kind == "relayed"
         arrival = Arrival(
             request=self._new_id(), model=model, route=RELAYED_PATH if is_relayed else PATH,
-            stream=style_of(what.asked, what.kind) not in (WHOLE, RELAYED), prompt_tokens=what.prompt_tokens,
+            stream=style_of(what.content_id, what.kind) not in (WHOLE, RELAYED), prompt_tokens=what.prompt_tokens,
             max_tokens=0 if is_relayed else what.output_tokens, verdict=Guarantee(what.verdict),
             reason=_REASONS.get(what.kind, ""), protected=not is_relayed,
             client_id=what.client_id, priority=what.priority,
             needs=("choices",) if what.kind == "choices" else (), fallback=Guarantee.BEST_EFFORT,
             prefix=marks, tier=Tier(what.tier), share=what.tenant,
-            countable=what.kind == "counted", may_keep=may_keep(what.asked),
+            countable=what.kind == "counted", may_keep=may_keep(what.content_id),
         )  # fmt: skip
         if what.kind == "resumable":
             session: RequestSession = self._streams.new(

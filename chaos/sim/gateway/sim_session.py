@@ -77,7 +77,7 @@ class SimSession(RequestSession):
         self.what = client.what
         self.failed_with = 0
         self.stretch: Stretch | None = None
-        self._style = style_of(self.what.asked, self.what.kind)
+        self._style = style_of(self.what.content_id, self.what.kind)
         self._has_head = False
         self._has_of = [0, 0]
         self._next = 0
@@ -137,11 +137,11 @@ class SimSession(RequestSession):
         known = choices[0]
         self._whole = known.note
         # An engine that gets tokens that differ from its own continues with other tokens.
-        self._altered = known.ids != tuple(tokens_of(what.asked, 0, len(known.ids)))
+        self._altered = known.ids != tuple(tokens_of(what.content_id, 0, len(known.ids)))
         begun = len(known.ids)
         if self._style is CHOICES:
             other = choices[1].ids if len(choices) > 1 else ()
-            due = tuple(second_choice(tokens_of(what.asked, 0, len(other))))
+            due = tuple(second_choice(tokens_of(what.content_id, 0, len(other))))
             self._altered = self._altered or other != due
             self._has_of = [begun, len(other)]
             begun = min(self._has_of)
@@ -159,7 +159,7 @@ class SimSession(RequestSession):
                 attempt=to.attempt,
                 incarnation=to.incarnation,
                 mode=to.mode,
-                asked=what.asked,
+                content_id=what.content_id,
                 prompt_tokens=what.prompt_tokens,
                 output_tokens=what.output_tokens,
                 delivered=begun,
@@ -310,7 +310,7 @@ class SimSession(RequestSession):
     def _tokens(self, start: int, count: int, wrong: bool) -> list[int]:
         if (wrong and self._style is not RELAYED) or self._altered:
             return [WRONG] * count
-        return tokens_of(self.what.asked, start, count)
+        return tokens_of(self.what.content_id, start, count)
 
     def on_cut_frame(self, sent: int) -> None:
         """The connection breaks within the frame after token `sent`, of which some bytes arrive,
@@ -385,7 +385,7 @@ class SimSession(RequestSession):
             return encode_tokens(self.delivered, [], b"what no answer in one piece has")
         if not (self.stream.begun or self.delivered or self.stream.have > (0, 0)):
             return encode_end("stop")
-        if self.stream.stamp is None and Random(self.what.asked).random() < 0.5:
+        if self.stream.stamp is None and Random(self.what.content_id).random() < 0.5:
             return encode_envelope(b"")
         return encode_response(200, b"{}")
 
@@ -443,7 +443,9 @@ def body_of(what: Ask) -> bytes:
     """The body of the client's request."""
     return encode(
         RequestBody(
-            asked=what.asked, prompt_tokens=what.prompt_tokens, output_tokens=what.output_tokens
+            content_id=what.content_id,
+            prompt_tokens=what.prompt_tokens,
+            output_tokens=what.output_tokens,
         )
     )
 

@@ -86,7 +86,7 @@ class TruthRecorder:
             if type(change) is v.EngineFinished:
                 self.truth.ended[name] = now_ns
             elif type(change) is v.RequestQueued and (track := engine.tracks.get(name)):
-                attempts = self.truth.attempts.setdefault(track.what.asked, [])
+                attempts = self.truth.attempts.setdefault(track.what.content_id, [])
                 attempts.append((name, worker, now_ns))
 
     def engine_serves(self, worker: str, serving: bool) -> None:

@@ -29,7 +29,7 @@ Body = dict[str, Any]
 @contextmanager
 def standing_in(wires: Wires) -> Iterator[None]:
     """Simulates HTTP sessions and connections made inside; silences logs."""
-    kept = structlog.get_config()
+    log_config = structlog.get_config()
     structlog.configure(
         processors=[_drop],
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
@@ -40,7 +40,7 @@ def standing_in(wires: Wires) -> Iterator[None]:
         with mock.patch.object(aiohttp, "ClientSession", lambda **how: Session(wires, **how)):
             yield
     finally:
-        structlog.configure(**kept)
+        structlog.configure(**log_config)
         wires.loop.connector = None
 
 

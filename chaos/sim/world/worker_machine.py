@@ -118,7 +118,7 @@ class Machine:
         self.seen: Callable[[str, Any], None] | None = None
         """Called with each event that an engine reports."""
         self.met: Callable[[str, str], None] | None = None
-        """Called with each attempt's request, and its `asked`."""
+        """Called with each attempt's request, and its `content_id`."""
         self.truth: TruthRecorder | None = None
         """Records what its processes really have."""
         self._root = copy_context()
