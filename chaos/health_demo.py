@@ -144,10 +144,10 @@ class Load:
             await self._session.close()
 
     async def _ask(self, number: int, text: str) -> None:
-        asked = 0
+        sent = 0
         while not self._ending:
-            asked += 1
-            stream = Stream(request=f"load-{self._runs}-{number}-{asked}", prompt=text)
+            sent += 1
+            stream = Stream(request=f"load-{self._runs}-{number}-{sent}", prompt=text)
             self.streams.append(stream)
             await complete(self._session, self._url, stream, TOKENS, ignore_eos=True)
             await asyncio.sleep(self._random.uniform(*PAUSE_S))

@@ -50,14 +50,14 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-async def run_all(asked: Sequence[tuple[str, int]], out: Path | None) -> list[sets.Line]:
+async def run_all(runs: Sequence[tuple[str, int]], out: Path | None) -> list[sets.Line]:
     """Run each scenario with its seed in one shared fixture. A fleet comes up while the one before
     it comes to rest; another process judges runs while the next ones run."""
     running: list[asyncio.Task[sets.Line]] = []
     with Judging() as judging:
         async with Bed(say) as bed, asyncio.TaskGroup() as tasks:
             before = None
-            for name, seed in asked:
+            for name, seed in runs:
                 turn = Turn()
                 one = _one(bed, name, seed, out, before, turn, judging)
                 running.append(tasks.create_task(one))
@@ -128,14 +128,14 @@ def main(argv: Sequence[str]) -> int:
         say("\n".join(applicable.listed()))
         return 0
     names = [*given.scenarios, *(sets.names_of(given.set) if given.set else ())]
-    asked = [(name, given.seed + more) for name in names for more in range(given.seeds)]
-    if not asked:
+    runs = [(name, given.seed + more) for name in names for more in range(given.seeds)]
+    if not runs:
         print("name scenarios, or a --set", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     try:
-        lines = asyncio.run(run_all(asked, given.out))
+        lines = asyncio.run(run_all(runs, given.out))
     except (ScenarioError, RelumeError, OSError, ExceptionGroup) as error:
         if not isinstance(cause := first_cause(error), ScenarioError | RelumeError | OSError):
             raise

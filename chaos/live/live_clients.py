@@ -68,7 +68,7 @@ def body_of(request: Request, seed: int, model: str) -> dict[str, Any]:
     return body if request.n == 1 else {**body, "n": request.n}
 
 
-def said_of(request: Request) -> dict[str, str]:
+def headers_of(request: Request) -> dict[str, str]:
     """Headers with the request's tier and tenant for the admission queue."""
     tier = {TIER: request.tier} if request.tier in TIERS else {}
     return {**tier, "x-tenant-id": request.tenant} if request.tenant else tier
@@ -78,7 +78,7 @@ class _Sent(Struct):
     """A request and its stream. `task`: the task that runs it."""
 
     stream: Stream
-    asked: str
+    content_id: str
     task: asyncio.Task[Any] | None = None
     gone: bool = False
 
@@ -115,33 +115,33 @@ class Clients:
         answers."""
         different: dict[str, str] = {}
         for name, body in self._bodies.items():
-            different.setdefault(_asked(body), name)
-        for asked in [asked for asked in different if asked in self._known]:
+            different.setdefault(_content_id(body), name)
+        for content_id in [known for known in different if known in self._known]:
             # Another fleet answered it: this one's log has no such request.
-            record = msgspec.structs.replace(self._known[asked], status=0)
-            name = f"calm-{different.pop(asked)}"
+            record = msgspec.structs.replace(self._known[content_id], status=0)
+            name = f"calm-{different.pop(content_id)}"
             self.histories.append(History(request=name, record=record, sent_ns=time.monotonic_ns()))
-        room = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(AT_ONCE)
         async with self._session() as session, asyncio.TaskGroup() as tasks:
-            for index, (asked, name) in enumerate(different.items()):
-                tasks.create_task(self._learn(session, room, index, asked, name))
+            for index, (content_id, name) in enumerate(different.items()):
+                tasks.create_task(self._learn(session, slots, index, content_id, name))
 
     async def _learn(
         self,
         session: aiohttp.ClientSession,
-        room: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
         index: int,
-        asked: str,
+        content_id: str,
         name: str,
     ) -> None:
         body = {**self._bodies[name], "cache_salt": "undisturbed"}
         url = self._gateways[index % len(self._gateways)]
-        async with room:
+        async with slots:
             stream = Stream(request=f"{self._tag}-calm-{name}", prompt="")
             await ask(session, f"{url}/v1/completions", stream, body, None, ANSWER_S)
-        record = record_of(stream, asked, undisturbed=True)
+        record = record_of(stream, content_id, undisturbed=True)
         if record.outcome == RequestOutcome.COMPLETED:
-            self._known[asked] = record
+            self._known[content_id] = record
         self.histories.append(self._history(f"calm-{name}", record, stream))
 
     async def run(self, more: Callable[[], bool] = lambda: False) -> None:
@@ -183,15 +183,17 @@ class Clients:
     ) -> None:
         body = self._bodies[request.name]
         client_id = f"{self._tag}-{name}"
-        sent = self._sent[client_id] = _Sent(Stream(request=client_id, prompt=""), _asked(body))
-        sent.task = asyncio.create_task(self._ask(session, index, sent, body, said_of(request)))
+        sent = self._sent[client_id] = _Sent(
+            Stream(request=client_id, prompt=""), _content_id(body)
+        )
+        sent.task = asyncio.create_task(self._ask(session, index, sent, body, headers_of(request)))
         try:
             await asyncio.wait({sent.task})
         finally:
             sent.task.cancel()
         if sent.task.cancelled():
             sent.stream.error = "left"
-        record = record_of(sent.stream, sent.asked)
+        record = record_of(sent.stream, sent.content_id)
         if sent.gone and not sent.stream.whole:
             record.outcome = "cancelled"
         self.histories.append(self._history(name, record, sent.stream))
@@ -202,14 +204,14 @@ class Clients:
         index: int,
         sent: _Sent,
         body: dict[str, Any],
-        said: dict[str, str],
+        headers: dict[str, str],
     ) -> None:
         """Send like a load balancer: the replica that accepts the connection serves it."""
         deadline = time.monotonic() + REFUSED_S
         turn = index
         while True:
             url = self._gateways[turn % len(self._gateways)]
-            await ask(session, f"{url}/v1/completions", sent.stream, body, None, ANSWER_S, said)
+            await ask(session, f"{url}/v1/completions", sent.stream, body, None, ANSWER_S, headers)
             refused = sent.stream.error.startswith("ClientConnectorError")
             if not refused or time.monotonic() > deadline:
                 return
@@ -242,9 +244,9 @@ class Clients:
         )
 
 
-def _asked(body: dict[str, Any]) -> str:
-    said = msgspec.json.encode(body, order="deterministic")
-    return hashlib.sha256(said).hexdigest()[:24]
+def _content_id(body: dict[str, Any]) -> str:
+    encoded = msgspec.json.encode(body, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()[:24]
 
 
 def _shifted(history: History, began_s: float) -> History:

@@ -30,7 +30,7 @@ async def at_rest(
     It also waits for a state hash, so that replay has one of the whole log.
     """
     deadline = time.monotonic() + timeout_s
-    said = ""
+    last_why = ""
     clients = [history.record for history in histories]
     while why := _restless(host, watch) or _unsaid(watch, clients):
         if watch.error:
@@ -38,8 +38,8 @@ async def at_rest(
         if time.monotonic() > deadline:
             # The validators report everything else that is broken.
             return _restless(host, watch)
-        if why != said:
-            said = why
+        if why != last_why:
+            last_why = why
             say(f"waiting: {why}")
         await asyncio.sleep(AGAIN_S)
     return ""

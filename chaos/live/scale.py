@@ -74,17 +74,17 @@ def _fewer(traffic: Traffic, requests: tuple[Request, ...]) -> tuple[Traffic, tu
     arrivals = traffic.arrivals
     if not isinstance(arrivals, Closed) or arrivals.clients <= MOST_CLIENTS:
         return traffic, requests
-    kept: dict[str, Request] = {}
+    chosen: dict[str, Request] = {}
     for request in requests:
-        first = request.after is None and len(kept) < MOST_CLIENTS
-        if first or request.after in kept:
-            kept[request.name] = request
+        first = request.after is None and len(chosen) < MOST_CLIENTS
+        if first or request.after in chosen:
+            chosen[request.name] = request
     fewer = msgspec.structs.replace(
         traffic,
         arrivals=msgspec.structs.replace(arrivals, clients=MOST_CLIENTS),
-        requests=len(kept),
+        requests=len(chosen),
     )
-    return fewer, tuple(kept.values())
+    return fewer, tuple(chosen.values())
 
 
 def _bound(bound: Bound, share: float) -> Bound:

@@ -271,7 +271,7 @@ def test_a_full_disk_takes_nothing_gives_what_it_has_and_takes_again(tmp_path: P
             assert during["demoted"] == 3 and set(refused) == {"budget"}
             loaded = gather(Cache(24, seed=9), ins(8), peer, "a", 0, 0, 10.0)
             assert loaded.blocks == 8 and loaded.failure == ""
-            daemon_memory.make_room(pid)
+            daemon_memory.allow_writes(pid)
             assert put("dddd", 4)["demoted"] > 3
 
 

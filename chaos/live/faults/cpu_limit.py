@@ -84,8 +84,8 @@ def hold(share: float, most_s: float) -> None:
                 if not (data := os.read(0, 65536)):
                     return
                 *lines, line = (line + data).split(b"\n")
-                for said in lines[-1:]:
-                    _follow(held, {int(pid) for pid in said.split()}, share, now)
+                for newest in lines[-1:]:
+                    _follow(held, {int(pid) for pid in newest.split()}, share, now)
                     print(*sorted(held), flush=True)
             for pid in list(held):
                 try:

@@ -80,12 +80,12 @@ def filed(pid: int) -> int:
 
 
 def fill(pid: int) -> None:
-    """Keep daemon `pid` from writing to files until `make_room`."""
+    """Keep daemon `pid` from writing to files until `allow_writes`."""
     _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, most))
 
 
-def make_room(pid: int) -> None:
+def allow_writes(pid: int) -> None:
     """Let it write again; no effect if the daemon is gone."""
     with contextlib.suppress(ProcessLookupError):
         _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)

@@ -81,14 +81,14 @@ class Faults:
         """The agent first: no process is left to record the death of the rest."""
         host = self._host
         lost = [w for w, domain in host.schedule.workers.items() if domain in targets]
-        said = [
+        killed = [
             self._killed({w: pid for w in lost if (pid := of(w))})
             for of in (host.agent_pid, host.engine_pid, host.daemon_pid)
             if any(map(of, lost))
         ]
-        if not said:
+        if not killed:
             raise CannotStrike(f"nothing runs in {', '.join(targets)}")
-        return None, f"{', '.join(lost)}: pids {'; '.join(said)}"
+        return None, f"{', '.join(lost)}: pids {'; '.join(killed)}"
 
     async def _primary_and_holder_kill(
         self, planned: PlannedFault, targets: Sequence[str]
@@ -212,7 +212,7 @@ class Faults:
 
         async def undo() -> None:
             for pid in full:
-                memory.make_room(pid)
+                memory.allow_writes(pid)
 
         return undo, ", ".join(f"{worker}: {size} bytes" for worker, size in sizes.items() if size)
 
