@@ -79,8 +79,8 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
         remedy = f"give at most {fleet.workers}"
         yield (*at, "domains"), "are more than there are workers", remedy
     if fleet.checkpoint_file_mb and not fleet.checkpoint_mb:
-        said = "extend checkpoint memory, and this fleet has none"
-        yield (*at, "checkpoint_file_mb"), said, "set fleet.checkpoint_mb"
+        message = "extend checkpoint memory, and this fleet has none"
+        yield (*at, "checkpoint_file_mb"), message, "set fleet.checkpoint_mb"
     yield from _known(fleet.model, HARDWARE, (*at, "model"), "model")
     if fleet.model in HARDWARE:
         classes = HARDWARE[fleet.model]
@@ -101,8 +101,8 @@ def _simulated(fleet: Fleet, at: Path_) -> Iterator[Found]:
         writers = [*targets("worker", fleet), *targets("control plane", fleet)]
         yield from _known(name, writers, (*at, "disorder", "late_writer"), "worker or replica")
     if fleet.limits.checkpoint_kb and not fleet.checkpoint_mb:
-        said = "is the budget of checkpoints, and this fleet has none"
-        yield (*at, "limits", "checkpoint_kb"), said, "set fleet.checkpoint_mb"
+        message = "is the budget of checkpoints, and this fleet has none"
+        yield (*at, "limits", "checkpoint_kb"), message, "set fleet.checkpoint_mb"
     for command in (one for group in fleet.operator.each for one in group):
         yield from _known(command, COMMANDS, (*at, "operator", "each"), "command")
 
@@ -139,8 +139,8 @@ def _traffic(traffic: Traffic, folder: Path) -> Iterator[Found]:
         ("tenants", [tenant.share for tenant in traffic.tenants] or [1.0]),
     ):
         if abs(sum(shares) - 1) > 1e-6:
-            said = f"have shares that add up to {sum(shares):g}"
-            yield (*at, part), said, "make the shares add up to 1"
+            message = f"have shares that add up to {sum(shares):g}"
+            yield (*at, part), message, "make the shares add up to 1"
     if traffic.whole + traffic.resumable > 1:
         yield (*at, "resumable"), "and `whole` together exceed 1", "make their sum at most 1"
     names = [tier.name for tier in traffic.tiers]
@@ -191,8 +191,8 @@ def _fault(fault: Fault, fleet: Fleet, at: Path_) -> Iterator[Found]:
     if fault.pause_ms is not None and not kind.pauses:
         yield (*at, "pause_ms"), f"{fault.what} pauses nothing", "delete it"
     if kind.peers and fault.peer not in kind.peers:
-        said = f"{fault.what} needs the other end of the link"
-        yield at, said, f"add `peer: ...`, one of {', '.join(kind.peers)}"
+        message = f"{fault.what} needs the other end of the link"
+        yield at, message, f"add `peer: ...`, one of {', '.join(kind.peers)}"
     if not kind.peers and fault.peer is not None:
         yield (*at, "peer"), f"{fault.what} strikes no link", "delete it"
     if (fault.what in HOLDERS or fault.peer == "holder") and not fleet.checkpoint_mb:

@@ -25,7 +25,7 @@ def shown(schedule: Schedule, most: int) -> Iterator[str]:
     for fault in schedule.faults:
         yield f"  {fault.name:6} {_when(fault):28} {_strike(fault)}"
     for request in schedule.requests[:most]:
-        yield f"  {request.name:6} {_sent(request):28} {_asked(request)}"
+        yield f"  {request.name:6} {_sent(request):28} {_parameters(request)}"
     if len(schedule.requests) > most:
         yield f"  and {len(schedule.requests) - most} more requests (--requests shows more)"
 
@@ -65,7 +65,7 @@ def _sent(request: Request) -> str:
     return f"{_seconds(request.think_ns)} after {request.after}"
 
 
-def _asked(request: Request) -> str:
+def _parameters(request: Request) -> str:
     words = [f"{request.prompt_tokens} + {request.output_tokens} tokens", request.tier]
     if request.priority:
         words.append(f"priority {request.priority}")

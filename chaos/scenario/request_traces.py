@@ -63,9 +63,9 @@ def _read(path: Path) -> tuple[Row, ...]:
         try:
             rows = list(_jsonl(lines) if ".jsonl" in path.suffixes else _csv(lines))
         except (ValueError, KeyError, TypeError, OSError) as error:
-            said = f"cannot be read as a trace: {type(error).__name__} {error}"
+            message = f"cannot be read as a trace: {type(error).__name__} {error}"
             remedy = "columns: arrival_s, prompt_tokens, output_tokens; or Mooncake's .jsonl"
-            raise TraceError(said, remedy) from None
+            raise TraceError(message, remedy) from None
     if not rows:
         raise TraceError("has no requests", "give another file")
     timed = [row.at_ns for row in rows if row.at_ns is not None]

@@ -73,10 +73,11 @@ def composed(text: str, file: str) -> yaml.Node | None:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         if isinstance(error, yaml.reader.ReaderError):
-            said, line = error.reason, text.count("\n", 0, error.position) + 1
+            message, line = error.reason, text.count("\n", 0, error.position) + 1
         else:
-            said, line = getattr(error, "problem", None) or str(error), mark.line + 1 if mark else 0
-        raise ScenarioError(file, [Problem(line, "", said, "mend the YAML")]) from None
+            message = getattr(error, "problem", None) or str(error)
+            line = mark.line + 1 if mark else 0
+        raise ScenarioError(file, [Problem(line, "", message, "mend the YAML")]) from None
 
 
 def scenario_at(root: yaml.Node, file: str, folder: Path | None = None) -> Scenario:
