@@ -48,8 +48,8 @@ def load(name: str) -> ModuleType:
 
 def describe(module: ModuleType) -> str:
     """One line about a bench."""
-    said = getattr(module, "DESCRIPTION", "") or (module.__doc__ or "").partition("\n")[0]
-    return said.rstrip(".")
+    description = getattr(module, "DESCRIPTION", "") or (module.__doc__ or "").partition("\n")[0]
+    return description.rstrip(".")
 
 
 def table(result: dict[str, Any]) -> str:

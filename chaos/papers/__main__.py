@@ -123,7 +123,7 @@ def as_json(
     result: Result, found: Found, compared: Sequence[FigureComparison], seed: int, took_s: float
 ) -> str:
     """One result for programs."""
-    said: dict[str, Any] = {
+    document: dict[str, Any] = {
         "result": result.name,
         "about": result.about,
         "source": result.source,
@@ -134,7 +134,7 @@ def as_json(
         "lines": found.lines,
         "inputs": result.inputs,
     }
-    return msgspec.json.encode(said).decode()
+    return msgspec.json.encode(document).decode()
 
 
 def listed() -> list[str]:
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
         count=given.seeds,
         most=given.workers,
         jobs=given.jobs,
-        kept=given.kept,
+        stored_runs=given.kept,
         tell=_progress,
     )
     for word in given.name or quick:

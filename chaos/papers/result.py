@@ -71,8 +71,8 @@ class FigureComparison(Struct, frozen=True, kw_only=True):
 
 def compare(result: Result, found: Found) -> list[FigureComparison]:
     """Every requested published figure with ours. Raises KeyError if a run lacks one of them."""
-    asked = [figure for figure in result.published if figure.key not in found.left_out]
-    return [_beside(figure, found.figures[figure.key]) for figure in asked]
+    requested = [figure for figure in result.published if figure.key not in found.left_out]
+    return [_beside(figure, found.figures[figure.key]) for figure in requested]
 
 
 def _beside(figure: PublishedFigure, ours: float) -> FigureComparison:

@@ -23,13 +23,14 @@ RESAMPLES = 2000
 
 class Sampling(Struct, frozen=True, kw_only=True):
     """Extent of the runs: `count` seeds from `seed` on, fleets of at most `most` workers, in
-    `jobs` processes. `kept`: file of stored runs. `tell` receives progress, a line each."""
+    `jobs` processes. `stored_runs`: the file that stores them. `tell` receives progress, a line
+    each."""
 
     seed: int = 0
     count: int = 1
     most: int = 8
     jobs: int = 1
-    kept: Path | None = None
+    stored_runs: Path | None = None
     tell: Callable[[str], None] = lambda _: None
 
     @property
@@ -44,7 +45,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     def run(self, cases: Iterable[Case]) -> dict[Case, RunResult]:
         """The measurements of each case. Raises RuntimeError if a run failed."""
         wanted = list(dict.fromkeys(cases))
-        found = self._kept()
+        found = self._stored()
         left = [case for case in wanted if case not in found]
         began = time.perf_counter()
         for done, (case, measured) in enumerate(
@@ -53,8 +54,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
             if measured.error:
                 raise RuntimeError(f"{case.rules}, seed {case.seed}: {measured.error}")
             found[case] = measured
-            if self.kept is not None:
-                with self.kept.open("ab") as file:
+            if self.stored_runs is not None:
+                with self.stored_runs.open("ab") as file:
                     file.write(msgspec.json.encode((case, measured)) + b"\n")
             took = time.perf_counter() - began
             self.tell(
@@ -63,10 +64,10 @@ class Sampling(Struct, frozen=True, kw_only=True):
             )
         return {case: found[case] for case in wanted}
 
-    def _kept(self) -> dict[Case, RunResult]:
-        if self.kept is None or not self.kept.exists():
+    def _stored(self) -> dict[Case, RunResult]:
+        if self.stored_runs is None or not self.stored_runs.exists():
             return {}
-        lines = self.kept.read_bytes().splitlines()
+        lines = self.stored_runs.read_bytes().splitlines()
         return dict(msgspec.json.decode(line, type=tuple[Case, RunResult]) for line in lines)
 
 

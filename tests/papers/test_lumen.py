@@ -112,7 +112,7 @@ def test_each_sample_stands_beside_its_published_figure(
     monkeypatch.setattr(sampling, "measure", lambda case: seen.append(case) or invented(case))
     result = registry.load(name)
     assert result.published and result.inputs
-    some = Sampling(seed=0, count=2, most=16, kept=tmp_path / "kept.jsonl")
+    some = Sampling(seed=0, count=2, most=16, stored_runs=tmp_path / "kept.jsonl")
     found = result.run(some)
     assert len(compare(result, found)) == len(result.published)
     assert found.lines

@@ -184,12 +184,12 @@ async def bare_server(folder: str, keys: Keys | None) -> AsyncIterator[zmq.Socke
 def bare_zmq(socket: zmq.Socket[bytes], size: int) -> float:
     """Bytes per second of `size` bytes, with as many requests in flight as `gather` has."""
     began = time.perf_counter()
-    asked = got = 0
+    requested = got = 0
     while got < size:
-        while asked < size and asked - got < REQUESTED_BYTES:
-            part = min(READ_BYTES, size - asked)
+        while requested < size and requested - got < REQUESTED_BYTES:
+            part = min(READ_BYTES, size - requested)
             socket.send(b"%d" % part)
-            asked += part
+            requested += part
         got += len(socket.recv(copy=False).buffer)
     return size / (time.perf_counter() - began)
 

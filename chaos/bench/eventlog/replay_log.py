@@ -125,10 +125,10 @@ def records_of(engine: Engine, rng: random.Random) -> list[v.Event]:
     removed = list(engine.cached)[:over] if over > 0 else []
     for one in removed:
         del engine.cached[one]
-    told = v.PrefixBlocksChanged(
+    prefixes = v.PrefixBlocksChanged(
         incarnation=engine.incarnation, stored=prefix.pack([*stored]), removed=prefix.pack(removed)
     )
-    return [told, step]
+    return [prefixes, step]
 
 
 class FleetLog:

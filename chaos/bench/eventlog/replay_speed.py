@@ -59,8 +59,8 @@ def read(packed: Packed) -> list[RevisionGroup]:
 def replay(groups: list[RevisionGroup]) -> Fleet:
     """Fold the log; check its hash chain and the recorded state hashes."""
     fleet, chain = Fleet(), Chain()
-    told = (e.event for e in entries(groups, "fleet") if type(e.event) is v.StateHashed)
-    hashes = {event.revision: event.hash for event in told}
+    hashed = (e.event for e in entries(groups, "fleet") if type(e.event) is v.StateHashed)
+    hashes = {event.revision: event.hash for event in hashed}
     for group in groups:
         for segment in group.segments:
             chain.check(segment)

@@ -178,8 +178,8 @@ class Flips:
                 }  # fmt: skip
                 try:
                     async with session.post(f"{url}/v1/completions", json=body) as answer:
-                        said = await answer.json()
-                        found.append(said["choices"][0]["logprobs"]["token_logprobs"])
+                        completion = await answer.json()
+                        found.append(completion["choices"][0]["logprobs"]["token_logprobs"])
                 except (aiohttp.ClientError, KeyError):
                     found.append(None)
         return found

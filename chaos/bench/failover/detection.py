@@ -116,10 +116,10 @@ class Load:
         await self._session.close()
 
     async def _ask(self, number: int) -> None:
-        text, asked = prompts(number + 1)[-1], 0
+        text, sent = prompts(number + 1)[-1], 0
         while True:
-            asked += 1
-            name = f"d{number}-{asked}-{time.monotonic_ns()}"
+            sent += 1
+            name = f"d{number}-{sent}-{time.monotonic_ns()}"
             stream = Stream(request=name, prompt=text)
             await complete(self._session, self._url, stream, self._tokens, ignore_eos=True)
             self.broken += not stream.whole

@@ -24,7 +24,7 @@ from relume.chaos.bench.failover.failover_parts import (
     configure,
     fleet_of,
     kill,
-    said,
+    log_lines,
     timed,
     until,
     until_back,
@@ -62,7 +62,7 @@ async def one_round(fleet: LocalFleet, log: Log, arm: Arm, tag: str, prompt_toke
     rng = random.Random(tag)
     streams = [timed(f"{tag}-{n}", rng, prompt_tokens, TOKENS) for n in range(STREAMS)]
     path = fleet.children["r0"].log_path
-    lines, seen = len(said(path, "failover")), len(log.happened)
+    lines, seen = len(log_lines(path, "failover")), len(log.happened)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         running = [asyncio.create_task(s.run(session, fleet.gateways[0])) for s in streams]
         await until(
@@ -81,7 +81,7 @@ async def one_round(fleet: LocalFleet, log: Log, arm: Arm, tag: str, prompt_toke
     if moved:
         arm.longest.append(max(s.gap_s(killed_at) for s in streams))
         arm.moved += [s.gap_s(killed_at) for s in moved]
-    for found in said(path, "failover")[lines:]:
+    for found in log_lines(path, "failover")[lines:]:
         arm.part("noticing", found["noticed"] - killed_at)
         arm.part("sending", found["sent"] - found["noticed"])
         arm.part("resuming", found["resumed"] - found["sent"])
@@ -104,8 +104,8 @@ async def measure(model: str, pairs: int, prompt_tokens: int) -> dict[str, Any]:
                 for name in order:
                     await configure(fleet, log, {"placement": ARMS[name]})
                     arm = arms[name] if index else Arm()
-                    said = await one_round(fleet, log, arm, f"{name}{index}", prompt_tokens)
-                    print(f"pair {index}/{pairs}, {name} checkpoints: {said}", flush=True)
+                    summary = await one_round(fleet, log, arm, f"{name}{index}", prompt_tokens)
+                    print(f"pair {index}/{pairs}, {name} checkpoints: {summary}", flush=True)
     return _figures(arms["with"], arms["without"])
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from relume.chaos.bench.bench_figures import figure, percentile
 from relume.chaos.bench.failover import failover_checkpoints
-from relume.chaos.bench.failover.failover_parts import kill, said, until_back, wide_model
+from relume.chaos.bench.failover.failover_parts import kill, log_lines, until_back, wide_model
 from relume.chaos.kill_demo import Watch, find_victim, run_all
 from relume.chaos.traffic import Stream, prompts
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
@@ -55,8 +55,8 @@ def noticed(
     fleet: LocalFleet, victim: str, killed_at: float, found: list[dict[str, Any]]
 ) -> tuple[dict[str, float], str]:
     """When agent and gateway knew of a death, in seconds after it, and the whole as text."""
-    known = said(fleet.children[victim].log_path, "engine died")[-1]["told_at"]
-    heard = [x["at"] for x in said(fleet.children["r0"].log_path, "engine_told_dead")]
+    known = log_lines(fleet.children[victim].log_path, "engine died")[-1]["told_at"]
+    heard = [x["at"] for x in log_lines(fleet.children["r0"].log_path, "engine_told_dead")]
     times = {"agent_knows": known - killed_at}
     if heard and heard[-1] > killed_at:
         times["gateway_hears"] = heard[-1] - killed_at
@@ -85,13 +85,13 @@ async def measure(kills: int, streams: int, tokens: int, model: str) -> dict[str
                 calm_gaps = [s.longest_gap_s for s in calm.values()]
                 log_path = fleet.children["r0"].log_path
                 for number in range(kills):
-                    seen = len(said(log_path, "failover"))
+                    seen = len(log_lines(log_path, "failover"))
                     killed_at, victim, held = await one_kill(
                         fleet, watch, f"k{number}", streams, tokens
                     )
                     broken += sum(not s.whole for s in held)
                     gaps += [s.longest_gap_s for s in held]
-                    found = said(log_path, "failover")[seen:]
+                    found = log_lines(log_path, "failover")[seen:]
                     if not found:
                         print(f"kill {number + 1}/{kills}: hit no stream", flush=True)
                         continue

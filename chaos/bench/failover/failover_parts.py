@@ -70,10 +70,10 @@ def timed(name: str, rng: random.Random, prompt_tokens: int, output: int) -> Tim
 
 
 class Log(Watch):
-    """Follows the log; `happened` has the events of the kinds in `KEPT`, with the monotonic
+    """Follows the log; `happened` has the events of the kinds in `KINDS`, with the monotonic
     time at which they were read."""
 
-    KEPT = (v.RestoreStarted, v.RestoreDone, v.RestoreFailed, v.RecoveryPlanned, v.RouteDecided)
+    KINDS = (v.RestoreStarted, v.RestoreDone, v.RestoreFailed, v.RecoveryPlanned, v.RouteDecided)
 
     def __init__(self, reader: Any) -> None:
         super().__init__(reader)
@@ -81,7 +81,7 @@ class Log(Watch):
 
     def _seen(self, stream: str, position: int, event: Any) -> None:
         super()._seen(stream, position, event)
-        if isinstance(event, self.KEPT):
+        if isinstance(event, self.KINDS):
             self.happened.append((time.monotonic(), event))
 
     def place(self, one: TimedStream) -> str:
@@ -152,7 +152,7 @@ async def until_back(log: Watch, victim: str, incarnation: int) -> None:
     await until(lambda: (victim, incarnation + 1) in log.ready_at, f"{victim} is back")
 
 
-def said(log_path: Path, event: str) -> list[dict[str, Any]]:
+def log_lines(log_path: Path, event: str) -> list[dict[str, Any]]:
     """Lines about `event` in a process's log, in order."""
     lines = log_path.read_text(errors="replace").splitlines()
     return [json.loads(line) for line in lines if f'"{event}"' in line]

@@ -52,7 +52,7 @@ class Stream(asyncio.Protocol):
         self.seen = self.seen_ids = 0
         self.tail = b"     \n"
         self.first = False
-        self.asked_at = time.perf_counter()
+        self.sent_at = time.perf_counter()
         self.transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
@@ -66,7 +66,7 @@ class Stream(asyncio.Protocol):
         if not self.first:
             self.first = True
             if len(self.ttfb_us) < MAX_SAMPLES:
-                self.ttfb_us.append(int((time.perf_counter() - self.asked_at) * 1e6))
+                self.ttfb_us.append(int((time.perf_counter() - self.sent_at) * 1e6))
         joined = self.tail + data
         self.seen += joined.count(b"\ndata: ")
         self.seen_ids += joined.count(b"\nid: ", 2)

@@ -124,11 +124,11 @@ class Connection(asyncio.Protocol):
             return
         given = _MAX_TOKENS(self.body)
         assert given is not None
-        asked = int(given[1])
-        answers = self.engines.answers_of(asked % 1000)
+        max_tokens = int(given[1])
+        answers = self.engines.answers_of(max_tokens % 1000)
         chunks = answers.frames if self.frames else answers.sse
         head = FRAMES_HEAD if self.frames else SSE_HEAD
-        if asked >= 1000:
+        if max_tokens >= 1000:
             self.transport.writelines([head, chunks[0]])
             self._schedule(chunks, 1, self.loop.time() + TICK_S)
         else:

@@ -43,14 +43,14 @@ class Pair(Struct, frozen=True):
 
 def pairs_of(run: Run) -> list[Pair]:
     """Requests of the load that got an answer on their first attempt."""
-    told: dict[str, v.RouteDecided] = {}
+    routes: dict[str, v.RouteDecided] = {}
     found = []
     for at, group in run.groups:
         for event in (entry.event for entry in entries_of(group, "r.r0")):
             if type(event) is v.RouteDecided and event.attempt == 1 and at >= run.began_us:
-                told[event.request] = event
+                routes[event.request] = event
             elif type(event) is v.RequestEnded and event.attempts == 1 and event.ttft_us > 0:
-                sent = told.pop(event.request, None)
+                sent = routes.pop(event.request, None)
                 if sent is not None and sent.ttft_us >= 0:
                     found.append(Pair(sent.ttft_us, event.ttft_us))
     return found

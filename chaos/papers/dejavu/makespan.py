@@ -37,8 +37,8 @@ def run(sampling: Sampling) -> Found:
     per_machine: dict[tuple[int, int], float] = {}
     lines = ["figure  machines  one pipeline  several         apart              x one  x several"]
     for setting, row in ROWS:
-        asked = (setting.model, setting.machine, row.machines, sampling.seed)
-        one, several, divided = baseline(*asked), data_parallel(*asked), disaggregated(*asked)
+        inputs = (setting.model, setting.machine, row.machines, sampling.seed)
+        one, several, divided = baseline(*inputs), data_parallel(*inputs), disaggregated(*inputs)
         assert one and several and divided
         over["baseline"].append(one.makespan_s / divided.makespan_s)
         over["parallel"].append(several.makespan_s / divided.makespan_s)
@@ -61,8 +61,8 @@ def run(sampling: Sampling) -> Found:
     figures["scales"] = sum(_grows(over["baseline"], s.figure) for s in SETTINGS)
     named = {"baseline": "one / apart", "parallel": "several / apart"}
     named["parallel_gain"] = "one / several"
-    for name, said in named.items():
-        lines.append(f"{said}: geometric mean {_mean(over[name]):.2f}, most {max(over[name]):.2f}")
+    for name, label in named.items():
+        lines.append(f"{label}: geometric mean {_mean(over[name]):.2f}, most {max(over[name]):.2f}")
     lines += _fitted(sampling.seed)
     odd = [two_pipelines(OPT_66B, a100(2), 2, 2, b, lengths(b, sampling.seed)) for b in (4, 16)]
     lines.append(
@@ -74,17 +74,17 @@ def run(sampling: Sampling) -> Found:
 
 def _fitted(seed: int) -> list[str]:
     """Table 5 once more, with BLOOM's token steps such that Eq. 1 meets its last row."""
-    same, most, asked = 0, 0.0, 0
+    same, most, divisions = 0, 0.0, 0
     for setting, row in ROWS:
         if setting.model is BLOOM_176B:
             given = (BLOOM_FITTED, setting.machine, row.machines, seed)
             one, divided = baseline(*given), disaggregated(*given)
             assert one and divided
-            same, asked = same + _near(row, divided)[0], asked + 1
+            same, divisions = same + _near(row, divided)[0], divisions + 1
             most = max(most, one.makespan_s / divided.makespan_s)
     return [
         f"BLOOM with token steps {BLOOM_FITTED.token_factor:.2f} of the roofline's: {same} of "
-        f"{asked} divisions as published, one pipeline / apart at most {most:.2f}"
+        f"{divisions} divisions as published, one pipeline / apart at most {most:.2f}"
     ]
 
 

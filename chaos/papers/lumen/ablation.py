@@ -28,9 +28,9 @@ def run(sampling: Sampling) -> Found:
     compared = RuleComparison(sampling, 4, ("restart", *MECHANISMS, "ours"), 1)
     lines = [f"4 workers, one lost, {sampling.count} seeds", *compared.table(), ""]
     for what, (with_it, without) in STEPS.items():
-        shown = [f"{said} {compared.ratio(f, with_it, without)}" for f, said in FIGURES.items()]
-        for kind, said in (("ttft", "TTFT back"), ("itl", "ITL back")):
-            shown.append(f"{said} {compared.back_ratio(kind, with_it, without)}")
+        shown = [f"{label} {compared.ratio(f, with_it, without)}" for f, label in FIGURES.items()]
+        for kind, label in (("ttft", "TTFT back"), ("itl", "ITL back")):
+            shown.append(f"{label} {compared.back_ratio(kind, with_it, without)}")
         lines.append(f"  {what:34} " + "; ".join(shown))
     figures = {f: compared.ratio(f, "lumen+drafts", "neighbour").value for f in ("ttft", "tpot")}
     figures["back"] = compared.back_ratio("ttft", "lumen+drafts", "neighbour").value

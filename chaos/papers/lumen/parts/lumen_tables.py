@@ -99,7 +99,7 @@ class RuleComparison:
 
     def table(self) -> list[str]:
         """Every rule's figures, for people."""
-        said = [
+        lines = [
             f"{'':34}{'TTFT':>7}{'p99':>7}{'TPOT':>6} | back after: {'streams':>7}{'TTFT':>6}"
             f"{'ITL':>6} | {'uninterrupted':>13}{'queued':>7} | {'interrupted':>11}{'queued':>7}"
             f"{'moved':>6}",
@@ -122,5 +122,5 @@ class RuleComparison:
                     f"{of('plain'):13.3f}{of('plain_queue') * 100:7.0f} | {of('lost'):11.3f}"
                     f"{of('lost_queue') * 100:7.0f}{of('lost_moving') * 100:6.0f}"
                 )
-            said.append(line.rstrip())
-        return said
+            lines.append(line.rstrip())
+        return lines

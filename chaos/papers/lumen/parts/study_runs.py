@@ -240,7 +240,7 @@ class Meter:
     tokens they generate. It changes nothing in the run, and keeps no reference to it afterwards."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, str] = {}
+        self.content_ids: dict[str, str] = {}
         self.admitted: dict[tuple[str, int], int] = {}
         self.first: dict[tuple[str, int], int] = {}
         self.attempts: dict[str, int] = {}
@@ -254,7 +254,7 @@ class Meter:
         """Observe `fleet` from now on."""
         self._loop = weakref.proxy(fleet.loop)
         for host in fleet.hosts.values():
-            host.met = self.asked.__setitem__
+            host.met = self.content_ids.__setitem__
             host.seen = self._seen
         self._again(fleet)
 
@@ -296,7 +296,7 @@ def measure(case: Case) -> RunResult:
     run = simulated.run(scenario_of(case), case.seed, settings=settings_of(case, meter))
     fail_ns = meter.began_ns + round(case.fails_s * 1e9)
     until_ns = fail_ns + round(case.window_s * 1e9)
-    ids = {asked: request for request, asked in meter.asked.items()}
+    ids = {content_id: request for request, content_id in meter.content_ids.items()}
     plain: list[tuple[float, float]] = []
     lost: list[tuple[float, float, float]] = []
     length = round(case.lasts_s - case.fails_s)
