@@ -90,36 +90,37 @@ def _site(view: View, name: str, ahead: dict[str, tuple[int, int]]) -> Site | No
 
 
 def index_of(view: View, weights: Weights) -> Index:
-    """The sites by load. CachedIndex with the view from decision to decision; it re-evaluates only
-    what the fold changed since, and what is or was in the overlay."""
-    ahead, marks, kept = view.checkpoints.shares(), dirty_set.of(view.fleet), view.checkpoints.kept
+    """The sites by load. Its cache stays with the view from decision to decision; it re-evaluates
+    only what the fold changed since, and what is or was in the overlay."""
+    ahead, marks = view.checkpoints.shares(), dirty_set.of(view.fleet)
+    cached = view.checkpoints.cached_index
     overlaid = (*view.overlaid(), *ahead)
-    index = _brought_up(view, kept, weights, ahead, overlaid) if kept is not None else None
+    index = _brought_up(view, cached, weights, ahead, overlaid) if cached is not None else None
     if index is None:
         now = sites(view)
-        index = kept.index if kept is not None and kept.index.fits(now, weights) else None
+        index = cached.index if cached is not None and cached.index.fits(now, weights) else None
         if index is None:
             index = Index(now, weights)
         for site in now:
             if site != index.site(site.worker):
                 index.update(site)
-    view.checkpoints.kept = CachedIndex(index, marks.count, overlaid)
+    view.checkpoints.cached_index = CachedIndex(index, marks.count, overlaid)
     return index
 
 
 def _brought_up(
     view: View,
-    kept: CachedIndex,
+    cached: CachedIndex,
     weights: Weights,
     ahead: dict[str, tuple[int, int]],
     overlaid: tuple[str, ...],
 ) -> Index | None:
     """The stored index, brought up to date; None if it must be rebuilt."""
-    names = dirty_set.of(view.fleet).since(kept.count)
-    if names is None or weights != kept.index.weights:
+    names = dirty_set.of(view.fleet).since(cached.count)
+    if names is None or weights != cached.index.weights:
         return None
-    for name in dict.fromkeys((*names, *kept.overlaid, *overlaid)):
-        site, known = _site(view, name, ahead), kept.index.site(name)
+    for name in dict.fromkeys((*names, *cached.overlaid, *overlaid)):
+        site, known = _site(view, name, ahead), cached.index.site(name)
         if site is None and known is None:
             continue
         if site is None or known is None:
@@ -127,8 +128,8 @@ def _brought_up(
         if (site.domain, site.family) != (known.domain, known.family):
             return None
         if site != known:
-            kept.index.update(site)
-    return kept.index
+            cached.index.update(site)
+    return cached.index
 
 
 def expected_blocks(worker: Worker, tokens: int, max_tokens: int, config: CheckpointConfig) -> int:
@@ -163,13 +164,13 @@ def place(view: View, request: str, primary: str, blocks: int) -> tuple[Placemen
         bytes=size,
         family=worker.family,
         wanted=min(config.holders, MOST_HOLDERS),
-        keep=kept_holders(view, request, worker),
+        keep=reusable_holders(view, request, worker),
     )
     index = index_of(view, Weights(config.alpha, config.beta))
     return placement.choose(index, demand, config.placement), size
 
 
-def kept_holders(view: View, request: str, primary: Worker) -> tuple[str, ...]:
+def reusable_holders(view: View, request: str, primary: Worker) -> tuple[str, ...]:
     """Of the request's holders those that may stay, now that it runs on `primary`."""
     placed = view.checkpoints.placement(request)
     if placed is None:
@@ -301,7 +302,7 @@ def _question(
         per_block=max(failed.block_size, 1),
         alpha=config.alpha,
     )
-    rates = _inferred if config.recovery == "least_total" else _told
+    rates = _inferred_links if config.recovery == "least_total" else _measured_links
     return interrupted, targets, rates(view.fleet, sorted(holders), config), rules
 
 
@@ -338,12 +339,12 @@ def _target(
         incarnation=worker.incarnation,
         requests=requests,
         waiting=max(requests - worker.decoding, 0),
-        room_blocks=_room_blocks(worker, prefill, config),
+        available_blocks=_available_blocks(worker, prefill, config),
         block_tokens=worker.block_size,
     )
 
 
-def _room_blocks(worker: Worker, prefill_tokens: int, config: CheckpointConfig) -> int:
+def _available_blocks(worker: Worker, prefill_tokens: int, config: CheckpointConfig) -> int:
     """KV blocks of `worker` that plans may give to others."""
     if not (config.headroom_percent and worker.kv_blocks):
         return UNLIMITED
@@ -351,7 +352,7 @@ def _room_blocks(worker: Worker, prefill_tokens: int, config: CheckpointConfig) 
     return kv_free(worker, prefill_tokens) - reserved
 
 
-def _told(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:
+def _measured_links(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:
     """Measured bandwidths, and the assumed one of each tier of links not measured yet."""
     rates = {}
     for holder in holders:
@@ -360,7 +361,7 @@ def _told(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Lin
     return Links(config.link_machine, config.link_network, rates, config.latency_us)
 
 
-def _inferred(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:
+def _inferred_links(fleet: Fleet, holders: Sequence[str], config: CheckpointConfig) -> Links:
     """The same; an unmeasured link is assumed to carry the lower of two measured maxima: what the
     sending host has sent, and what the receiving host has received. A worker's own host is no
     slower than what reaches it from others."""

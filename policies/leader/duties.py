@@ -145,7 +145,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
 def on_admin_commanded(fleet: Fleet, event: v.AdminCommanded) -> list[Any]:
     """An operator's command becomes effects on agents, or a new setting; a resend nothing."""
     command = fleet.open_commands.get(event.command_id)
-    if command is None or command.asked > 1:
+    if command is None or command.tries > 1:
         return []
     return _carried_out(fleet, event.command_id, command)
 

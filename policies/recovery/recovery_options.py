@@ -50,7 +50,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """A worker that may take requests. `load`: Eq. 4, `blocks` of it checkpoints (times
     alpha); `wait_us`: until what is queued there is computed; `prefill_ns_per_token`:
     measured; `excluded` says why it takes none; `requests` it has, of which `waiting` have no
-    token yet. `room_blocks` KV blocks, of `block_tokens` each, may be given to others."""
+    token yet. `available_blocks` KV blocks, of `block_tokens` each, may be given to others."""
 
     worker: str
     load: int
@@ -62,7 +62,7 @@ class Target(Struct, frozen=True, kw_only=True):
     incarnation: int = 0
     requests: int = 0
     waiting: int = 0
-    room_blocks: int = UNLIMITED
+    available_blocks: int = UNLIMITED
     block_tokens: int = 1
 
 
@@ -102,7 +102,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 class Estimates:
     """Every option to resume a request, given what the earlier choices have done to the workers and
-    the holders' links. `kept`: options of one request that are recorded."""
+    the holders' links. `max_recorded`: maximum number of options of one request in the record."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Estimates:
         self.targets = targets
         self.links = links
         self.rules = rules
-        self.kept = max(2, MAX_OPTIONS // max(requests, 1))
+        self.max_recorded = max(2, MAX_OPTIONS // max(requests, 1))
         self.free_us = {t.worker: t.wait_us for t in targets}
         self.link_us = {t.worker: 0 for t in targets}
         self.considerate = considerate
@@ -128,7 +128,7 @@ class Estimates:
         self.requests = {t.worker: t.requests for t in targets}
         self.waiting = {t.worker: t.waiting for t in targets}
         self.load = {t.worker: t.load for t in targets}
-        self.room = {t.worker: t.room_blocks for t in targets}
+        self.available_blocks = {t.worker: t.available_blocks for t in targets}
         self._block_tokens = {t.worker: max(t.block_tokens, 1) for t in targets}
 
     def options(
@@ -173,23 +173,23 @@ class Estimates:
         if fit:
             return fit
         full = [(at, o) for at, o in enumerate(options) if o.excluded == Exclusion.NO_KV_SPACE]
-        most = max((self.room[o.worker] for _, o in full), default=0)
-        return [(at, o) for at, o in full if self.room[o.worker] == most]
+        most = max((self.available_blocks[o.worker] for _, o in full), default=0)
+        return [(at, o) for at, o in full if self.available_blocks[o.worker] == most]
 
     def recorded(
         self, options: list[RecoveryOption], at: int
     ) -> tuple[tuple[RecoveryOption, ...], int]:
         """The options that the record has, and the index there of option `at`."""
-        if len(options) <= self.kept:
+        if len(options) <= self.max_recorded:
             return tuple(options), at
         ranked = sorted(range(len(options)), key=lambda n: (n != at, _rank(options[n]), n))
-        return tuple(options[n] for n in ranked[: self.kept]), min(at, 0)
+        return tuple(options[n] for n in ranked[: self.max_recorded]), min(at, 0)
 
     def _full(self, request: InterruptedRequest, target: Target) -> Exclusion:
         """Whether the worker has no room for the request's blocks. An empty one has."""
         if not self.requests[target.worker]:
             return Exclusion.NONE
-        short = self.blocks(request, target.worker) > self.room[target.worker]
+        short = self.blocks(request, target.worker) > self.available_blocks[target.worker]
         return Exclusion.NO_KV_SPACE if short else Exclusion.NONE
 
     def blocks(self, request: InterruptedRequest, worker: str) -> int:
@@ -274,7 +274,7 @@ class Estimates:
         self.load[worker] += self.rules.request_load
         self.requests[worker] += 1
         self.waiting[worker] += 1
-        self.room[worker] -= self.blocks(request, worker)
+        self.available_blocks[worker] -= self.blocks(request, worker)
         for stored in request.stored:
             if stored.holder in self.load:
                 share = self.rules.alpha * (stored.tokens // self.rules.per_block)
@@ -288,7 +288,7 @@ class Estimates:
         self.free_us[worker] -= home.compute_us
         self.requests[worker] -= 1
         self.waiting[worker] -= 1
-        self.room[worker] += self.blocks(request, worker)
+        self.available_blocks[worker] += self.blocks(request, worker)
         for stored in request.stored:
             if stored.holder == worker:
                 self.local_us[worker] -= self.links.move_us(worker, worker, stored.bytes)

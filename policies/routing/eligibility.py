@@ -195,7 +195,7 @@ def limited(
     `tokens`, with a first token after `ttft_us`; empty: it meets all."""
     if estimate.failing:
         return FAILING
-    if tokens // estimate.block_tokens >= estimate.room_blocks:
+    if tokens // estimate.block_tokens >= estimate.prompt_limit_blocks:
         return Exclusion.NO_KV_SPACE
     if query.at_us > estimate.silent_at_us:
         return Exclusion.SILENT

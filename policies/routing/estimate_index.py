@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from operator import is_not
 
 from relume.events.vocabulary.enums import Exclusion
-from relume.policies.admission.admission_settings import config_of as room_of
+from relume.policies.admission.admission_settings import config_of as admission_config_of
 from relume.policies.routing import worker_estimate
 from relume.policies.routing.eligibility import (
     Check,
@@ -104,18 +104,18 @@ class EstimateIndex(WorkerIndex):
 
     def _prepare(self, view: View) -> None:
         fleet = view.fleet
-        prices = [model.told for model in fleet.steptimes.values()]
+        prices = [model.routing_weights for model in fleet.steptimes.values()]
         if len(prices) != len(self._prices) or any(map(is_not, prices, self._prices)):
             self._prices, self._marks = prices, None  # all are to be looked at
-        told = view.settings_mark
+        mark = view.settings_mark
         if (
-            told != self._settings
+            mark != self._settings
         ):  # as after any rare change, the set of living workers may differ too
-            self._settings, self.config, self._marks = told, config_of(view), None
+            self._settings, self.config, self._marks = mark, config_of(view), None
             self.replicas = sum(replica.alive for replica in fleet.replicas.values())
-            room_bound = room_of(view)
-            spread = self.config.overfill == "off" and room_bound.requests
-            self.limit = queue_limit(view, room_bound) if spread else QueueLimit()
+            admission = admission_config_of(view)
+            spread = self.config.overfill == "off" and admission.requests
+            self.limit = queue_limit(view, admission) if spread else QueueLimit()
 
     def quickest(self, at_us: int, tokens: int, turn: int) -> Iterator[tuple[int, int, int, int]]:
         """(microseconds to its first token, end of its prompts, its turn, at) of open workers in

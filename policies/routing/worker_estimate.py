@@ -53,7 +53,7 @@ class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
     `token_ns`: of one prompt token, `fixed_us`: in addition, for any prompt; among this what was
     sent there and is not confirmed. `silent_at_us`: a report is overdue from then on (LATE: none is
     expected). `tpot_us`: from token to token with one request more. `kv_free`: blocks left when all
-    it holds have theirs (below 0: some will wait). A prompt of `room_blocks` blocks of
+    it holds have theirs (below 0: some will wait). A prompt of `prompt_limit_blocks` blocks of
     `block_tokens` or more has no room. Of a suspect worker, choices count `price_percent` of the
     cost; what is predicted stays as it is."""
 
@@ -70,7 +70,7 @@ class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):
     context_tokens: int
     kv_free: int
     block_tokens: int = 1
-    room_blocks: int = LATE
+    prompt_limit_blocks: int = LATE
     price_percent: int = 100
     failing: bool = False
 
@@ -106,22 +106,22 @@ def estimate_of(
     left = worker.prefill_left - worker.flight_left
     batch, context = worker.decoding, worker.context
     one = base + batch * request + context * token
-    step_room = (worker.step_tokens or STEP_TOKENS) - batch
-    if step_room < 1:
-        step_room = 1
+    token_budget = (worker.step_tokens or STEP_TOKENS) - batch
+    if token_budget < 1:
+        token_budget = 1
     each_step = one + mixed
-    price = prompt + each_step / step_room
+    price = prompt + each_step / token_budget
     fixed = each_step + worker.overhead_us
     flying = (prefill - left) * price
     free_at, silent_at = 0, LATE
     if left > 0 or batch:
         fixed += one / 2  # of the step under way
         heard = silent_at = _heard_us(view, worker.step_revision)
-        patience = 3 * int(one + min(left, step_room) * prompt)
+        patience = 3 * int(one + min(left, token_budget) * prompt)
         if left > 0:
             coming = worker.prefilling
             each = worker.prefilling_tokens // coming if coming else 0
-            took = -(-left // step_room) * each_step + left * (prompt + work * (each >> 1))
+            took = -(-left // token_budget) * each_step + left * (prompt + work * (each >> 1))
             begun = heard
             if worker.prompts_revision > worker.step_revision:
                 begun = _heard_us(view, worker.prompts_revision)
@@ -134,9 +134,9 @@ def estimate_of(
         if heard == UNHEARD_US:
             silent_at = 1
     free = kv_free(worker, prefill)
-    room_blocks = LATE
+    prompt_limit_blocks = LATE
     if worker.kv_blocks and requests:  # an empty one has room
-        room_blocks = free - reserve_percent * worker.kv_blocks // 100
+        prompt_limit_blocks = free - reserve_percent * worker.kv_blocks // 100
     return WorkerEstimate(
         worker=worker.name,
         incarnation=worker.incarnation,
@@ -151,7 +151,7 @@ def estimate_of(
         context_tokens=context,
         kv_free=free,
         block_tokens=worker.block_size or 1,
-        room_blocks=room_blocks,
+        prompt_limit_blocks=prompt_limit_blocks,
         price_percent=100 if (health := worker.health) is UNSET else health.price_percent,
         failing=failing,
     )
@@ -167,7 +167,7 @@ def _prices(fleet: Fleet, worker: Worker) -> tuple[float, float, float, float, f
     """Microseconds of a step of nothing, of a prompt token, of that times context, of a decoding
     request, of a token of context, and of any prompt."""
     model = fleet.steptimes.get(worker.steps_like)
-    w0, w1, w2, w3, w4, w5 = model.told if model is not None else DEFAULTS
+    w0, w1, w2, w3, w4, w5 = model.routing_weights if model is not None else DEFAULTS
     slowness = int(worker.slowness * SLOWNESS_PARTS + 0.5) / SLOWNESS_PARTS or FASTEST
     base = w0 * slowness
     return (

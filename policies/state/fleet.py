@@ -48,9 +48,10 @@ class Attempt(Struct, kw_only=True):
 class StepTime(Struct, kw_only=True):
     """What a step costs on workers of one class (`relume.policies.state.step_times`). `weights` of its features,
     in microseconds; `products` and `targets` are the normal equations they solve, older steps
-    fading; `spread`: mean relative error; `samples` taken. `told` are the weights that orders of
-    workers go by: they follow when it makes a difference (steptime.NEWS). `grounds`: measured,
-    class (weights are still of another build or hardware of `model`), default."""
+    fading; `spread`: mean relative error; `samples` taken. Orders of workers go by
+    `routing_weights`, which follow `weights` when it makes a difference (`step_times.NEWS`).
+    `grounds`: measured, class (weights are still of another build or hardware of `model`),
+    default."""
 
     model: str
     weights: list[float]
@@ -59,7 +60,7 @@ class StepTime(Struct, kw_only=True):
     grounds: str
     spread: float = 0.5
     samples: int = 0
-    told: list[float] = field(default_factory=list)
+    routing_weights: list[float] = field(default_factory=list, name="told")
 
 
 class Cached(Struct):
@@ -323,14 +324,14 @@ class Holder(Struct, kw_only=True):
 
 
 class OpenCommand(Struct, kw_only=True):
-    """An operator's command that the leader has not carried out yet; `asked`: how often it was
+    """An operator's command that the leader has not carried out yet; `tries`: how often it was
     tried."""
 
     principal: str
     command: AdminCommand
     target: str
     value: str
-    asked: int = 1
+    tries: int = field(default=1, name="asked")
 
 
 class PendingEffect(Struct, kw_only=True):
@@ -432,7 +433,7 @@ def state_hash(fleet: Fleet) -> bytes:
     owner key has a revision and no segment. What prefix caches hold stands in it by number
     only: there may be a million marks.
     """
-    kept = fleet.revision, fleet.owners, fleet.gone
+    saved = fleet.revision, fleet.owners, fleet.gone
     cached = [worker.cached for worker in fleet.workers.values()]
     fleet.revision, fleet.owners, fleet.gone = 0, {}, {}
     for worker in fleet.workers.values():
@@ -440,7 +441,7 @@ def state_hash(fleet: Fleet) -> bytes:
     try:
         data = _encoder.encode(fleet)
     finally:
-        fleet.revision, fleet.owners, fleet.gone = kept
+        fleet.revision, fleet.owners, fleet.gone = saved
         for worker, its in zip(fleet.workers.values(), cached, strict=True):
             worker.cached = its
     return blake2b(data, digest_size=16).digest()

@@ -64,7 +64,7 @@ def _on_effect_applied(fleet: Fleet, stream: str, epoch: int, event: v.EffectApp
 def _on_admin_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCommanded) -> None:
     if event.command_id in fleet.commands:
         if event.command_id in fleet.open_commands:
-            fleet.open_commands[event.command_id].asked += 1
+            fleet.open_commands[event.command_id].tries += 1
         return
     fleet.commands[event.command_id] = True
     fleet.open_commands[event.command_id] = OpenCommand(

@@ -105,7 +105,7 @@ def _fresh(model: str, weights: list[float], grounds: str) -> StepTime:
         products=products,
         targets=targets,
         grounds=grounds,
-        told=weights,
+        routing_weights=weights,
     )
 
 
@@ -337,9 +337,9 @@ def _all_solved(m: list[float], targets: list[float], old: list[float]) -> list[
 
 def _tell(model: StepTime, x: Features) -> None:
     """Publish the weights, if they change this step's predicted length by much."""
-    told, new = _predicted(model.told, x), _predicted(model.weights, x)
-    if abs(new - told) > told * NEWS:
-        model.told = model.weights
+    old, new = _predicted(model.routing_weights, x), _predicted(model.weights, x)
+    if abs(new - old) > old * NEWS:
+        model.routing_weights = model.weights
 
 
 def dispatched(request: Request, worker: Worker, ttft_us: int) -> None:

@@ -19,7 +19,7 @@ class OwnCheckpoints:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self.kept: Any = None
+        self.cached_index: Any = None
         """A cache of `checkpoints.index_of`; no part of the view's answers."""
         self._placed: dict[str, tuple[int, Placed | None]] = {}
         self._planned: dict[str, tuple[int, Planned]] = {}

@@ -71,9 +71,9 @@ def test_no_length_turns_restoring_into_computing_again(
 # --- room for KV blocks
 
 
-def busy(name: str, room_blocks: int, **more: object) -> Target:
+def busy(name: str, available_blocks: int, **more: object) -> Target:
     """A worker with requests, and room for so many blocks of 16 tokens."""
-    return target(name, requests=3, room_blocks=room_blocks, block_tokens=16, **more)
+    return target(name, requests=3, available_blocks=available_blocks, block_tokens=16, **more)
 
 
 FAST = Links(100_000_000, 100_000_000)
@@ -126,7 +126,7 @@ def test_want_of_room_hides_no_other_reason() -> None:
 
 
 def test_an_empty_worker_has_room_for_the_first() -> None:
-    empty = target("w1", room_blocks=10, block_tokens=16)
+    empty = target("w1", available_blocks=10, block_tokens=16)
     one, two = plan([held("q1", 1000), held("q2", 1000)], [GONE, empty, busy("w2", 99)], FAST)
     assert sorted((way(one).worker, way(two).worker)) == ["w1", "w2"]
 
@@ -145,11 +145,11 @@ def test_no_worker_gets_more_blocks_than_it_has_room_for_while_another_has(
         for n, (tokens, holder) in enumerate(sizes)
     ]
     targets = [
-        target(f"w{n}", room_blocks=room, block_tokens=16, requests=requests)
+        target(f"w{n}", available_blocks=room, block_tokens=16, requests=requests)
         for n, (room, requests) in enumerate(rooms, 1)
     ]
     choices = plan(many, targets, FAST, policy=policy)
-    left = {t.worker: t.room_blocks for t in targets}
+    left = {t.worker: t.available_blocks for t in targets}
     first = {t.worker: not t.requests for t in targets}
     taken_by = {t.worker: [c for c in choices if way(c).worker == t.worker] for t in targets}
     for worker, taken in taken_by.items():

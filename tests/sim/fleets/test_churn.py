@@ -209,7 +209,7 @@ def left_of_guests(plane: Any) -> list[str]:
     """Where in a replica the name of a worker is that came once and left."""
     found: list[str] = []
     seen: dict[int, Any] = {}
-    if (kept := plane.replica.view.checkpoints.kept) is not None:
+    if (kept := plane.replica.view.checkpoints.cached_index) is not None:
         decisions.index_of(plane.replica.view, kept.index.weights)  # as the next one asked will
     todo: deque[tuple[str, Any]] = deque(((plane.name, plane.replica), ("gateway", plane.gateway)))
     while todo:
