@@ -57,7 +57,7 @@ class Deliveries:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look)
 
-    def asked(self, client: ClientPort) -> None:
+    def on_next_request(self, client: ClientPort) -> None:
         """The client sends another request, so it has its last answer. Both facts go into one
         transaction."""
         session = self._waiting.pop(client, None)

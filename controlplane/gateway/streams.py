@@ -47,7 +47,7 @@ class Streams:
         body: bytes,
     ) -> RequestSession:
         """A session for a stream that may be resumed."""
-        self.deliveries.asked(connection)
+        self.deliveries.on_next_request(connection)
         token = event_ids.resume_token(self._entropy(event_ids.TOKEN_ENTROPY_BYTES))
         arrival = msgspec.structs.replace(
             arrival, resumable=event_ids.digest(token), grace_ticks=self._config.grace_ticks

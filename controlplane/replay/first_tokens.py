@@ -24,7 +24,7 @@ class FirstTokens(Struct):
             self._decided[event.attempt] = stream, event.at_us
             self._settle(event.attempt)
 
-    def told(self, revision: int, change: v.FirstToken) -> None:
+    def reported(self, revision: int, change: v.FirstToken) -> None:
         """Its engine reported the first token in this revision."""
         if change.attempt not in self._revisions:
             self._revisions[change.attempt] = revision

@@ -182,7 +182,7 @@ class _Collector:
     def _changed(self, entry: Entry, event: v.EngineStep, change: Any) -> None:
         self._holders.setdefault((entry.stream[2:], event.incarnation), change.attempt)
         if type(change) is v.FirstToken:
-            self._first.told(entry.revision, change)
+            self._first.reported(entry.revision, change)
         if type(change) is v.EngineFinished:
             self._holders.pop((entry.stream[2:], event.incarnation), None)
         if type(change) is v.RequestQueued and change.dispatch:

@@ -57,7 +57,7 @@ class ReplicaAdmission:
     worker serves or served a model."""
 
     def __init__(self, decisions: DecisionWriter, never_served: Callable[[str], bool]) -> None:
-        self.room = AdmissionQueue()
+        self.queue = AdmissionQueue()
         self._decisions = decisions
         self._never_served = never_served
         self._held: dict[str, _QueuedRequest] = {}
@@ -106,7 +106,7 @@ class ReplicaAdmission:
                     refused="", evicted=(), ahead_requests=0, ahead_tokens=0, predicted_us=-1
                 ),
             )
-        judged = self.room.enter(entry, now_us, config)
+        judged = self.queue.enter(entry, now_us, config)
         if judged.refused:
             return self._shed(entry, judged.refused, now_us, judged)
         self._held[entry.request] = _QueuedRequest(entry, judged, caller)
@@ -128,7 +128,7 @@ class ReplicaAdmission:
                     ahead_requests=judged.ahead_requests,
                     ahead_tokens=judged.ahead_tokens,
                     predicted_us=judged.predicted_us,
-                    depth=len(self.room.entries),
+                    depth=len(self.queue.entries),
                     evicted=judged.evicted,
                 )
             )
@@ -142,32 +142,32 @@ class ReplicaAdmission:
         """See WaitingPort.close."""
         self._closed = True
         now_us = self._decisions.now_us()
-        for name in list(self.room.entries):
+        for name in list(self.queue.entries):
             self._refuse(name, admission_queue.STOPPING, now_us)
 
     # --- what the scheduler says
 
     def wake(self) -> None:
         """A worker may have room: check, after earlier requests were called."""
-        if self.room.entries and self._soon is None:
+        if self.queue.entries and self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._look)
 
     def dispatched(self, request: str, at_us: int, first_us: int) -> None:
         """A worker has it."""
-        if request in self.room.entries:
-            self.room.take(request, at_us, first_us, self.config)
+        if request in self.queue.entries:
+            self.queue.take(request, at_us, first_us, self.config)
             del self._held[request]
 
     def over(self, request: str) -> None:
         """Its session no longer waits."""
-        if self.room.leave(request) is not None:
+        if self.queue.leave(request) is not None:
             del self._held[request]
 
     # --- inside
 
     def _cause(self, model: str, now_us: int) -> str:
         view = self._decisions.view
-        if self.room.waiting(model):
+        if self.queue.waiting(model):
             return held_back(FREE if open_workers(view, model) else NO_WORKER, True)
         cause, again_us = saturation(view, model, self.config, now_us)
         self._look_again(again_us)
@@ -193,7 +193,7 @@ class ReplicaAdmission:
         self._soon = None
         self._again_us = UNKNOWN
         left = self._refuse_late()
-        for model in self.room.models():
+        for model in self.queue.models():
             while left and self._call_next(model):
                 left -= 1
         if not left:
@@ -211,7 +211,7 @@ class ReplicaAdmission:
             self._look_again(again_us)
             return False
         decisions.basis()  # as the decision will have it
-        entry = self.room.next(model, now_us, self.config)
+        entry = self.queue.next(model, now_us, self.config)
         return entry is not None and self._call(entry, now_us)
 
     def _look_again(self, at_us: int) -> None:
@@ -228,7 +228,7 @@ class ReplicaAdmission:
     def _refuse_late(self) -> int:
         """Refuse requests whose time is over; returns how many more may be called in this turn."""
         now_us = self._decisions.now_us()
-        late = self.room.over(now_us, AT_ONCE)
+        late = self.queue.over(now_us, AT_ONCE)
         for entry in late:
             if entry.deadline_us and entry.deadline_us <= now_us:
                 reason = admission_queue.EXPIRED
@@ -242,7 +242,7 @@ class ReplicaAdmission:
     def _refuse(self, request: str, reason: str, now_us: int, behalf: str = "") -> None:
         """Inform a request that waits or was displaced."""
         entry, judged, caller = self._held.pop(request)
-        self.room.leave(request)
+        self.queue.leave(request)
         caller.refused(self._shed(entry, reason, now_us, judged, behalf, waited=True))
 
     def _shed(
@@ -255,12 +255,12 @@ class ReplicaAdmission:
         waited: bool = False,
     ) -> Rejected:
         """Record the refusal; returns the answer for its client."""
-        decisions, room, reason = self._decisions, self.room, ShedReason(why)
+        decisions, queue, reason = self._decisions, self.queue, ShedReason(why)
         retry_s = RETRY_S
         if reason == admission_queue.STOPPING:
             retry_s = admission_queue.LEAST_RETRY_S
         elif reason != admission_queue.NO_WORKER:
-            retry_s = room.retry_s(entry.model, now_us, RETRY_S)
+            retry_s = queue.retry_s(entry.model, now_us, RETRY_S)
         try:
             basis = decisions.basis()
             decisions.emit(
@@ -280,7 +280,7 @@ class ReplicaAdmission:
                     ahead_requests=judged.ahead_requests,
                     ahead_tokens=judged.ahead_tokens,
                     predicted_us=judged.predicted_us,
-                    depth=len(room.entries),
+                    depth=len(queue.entries),
                     retry_after_s=retry_s,
                     behalf=behalf,
                 )
@@ -298,7 +298,7 @@ class ReplicaAdmission:
     def _arm(self) -> None:
         """Check again when the next one's time is over, or when the clock alone satisfies a
         bound."""
-        times = [at_us for at_us in (self.room.next_end_us(), self._again_us) if at_us >= 0]
+        times = [at_us for at_us in (self.queue.next_end_us(), self._again_us) if at_us >= 0]
         at_us = min(times, default=-1)
         if at_us == self._later_us:
             return

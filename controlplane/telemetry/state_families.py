@@ -278,7 +278,7 @@ def streams(fleet: Fleet) -> Iterator[Any]:
 def queue(waiting: ReplicaAdmission) -> Iterator[Any]:
     """The admission queue as it is now."""
     depth, tokens = family("room_requests"), family("room_tokens")
-    for tier, requests, charged in waiting.room.depths():
+    for tier, requests, charged in waiting.queue.depths():
         depth.add_metric([tier], requests)
         tokens.add_metric([tier], charged)
-    yield from (depth, tokens, family("room_bytes", waiting.room.size))
+    yield from (depth, tokens, family("room_bytes", waiting.queue.size))

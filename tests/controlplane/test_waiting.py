@@ -171,11 +171,11 @@ async def plane(config: WaitingConfig = USUAL, up: bool = True) -> AsyncIterator
             )
         p.follow()
         yield p
-        assert not p.scheduler.waiting.room.entries.keys() - p.scheduler.live.keys()
-        assert p.scheduler.waiting._held.keys() == p.scheduler.waiting.room.entries.keys()
+        assert not p.scheduler.waiting.queue.entries.keys() - p.scheduler.live.keys()
+        assert p.scheduler.waiting._held.keys() == p.scheduler.waiting.queue.entries.keys()
         for name in list(p.scheduler.live):
             p.scheduler.ended(name, "cancelled", 499, 0, "-")
-        room = p.scheduler.waiting.room
+        room = p.scheduler.waiting.queue
         assert not room.entries
         assert room.size == 0
         p.follow()
@@ -288,12 +288,12 @@ async def test_who_leaves_leaves_nothing_and_the_next_is_called() -> None:
     async with plane() as p:
         for name in ("a", "b", "x", "y"):
             p.ask(name, size=1000)
-        assert p.scheduler.waiting.room.size == 2000
+        assert p.scheduler.waiting.queue.size == 2000
         p.scheduler.ended("x", "cancelled", 499, 0, "-")
         p.scheduler.ended("a", "cancelled", 499, 0, "-")
         await p.settle()
         assert p.sent == ["a", "b", "y"]
-        assert p.scheduler.waiting.room.size == 0
+        assert p.scheduler.waiting.queue.size == 0
 
 
 async def test_who_is_called_and_fails_is_not_called_again() -> None:
@@ -305,7 +305,7 @@ async def test_who_is_called_and_fails_is_not_called_again() -> None:
         p.decodes("a", "b")
         await p.settle()
         assert called == ["x"]
-        assert not p.scheduler.waiting.room.entries
+        assert not p.scheduler.waiting.queue.entries
 
 
 async def test_with_no_worker_open_they_wait_and_go_when_one_comes() -> None:

@@ -163,8 +163,8 @@ class _Pseudonyms:
         if kind is v.HealthDecided:
             return replace(event, evidence=self._evidence(event.evidence))
         if kind is v.LeaderResigned:
-            asked, _, who = event.reason.partition("asked by ")
-            return event if asked else replace(event, reason=self._reason_of(who, event.reason))
+            before, _, who = event.reason.partition("asked by ")
+            return event if before else replace(event, reason=self._reason_of(who, event.reason))
         if kind in (v.TransportObserved, v.RequestEnded, v.EngineDied) and stream != "fleet":
             return replace(event, detail="")
         return event

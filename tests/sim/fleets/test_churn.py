@@ -162,7 +162,7 @@ class Churning(SimFleet):
 def left_at_rest(plane: Any) -> Iterator[str]:
     """What a replica still has of requests or of engines."""
     scheduler = plane.replica.scheduler
-    view, room, gateway = scheduler.view, scheduler.waiting.room, plane.gateway
+    view, room, gateway = scheduler.view, scheduler.waiting.queue, plane.gateway
     fleet = view.fleet
     for worker in fleet.workers.values():
         nothing_left(worker)
