@@ -238,7 +238,7 @@ class CheckpointPlan:
         drops, self._drops = self._drops, []
         return drops
 
-    def told(self, reached: dict[tuple[str, int, int, str], int]) -> None:
+    def record_progress(self, reached: dict[tuple[str, int, int, str], int]) -> None:
         """What the ranks handed over: (request, attempt, child, endpoint) to the next block that
         the endpoint needs. -1: the holder refused the attempt for good."""
         if not reached:

@@ -275,7 +275,7 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         progress = connector_output.kv_connector_worker_meta
         if isinstance(progress, RankProgress):
-            self._scheduling.told(progress.reached)
+            self._scheduling.record_progress(progress.reached)
             self._scheduling.holder_lost(progress.lost)
 
     def request_finished(

@@ -99,7 +99,7 @@ class LogUnavailable(LogError):
 class Compacted(LogError):
     """The requested revision has been trimmed; start from a snapshot."""
 
-    def __init__(self, asked: int, available: int) -> None:
-        super().__init__(f"revision {asked} is compacted, the log begins at {available}")
-        self.asked = asked
+    def __init__(self, requested: int, available: int) -> None:
+        super().__init__(f"revision {requested} is compacted, the log begins at {available}")
+        self.requested = requested
         self.available = available

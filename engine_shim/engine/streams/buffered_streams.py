@@ -95,7 +95,7 @@ class StreamBuffers:
             with suppress(StreamGone):
                 self.forget(self.find(request, attempt, claim), RELEASED)
 
-    def make_room(self, writing: StreamBuffer) -> None:
+    def evict_for(self, writing: StreamBuffer) -> None:
         """Stay within the bytes for all: complete streams go first, then what `writing` has
         written out, then the one detached longest, whose client gets an error."""
         total = writing.bounds.total_bytes

@@ -39,7 +39,7 @@ class Owner(Protocol):
     bytes: int
     counts: dict[str, int]
 
-    def make_room(self, writing: StreamBuffer) -> None:
+    def evict_for(self, writing: StreamBuffer) -> None:
         """Bring `bytes` within the bound for all; `writing` has just grown."""
         ...
 
@@ -197,7 +197,7 @@ class StreamBuffer:
         while self.bytes > bound and self._droppable():
             self._drop()
         if self._buffers.bytes > self.bounds.total_bytes:
-            self._buffers.make_room(self)
+            self._buffers.evict_for(self)
 
     def _droppable(self) -> bool:
         sink = self._sink
