@@ -5,7 +5,11 @@ from __future__ import annotations
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream import stream_states as s
-from tests.stream.test_doubted_tokens import OneRequest
+from relume.events.vocabulary.enums import RouteCause, TransportKind
+from relume.events.wire.frames import CONTENT_TYPE, encode_envelope, encode_tokens
+from tests.stream.test_doubted_tokens import HEAD, OneRequest
+
+ENVELOPE = encode_envelope(b'{"path":"/p","id":"q","created":"17"}\n{}')
 
 
 def test_a_claim_that_is_not_in_the_log_yet_ends_nothing_when_its_client_stays_away() -> None:
@@ -20,3 +24,37 @@ def test_a_claim_that_is_not_in_the_log_yet_ends_nothing_when_its_client_stays_a
     assert request.machine.state == s.Ended("let_go")
     request.feed(e.Owned(False))
     assert request.effects == []
+
+
+def test_a_stream_runs_on_for_a_client_that_left_before_the_log_said_whose_it_is() -> None:
+    """Its engine keeps it for the client's return: no connection would read it."""
+    request = OneRequest(resumable=True, adopted=True)
+    left = request.assignment("new")
+    request.feed(e.Adopted((3, 0)), e.ClientGone(), e.Owned(True, left))
+    assert request.effects == []
+    assert request.machine.state == s.Detached(left)
+
+
+def test_tokens_that_a_worker_repeated_continue_a_stream_of_which_it_lacks_the_rest() -> None:
+    """What was sampled without a seed could not be generated again."""
+    request = OneRequest(resumable=True, adopted=True, verdict="sampled")
+    left = request.assignment("new")
+    request.feed(e.Adopted((2, 0)), e.Owned(True, left), e.Connected(()))
+    request.feed(e.Head(200, {b"content-type": CONTENT_TYPE, b"x-relume-from": b"3"}))
+    request.feed(e.Data(ENVELOPE + encode_tokens(0, [5, 6])))
+    assert request.only(do.RecordFailure).kind == TransportKind.DETACHED
+    assert request.only(do.Assign) == do.Assign(RouteCause.DETACHED, 2)
+    request.send_to("continue")
+    assert b"x-relume-resume: continue 2\r\n" in request.only(do.Send).head
+
+
+def test_a_client_that_returns_twice_loses_no_token_that_was_known_before() -> None:
+    """The worker had repeated one of three when the client returned again."""
+    request = OneRequest(resumable=True, verdict="sampled")
+    request.begin(3)
+    request.feed(e.ClientGone(), e.ClientReturned((3, 0)), e.Connected(()), HEAD)
+    request.feed(e.Data(encode_tokens(0, [5])), e.ClientGone(), e.ClientReturned((3, 0)))
+    request.feed(e.ConnectFailed(TransportKind.REFUSED, "it died"))
+    assert request.only(do.Assign) == do.Assign(RouteCause.REFUSED, 3)
+    request.send_to("continue")
+    assert b"x-relume-resume: continue 3\r\n" in request.only(do.Send).head

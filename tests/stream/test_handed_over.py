@@ -1,4 +1,4 @@
-"""Attempts for absent clients that their engine hands over."""
+"""Attempts for absent clients: handed over by their engine, refused by every worker, or expired."""
 
 from __future__ import annotations
 
@@ -99,3 +99,23 @@ def test_an_engine_that_dies_while_the_client_is_absent_is_left_at_once() -> Non
     request.send_to("continue")
     request.feed(HEAD)
     assert request.machine.placeable.worker == "w2"
+
+
+def test_a_stream_that_no_worker_continues_waits_for_its_client() -> None:
+    """Another worker may take it by the time that the client returns."""
+    request = handing_over()
+    request.feed(e.Head(422, {}), e.ResponseEnded())
+    assert request.only(do.Assign) == do.Assign(RouteCause.DECLINED, 2)
+    request.feed(e.NoWorker(5.0))
+    assert request.only(do.ReportWaiting)
+    assert request.machine.state == s.Detached(None)
+    request.feed(e.ClientReturned((2, 0)))
+    assert request.only(do.Assign) == do.Assign(RouteCause.RETURNED, 2)
+
+
+def test_the_engine_of_a_client_that_stayed_away_stops_its_stream() -> None:
+    request = OneRequest(resumable=True)
+    request.begin()
+    request.feed(e.ClientGone(), e.GraceOver())
+    assert request.only(do.Release).to.worker == "w1"
+    assert request.only(do.RecordEnd).status == 499

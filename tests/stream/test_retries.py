@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from relume.controlplane.gateway.config import GatewayConfig
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
@@ -32,3 +34,20 @@ def test_workers_that_die_long_after_one_another_do_not_end_a_stream() -> None:
     for _ in range(LIMITS.max_deaths - 2):
         assert budget.failed(TransportKind.ENGINE_DEAD, 0, delivered, LIMITS) == (0, "")
     assert budget.failed(TransportKind.ENGINE_DEAD, 0, delivered, LIMITS)[0] == 502
+
+
+@pytest.mark.parametrize(
+    "kind", [TransportKind.STALL, TransportKind.RESET, TransportKind.ENGINE_ERROR]
+)
+def test_a_lost_attempt_ends_with_its_connection(kind: TransportKind) -> None:
+    """The engine may still generate: the end of its connection stops it. A worker that declines a
+    request has answered it, and its connection serves others."""
+    made = machine()
+    for event in (*begun(made), to(1, "new"), e.Connected(()), HEAD, TOKEN):
+        made.handle(event, 0.0)
+    effects = made.handle(e.EngineGivenUp(kind), 1.0)
+    assert [effect for effect in effects if isinstance(effect, do.Close)] == [do.Close(reuse=False)]
+    made.handle(to(2, "continue"), 1.0)
+    for event in (e.Connected(()), e.Head(422, {}), e.ResponseEnded()):
+        effects = made.handle(event, 1.0)
+    assert [effect for effect in effects if isinstance(effect, do.Close)] == [do.Close(reuse=True)]
