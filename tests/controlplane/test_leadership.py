@@ -1,4 +1,4 @@
-"""From when on a leader acts, and what it does when it missed something."""
+"""From when on a replica decides and a leader acts, and what it does when it missed something."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from relume.controlplane.replica.leader import Leadership
+from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.events import vocabulary as v
 from relume.events.log.errors import Compacted
 from relume.events.log.interface import RevisionGroup
@@ -43,6 +44,27 @@ async def test_a_leader_acts_from_its_own_election_on_and_not_from_that_of_a_for
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_replica_decides_once_it_has_folded_what_its_predecessor_left_in_the_spool() -> (
+    None
+):
+    """Replay has the spool in every view of the successor."""
+    log = MemoryLog()
+    async with log.writer("r.r0") as writer:
+        log.pause()
+        last = writer.append(DRAIN)
+        replica = Replica(ReplicaConfig(name="r0"), log, writer, log.writer)
+        starting = asyncio.create_task(replica.catch_up())
+        async with asyncio.timeout(5):
+            while replica.fleet.revision < writer.epoch:
+                await asyncio.sleep(0)
+            for _ in range(20):  # turns in which it could decide
+                await asyncio.sleep(0)
+            assert writer.position == last and not starting.done()
+            log.resume()
+            await starting
+        assert replica.fleet.streams["r.r0"].position == last < writer.position
 
 
 class TrimmedLog(MemoryLog):

@@ -205,7 +205,8 @@ async def test_a_new_owner_uses_no_number_of_an_attempt_that_was_not_written(run
 
     decisions: Any = SimpleNamespace(view=view, boot="b1", emit=emit, decision_id=lambda: "d")
 
-    async def changed() -> None: ...
+    async def changed() -> None:
+        raise AssertionError("the log has the claim already")
 
     live: dict[str, LiveRequest] = {}
     returns = StreamResumptions(

@@ -26,9 +26,11 @@ HELD = v.EffectsDecided(
 
 
 async def asked_for(
-    model: str, *second: object, first: bool = True
+    model: str, *second: object, first: bool = True, kind: str = "", delivered: int = 0
 ) -> Assignment | Rejected | None:
-    """The answer to a request for `model` where w0 serves "m" and `second` is told of w1."""
+    """The answer to a request for `model` where w0 serves "m" with an engine of this `kind`, and
+    `second` is told of w1. `delivered`: tokens of an attempt before, of an answer in one piece that
+    cannot be continued."""
     log, fleet = MemoryLog(), Fleet()
     async with AsyncExitStack() as stack:
         names = ("r.r0", "w.w0", "w.w1", "fleet")
@@ -47,6 +49,7 @@ async def asked_for(
                     max_model_len=4096,
                     block_size=16,
                     kv_blocks=512,
+                    kind=kind,
                 ),
             )
         for event in second:
@@ -60,14 +63,14 @@ async def asked_for(
                 request="q",
                 model=model,
                 route="completions",
-                stream=True,
+                stream=not delivered,
                 prompt_tokens=5,
                 max_tokens=5,
-                verdict="exact",
+                verdict="restart" if delivered else "exact",
                 reason="drawn",
             )
         )
-        return scheduler.assign("q", "arrival", 0)
+        return scheduler.assign("q", "reset" if delivered else "arrival", delivered)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +96,9 @@ async def test_model_of_an_engine_on_its_way_is_waited_for(second: tuple[object]
 
 async def test_while_no_model_is_known_every_name_is_waited_for() -> None:
     assert await asked_for("any", REGISTERED, STARTED, DIED, first=False) is None
+
+
+async def test_an_attempt_that_starts_over_needs_no_engine_that_can_continue() -> None:
+    """What the lost attempt had of the answer is discarded: a plain server can give it anew."""
+    answer = await asked_for("m", kind="plain", delivered=4)
+    assert isinstance(answer, Assignment) and answer.mode == "new"

@@ -12,6 +12,7 @@ import pytest
 from relume.controlplane.replay.rendering import lines_of
 from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import TransportKind
 from relume.policies.liveness.overdue import OverdueConfig
 from tests.gateway.peers import Behaviour
 from tests.gateway.raw_client import RawClient
@@ -222,6 +223,39 @@ async def test_a_client_that_reads_too_slowly_is_not_stuck(resumable: bool) -> N
                 client.reader._limit = 1 << 24
                 answer = await client.answer()
         assert answer.complete and judged(s) == [] and observed(s) == []
+
+
+async def test_a_stream_that_waits_for_its_client_is_not_silent(rig) -> None:
+    """Another one of its engine is."""
+    async with rig(engines=1, stream_buffer_bytes=64 << 10) as r:
+        r.engines[0].script += [Behaviour(tokens=3000, text_bytes=8000), STUCK]
+        async with r.client() as slow, r.client() as other:
+            slow.writer.transport.pause_reading()
+            slow.send(TEXT, BODY)
+            await until(
+                lambda: [a.paused for a in r.gateway._attempts.get(("w0", 3), ())] == [True]
+            )
+            other.send(TEXT, BODY)
+            await until(lambda: 5 in r.gateway.delivered_on("w0", 3).values())
+            silent = r.gateway.silent_on("w0", 3, r.gateway.clock() + 60)
+            stuck = r.engines[0].seen[1].headers["x-relume-request"]
+            assert list(silent) == [(stuck, 1)]
+        await until(lambda: len(r.scheduler.endings()) == 2)
+
+
+async def test_the_judgement_of_an_attempt_that_is_over_moves_nothing(rig) -> None:
+    async with rig() as r, r.client() as client:
+        r.engines[0].script.append(STUCK)
+        r.engines[1].script.append(Behaviour(pause_s=0.02))
+        client.send(TEXT, BODY, headers="x-request-id: q\r\n")
+        await until(lambda: 5 in r.gateway.delivered_on("w0", 3).values())
+        (request,) = r.gateway.delivered_on("w0", 3)
+        judgement = request, 1, TransportKind.STUCK
+        assert r.gateway.break_stream("w0", 3, *judgement)
+        await until(lambda: r.engines[1].seen)
+        assert not r.gateway.break_stream("w1", 3, *judgement)
+        assert (await client.answer()).body == WANT
+        assert [entry[1] for entry in r.scheduler.log if entry[0] == "observed"] == ["stuck"]
 
 
 @pytest.mark.full

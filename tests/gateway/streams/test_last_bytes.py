@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from relume.controlplane.gateway import deliveries
 from relume.controlplane.stream.stream_events import Owned
 from tests.gateway.client_requests import CHAT, chat_body
 from tests.gateway.peers import Behaviour, expected_stream, frames
@@ -142,15 +143,18 @@ async def test_a_replica_that_lags_behind_the_log_has_a_client_return_again(rig,
         assert ("retry-after" in answer.headers) == is_behind
 
 
-async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(rig):
-    """The client has stopped reading; all is written, and its connection breaks."""
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(rig, is_lost):
+    """The client has stopped reading; all is written, and its connection breaks. Or it breaks when
+    the client has returned, and says nothing of the new connection."""
     async with rig(engines=1) as r:
         engine, body = r.engines[0], chat_body()
         r.scheduler.returns = SimpleNamespace(came_back=lambda *at: None)
         lazy, early, session = await unread(r)
         request = session.arrival.request
-        lazy.close()
-        await until(lambda: session.stream.is_absent)
+        if is_lost:
+            lazy.close()
+            await until(lambda: session.stream.is_absent)
 
         response_id = "chatcmpl-" + engine.seen[0].headers["x-request-id"]
         created = engine.seen[0].headers["x-relume-created"]
@@ -171,11 +175,14 @@ async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/x-relume-frames\r\n"
             b"x-relume-from: 0\r\ntransfer-encoding: chunked\r\n\r\n"
         )
-        engine.script.append(
-            Behaviour(raw=b"%b%x\r\n%b\r\n0\r\n\r\n" % (start, len(answer), answer))
-        )
+        raw = b"%b%x\r\n%b\r\n0\r\n\r\n" % (start, len(answer), answer)
+        engine.script.append(Behaviour(raw=raw, before_s=4 * deliveries.LOOK_S))
         ids, data = ids_and_data(early)
-        rest = await r.ask(CHAT, b"", headers=f"{ACCEPT}last-event-id: {ids[-1]}\r\n")
+        again = f"{ACCEPT}last-event-id: {ids[-1]}\r\n"
+        asking = asyncio.create_task(r.ask(CHAT, b"", headers=again))
+        await until(lambda: engine.seen[-1].path == "/relume/attach")
+        lazy.close()
+        rest = await asking
         assert rest.status == 200, rest
         (attached,) = [json.loads(s.body) for s in engine.seen if s.path == "/relume/attach"]
         assert attached["tokens"] == int(ids[-1].rsplit(":", 1)[1]) > 0
@@ -184,3 +191,13 @@ async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(
         await until(lambda: r.scheduler.endings())
         assert r.scheduler.endings()[0][:3] == ("completed", 200, TOKENS)
         await until(lambda: released(engine) == {request})
+
+
+async def test_a_gateway_that_stops_records_the_answers_that_have_arrived(rig, monkeypatch):
+    """Its next look at its connections would come too late."""
+    monkeypatch.setattr(deliveries, "LOOK_S", 600.0)
+    async with rig(engines=1) as r, r.client() as client:
+        assert (await client.ask(CHAT, chat_body(), headers=ACCEPT)).complete
+        assert not r.scheduler.endings()
+        await r.gateway.stop()
+        assert r.scheduler.endings()[0][:3] == ("completed", 200, 12)
