@@ -18,11 +18,14 @@ from msgspec import Struct
 from tests.bugs.bug_table import ROOT, Bug
 from tests.bugs.probes import by_file, insert
 
-COPIED = ("chaos", "controlplane", "deploy", "engine_shim", "events", "policies", "relume", "tests")
+COPIED = ("chaos", "controlplane", "deploy", "docs", "engine_shim", "events", "policies", "relume")
+COPIED += ("tests",)
 """Folders of the tree that a bug is tried in."""
 FILES = ("pyproject.toml", "Makefile", "README.md")
 UNITS_S = 300
 """Maximum duration of the tests of one bug."""
+TEST_S = 100
+"""Maximum duration of one of them: a test without an end fails."""
 
 
 class Noticed(Struct, frozen=True, kw_only=True):
@@ -89,8 +92,10 @@ class Tree:
             found = self._fuzzed(bug, seeds, met)
             unit, broken = "", found.broken
             if everything or not found.fuzz:
-                unit, failure = self._tested(bug)
+                unit, failure = self._tested(bug.units)
                 broken = broken or failure
+        if unit and any(self._tested((unit,))):
+            unit, broken = "", f"{unit} fails without the bug, too"
         return Noticed(
             bug=bug.name,
             fuzz=found.fuzz,
@@ -141,20 +146,20 @@ class Tree:
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"seed"')]
         return [json.loads(line) for line in lines], _last(done.stderr)
 
-    def _tested(self, bug: Bug) -> tuple[str, str]:
-        """The test that failed first, or why none could be run."""
-        if not bug.units:
+    def _tested(self, units: tuple[str, ...]) -> tuple[str, str]:
+        """The test that failed first, or why they could not be run."""
+        if not units:
             return "", ""
-        command = ("pytest", "-x", "-q", "-p", "no:cacheprovider", *bug.units)
+        command = ("pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_S}", *units)
         try:
             done = self._run(command, UNITS_S)
         except subprocess.TimeoutExpired:
-            return f"{bug.units[0]}: no end within {UNITS_S} s", ""
+            return "", f"{', '.join(units)}: no end within {UNITS_S} s"
         if done.returncode == 0:
             return "", ""
         for line in done.stdout.splitlines():
             if line.startswith(("FAILED ", "ERROR ")):
-                return line.split()[1], ""
+                return line.split(" ", 1)[1].partition(" - ")[0].strip(), ""
         return "", _last(done.stdout + done.stderr)
 
     def _run(

@@ -39,6 +39,10 @@ def test_a_bug_is_noticed_and_taken_out_again(tmp_path: Path) -> None:
     assert found.fuzz and found.seeds == 2, "the seed that found it before is tried first"
     found = tree.try_bug(NEVER, 2, (0, 1), everything=True)
     assert not found.by_anything and (found.seeds, found.broken) == (2, "")
+    failing = Path("tests/test_failing.py")
+    (tree.folder / failing).write_text("def test_it() -> None:\n    raise AssertionError\n")
+    found = tree.try_bug(replace(NEVER, units=(str(failing),)), 0, (), everything=True)
+    assert not found.by_anything and "fails without the bug" in found.broken
     file = Path(ALWAYS.file)
     assert (tree.folder / file).read_text() == (ROOT / file).read_text()
 
