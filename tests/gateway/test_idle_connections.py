@@ -1,4 +1,4 @@
-"""Connections to engines: idle ones, those that an engine closed, and what counts as silence."""
+"""Idle connections to an engine that is dead are not used again, and what counts as silence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relume.controlplane.gateway.http.upstream import Upstream, UpstreamPool
 from relume.controlplane.stream.arrival import Assignment
 from relume.events.vocabulary.enums import AttemptMode, TransportKind
 from tests.gateway.client_requests import CHAT, chat_body
-from tests.gateway.peers import Behaviour, Engine
+from tests.gateway.peers import Engine
 
 SILENCE_S = 10.0
 
@@ -23,17 +23,6 @@ async def test_idle_connections_to_a_dead_engine_are_closed(rig):
         assert [len(found) for found in idle.values()] == [1]
         r.gateway.break_streams("w0", 3, TransportKind.ENGINE_DEAD, "its agent saw it die")
         assert not any(idle.values())
-
-
-async def test_an_idle_connection_that_its_engine_closes_is_no_failure_of_the_engine(rig):
-    """The request meets its end on the way."""
-    async with rig() as r:
-        engine, other = r.engines
-        await r.ask(CHAT, chat_body())
-        engine.script.append(Behaviour(cut_at=0))
-        assert (await r.ask(CHAT, chat_body())).complete
-        assert engine.accepted == 2 and not other.seen
-        assert not [entry for entry in r.scheduler.log if entry[0] == "observed"]
 
 
 class Response:
