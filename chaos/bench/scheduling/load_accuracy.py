@@ -5,18 +5,13 @@ the same record it computes what each source knows of the load: prompt tokens no
 decode load (requests, and their tokens). It does so at the arbitrary times at which it read the
 engines' own state.
 
-(a) `polled_1s`, `polled_100ms`   the engine's own state, as last polled
-(b) `step_bound`                  statuses at the ends of steps
-(c) `event`                       statuses when anything changes
-(d) `reconciled`                  and dispatches that the engine has not confirmed
-(e) `predicted`                   and advanced to the decision's time by the estimate that routing
-                                  uses (prompt tokens alone)
-(f) `gateway`                     what a plain backend shows: dispatches, streamed tokens, ends
+`reconciled`   the log's statuses, and dispatches that the engine has not confirmed
+`predicted`    and advanced to the decision's time by the estimate that routing uses (prompt tokens alone)
+`gateway`      what a plain backend shows: dispatches, streamed tokens, ends
 
 The truth is the requests in the engine and those on their way to it: dispatched, but not accepted,
-which an engine does between two steps. A source that reads engines alone misses the latter, most
-of all at the times of decisions; `at_decisions` has these separately. `own` errors are against the
-requests in the engine alone. Only loaded times count: every source knows an idle worker.
+which an engine does between two steps. `at_decisions` has the times of decisions separately. Only
+loaded times count: every source knows an idle worker.
 `linger_*`: the same run with writers that gather records for that time.
 """
 
@@ -30,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
 
 from relume.chaos.bench.bench_figures import figure, percentile
 from relume.chaos.bench.failover.failover_parts import wide_model
@@ -40,15 +35,13 @@ from relume.events.log.entries import entries_of
 from relume.events.log.interface import RevisionGroup
 from relume.policies.routing.worker_estimate import estimate_of
 from relume.policies.state.fleet import Fleet, Worker
-from relume.policies.state.fold import apply_group, fold
+from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.receive_clock import take
 from relume.policies.state.overlay.view import View
 
-DESCRIPTION = "error of a worker's load as known by polling, events, accounts, prediction, gateways"
-POLLS = {"polled_1s": 1_000_000, "polled_100ms": 100_000}
-WAYS = (*POLLS, "step_bound", "event", "reconciled", "predicted", "gateway")
+DESCRIPTION = "error of a worker's load as known by accounts, prediction, gateways"
+SOURCES = ("reconciled", "predicted", "gateway")
 QUANTITIES = ("prefill", "batch", "context")
-HALVED = 0.5
 LINGERS_MS = (100, 300)
 """Linger of writers in fleets of 256 and of 1,000 workers (`log-scale`)."""
 
@@ -57,7 +50,7 @@ Known = tuple[int, int, int]
 
 
 class Errors(Struct):
-    """Absolute errors of one way, by quantity."""
+    """Absolute errors of one source, by quantity."""
 
     of: dict[str, list[int]] = field(default_factory=lambda: {q: [] for q in QUANTITIES})
 
@@ -77,56 +70,34 @@ class Errors(Struct):
         return percentile(found, 0.99) if found else 0
 
 
-class Views:
-    """The folds of each source, advanced together."""
+class LogView:
+    """A replica's view of the log: the fold, and its own events."""
 
     def __init__(self) -> None:
-        self.step_bound, self.event, self.whole = Fleet(), Fleet(), Fleet()
-        self.views = {
-            "step_bound": View("r.r0", self.step_bound),
-            "event": View("r.r0", self.event),
-            "whole": View("r.r0", self.whole),
-        }
-        self._held: dict[str, tuple[Any, ...]] = {}
+        self.view = View("r.r0", Fleet())
 
     def receive(self, at_us: int, group: RevisionGroup) -> None:
         """A group arrived."""
-        apply_group(self.whole, group)
-        view = self.views["whole"]
-        view.landed()
-        times = view.receipts
+        apply_group(self.view.fleet, group)
+        self.view.landed()
+        times = self.view.receipts
         take(times, v.GroupsReceived(group.revision, (0, max(at_us - times.clock_us, 0))))
-        for fleet in (self.step_bound, self.event):
-            fleet.revision = group.revision
-        for entry in entries_of(group, "w."):
-            fold(self.event, entry.stream, entry.epoch, entry.event)
-            self._at_steps(entry.stream, entry.epoch, entry.event)
-
-    def _at_steps(self, stream: str, epoch: int, event: Any) -> None:
-        if type(event) is v.EngineStep:
-            held = self._held.pop(stream, ()) + event.changes
-            if not event.duration_us:
-                self._held[stream] = held
-                return
-            event = structs.replace(event, changes=held)
-        fold(self.step_bound, stream, epoch, event)
 
     def own(self, position: int, event: Any) -> None:
         """The replica writes an event now."""
         if type(event) is v.GroupsReceived:
-            self.views["whole"].reach(position)
+            self.view.reach(position)
         else:
-            self.views["whole"].own(position, event)
+            self.view.own(position, event)
 
-    def known(self, way: str, worker: str, at_us: int) -> Known:
+    def known(self, source: str, worker: str, at_us: int) -> Known:
         """The load of a worker by this source now."""
-        view = self.views.get(way) or self.views["whole"]
-        found: Worker | None = view.fleet.workers.get(worker)
+        found: Worker | None = self.view.fleet.workers.get(worker)
         if found is None:
             return 0, 0, 0
-        if way == "predicted":
-            return predicted_prefill(view, found, at_us), found.decoding, found.context
-        return view.load(found)[0], found.decoding, found.context
+        if source == "predicted":
+            return predicted_prefill(self.view, found, at_us), found.decoding, found.context
+        return self.view.load(found)[0], found.decoding, found.context
 
 
 def predicted_prefill(view: View, worker: Worker, at_us: int) -> int:
@@ -205,11 +176,10 @@ def _timed(worker: str, samples: list[Sample]) -> Iterator[tuple[int, int, tuple
 
 
 class ErrorsBySource(Struct):
-    """Errors by source: at any time, against the engine alone, at decisions; number of loaded samples."""
+    """Errors by source: at any time, at decisions; number of loaded samples."""
 
-    anytime: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
-    own: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
-    deciding: dict[str, Errors] = field(default_factory=lambda: {way: Errors() for way in WAYS})
+    anytime: dict[str, Errors] = field(default_factory=lambda: {s: Errors() for s in SOURCES})
+    deciding: dict[str, Errors] = field(default_factory=lambda: {s: Errors() for s in SOURCES})
     loaded: int = 0
 
 
@@ -237,7 +207,7 @@ def compare(run: Run, linger_us: int = 0) -> ErrorsBySource:
     """Compare all sources at all times; log records are gathered for `linger_us`."""
     found = ErrorsBySource()
     sent: dict[str, int] = {}
-    views, gateway = Views(), Gateway()
+    view, gateway = LogView(), Gateway()
     names: dict[str, str] = {}
     heard = gathered(run.groups, linger_us) if linger_us else run.groups
     timeline: Iterator[tuple[int, int, Any]] = heapq.merge(
@@ -247,10 +217,9 @@ def compare(run: Run, linger_us: int = 0) -> ErrorsBySource:
         key=lambda entry: entry[:2],
     )
     latest: dict[str, Sample] = {}
-    polled: dict[str, dict[str, tuple[int, Sample]]] = {way: {} for way in POLLS}
     for at, kind, what in timeline:
         if kind == 0:
-            views.receive(at, what)
+            view.receive(at, what)
         elif kind == 1:
             position, event = what
             if type(event) is v.RequestArrived:
@@ -258,30 +227,24 @@ def compare(run: Run, linger_us: int = 0) -> ErrorsBySource:
             if type(event) is v.RouteDecided and event.worker:
                 if run.began_us <= at <= run.ended_us and event.worker in latest:
                     true = _true(latest[event.worker], sent.get(event.worker, 0))
-                    for way in WAYS:
-                        known = _known(way, views, gateway, polled, event.worker, at)
-                        found.deciding[way].note(known, true)
+                    for source in SOURCES:
+                        known = _known(source, view, gateway, event.worker, at)
+                        found.deciding[source].note(known, true)
                 request = run.seen.get(names.get(event.request, ""))
                 if request is not None:
                     gateway.sent(request, event.worker)
                 tokens = event.prompt_tokens + event.delivered
                 sent[event.worker] = sent.get(event.worker, 0) + tokens
-            views.own(position, event)
+            view.own(position, event)
         else:
             worker, sample = what
             latest[worker] = sample
-            for way, period in POLLS.items():
-                number = (at - run.began_us) // period
-                if worker not in polled[way] or polled[way][worker][0] != number:
-                    polled[way][worker] = (number, sample)
             true = _true(sample, sent.get(worker, 0))
-            alone = sample.uncomputed, sample.decoding, sample.context
-            every = [_known(way, views, gateway, polled, worker, at) for way in WAYS]
+            every = [_known(source, view, gateway, worker, at) for source in SOURCES]
             if any(true) or any(map(any, every)):
                 found.loaded += 1
-                for way, known in zip(WAYS, every, strict=True):
-                    found.anytime[way].note(known, true)
-                    found.own[way].note(known, alone)
+                for source, known in zip(SOURCES, every, strict=True):
+                    found.anytime[source].note(known, true)
     return found
 
 
@@ -290,52 +253,36 @@ def _true(sample: Sample, sent: int) -> Known:
     return sample.uncomputed + max(sent - sample.arrived, 0), sample.decoding, sample.context
 
 
-def _known(
-    way: str,
-    views: Views,
-    gateway: Gateway,
-    polled: dict[str, dict[str, tuple[int, Sample]]],
-    worker: str,
-    at_us: int,
-) -> Known:
-    if way in POLLS:
-        found = polled[way].get(worker)
-        return (found[1].uncomputed, found[1].decoding, found[1].context) if found else (0, 0, 0)
-    if way == "gateway":
+def _known(source: str, view: LogView, gateway: Gateway, worker: str, at_us: int) -> Known:
+    if source == "gateway":
         return gateway.known(worker, at_us)
-    return views.known(way, worker, at_us)
+    return view.known(source, worker, at_us)
 
 
 def figures_of(run: Run) -> tuple[dict[str, Any], bool]:
-    """Figures by source, and whether the goals are met."""
+    """Figures by source, and whether every request was answered."""
     found = compare(run)
     figures: dict[str, Any] = {
         "samples": figure(found.loaded, "loaded"),
         "requests": figure(sum(s.sent_us >= run.began_us for s in run.seen.values()), "requests"),
         "failed": figure(run.failed, "requests", 0),
     }
-    for way in WAYS:
+    for source in SOURCES:
+        errors = found.anytime[source]
         for quantity, unit in zip(QUANTITIES, ("tokens", "requests", "tokens"), strict=True):
-            errors = found.anytime[way]
-            figures[f"{way}_{quantity}_mean"] = figure(errors.mean(quantity), unit, digits=2)
-            figures[f"{way}_{quantity}_p99"] = figure(errors.p99(quantity), unit)
-    for name, by_way in (("own", found.own), ("at_decisions", found.deciding)):
-        for way, errors in by_way.items():
-            figures[f"{way}_{name}_mean"] = figure(errors.mean("prefill"), "tokens", digits=1)
-            figures[f"{way}_{name}_p99"] = figure(errors.p99("prefill"), "tokens")
+            figures[f"{source}_{quantity}_mean"] = figure(errors.mean(quantity), unit, digits=2)
+            figures[f"{source}_{quantity}_p99"] = figure(errors.p99(quantity), unit)
+        errors = found.deciding[source]
+        figures[f"{source}_at_decisions_mean"] = figure(errors.mean("prefill"), "tokens", digits=1)
+        figures[f"{source}_at_decisions_p99"] = figure(errors.p99("prefill"), "tokens")
     for linger_ms in LINGERS_MS:
         late = compare(run, linger_ms * 1000)
-        for way in ("step_bound", "reconciled", "predicted"):
+        for source in ("reconciled", "predicted"):
             for quantity in QUANTITIES:
-                value = late.anytime[way].mean(quantity)
-                figures[f"linger_{linger_ms}_{way}_{quantity}_mean"] = figure(value, "", digits=2)
-    met = not run.failed
-    for quantity in QUANTITIES:
-        bound = found.anytime["step_bound"].mean(quantity)
-        ratio = found.anytime["predicted"].mean(quantity) / max(bound, 1e-9)
-        figures[f"predicted_to_step_bound_{quantity}"] = figure(ratio, "ratio", HALVED)
-        met = met and ratio <= HALVED
-    return figures, met
+                value = late.anytime[source].mean(quantity)
+                name = f"linger_{linger_ms}_{source}_{quantity}_mean"
+                figures[name] = figure(value, "", digits=2)
+    return figures, not run.failed
 
 
 def run(argv: list[str]) -> dict[str, Any]:
