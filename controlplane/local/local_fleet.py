@@ -201,7 +201,7 @@ class LocalFleet:
     def _judge_etcd(self, binary: str) -> None:
         """Refuse an etcd that loses acknowledged writes; say so when it is merely old."""
         version = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10)
-        judgement = judge(parse_version(version.stdout), members=1)
+        judgement = judge(parse_version(version.stdout))
         if not judgement.usable:
             raise FleetFailed(f"{binary}: {judgement.reason}; set RELUME_ETCD to another one")
         if judgement.reason:

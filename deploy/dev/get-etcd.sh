@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Print the path of an etcd that is fit to hold the log; everything else goes to stderr.
 #
-#   deploy/dev/get-etcd.sh [--members N] [--no-install]
+#   deploy/dev/get-etcd.sh [--no-install]
 #
 # Looks at $RELUME_ETCD, else every etcd on PATH, else installs the distribution's package (as root,
 # with apt-get, without letting the packaged service start). Which versions are fit, and why others
@@ -11,23 +11,17 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 checkout=$(cd "$here/../.." && pwd)
-members=1
 install=yes
 
 say() { printf '%s\n' "$*" >&2; }
 
 usage() {
-    say "usage: get-etcd.sh [--members N] [--no-install]"
+    say "usage: get-etcd.sh [--no-install]"
     exit 2
 }
 
 while (($#)); do
     case $1 in
-        --members)
-            [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || usage
-            members=$2
-            shift 2
-            ;;
         --no-install)
             install=no
             shift
@@ -36,11 +30,11 @@ while (($#)); do
     esac
 done
 
-# Judge a version text; the reason, if any, goes to stderr. Status as versions.py gives it.
+# Judge a version text; the reason, if any, goes to stderr. Status as etcd_versions.py gives it.
 judge() {
     local python=$checkout/.venv/bin/python
     [[ -x $python ]] || python=python3
-    "$python" -I "$checkout/events/etcd/client/etcd_versions.py" --members "$members"
+    "$python" -I "$checkout/events/etcd/client/etcd_versions.py"
 }
 
 # 0: fit. 3: refused. 4: does not answer like etcd.

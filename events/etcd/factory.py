@@ -87,7 +87,7 @@ class EtcdLog:
         if not versions:
             return replace(probe, error="the answer has no version")
         try:
-            judgements = [judge(parse_version(version), count) for version in versions]
+            judgements = [judge(parse_version(version)) for version in versions]
         except NotAVersion as error:
             return replace(probe, verdict=str(error))
         return replace(
