@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 
 from relume.engine_shim.checkpoints.daemon_links import BLOCKS, BOUND_BYTES, LinkConfig, Links
-from relume.engine_shim.checkpoints.link import reshape
 from relume.engine_shim.checkpoints.link.block_stream import (
     BlockIn,
     BlockOut,
     CacheView,
-    Target,
     gather,
     scatter,
-    stream_in,
-    stream_out,
 )
 from relume.engine_shim.checkpoints.link.channel import Channel, Wake
 from relume.engine_shim.checkpoints.link.peer import Peer
@@ -138,38 +134,6 @@ def test_a_block_of_other_tokens_is_not_taken(tmp_path: Path, link: str) -> None
         loaded = gather(target, wanted, peer, "a", 0, 0, 5.0)
         assert loaded.blocks == 2 and "corrupt" in loaded.failure
         assert target.block(2) == Cache(4, seed=2).block(2)
-
-
-@pytest.mark.full
-def test_a_converted_copy_serves_another_tensor_size(tmp_path: Path) -> None:
-    """TP 2 writes, the holder keeps it as TP 4 will want it; and TP 1 merges on reading."""
-    one, two, four = (reshape.Setup(layers=3, kv_heads=4, head_bytes=1024, tp=n) for n in (1, 2, 4))
-    model = Cache(3, seed=5, piece=4096)
-
-    def ranks(setup: reshape.Setup) -> dict[int, Cache]:
-        parts = [reshape.convert(one, setup, {0: memoryview(model.block(i))}) for i in range(3)]
-        caches = {r: Cache(3, seed=9, piece=4096 // setup.tp) for r in range(setup.ranks)}
-        for rank, cache in caches.items():
-            for i, part in enumerate(parts):
-                for at, piece in enumerate(cache.pieces(i)):
-                    piece[:] = part[rank][at * len(piece) : (at + 1) * len(piece)]
-        return caches
-
-    with (
-        served(tmp_path, "local") as (daemon, _),
-        peer_of(local(daemon.socket)) as peer,
-    ):
-        sent = stream_out(dict(ranks(two)), outs(3), two, [Target(peer, four)])
-        assert sent == [3] and peer.drained(10)
-        wide = {r: Cache(3, seed=7, piece=1024) for r in range(4)}
-        assert stream_in(dict(wide), ins(3), peer, "a", 0).blocks == 3
-        assert {r: c.layers for r, c in wide.items()} == {
-            r: c.layers for r, c in ranks(four).items()
-        }
-        single = Cache(3, seed=8)
-        loaded = stream_in({0: single}, ins(3), peer, "a", 0, source=four, destination=one)
-        assert loaded.blocks == 3
-        assert single.layers == model.layers
 
 
 def test_a_block_larger_than_the_bound_goes_alone(tmp_path: Path) -> None:

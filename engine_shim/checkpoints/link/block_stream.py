@@ -1,4 +1,4 @@
-"""`stream_out`, `stream_in`, `scatter`, `gather`: DéjàVu's Table 1 over `Peer`.
+"""`scatter`, `gather`: DéjàVu's Table 1 over `Peer`.
 
 A cache is seen through `CacheView`: the pieces of one block, one a layer, as writable
 memory. A whole block's image is made of its token ids and its pieces.
@@ -16,21 +16,11 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from relume.engine_shim.checkpoints.link import reshape
-from relume.engine_shim.checkpoints.link.image import (
-    RunningDigest,
-    pack_tokens,
-    spread,
-)
+from relume.engine_shim.checkpoints.link.image import RunningDigest, pack_tokens
 from relume.engine_shim.checkpoints.link.peer import Peer
 from relume.events.wire.kv import kv_messages as m
 from relume.events.wire.kv.fingerprint import TOKEN_BYTES
-from relume.events.wire.kv.kv_errors import (
-    KvStreamError,
-    Refusal,
-    Unreachable,
-    Unshapeable,
-)
+from relume.events.wire.kv.kv_errors import KvStreamError, Refusal, Unreachable
 
 CHUNK_BYTES = 1 << 20
 """Size of a batch: small, so that little waits for it."""
@@ -70,7 +60,7 @@ class BlockIn(Struct, frozen=True):
 
 
 class LoadResult(Struct, frozen=True):
-    """What `stream_in` brought: the first `blocks` of those wanted, and why not more."""
+    """What `gather` brought: the first `blocks` of those wanted, and why not more."""
 
     blocks: int
     bytes: int
@@ -251,151 +241,3 @@ class _GatherState:
         for _, question in self._on_way:
             self._peer.forget(question)
         self._on_way.clear()
-
-
-class Target(Struct, frozen=True):
-    """Where checkpoints of a request go: a link, and the setup its blocks are stored in (None:
-    unchanged)."""
-
-    peer: Peer
-    setup: reshape.Setup | None = None
-
-
-def stream_out(
-    views: dict[int, CacheView],
-    blocks: Sequence[BlockOut],
-    source: reshape.Setup | None,
-    targets: Sequence[Target],
-) -> list[int]:
-    """Sends `blocks` (of the ranks in `views`) to every target; for each target how many,
-    from the first on, it took. A target of another setup than `source` gets the block as
-    its ranks will want it: `blocks` then are of rank 0, and all source ranks are in
-    `views`.
-
-    Raises Unshapeable.
-    """
-    taken = []
-    for target in targets:
-        if target.setup is None or target.setup == source:
-            taken.append(_stream_same(views, blocks, target.peer))
-        elif source is None:
-            raise Unshapeable("the source's setup is not known")
-        else:
-            taken.append(_stream_converted(views, blocks, source, target.setup, target.peer))
-    return taken
-
-
-def _stream_same(views: dict[int, CacheView], blocks: Sequence[BlockOut], peer: Peer) -> int:
-    taken = 0
-    for rank, view in sorted(views.items()):
-        mine = [block for block in blocks if block.rank == rank]
-        sent = scatter(view, mine, peer)
-        taken += sent
-        if sent < len(mine):
-            break
-    return taken
-
-
-def _stream_converted(
-    views: dict[int, CacheView],
-    blocks: Sequence[BlockOut],
-    source: reshape.Setup,
-    destination: reshape.Setup,
-    peer: Peer,
-) -> int:
-    for taken, block in enumerate(blocks):
-        whole = {r: _joined(view.pieces(block.block_id)) for r, view in views.items()}
-        tokens = pack_tokens(block.tokens)
-        pieces, parts = [], []
-        for rank, data in reshape.convert(source, destination, whole).items():
-            image = memoryview(tokens + data)
-            moved = BlockOut(
-                request=block.request,
-                child=block.child,
-                rank=rank,
-                index=block.index,
-                attempt=block.attempt,
-                block_id=0,
-                tokens=(),
-                priority=block.priority,
-            )
-            pieces.append(_piece(moved, len(image)))
-            parts.append(image)
-        if not peer.flush(pieces, parts):
-            return taken
-    return len(blocks)
-
-
-def _joined(pieces: Sequence[memoryview]) -> memoryview:
-    return memoryview(b"".join(pieces))
-
-
-def stream_in(
-    views: dict[int, CacheView],
-    wanted: Sequence[BlockIn],
-    peer: Peer,
-    request: str,
-    child: int,
-    source: reshape.Setup | None = None,
-    destination: reshape.Setup | None = None,
-    timeout_s: float = 5.0,
-) -> LoadResult:
-    """Brings blocks into the ranks' caches; the fewest that any rank got. With two setups
-    that differ, the blocks of all source ranks are merged and split for ours.
-
-    Raises Refusal, Unreachable, MalformedMessage, Unshapeable.
-    """
-    if source == destination:
-        results = [
-            gather(view, wanted, peer, request, child, rank, timeout_s)
-            for rank, view in sorted(views.items())
-        ]
-        least = min(results, key=lambda r: r.blocks)
-        return LoadResult(least.blocks, sum(r.bytes for r in results), least.failure)
-    if source is None or destination is None:
-        raise Unshapeable("one of the setups is not known")
-    return _merge_in(
-        views=views,
-        wanted=wanted,
-        peer=peer,
-        request=request,
-        child=child,
-        source=source,
-        destination=destination,
-        timeout_s=timeout_s,
-    )
-
-
-class _StagedBlock:
-    """A cache of one block, to receive a source rank's block before it is converted."""
-
-    def __init__(self, size: int) -> None:
-        self.data = bytearray(size)
-
-    def pieces(self, block_id: int) -> list[memoryview]:
-        return [memoryview(self.data)]
-
-
-def _merge_in(
-    views: dict[int, CacheView],
-    wanted: Sequence[BlockIn],
-    peer: Peer,
-    request: str,
-    child: int,
-    source: reshape.Setup,
-    destination: reshape.Setup,
-    timeout_s: float,
-) -> LoadResult:
-    size = 0
-    for done, block in enumerate(wanted):
-        parked = {r: _StagedBlock(reshape.size_of(source, r)) for r in range(source.ranks)}
-        for rank, place in parked.items():
-            loaded = gather(place, [block], peer, request, child, rank, timeout_s)
-            size += loaded.bytes
-            if not loaded.blocks:
-                return LoadResult(done, size, loaded.failure)
-        theirs = {rank: memoryview(place.data) for rank, place in parked.items()}
-        ours = reshape.convert(source, destination, theirs)
-        for rank, view in views.items():
-            spread(ours[rank], view.pieces(block.block_id))
-    return LoadResult(len(wanted), size)

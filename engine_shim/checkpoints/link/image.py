@@ -58,14 +58,3 @@ def collect(into: memoryview, pieces: Iterable[Buffer]) -> int:
         into[at:end] = piece
         at = end
     return at
-
-
-def spread(image: Buffer, pieces: Iterable[memoryview]) -> int:
-    """The reverse: the image's bytes into many pieces; bytes read."""
-    at = 0
-    view = memoryview(image)
-    for piece in pieces:
-        end = at + len(piece)
-        piece[:] = view[at:end]
-        at = end
-    return at
