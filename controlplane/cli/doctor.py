@@ -1,7 +1,7 @@
 """`relume doctor`: is this machine fit, is the configuration, is etcd?
 
-Every check gives lines of ok, warn or fail, each with what to do. Nothing is changed
-(unless --repair is given): a lease is granted and given back to learn etcd's shortest time-to-live.
+Every check gives lines of ok, warn or fail, each with what to do. Nothing is changed:
+a lease is granted and given back to learn etcd's shortest time-to-live.
 """
 
 from __future__ import annotations
@@ -58,11 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the engine's Python [RELUME_ENGINE_PYTHON; default: this one]",
     )
     parser.add_argument("--state-dir", default=".relume", help="state of `relume up`")
-    parser.add_argument(
-        "--repair",
-        action="store_true",
-        help="first archive and trim the log, shrink etcd's database and lift its NOSPACE alarm",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -107,11 +102,6 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     else:
         text = "none: the log grows in etcd until its quota"
         yield Finding("warn", "archive", text, "name one that all replicas share (--archive-dir)")
-    if args.repair:
-        from relume.controlplane.cli.repair_command import repaired
-
-        done, text = repaired(config)
-        yield Finding("ok" if done else "fail", "repair", text, "" if done else "see above")
     yield from asyncio.run(check_etcd(config))
 
 
@@ -270,7 +260,7 @@ async def check_etcd(config: ServeConfig) -> list[Finding]:
 def _space(probe: Probe, config: ServeConfig) -> Finding:
     size = max((m.db_bytes for m in probe.members), default=0)
     if any("NOSPACE" in alarm for alarm in probe.alarms):
-        remedy = "start a replica with --archive-dir: it relieves etcd before it serves"
+        remedy = "a running replica with --archive-dir makes room; if none runs, see the runbook"
         return Finding("fail", "quota", "NOSPACE: etcd refuses every write", remedy)
     if probe.alarms:
         return Finding("fail", "quota", "; ".join(probe.alarms), "see etcdctl alarm list")

@@ -198,7 +198,6 @@ For older ones name the archive of the log with --log.""",
         "relume.controlplane.cli.doctor:doctor",
         """
   relume doctor                      each line ok, warn or fail, with the remedy
-  relume doctor --repair             first the way out of etcd's NOSPACE
   relume doctor --etcd 10.0.0.5:2379 exit 1 when something fails""",
     ),
     "serve": Command(

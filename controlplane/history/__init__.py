@@ -7,7 +7,6 @@ etcd holds the recent log; the whole log is the archive's sealed files and etcd 
     history_keeper.py   the leader's loop: archive, snapshot, announce, then trim
     quota.py            how full etcd is, and what to do about it
     replica_restore.py  the fold of a starting replica; the whole history for verification
-    repair.py           the way out of NOSPACE when no leader can take it
 
 Order is what keeps it safe, and every step may be the last before a crash: a file is
 fsynced before a manifest names it, a manifest is committed before the log says so

@@ -1,6 +1,6 @@
 """One log's stored files as an event loop sees them: every blocking step in a thread.
 
-The one process that may store history opens a vault: the leader, or a repair without a leader.
+The one process that may store history opens a vault: the leader, or without one a replica that relieves etcd.
 Groups go in by `add` in the log's order; `seal` makes all so far durable as a file of the archive
 and begins the next.
 """

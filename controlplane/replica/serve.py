@@ -13,7 +13,7 @@ import structlog
 from relume.controlplane.gateway.config import GatewayConfig, ResumeConfig
 from relume.controlplane.gateway.endpoint import Gateway
 from relume.controlplane.history.history_keeper import Keeper
-from relume.controlplane.history.wiring import keeper_of, prepared_history
+from relume.controlplane.history.wiring import history_of, keeper_of
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.controlplane.serve_settings import ServeConfig, etcd_config
 from relume.controlplane.telemetry.request_spans import tracing
@@ -85,7 +85,7 @@ async def _serve(config: ServeConfig) -> None:
         loop.add_signal_handler(number, on_signal)
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(EtcdLog(etcd_config(config)))
-        history = await prepared_history(config, etcd)
+        history = history_of(config, etcd)
         # After a kill -9 our own old lease still holds the name, for a TTL at most.
         opening = etcd.writer(
             f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s, gather_s=config.gather_ms / 1000
